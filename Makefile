@@ -1,0 +1,33 @@
+# make venv | run | test | check: everything that the README's commands need.
+PYTHON ?= python3
+VENV   ?= .venv
+# The torch to install. On Linux the plain index has CUDA builds of several gigabytes; TORCH_INDEX_URL can name
+# an index of CPU builds. TORCH_SPEC pins what every other install of ours is then held to.
+TORCH_SPEC ?= torch==2.13.0
+TORCH_INDEX_URL ?=
+
+export OMP_WAIT_POLICY ?= PASSIVE
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: venv run test check
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml $(wildcard csrc/*)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import torch' 2>/dev/null || \
+	  $(BIN)/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH_SPEC)'
+	$(BIN)/pip freeze | grep '^torch==' > $(VENV)/constraints.txt
+	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[dev,train]'
+	touch $@
+
+run: venv
+	$(BIN)/linpix serve
+
+test: venv
+	$(BIN)/python -m pytest -q
+
+check: venv
+	$(BIN)/ruff check .
+	$(BIN)/mypy
