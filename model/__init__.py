@@ -1,0 +1,20 @@
+"""The study: what a LinPix model is, and how it is run one whole image or one sub-pixel at a time.
+
+| word            | means                                                              | letter   |
+| --------------- | ------------------------------------------------------------------ | -------- |
+| sub-pixel       | one byte of an image in raster order                               | T, t     |
+| row             | one image taking part in this step                                 | B        |
+| slot            | one place in the state pool, held by one image; slot 0 for padding | N        |
+| recurrent state | S (sum of phi(k) v^T) and z (sum of phi(k)) of every layer         | S, z     |
+| feature map     | phi(x) = elu(x) + 1, applied to queries and keys                   | phi      |
+| prefill         | fold the given sub-pixels into the state at once                   |          |
+| decode, step    | decode is a run of steps; one step adds one sub-pixel to every row |          |
+| quantum         | up to k steps in one engine call, between which rows join and leave | k       |
+| bits/dim        | loss in nats / ln 2 / T                                            |          |
+
+Layers, heads, key dim, value dim and mixtures are L, H, D, M and K.
+"""
+
+from model.checkpoint import load
+
+__all__ = ["load"]

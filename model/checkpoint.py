@@ -1,0 +1,189 @@
+"""A checkpoint folder: model.safetensors (or shards), config.json, README.md, SHA256SUMS.
+
+Written under a temporary name and then renamed; read strictly. No pickle anywhere.
+"""
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.transformer import Transformer
+
+FORMAT_VERSION = 1
+SHARD_BYTES = 16 * 2**20  # hosts of git repositories warn about larger files
+
+
+class CheckpointError(ValueError):
+    """A checkpoint folder that cannot be used as it is; the message names the file or tensor and the cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A transformer and where it comes from."""
+
+    name: str
+    net: Transformer             # float32, in evaluation mode
+    provenance: dict[str, Any]   # data, images, steps, minutes, seed, commit, command, bits_per_dim, ...
+    digest: str                  # SHA-256 over SHA256SUMS, so over every file that matters
+    class_names: tuple[str, ...]
+
+
+def load(folder: Path | str) -> Transformer:
+    """The transformer of a checkpoint folder, float32, in evaluation mode. Raises CheckpointError."""
+    return read(Path(folder)).net
+
+
+def read(folder: Path) -> Checkpoint:
+    """Read and verify a checkpoint folder. Raises CheckpointError, naming what is wrong and the cure."""
+    if not folder.is_dir():
+        left = [str(path) for path in _beside(folder) if path.is_dir()]
+        cure = f"; an interrupted save left {' and '.join(left)}: rename the first that loads" if left else ""
+        raise CheckpointError(f"{folder} is not a checkpoint folder: no such directory{cure}")
+    sums = _verified_sums(folder)
+    try:
+        fields = json.loads((folder / "config.json").read_text())
+        if fields.get("format_version") != FORMAT_VERSION:
+            raise ValueError(f"format_version must be {FORMAT_VERSION}, got {fields.get('format_version')!r}; "
+                             "read it with the LinPix release that wrote it")
+        config = ModelConfig.from_json(fields["architecture"])
+        provenance = dict(fields["provenance"])
+        class_names = tuple(map(str, provenance.get("class_names") or range(config.classes)))
+    except KeyError as error:
+        raise CheckpointError(f"{folder / 'config.json'} lacks {error}; "
+                              "restore it from where the checkpoint came from") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(sums):
+        if name.endswith(".safetensors"):
+            try:
+                shard = safetensors.torch.load_file(folder / name)
+            except SafetensorError as error:
+                raise CheckpointError(f"{folder / name} is not a safetensors file ({error}); "
+                                      "restore it from where the checkpoint came from") from error
+            if twice := shard.keys() & tensors.keys():
+                raise CheckpointError(f"{folder / name} holds tensor {', '.join(sorted(twice))} a second time; "
+                                      "restore the folder from where the checkpoint came from")
+            tensors |= shard
+    net = Transformer(config)
+    _check_tensors(folder, net.state_dict(), tensors)
+    net.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    digest = hashlib.sha256((folder / "SHA256SUMS").read_bytes()).hexdigest()
+    return Checkpoint(folder.resolve().name, net.eval().requires_grad_(False), provenance, digest, class_names)
+
+
+def _verified_sums(folder: Path) -> dict[str, str]:
+    try:
+        lines = (folder / "SHA256SUMS").read_text().splitlines()
+        sums = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / 'SHA256SUMS'} is missing or unreadable ({error}); "
+                              "restore it from where the checkpoint came from") from error
+    for name in ("config.json", "*.safetensors"):
+        if not any(Path(listed).match(name) for listed in sums):
+            raise CheckpointError(f"{folder / 'SHA256SUMS'} lists no {name}; it lists {sorted(sums)}")
+    for name, expected in sums.items():
+        if Path(name).name != name:
+            raise CheckpointError(f"{folder / 'SHA256SUMS'} lists {name!r}, which is not a file name")
+        try:
+            got = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            raise CheckpointError(f"{folder / name} is listed in SHA256SUMS but cannot be read ({error}); "
+                                  "restore it from where the checkpoint came from") from error
+        if got != expected:
+            raise CheckpointError(f"{folder / name} has SHA-256 {got[:16]}..., but SHA256SUMS says "
+                                  f"{expected[:16]}...; restore it from where the checkpoint came from")
+    return sums
+
+
+def _check_tensors(folder: Path, expected: dict[str, Tensor], got: dict[str, Tensor]) -> None:
+    for problem, names in (("lacks", expected.keys() - got.keys()), ("has the unknown", got.keys() - expected.keys())):
+        if names:
+            raise CheckpointError(f"{folder} {problem} tensor {', '.join(sorted(names))}; "
+                                  "config.json and the tensors belong to different models")
+    for name, tensor in expected.items():
+        if got[name].shape != tensor.shape:
+            raise CheckpointError(f"{folder}: tensor {name} has shape {tuple(got[name].shape)}, but config.json "
+                                  f"asks for {tuple(tensor.shape)}")
+        if not got[name].is_floating_point() or not bool(got[name].isfinite().all()):
+            raise CheckpointError(f"{folder}: tensor {name} holds values that are not finite numbers")
+
+
+def save(folder: Path, net: Transformer, provenance: dict[str, Any], card: str,
+         dtype: torch.dtype = torch.float32) -> None:
+    """Write a checkpoint folder, replacing one of that name whole. card: the model card, Markdown."""
+    new, old = _beside(folder)
+    if old.exists() and not folder.exists():  # an earlier save was interrupted between its two renames
+        old.rename(folder)
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    tensors = {name: tensor.detach().to(dtype).contiguous() for name, tensor in net.state_dict().items()}
+    for name, shard in _shards(tensors).items():
+        safetensors.torch.save_file(shard, new / name)
+    fields = {"format_version": FORMAT_VERSION, "architecture": net.config.to_json(), "provenance": provenance}
+    (new / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(new.iterdir())]
+    (new / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+    (new / "README.md").write_text(card)
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _beside(folder: Path) -> tuple[Path, Path]:
+    """Where a save puts the new folder until it is whole, and the old one until the new has its name."""
+    return folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
+
+
+def _shards(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """File names and their tensors, in order, each file under SHARD_BYTES unless one tensor exceeds it."""
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > SHARD_BYTES:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        return {"model.safetensors": shards[0]}
+    return {f"model-{index:05}-of-{len(shards):05}.safetensors": shard for index, shard in enumerate(shards, 1)}
+
+
+def root(checkpoints: Path | None) -> Path:
+    """The folder that names are looked up in: the one given, else checkpoints/ of the checkout."""
+    if checkpoints is None:
+        checkpoints = Path(__file__).resolve().parent.parent / "checkpoints"
+        if not checkpoints.is_dir():
+            raise CheckpointError("this LinPix is installed away from its checkout, so it has no checkpoints of "
+                                  "its own; name their folder with --checkpoints DIR")
+    if not checkpoints.is_dir():
+        raise CheckpointError(f"{checkpoints} is not a folder; --checkpoints names the folder of checkpoints")
+    return checkpoints
+
+
+def find(name: str, checkpoints: Path | None = None) -> Path:
+    """The folder of MODEL: a name under checkpoints, or a folder. Raises CheckpointError with what there is."""
+    if "/" in name or name in (".", ".."):
+        if not Path(name).is_dir():
+            raise CheckpointError(f"there is no checkpoint folder {name}")
+        return Path(name)
+    if Path(name).is_dir() and (Path(name) / "SHA256SUMS").exists():
+        return Path(name)
+    at = root(checkpoints)
+    if not name or not (at / name).is_dir():
+        there = ", ".join(sorted(path.name for path in at.iterdir() if path.is_dir())) or "none"
+        raise CheckpointError(f"there is no model {name!r} under {at}; there: {there}. A model is one of these "
+                              "names, or a folder")
+    return at / name

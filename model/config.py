@@ -1,0 +1,130 @@
+"""What a model is: one frozen dataclass, stored as the checkpoint's config.json, and the presets."""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Attention = Literal["linear", "softmax"]
+FeatureMap = Literal["elu+1"]
+Norm = Literal["post", "pre"]
+Activation = Literal["relu", "gelu"]
+LookUp = Literal["previous", "position", "row", "column", "channel"]
+Neighbour = tuple[int, int, int]
+ScaleTransform = Literal["exp", "elu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Architecture of one transformer over the T sub-pixels of an image in raster order."""
+
+    height: int = 28
+    width: int = 28
+    channels: int = 1                       # sub-pixels of one pixel are neighbours: r, g, b, r, g, b, ...
+    layers: int = 8                         # L
+    heads: int = 8                          # H
+    key_dim: int = 32                       # D, per head
+    value_dim: int = 32                     # M, per head
+    d_model: int = 256
+    d_ff: int = 1024
+    mixtures: int = 10                      # K logistics a sub-pixel
+    attention: Attention = "linear"
+    feature_map: FeatureMap = "elu+1"
+    eps: float = 1e-6                       # added to the normaliser of linear attention
+    norm: Norm = "post"                     # as in the published reference; pre trains more steadily
+    activation: Activation = "gelu"
+    look_ups: tuple[LookUp, ...] = ("previous", "position")
+    neighbours: tuple[Neighbour, ...] = ()  # (dy, dx, dc) relative to t, strictly earlier in raster order
+    classes: int = 0                        # 0: unconditional only
+    scale_transform: ScaleTransform = "exp"  # when drawing; elu: the published sampler's elu(log_scale)+1.0001
+    first_marginal: tuple[float, ...] = ()  # P(sub-pixel 0 = v) of a model without a start token, else empty
+    twin_of: str = ""                       # the checkpoint that this one was trained to be compared with
+
+    def __post_init__(self) -> None:
+        for name in ("height", "width", "channels", "layers", "heads", "key_dim", "value_dim",
+                     "d_model", "d_ff", "mixtures"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        if type(self.classes) is not int or self.classes < 0:
+            raise ValueError(f"classes must be an integer of at least 0, got {self.classes!r}")
+        for name, kind in (("attention", Attention), ("feature_map", FeatureMap), ("norm", Norm),
+                           ("activation", Activation), ("scale_transform", ScaleTransform)):
+            if getattr(self, name) not in get_args(kind):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}")
+        if not (isinstance(self.eps, float) and 0 < self.eps < 1):
+            raise ValueError(f"eps must be a number between 0 and 1, got {self.eps!r}")
+        unknown = [name for name in self.look_ups if name not in get_args(LookUp)]
+        if unknown or "previous" not in self.look_ups or len(set(self.look_ups)) != len(self.look_ups):
+            raise ValueError(f"look_ups must hold 'previous' and may add, once each, "
+                             f"{', '.join(get_args(LookUp)[1:])}; got {list(self.look_ups)}")
+        for neighbour in self.neighbours:
+            if len(neighbour) != 3 or any(type(part) is not int for part in neighbour):
+                raise ValueError(f"a neighbour is three integers (dy, dx, dc), got {neighbour!r}")
+            if self.offset(neighbour) >= 0 or neighbour >= (0, 0, 0):
+                raise ValueError(f"neighbour {neighbour} is not strictly earlier in raster order")
+        if self.first_marginal:
+            total = sum(self.first_marginal)
+            if len(self.first_marginal) != 256 or min(self.first_marginal) < 0 or not abs(total - 1) <= 1e-6:
+                raise ValueError(f"first_marginal must hold 256 probabilities that sum to 1, got "
+                                 f"{len(self.first_marginal)}, least {min(self.first_marginal)}, that sum to {total:.6f}")
+            if self.classes:
+                raise ValueError("a model without a start token (first_marginal) cannot have classes, "
+                                 f"got classes={self.classes}")
+
+    @property
+    def subpixels(self) -> int:
+        """T."""
+        return self.height * self.width * self.channels
+
+    def offset(self, neighbour: Neighbour) -> int:
+        """Distance of a neighbour from t in raster order, in sub-pixels; negative is earlier."""
+        dy, dx, dc = neighbour
+        return (dy * self.width + dx) * self.channels + dc
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that one image in flight keeps: S and z in float32, or all keys and values."""
+        per_head = (self.key_dim * (self.value_dim + 1) if self.attention == "linear"
+                    else self.subpixels * (self.key_dim + self.value_dim))
+        return 4 * self.layers * self.heads * per_head
+
+    def to_json(self) -> dict[str, Any]:
+        fields: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "ModelConfig":
+        """Read what to_json wrote; a field added since then has its default, an unknown one is an error."""
+        fields = dict(fields)
+        if unknown := fields.keys() - {field.name for field in dataclasses.fields(cls)}:
+            raise ValueError(f"unknown configuration fields {sorted(unknown)}; "
+                             "read it with the LinPix release that wrote it")
+        for name in ("look_ups", "first_marginal"):
+            if name in fields:
+                fields[name] = tuple(fields[name])
+        if "neighbours" in fields:
+            fields["neighbours"] = tuple(tuple(offset) for offset in fields["neighbours"])
+        return cls(**fields)
+
+
+# Every neighbour that local context uses has its own table; none costs recurrent state.
+_LOCAL_CONTEXT: tuple[Neighbour, ...] = (
+    (-1, 0, 0), (-1, 1, 0), (-1, -1, 0), (-2, 0, 0), (0, -2, 0),
+    (-1, 2, 0), (-1, -2, 0), (-2, 1, 0), (-2, -1, 0), (-3, 0, 0))
+
+PRESETS: dict[str, ModelConfig] = {
+    "mnist": ModelConfig(classes=10, norm="pre", neighbours=_LOCAL_CONTEXT),
+    "cifar10": ModelConfig(height=32, width=32, channels=3, layers=16, classes=10, norm="pre",
+                           look_ups=("previous", "row", "column", "channel")),
+    "mnist-small": ModelConfig(layers=4, heads=4, d_model=128, d_ff=512, classes=10, norm="pre",
+                               look_ups=("previous", "row", "column"), neighbours=_LOCAL_CONTEXT),
+    "tiny": ModelConfig(height=8, width=8, layers=2, heads=2, key_dim=8, value_dim=8, d_model=16,
+                        d_ff=32, mixtures=3, classes=10, norm="pre", neighbours=_LOCAL_CONTEXT),
+}
+
+
+def bits_per_dim(nats: float, config: ModelConfig) -> float:
+    """Nats of one image, summed over its T sub-pixels, as bits per sub-pixel."""
+    return nats / math.log(2) / config.subpixels

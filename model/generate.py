@@ -1,0 +1,57 @@
+"""The plain decode loop: a batch of images from start to end, nothing joining and nothing leaving.
+
+Training and tests use it. server/engine.py does the same for slots and quanta.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.mixture import draw
+from model.philox import uniforms
+from model.state import new_state
+from model.transformer import Transformer
+
+
+@torch.inference_mode()
+def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | None = None,
+             known: Tensor | None = None, prefix: int = 0, temperature: float = 1.0) -> Tensor:
+    """Draw one image per seed.
+
+    labels: one per image, None for the unconditional start · known: (B, T) uint8, whose first `prefix`
+    sub-pixels are given and kept · returns (B, T) uint8.
+    """
+    count, config = len(seeds), net.config
+    start = torch.tensor([net.start_index(label) for label in labels or [None] * count])
+    slots = torch.arange(1, count + 1)
+    state = new_state(config, count)
+    canvas = torch.zeros(count, config.subpixels, dtype=torch.uint8)
+    if prefix:
+        assert known is not None
+        canvas[:, :prefix] = known[:, :prefix]
+        net.prefill(canvas, prefix, start, state, slots)
+    noise = noise_of(np.array(seeds), np.arange(prefix, config.subpixels))
+    heat = torch.full((count,), temperature)
+    for position in range(prefix, config.subpixels):
+        t = torch.full((count,), position)
+        parameters = net.step(canvas, t, start, state, slots)
+        u = noise[:, position - prefix]
+        canvas[:, position] = draw_subpixel(net, parameters, t, u, heat)
+    return canvas
+
+
+def noise_of(seeds: NDArray[np.int64], t: NDArray[np.int64]) -> Tensor:
+    """The two uniforms of each seed at each position: seeds (B,), t (n,) or (B, n); returns (B, n, 2) float32."""
+    return torch.from_numpy(uniforms(seeds[:, None], t)[..., :2].copy())
+
+
+def draw_subpixel(net: Transformer, parameters: Tensor, t: Tensor, u: Tensor, temperature: Tensor) -> Tensor:
+    """Draw the sub-pixels at t. parameters: (B, 3 * K) · t, temperature: (B,) · u: (B, 2) · returns (B,) uint8."""
+    config = net.config
+    values = draw(parameters, u, temperature, config.scale_transform)
+    if config.first_marginal and bool((t == 0).any()):  # no start token: sub-pixel 0 has its marginal
+        cumulative = torch.tensor(config.first_marginal, dtype=torch.float64).cumsum(0)
+        first = torch.searchsorted(cumulative, u[:, 0].double() * cumulative[-1], right=True).clamp(max=255)
+        values = torch.where(t == 0, first.to(torch.uint8), values)
+    return values

@@ -1,0 +1,117 @@
+"""Pools of per-image memory, one slot an image: fixed size if linear, growing with T if softmax.
+
+Slot 0 is reserved for padding rows, which are computed and thrown away. A slot is cleared when it
+is taken, never when it is given back: a crashed request gives back nothing clean.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model import ops  # noqa: F401  (registers linpix::recurrent_step)
+from model.attention import linear_attention, phi, recurrent_state, softmax_attention
+from model.config import ModelConfig
+
+PADDING_SLOT = 0
+
+
+class State(Protocol):
+    """What the transformer needs of a pool: both forms of attention over it, layer by layer."""
+
+    def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
+        """Attend over the first T tokens at once and keep what later steps need.
+
+        q, k: (B, H, T, D) · v: (B, H, T, M) · returns (B, H, T, M). Slots must be clear.
+        """
+
+    def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
+        """Attend from one new token a row. q, k: (B, H, D) · v: (B, H, M) · t, slots: (B,) · returns (B, H, M)."""
+
+    def clear(self, slot: int) -> None: ...
+
+    def copy(self, source: int, targets: list[int]) -> None:
+        """Give each target slot the memory of source: several completions of one picture prefill once."""
+
+
+class RecurrentState:
+    """S and z of linear attention: float32, changed in place, the same size at every position.
+
+    The sum never decays, so S in bfloat16 would lose small increments; it is not offered.
+    """
+
+    def __init__(self, config: ModelConfig, slots: int, dtype: torch.dtype = torch.float32) -> None:
+        """slots: images in flight at most; one more is kept for padding."""
+        shape = (slots + 1, config.layers, config.heads, config.key_dim)
+        self.S = torch.zeros(*shape, config.value_dim, dtype=dtype)
+        self.z = torch.zeros(shape, dtype=dtype)
+        self.eps = config.eps
+
+    def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
+        q, k = phi(q), phi(k)
+        self.S[slots, layer], self.z[slots, layer] = recurrent_state(k, v)
+        return linear_attention(q, k, v, self.eps)
+
+    def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
+        S, z = self.S[:, layer], self.z[:, layer]
+        return torch.ops.linpix.recurrent_step(phi(q), phi(k), v, S, z, slots, self.eps)
+
+    def clear(self, slot: int) -> None:
+        self.S[slot] = 0
+        self.z[slot] = 0
+
+    def poison(self, slot: int) -> None:
+        """Fill a free slot with NaN, so that a test sees whoever reads it."""
+        self.S[slot] = torch.nan
+        self.z[slot] = torch.nan
+
+    def copy(self, source: int, targets: list[int]) -> None:
+        self.S[targets] = self.S[source]
+        self.z[targets] = self.z[source]
+
+
+class KeyValueState:
+    """All keys and values of softmax attention: the paper's stateful-softmax (section C.1)."""
+
+    def __init__(self, config: ModelConfig, slots: int, dtype: torch.dtype = torch.float32) -> None:
+        shape = (slots + 1, config.layers, config.heads, config.subpixels)
+        self.keys = torch.zeros(*shape, config.key_dim, dtype=dtype)
+        self.values = torch.zeros(*shape, config.value_dim, dtype=dtype)
+        self.first = 1 if config.first_marginal else 0  # position of the first token; no start token, none at 0
+
+    def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
+        self.keys[slots, layer, :, : k.shape[2]] = k
+        self.values[slots, layer, :, : v.shape[2]] = v
+        return softmax_attention(q, k, v)
+
+    def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
+        index = (t - self.first).clamp(min=0)  # rows without a token write to the padding slot
+        self.keys[slots, layer, :, index] = k
+        self.values[slots, layer, :, index] = v
+        length = int(index.max()) + 1
+        later = torch.arange(length) > index[:, None]
+        keys = self.keys[slots, layer, :, :length]
+        scores = (keys @ q[..., None])[..., 0] * q.shape[-1] ** -0.5
+        weights = scores.masked_fill(later[:, None], -torch.inf).softmax(-1)
+        return (weights[..., None, :] @ self.values[slots, layer, :, :length])[..., 0, :]
+
+    def clear(self, slot: int) -> None:
+        self.keys[slot] = 0
+        self.values[slot] = 0
+
+    def poison(self, slot: int) -> None:
+        self.keys[slot] = torch.nan
+        self.values[slot] = torch.nan
+
+    def copy(self, source: int, targets: list[int]) -> None:
+        self.keys[targets] = self.keys[source]
+        self.values[targets] = self.values[source]
+
+
+def new_state(config: ModelConfig, slots: int, dtype: torch.dtype = torch.float32) -> State:
+    """The pool that this configuration's attention steps on."""
+    pool: dict[str, type[RecurrentState] | type[KeyValueState]] = {"linear": RecurrentState, "softmax": KeyValueState}
+    if config.attention not in pool:
+        raise ValueError(f"attention {config.attention} has no step-by-step form; "
+                         f"choose one of {', '.join(pool)}")
+    return pool[config.attention](config, slots, dtype)

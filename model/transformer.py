@@ -1,0 +1,132 @@
+"""The transformer: one set of weights, run over a whole image at once or one sub-pixel a step."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.attention import linear_attention, phi, softmax_attention
+from model.config import ModelConfig
+from model.inputs import START, InputEmbedding
+from model.state import PADDING_SLOT, State
+
+# (layer, q, k, v) -> y, with heads before positions: the one thing in which the forms differ
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each with residual and LayerNorm, after it (post) or before it (pre)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        keys, values = config.heads * config.key_dim, config.heads * config.value_dim
+        self.qkv = nn.Linear(config.d_model, 2 * keys + values)
+        self.out = nn.Linear(values, config.d_model)
+        self.norm1 = nn.LayerNorm(config.d_model)
+        self.up = nn.Linear(config.d_model, config.d_ff)
+        self.down = nn.Linear(config.d_ff, config.d_model)
+        self.norm2 = nn.LayerNorm(config.d_model)
+
+    def attention(self, x: Tensor, index: int, attend: Attend) -> Tensor:
+        """x: (B, d_model) or (B, T, d_model); attend sees (B, H, ...) or (B, H, T, ...)."""
+        c = self.config
+        parts = self.qkv(x).split([c.heads * c.key_dim, c.heads * c.key_dim, c.heads * c.value_dim], -1)
+        q, k, v = (part.unflatten(-1, (c.heads, -1)).transpose(1, -2) for part in parts)
+        return self.out(attend(index, q, k, v).transpose(1, -2).flatten(-2))
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        activation = F.gelu if self.config.activation == "gelu" else F.relu
+        return self.down(activation(self.up(x)))
+
+    def forward(self, x: Tensor, index: int, attend: Attend) -> Tensor:
+        if self.config.norm == "pre":
+            x = x + self.attention(self.norm1(x), index, attend)
+            return x + self.feed_forward(self.norm2(x))
+        x = self.norm1(x + self.attention(x, index, attend))
+        return self.norm2(x + self.feed_forward(x))
+
+
+class Transformer(nn.Module):
+    """An autoregressive model of images: the distribution of each sub-pixel given all earlier ones."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.inputs = InputEmbedding(config)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.d_model)
+        self.head = nn.Linear(config.d_model, 3 * config.mixtures)
+
+    def _run(self, x: Tensor, attend: Attend) -> Tensor:
+        for index, layer in enumerate(self.layers):
+            x = layer(x, index, attend)
+        return self.head(self.norm(x))
+
+    def start_index(self, label: int | None) -> int:
+        """What stands before sub-pixel 0: the unconditional start, or the start of class `label`."""
+        if label is None:
+            return START
+        if not 0 <= label < self.config.classes:
+            allowed = f"0..{self.config.classes - 1}" if self.config.classes else "none: this model knows no classes"
+            raise ValueError(f"label must be one of {allowed}; got {label}")
+        return START + 1 + label
+
+    def forward(self, images: Tensor, start: Tensor | None = None) -> Tensor:
+        """Mixture parameters of every sub-pixel, each from earlier sub-pixels only: the parallel form.
+
+        images: (B, T) uint8 · start: (B,) int64 start indices, unconditional if absent ·
+        returns (B, T, 3 * K); NaN at position 0 for a model without a start token.
+        """
+        first = 1 if self.config.first_marginal else 0
+        t = torch.arange(first, self.config.subpixels).expand(len(images), -1)
+        if start is None:
+            start = torch.full((len(images),), START)
+        parameters = self._run(self.inputs(images, t, start), self._parallel)
+        parameters = parameters.to(torch.promote_types(parameters.dtype, torch.float32))  # bf16 under autocast
+        return F.pad(parameters, (0, 0, first, 0), value=torch.nan) if first else parameters
+
+    def _parallel(self, _: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.config.attention == "softmax":
+            return softmax_attention(q, k, v)
+        return linear_attention(phi(q), phi(k), v, self.config.eps)
+
+    @torch.inference_mode()
+    def parameters_of(self, images: Tensor | np.ndarray) -> Tensor:
+        """Unconditional mixture parameters of whole images. images: (B, T) uint8; returns (B, T, 3 * K) float32."""
+        images = torch.as_tensor(images)
+        if images.dtype != torch.uint8 or images.dim() != 2 or images.shape[1] != self.config.subpixels:
+            raise ValueError(f"images must be uint8 of shape (B, {self.config.subpixels}), "
+                             f"got {images.dtype} of shape {tuple(images.shape)}")
+        return self(images)
+
+    @torch.inference_mode()
+    def prefill(self, canvas: Tensor, length: int, start: Tensor, state: State, slots: Tensor) -> None:
+        """Fold the start token and x_0 .. x_{length-2} into clear slots; step then goes on at t = length.
+
+        canvas: (B, T) uint8, the first `length` sub-pixels known · start: (B,) · slots: (B,).
+        """
+        t = torch.arange(1 if self.config.first_marginal else 0, length).expand(len(canvas), -1)
+        if t.shape[1]:
+            self._run(self.inputs(canvas, t, start),
+                      lambda layer, q, k, v: state.prefill(layer, q, k, v, slots))
+
+    @torch.inference_mode()
+    def step(self, canvas: Tensor, t: Tensor, start: Tensor, state: State, slots: Tensor) -> Tensor:
+        """Advance B images by one sub-pixel; return the mixture parameters of the one at t.
+
+        canvas: (B, T) uint8, known before t, never looked at from t on
+        t:      (B,) int64, the positions being predicted; rows may be at different positions
+        start:  (B,) int64 start indices
+        slots:  (B,) int64, no slot twice except 0
+        Returns (B, 3 * K). Updates state in place at slots, and nowhere else.
+        """
+        if self.config.first_marginal:  # no start token: position 0 must leave no trace in its slot
+            slots = torch.where(t == 0, PADDING_SLOT, slots)
+        x = self.inputs(canvas, t[:, None], start)[:, 0]
+        parameters = self._run(x, lambda layer, q, k, v: state.step(layer, q, k, v, t, slots))
+        if self.config.first_marginal:
+            parameters = parameters.masked_fill((t == 0)[:, None], torch.nan)
+        return parameters
