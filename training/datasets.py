@@ -1,0 +1,254 @@
+"""Named data sets: which one a folder holds, whether it is intact, and where it comes from if it is missing.
+
+    load(Path("data"), "train", PRESETS["mnist"])
+
+MNIST and CIFAR-10 are known by their file names and checked by MD5; anything else is a folder or tar
+archive of pictures. How the bytes are read is readers.py's business.
+"""
+
+import hashlib
+import http.client
+import logging
+import os
+import sys
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.config import ModelConfig
+from training import readers
+from training.readers import DataError, Shape, Split
+
+_log = logging.getLogger(__name__)
+
+# Base addresses, tried in order. LINPIX_MIRRORS (comma-separated) replaces them, for either data set.
+MIRRORS: dict[str, tuple[str, ...]] = {
+    "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/",
+              "https://storage.googleapis.com/cvdf-datasets/mnist/",
+              "http://yann.lecun.com/exdb/mnist/"),
+    "cifar10": ("https://www.cs.toronto.edu/~kriz/",),
+}
+
+# MD5 of uncompressed contents: some mirrors compressed the files again.
+MNIST_SUMS = {
+    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+}
+# The original is published with the sum of its archive alone. The sums of batches are those of a lossless
+# copy, rebuilt from PNG, whose records are in another order.
+CIFAR10_ARCHIVE = "cifar-10-binary.tar"
+CIFAR10_ARCHIVE_SUM = "c32a1d4ab5d03f1284b67883e8d87530"  # of the .tar.gz, compressed
+CIFAR10_SUMS = {
+    "data_batch_1.bin": "7a963363d451b70544b2bba8072434c4",
+    "data_batch_2.bin": "bf4e8d95d4456847adaaa7763892658b",
+    "data_batch_3.bin": "1b4382757d2be9677200e1254ffdb2ae",
+    "data_batch_4.bin": "e4a39b853549a7d26999317ffc672dc8",
+    "data_batch_5.bin": "3ea1a1e616c513dea170f9d708e13ac7",
+    "test_batch.bin": "6ef7baec61baf5337c78bcd4253ca287",
+}
+
+_COMPRESSIONS = ("", ".gz", ".xz")  # how a name may end; what the file is, its first bytes say
+_TIMEOUT_S = 30.0                   # longest silence of a mirror
+_LARGEST_DOWNLOAD_BYTES = 200_000_000  # CIFAR-10's archive has 170 million
+_Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """One split. Images are in raster order, the channels of a pixel side by side: r, g, b, r, g, b, ..."""
+
+    name: str                  # mnist, cifar10, or the folder's name
+    images: NDArray[np.uint8]  # (count, T)
+    labels: NDArray[np.int64]  # (count,); -1 if unlabelled, which makes START + 1 + label unconditional
+    classes: tuple[str, ...]   # names, by label; () if unlabelled
+
+
+def load(folder: Path, split: Split, config: ModelConfig, *, mirrors: Sequence[str] | None = None) -> Dataset:
+    """Read what folder holds, which must be of the model's shape; fetch it if folder is missing or empty.
+
+    folder may be a tar archive, or the parent of mnist/ or cifar10/. Fetching is offered for MNIST and
+    CIFAR-10, by the model's shape, from mirrors (base addresses), LINPIX_MIRRORS or MIRRORS, whichever is
+    given first. Raises DataError.
+    """
+    shape = (config.height, config.width, config.channels)
+    if mirrors is None and (listed := os.environ.get("LINPIX_MIRRORS")):
+        mirrors = [base.strip() for base in listed.split(",") if base.strip()]
+    known, home = _recognise(folder, shape)
+    if known is None:
+        images, labels, classes = readers.read_pictures(home, split, shape)
+        return Dataset(home.resolve().name.partition(".tar")[0], images, labels, classes)
+    if known.shape != shape:
+        data, model = (" x ".join(map(str, sizes)) for sizes in (known.shape, shape))
+        raise DataError(home, f"holds {known.title}, {data} (height x width x channels), but the model is "
+                              f"for {model}", "name data of the model's shape, or a model of the data's")
+    images, labels = known.read(home, split, MIRRORS[known.name] if mirrors is None else mirrors)
+    return Dataset(known.name, images, labels, known.classes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A data set that is told by the names of its files."""
+
+    name: str
+    title: str
+    shape: Shape
+    classes: tuple[str, ...]
+    homes: tuple[str, ...]         # where its files may be, relative to the folder that was given
+    stems: tuple[str, ...]         # names of its files, less compression; any one of them tells
+    read: Callable[[Path, Split, Sequence[str]], _Arrays]
+
+
+def _recognise(folder: Path, shape: Shape) -> tuple[_Known | None, Path]:
+    """The data set in folder, or that is to be fetched into it, and where; None stands for pictures."""
+    if folder.is_file():
+        batch = _is_batch(next((name for name, _ in readers.tar_members(
+            folder, lambda name: _is_batch(name) or readers.is_picture(name))), ""))
+        return (_CIFAR10 if batch else None), folder
+    for known in sorted(_KNOWN, key=lambda known: known.shape != shape):  # of two here, the fitting one
+        for home in known.homes:
+            if any(_find(folder / home, stem) for stem in known.stems):
+                return known, folder / home
+    visible = (file for file in folder.rglob("*") if not file.is_dir() and not file.name.startswith("."))
+    if any(visible):
+        return None, folder
+    for known in _KNOWN:
+        if known.shape == shape and ".tar" not in folder.suffixes:
+            inside = folder / known.name
+            return known, inside if inside.is_dir() else folder
+    raise DataError(folder, "is empty, expected data" if folder.exists() else "does not exist",
+                    "check the path (only MNIST and CIFAR-10 can be downloaded, into a folder, for a model "
+                    "of 28 x 28 x 1 or 32 x 32 x 3)")
+
+
+def _read_mnist(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
+    def read(kind: str, dimensions: int) -> NDArray[np.uint8]:
+        stem = f"{'train' if split == 'train' else 't10k'}-{kind}-idx{dimensions}-ubyte"
+
+        def check(file: Path, name: object) -> None:
+            _check_sum(readers.unpack(file.read_bytes(), name), name, MNIST_SUMS[stem])
+
+        path = _find(home, stem) or _find(home, stem.replace("-idx", ".idx"))
+        path = path or _fetch(f"{stem}.gz", home, mirrors, check)
+        raw = readers.contents(path)
+        array = readers.read_idx(raw, path, dimensions)  # before the sum, since "truncated" says more
+        _check_sum(raw, path, MNIST_SUMS[stem])
+        return array
+
+    images, labels = read("images", 3), read("labels", 1).astype(np.int64)
+    return images.reshape(len(images), -1), labels
+
+
+def _read_cifar10(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
+    stems = [stem for stem in CIFAR10_SUMS if stem.startswith("data" if split == "train" else "test")]
+    loose = {stem: path for stem in stems if (path := _find(home, stem))}
+    archive = home if home.is_file() else _find(home, CIFAR10_ARCHIVE)
+    if not archive and not any(_find(home, stem) for stem in CIFAR10_SUMS):
+        archive = _fetch(f"{CIFAR10_ARCHIVE}.gz", home, mirrors, lambda file, name: _check_sum(
+            file.read_bytes(), name, CIFAR10_ARCHIVE_SUM))
+    original = False
+    if archive and len(loose) < len(stems):
+        batches = {PurePosixPath(name).name: raw for name, raw in readers.tar_members(
+            archive, lambda name: PurePosixPath(name).name in stems)}
+        where = {stem: archive / stem for stem in batches}
+        original = _md5(archive.read_bytes()) == CIFAR10_ARCHIVE_SUM
+    else:
+        batches = {stem: readers.contents(path) for stem, path in loose.items()}
+        where = loose
+    if missing := [stem for stem in stems if stem not in batches]:
+        raise DataError(archive or home, f"lacks {', '.join(missing)}, which the {split} split needs",
+                        "add what is missing from where the rest came from, or name an empty folder to "
+                        "download everything")
+    parts = [readers.read_cifar10(batches[stem], where[stem]) for stem in stems]
+    for stem in stems:
+        if not original and (got := _md5(batches[stem])) != CIFAR10_SUMS[stem]:
+            _log.warning("%s is used as it is: its records are well-formed, but its MD5 %s is none that is "
+                         "known, so damage would not be noticed", where[stem], got)
+    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+
+
+_MNIST = _Known("mnist", "MNIST", (28, 28, 1), tuple("0123456789"), (".", "mnist", "MNIST/raw"),
+                (*MNIST_SUMS, *(stem.replace("-idx", ".idx") for stem in MNIST_SUMS)), _read_mnist)
+_CIFAR10 = _Known("cifar10", "CIFAR-10", (32, 32, 3),
+                  ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+                  (".", "cifar10", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
+                  (*CIFAR10_SUMS, CIFAR10_ARCHIVE), _read_cifar10)
+_KNOWN = (_MNIST, _CIFAR10)
+
+
+def _find(home: Path, stem: str) -> Path | None:
+    """The file of that name, however compressed. A link without target is found too: reading it tells why."""
+    return next((path for end in _COMPRESSIONS if os.path.lexists(path := home / (stem + end))), None)
+
+
+def _is_batch(name: str) -> bool:
+    return PurePosixPath(name).name in CIFAR10_SUMS
+
+
+def _md5(raw: bytes) -> str:
+    return hashlib.md5(raw, usedforsecurity=False).hexdigest()
+
+
+def _check_sum(raw: bytes, name: object, expected: str) -> None:
+    if (got := _md5(raw)) != expected:
+        raise DataError(name, f"has other contents than published: expected MD5 {expected}, got {got}",
+                        "delete the file to download it again")
+
+
+def _fetch(name: str, home: Path, mirrors: Sequence[str], check: Callable[[Path, object], None]) -> Path:
+    """Download into home from the first mirror whose copy passes check(file, address) without DataError.
+
+    The file appears under its name whole or not at all.
+    """
+    partial = home / f".{name}.{os.getpid()}.part"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+    except OSError as error:
+        raise DataError(home, f"lacks {name} and cannot be written to ({error.strerror})",
+                        "put the file there by hand, or name a folder that can be written to") from None
+    causes = []
+    try:
+        for base in mirrors:
+            url = f"{base.rstrip('/')}/{name}"
+            try:
+                _download(url, partial)
+                check(partial, url)
+            except DataError as error:
+                causes.append(f"{url} {error.problem}")
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                causes.append(f"{url} failed ({' '.join(str(error).split()) or type(error).__name__})")
+            else:
+                partial.replace(home / name)
+                return home / name
+            print(causes[-1], file=sys.stderr)
+    finally:
+        partial.unlink(missing_ok=True)
+    raise DataError(home, f"lacks {name}, and no mirror gave it ({'; '.join(causes) or 'none is named'})",
+                    f"put {name} there by hand, or name other mirrors in LINPIX_MIRRORS")
+
+
+def _download(url: str, target: Path) -> None:
+    request = urllib.request.Request(url, headers={"User-Agent": "linpix"})
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer, target.open("wb") as file:
+        size, done = int(answer.headers.get("Content-Length") or 0), 0
+        live = "\r" if sys.stderr.isatty() else ""
+        print(f"downloading {url} to {target.parent} ({size / 1e6:.1f} MB)", end="" if live else "\n",
+              file=sys.stderr, flush=True)
+        while chunk := answer.read(1 << 18):
+            file.write(chunk)
+            done += len(chunk)
+            if done > _LARGEST_DOWNLOAD_BYTES:
+                raise DataError(url, f"sent over {_LARGEST_DOWNLOAD_BYTES:,} bytes and goes on", "try later")
+            if live:
+                print(f"\rdownloading {url}: {done / 1e6:.1f} of {size / 1e6:.1f} MB ", end="",
+                      file=sys.stderr, flush=True)
+        if live:
+            print(file=sys.stderr)
+    if size and done != size:
+        raise DataError(url, f"broke off after {done:,} of {size:,} bytes", "try later")

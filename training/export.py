@@ -1,0 +1,88 @@
+"""What goes into a checkpoint folder beside the weights: provenance, the model card, sample grids."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from model import checkpoint
+from model.config import ModelConfig
+from model.grid import tile
+from training.datasets import Dataset
+from training.evaluate import bits_of
+
+_ATTRIBUTION = {
+    "mnist": "MNIST, by Yann LeCun, Corinna Cortes and Christopher J.C. Burges: 60,000 training images",
+    "cifar10": "CIFAR-10, by Alex Krizhevsky, Vinod Nair and Geoffrey Hinton: 50,000 training images",
+}
+
+
+def grid(images: NDArray[np.uint8], config: ModelConfig, path: Path) -> None:
+    """Write images (count, T) as one PNG."""
+    temporary = path.with_name(path.name + ".new")
+    Image.fromarray(tile(images, config)).save(temporary, "PNG")
+    temporary.replace(path)
+
+
+def provenance(data: str, class_names: tuple[str, ...], **facts: Any) -> dict[str, Any]:
+    """Where a checkpoint comes from, as config.json keeps it."""
+    try:
+        described = subprocess.run(["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
+                                   capture_output=True, text=True, check=True)
+        commit = described.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = "unknown"
+    return {"data": data, "class_names": list(class_names), "created": int(time.time()), "commit": commit, **facts}
+
+
+def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
+    """The model card, Markdown."""
+    bits = source.get("bits_per_dim") or {}
+    figures = "\n".join(f"| {what.replace('_', ' ')} | {value:.4f} |" for what, value in bits.items())
+    context = ", ".join(map(str, config.neighbours)) or "none"
+    return f"""# {name}
+
+An autoregressive model of {config.width} x {config.height} images with {config.channels} channel(s): a
+{config.attention}-attention transformer that predicts each sub-pixel from all earlier ones as a mixture of
+{config.mixtures} logistics.
+
+| | |
+|---|---|
+| layers, heads, key and value dim | {config.layers}, {config.heads}, {config.key_dim} and {config.value_dim} |
+| d_model, d_ff | {config.d_model}, {config.d_ff} |
+| norm, activation | {config.norm}, {config.activation} |
+| look-ups; neighbours (dy, dx, dc) | {', '.join(config.look_ups)}; {context} |
+| classes | {', '.join(source['class_names']) if config.classes else 'none'} |
+| memory of one image in flight | {config.state_bytes / 1024:.0f} KiB |
+| training images seen | {source['images']:,} in {source['minutes']:.0f} minutes ({source['steps']:,} steps) |
+| bits/dim: | |
+{figures}
+
+Trained on {_ATTRIBUTION.get(source['data'], source['data'])}. Command: `{source['command']}` (commit
+{source['commit']}, seed {source['seed']}). It draws images like those it was trained on and knows nothing else.
+"""
+
+
+def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *, fp32: bool = False,
+           progress: bool = False) -> dict[str, Any]:
+    """Write a run's checkpoint as one to ship: bf16 unless fp32, with the bits/dim of exactly those weights.
+
+    Returns the provenance written.
+    """
+    found = checkpoint.read(run)
+    dtype = torch.float32 if fp32 else torch.bfloat16
+    rounded = {name: tensor.to(dtype).float() for name, tensor in found.net.state_dict().items()}
+    found.net.load_state_dict(rounded)
+    data = test_data(found.net.config)
+    bits = bits_of(found.net, data.images, progress=progress)
+    figures = {f"test_{count}": round(float(bits[:count].mean()), 5) for count in sorted({1_000, len(bits)})
+               if count <= len(bits)}
+    source = found.provenance | {"bits_per_dim": figures, "weights": str(dtype).removeprefix("torch.")}
+    checkpoint.save(out, found.net, source, card(out.name, found.net.config, source), dtype)
+    return source

@@ -1,0 +1,259 @@
+"""Formats: IDX, CIFAR-10's records, pictures, tar archives; each plain, gzip or xz, told by its first bytes.
+
+Names lie and downloads break, so every reader checks what it was given, and says in one line what is
+wrong with which file and what to do. Nothing is extracted to disk. Where files come from and what they
+are called is datasets.py's business.
+"""
+
+import gzip
+import hashlib
+import io
+import lzma
+import math
+import os
+import struct
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+Split = Literal["train", "test"]
+Shape = tuple[int, int, int]  # height, width, channels
+
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
+CIFAR10_RECORD = 1 + 3 * 32 * 32
+
+_COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open}
+_FETCH_AGAIN = "delete it and fetch it again"
+_PAGE_STARTS = (b"<!doctype", b"<html", b"<head", b"<?xml")
+
+
+class DataError(ValueError):
+    """Data that cannot be used: which file or folder, what is wrong with it, what to do."""
+
+    def __init__(self, where: object, problem: str, remedy: str) -> None:
+        self.problem = problem
+        super().__init__(f"{where} {problem}: {remedy}")
+
+
+def contents(path: Path) -> bytes:
+    """All of a file, decompressed."""
+    with _open(path) as file, _decompressed(file, path) as stream:
+        return stream.read()
+
+
+def unpack(raw: bytes, name: object) -> bytes:
+    """As contents, of bytes already read; name is for messages, here and in all readers below."""
+    with _decompressed(io.BytesIO(raw), name) as stream:
+        return stream.read()
+
+
+def tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of the wanted regular files of a tar archive, in its order, read as it goes.
+
+    Links, devices, sparse files, absolute names and names with '..' are passed over.
+    """
+    with (_open(path) as file, _decompressed(file, path) as stream,
+          tarfile.open(fileobj=stream, mode="r:") as archive):
+        for member in archive:
+            name = PurePosixPath(member.name)
+            plain = member.isreg() and not member.issparse()  # a sparse file may claim any size
+            if plain and not name.is_absolute() and ".." not in name.parts and wanted(str(name)):
+                body = archive.extractfile(member)
+                assert body is not None
+                yield str(name), body.read()
+
+
+def read_idx(raw: bytes, name: object, dimensions: int) -> NDArray[np.uint8]:
+    """An IDX file of unsigned bytes: 3 dimensions are (count, height, width) images, 1 is labels."""
+    noun = "images" if dimensions == 3 else "labels"
+    magic = bytes((0, 0, 8, dimensions))
+    if raw[:4] != magic:
+        raise DataError(name, f"begins with {raw[:4].hex(' ') or 'nothing'}, expected {magic.hex(' ')} "
+                              f"(IDX, {noun})",
+                        "check that it is the file its name says, else " + _FETCH_AGAIN)
+    start = 4 + 4 * dimensions
+    if len(raw) < start:
+        raise DataError(name, f"is truncated: expected a header of {start} bytes, got {len(raw)}",
+                        _FETCH_AGAIN)
+    shape = struct.unpack(f">{dimensions}I", raw[4:start])
+    expected, got = math.prod(shape), len(raw) - start
+    if not expected:
+        raise DataError(name, f"holds nothing: its header gives the shape {shape}", _FETCH_AGAIN)
+    if got < expected:
+        raise DataError(name, f"is truncated: expected {shape[0]:,} {noun} as its header promises, got "
+                              f"{got // math.prod(shape[1:]):,}", _FETCH_AGAIN)
+    if got > expected:
+        raise DataError(name, f"has {got - expected:,} bytes too many: expected {shape[0]:,} {noun} as its "
+                              "header promises and nothing after them", _FETCH_AGAIN)
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()  # torch wants it writable
+
+
+def read_cifar10(raw: bytes, name: object) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images (count, 3072), turned from planes into r, g, b, r, g, b, ..., and labels (count,)."""
+    if not raw or len(raw) % CIFAR10_RECORD:
+        raise DataError(name, f"has {len(raw):,} bytes, expected a multiple of {CIFAR10_RECORD:,} "
+                              "(CIFAR-10's binary version)", _FETCH_AGAIN)
+    records = np.frombuffer(raw, np.uint8).reshape(-1, CIFAR10_RECORD)
+    labels = records[:, 0].astype(np.int64)
+    if (wrong := np.flatnonzero(labels > 9)).size:
+        raise DataError(name, f"gives image {wrong[0]:,} the label {labels[wrong[0]]}, expected 0..9",
+                        _FETCH_AGAIN)
+    return records[:, 1:].reshape(-1, 3, 32 * 32).transpose(0, 2, 1).reshape(-1, 3 * 32 * 32), labels
+
+
+def read_picture(raw: bytes, name: object, shape: Shape) -> NDArray[np.uint8]:
+    """The (T,) sub-pixels of one picture, which must have exactly the shape's height and width."""
+    height, width, channels = shape
+    try:
+        with Image.open(io.BytesIO(raw)) as image:
+            if image.size != (width, height):  # known from the header, so a huge picture is never decoded
+                raise DataError(name, f"is {image.width} x {image.height} (width x height), expected "
+                                      f"{width} x {height} as the model",
+                                f"resize it first, as in: magick IN -resize '{width}x{height}!' OUT")
+            if image.mode.startswith(("I", "F")):  # Pillow would clip, not scale
+                raise DataError(name, f"has more than 8 bits a sample (mode {image.mode})", "save it with 8")
+            if getattr(image, "n_frames", 1) > 1:
+                raise DataError(name, "is animated or has several pages", "save each as a picture of its own")
+            alpha = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
+            if alpha and alpha.getextrema() != (255, 255):  # what hides below it is arbitrary
+                raise DataError(name, "is partly transparent", "put it on a background first, as in: "
+                                "magick IN -background white -flatten OUT")
+            return np.array(image.convert("L" if channels == 1 else "RGB")).reshape(-1)
+    except DataError:
+        raise
+    except Exception as error:  # Pillow's decoders raise whatever they like on broken files
+        known = not isinstance(error, UnidentifiedImageError)
+        reason = " ".join(str(error).split()) if known else "its format is not recognised"
+        raise DataError(name, f"is not a readable picture ({reason})", "remove or replace it") from error
+
+
+def is_picture(name: str) -> bool:
+    """By name; hidden files and what macOS adds to archives are none."""
+    path = PurePosixPath(name)
+    hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
+    return path.suffix.lower() in PICTURE_SUFFIXES and not hidden
+
+
+def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
+        NDArray[np.uint8], NDArray[np.int64], tuple[str, ...]]:
+    """One split of a folder or tar archive of pictures: images (count, T), labels (count,), class names.
+
+    Pictures lie flat, or in one sub-folder per class; either way perhaps inside train/ and test/, and then
+    others are left alone. In order of their paths. A flat collection has labels of -1 and no class names.
+    """
+    if shape[2] not in (1, 3):
+        raise DataError(path, f"is for a model of {shape[2]} channels, and pictures are read as 1 or 3",
+                        "use a model of 1 or 3 channels")
+    found: dict[str, Path | bytes] = {}
+    if path.is_dir():  # links without a target are kept: reading them tells why
+        found.update((name, file) for file in path.rglob("*")
+                     if is_picture(name := file.relative_to(path).as_posix()) and not file.is_dir())
+    else:
+        found.update(tar_members(path, is_picture))
+    if not found:
+        raise DataError(path, f"holds no pictures ({', '.join(PICTURE_SUFFIXES)}), nor files named as "
+                        "MNIST's (train-images-idx3-ubyte.gz, ...) or as those of CIFAR-10's binary version "
+                        "(data_batch_1.bin, ...)", "check the path, or put one of these there")
+    class_of, classes = _arrange(found, path, split)
+    images = np.empty((len(class_of), math.prod(shape)), np.uint8)
+    for row, name in zip(images, class_of, strict=True):
+        source, where = found[name], f"{path}/{name}"
+        raw = contents(source) if isinstance(source, Path) else unpack(source, where)
+        row[:] = read_picture(raw, where, shape)
+    labels = np.array([classes.index(name) if classes else -1 for name in class_of.values()], np.int64)
+    return images, labels, classes
+
+
+def _arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The sub-folder of each picture of the split, in order, and the class names (none if all lie flat).
+
+    Classes are those of both splits, so that a label means the same in each. Without train/ and test/,
+    the last tenth is for testing, in the order of the MD5 of their paths: shuffled, the same on every
+    machine, and a picture added later moves few others across.
+    """
+    inner = {name: PurePosixPath(name).parts for name in names}  # below what wraps it all and the split
+    while len(tops := {parts[0] for parts in inner.values()}) == 1 and (
+            "train" in tops or ("test" not in tops and min(map(len, inner.values())) > 2)):
+        inner = {name: parts[1:] for name, parts in inner.items()}
+    if "train" in tops and "test" not in tops and (other := tops & {"val", "valid", "validation"}):
+        raise DataError(where, f"has train/ and {min(other)}/, expected train/ and test/",
+                        f"rename {min(other)}/ to test/")
+    if tops >= {"train", "test"} or tops == {"test"}:
+        chosen = {name for name, parts in inner.items() if parts[0] == split}
+        inner = {name: parts[1:] for name, parts in inner.items() if parts[0] in ("train", "test")}
+    else:
+        order = sorted(inner, key=lambda name: hashlib.md5(
+            "/".join(inner[name]).encode("utf-8", "surrogateescape"), usedforsecurity=False).digest())
+        tenth = set(order[-max(1, len(order) // 10):])
+        chosen = tenth if split == "test" else set(inner) - tenth
+    if not chosen:
+        raise DataError(where, f"has no pictures for the {split} split, of {len(inner)} in all",
+                        "add pictures, or sort them into train/ and test/")
+    flat = sorted(name for name, parts in inner.items() if len(parts) == 1)
+    if flat and len(flat) < len(inner):
+        raise DataError(where, f"has pictures beside sub-folders of pictures ({flat[0]})",
+                        "move them: either all are in sub-folders, one for each class, or none")
+    ordered = sorted(chosen, key=lambda name: PurePosixPath(name).parts)
+    classes = () if flat else tuple(sorted({parts[0] for parts in inner.values()}, key=_numbers_by_value))
+    return {name: inner[name][0] for name in ordered}, classes
+
+
+def _numbers_by_value(name: str) -> tuple[str, str]:
+    return name.zfill(20) if name.isdecimal() else name, name  # class 10 comes after class 9
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        if path.is_symlink() and "annex/objects" in os.readlink(path).replace("\\", "/"):
+            raise DataError(path, "is a git-annex link, not the data", "run git annex get") from None
+        raise DataError(path, f"cannot be read ({error.strerror})",
+                        "check the path and its permissions") from None
+
+
+@contextmanager
+def _decompressed(file: IO[bytes], name: object) -> Iterator[IO[bytes]]:
+    """A stream of what is in the file, whose every failure to be read is a DataError."""
+    try:
+        head = file.read(512)
+        file.seek(0)
+        _refuse_what_is_no_data(head, name)
+        decompress = next((opener for magic, opener in _COMPRESSED.items() if head.startswith(magic)), None)
+        if decompress is None:
+            yield file
+            return
+        with decompress(file) as stream:
+            _refuse_what_is_no_data(stream.peek(512), name)
+            yield stream
+    except EOFError:
+        raise DataError(name, "is truncated: it ends in the middle of its compressed data",
+                        _FETCH_AGAIN) from None
+    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise DataError(name, f"is damaged or truncated ({error})", _FETCH_AGAIN) from error
+    except tarfile.TarError as error:
+        raise DataError(name, f"is no tar archive, or a damaged one ({error})",
+                        "name a folder, or a tar archive (plain, gzip or xz), or " + _FETCH_AGAIN) from error
+    except OSError as error:
+        raise DataError(name, f"cannot be read ({error.strerror or error})",
+                        "check the path and its permissions") from error
+
+
+def _refuse_what_is_no_data(head: bytes, name: object) -> None:
+    """Raise if a file begins like what commonly stands where data should."""
+    if not head:
+        raise DataError(name, "is empty, expected data", _FETCH_AGAIN)
+    if head.startswith(b"version https://git-lfs"):
+        raise DataError(name, "is a Git LFS pointer, not the data", "run git lfs pull")
+    if head.startswith(b"/annex/objects/"):
+        raise DataError(name, "is a git-annex pointer, not the data", "run git annex get")
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith(_PAGE_STARTS):
+        raise DataError(name, "is an HTML or XML page, such as servers send with an error, not the data",
+                        _FETCH_AGAIN)
