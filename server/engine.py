@@ -1,0 +1,92 @@
+"""The eager engine: images in slots, advanced together a quantum at a time. Torch begins here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.checkpoint import Checkpoint
+from model.generate import draw_subpixel, noise_of
+from model.state import new_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSpec:
+    """What one image is to be: everything that decides its sub-pixels."""
+
+    seed: int
+    temperature: float = 1.0
+    label: int | None = None               # None: the unconditional start
+    canvas: NDArray[np.uint8] | None = None  # (T,), with `known` where an image is to be completed
+    known: NDArray[np.bool_] | None = None   # (T,)
+
+    @property
+    def prefix(self) -> int:
+        """Known sub-pixels before the first unknown one: they are prefilled, not decoded."""
+        return 0 if self.known is None else int(np.argmin(np.append(self.known, False)))
+
+
+class Engine:
+    """One model's weights, its pool of slots, and what each slot's image is made of."""
+
+    name, precision = "eager", "fp32"
+
+    def __init__(self, checkpoint: Checkpoint, slots: int) -> None:
+        self.checkpoint, self.net, self.config = checkpoint, checkpoint.net, checkpoint.net.config
+        self.slots = slots
+        self.state = new_state(self.config, slots)
+        rows = slots + 1
+        self.canvas = torch.zeros(rows, self.config.subpixels, dtype=torch.uint8)
+        self.known = torch.zeros(rows, self.config.subpixels, dtype=torch.bool)
+        self.start = torch.zeros(rows, dtype=torch.int64)
+        self.seed = torch.zeros(rows, dtype=torch.int64)
+        self.temperature = torch.ones(rows)
+
+    def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
+        """Give clear slots to images that differ in seed and temperature only, and prefill what they share."""
+        first = specs[0]
+        for slot, spec in zip(slots, specs, strict=True):
+            self.state.clear(slot)  # on taking, not on giving back: a crashed request gives back nothing clean
+            self.seed[slot] = spec.seed
+            self.temperature[slot] = spec.temperature
+        at = torch.tensor(slots)
+        self.start[at] = self.net.start_index(first.label)
+        self.canvas[at] = 0 if first.canvas is None else torch.from_numpy(first.canvas)
+        self.known[at] = False if first.known is None else torch.from_numpy(first.known)
+        if first.prefix:
+            self.net.prefill(self.canvas[at[:1]], first.prefix, self.start[at[:1]], self.state, at[:1])
+            self.state.copy(slots[0], list(slots[1:]))
+
+    @torch.inference_mode()
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> None:
+        """Advance each slot's image from its position by its number of steps; steps must not increase.
+
+        Rows that end earlier stand last, so those still running are always the first `rows`.
+        """
+        at, t = torch.tensor(slots), torch.tensor(positions)
+        canvas, known, start, temperature = (x[at] for x in (self.canvas, self.known, self.start, self.temperature))
+        noise = noise_of(self.seed[at].numpy(), t[:, None].numpy() + np.arange(steps[0]))
+        for step in range(steps[0]):
+            rows = sum(step < wanted for wanted in steps)
+            self.step(canvas[:rows], known[:rows], start[:rows], temperature[:rows],
+                      noise[:rows, step], t[:rows] + step, at[:rows])
+        self.canvas[at] = canvas
+
+    def step(self, canvas: Tensor, known: Tensor, start: Tensor, temperature: Tensor,
+             noise: Tensor, t: Tensor, slots: Tensor) -> None:
+        """One sub-pixel for every row: predict it, draw it, and keep the given one where it is known.
+
+        canvas, known: (B, T), canvas changed in place · start, temperature, t, slots: (B,) · noise: (B, 2).
+        """
+        parameters = self.net.step(canvas, t, start, self.state, slots)
+        drawn = draw_subpixel(self.net, parameters, t, noise, temperature)
+        here = t[:, None]
+        given = torch.where(known.gather(1, here), canvas.gather(1, here), drawn[:, None])
+        canvas.scatter_(1, here, given)
+
+    def image(self, slot: int) -> NDArray[np.uint8]:
+        """The sub-pixels of a slot's image, (T,); those not decoded yet are 0, or as they were given."""
+        return self.canvas[slot].numpy().copy()

@@ -1,0 +1,68 @@
+"""Every way a request can end without its images, each with its HTTP status and OpenAI's error fields."""
+
+from typing import ClassVar
+
+
+class ServiceError(Exception):
+    """Something to tell the client; the message says what was wrong, what was got and what is allowed."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(ServiceError):
+    status, type, code = 400, "invalid_request_error", "invalid_value"
+
+
+class Unauthorized(ServiceError):
+    status, type, code = 401, "authentication_error", "invalid_api_key"
+
+
+class ForeignOrigin(ServiceError):
+    status, type, code = 403, "permission_error", "foreign_origin"
+
+
+class NotFound(ServiceError):
+    status, type, code = 404, "invalid_request_error", "not_found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class Conflict(ServiceError):
+    status, type, code = 409, "invalid_request_error", "conflict"
+
+
+class TooLarge(ServiceError):
+    status, type, code = 413, "invalid_request_error", "payload_too_large"
+
+
+class UnsupportedMedia(ServiceError):
+    status, type, code = 415, "invalid_request_error", "unsupported_media_type"
+
+
+class QueueFull(ServiceError):
+    status, type, code = 429, "rate_limit_error", "queue_full"
+
+    def __init__(self, waiting: int, images: int, allowed: int, retry_after_s: float) -> None:
+        super().__init__(f"{waiting} images are already waiting, and {images} more would pass the limit of {allowed}; "
+                         f"try again in {retry_after_s:.0f} s", retry_after_s=retry_after_s)
+
+
+class EngineFailed(ServiceError):
+    code = "engine_failed"
+
+
+class Draining(ServiceError):
+    status, type, code = 503, "server_error", "draining"
+
+    def __init__(self, message: str = "the server is shutting down; send the request to another one or try again "
+                                      "after its restart") -> None:
+        super().__init__(message, retry_after_s=5.0)
