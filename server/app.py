@@ -1,0 +1,131 @@
+"""The application: settings in, routes and their middleware out, and the server that drains."""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import AsyncIterator
+from importlib.metadata import PackageNotFoundError, version
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.staticfiles import StaticFiles
+
+from server import catalogue, envelope, images, operations
+from server.batcher import Batcher
+from server.compare import BACKENDS
+from server.comparisons import Comparisons
+from server.envelope import Guard, Keys
+from server.errors import Draining
+from server.metrics import Metrics
+from server.service import Service
+from server.settings import Settings
+from server.worker import Worker
+
+logger = logging.getLogger("linpix")
+
+
+def release() -> str:
+    try:
+        return version("linpix")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def create_app(settings: Settings, batchers: dict[str, Batcher] | None = None) -> FastAPI:
+    """The service over these batchers, or those that the settings name. Raises before anything listens."""
+    batchers = batchers or catalogue.batchers(settings)
+    keys = Keys(settings.api_keys.read_text()) if settings.api_keys else None
+    metrics = Metrics([batcher.labels for batcher in batchers.values()], BACKENDS, release(), "eager")
+    worker = Worker(batchers, metrics)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        worker.start()
+        yield
+        await asyncio.to_thread(worker.stop)
+
+    app = FastAPI(title="LinPix", version=release(), docs_url=None, redoc_url=None, lifespan=lifespan,
+                  description="Autoregressive image generators built as linear transformers. The images routes have "
+                              "the shape of OpenAI's Images API.")
+    app.state.service = Service(settings, worker, Comparisons(worker))
+    app.include_router(images.router)
+    app.include_router(operations.router)
+    app.mount("/static", StaticFiles(directory=operations.STATIC), name="static")
+    envelope.install(app, metrics=metrics)
+    app.add_middleware(Guard, max_body=settings.max_upload, keys=keys, metrics=metrics)
+    _describe(app)
+    return app
+
+
+def _describe(app: FastAPI) -> None:
+    """Take FastAPI's 422 out of the OpenAPI: bad input is 400 here, and each route documents it."""
+    generated = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = generated()
+            for path in schema["paths"].values():
+                for operation in path.values():
+                    operation["responses"].pop("422", None)
+            for name in ("HTTPValidationError", "ValidationError"):
+                schema["components"]["schemas"].pop(name, None)
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but the first SIGTERM or SIGINT drains: new work gets 503 while running work finishes."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker, drain_timeout_s: float) -> None:
+        super().__init__(config)
+        self._worker, self._drain_timeout_s = worker, drain_timeout_s
+        self._drain_until = 0.0
+        self._draining: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self.started:
+            for server in self.servers:
+                for listening in server.sockets:
+                    host, port = listening.getsockname()[:2]
+                    print(f"LinPix serves {', '.join(self._worker.batchers)} at http://{host}:{port}",
+                          file=sys.stderr, flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._loop is None:  # before start-up: nothing to finish
+            super().handle_exit(sig, frame)
+        elif self._worker.draining:  # asked twice: end now
+            self._drain_until = 0.0
+        else:
+            self._worker.draining = True
+            self._drain_until = self._loop.time() + self._drain_timeout_s
+            self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        assert self._loop is not None
+        while self._worker.requests and self._loop.time() < self._drain_until:
+            await asyncio.sleep(0.02)
+        self._worker.fail_all(Draining("the server is shutting down, and this request could not be finished in time; "
+                                       "send it again after the restart"))
+        self.should_exit = True
+
+
+def serve(settings: Settings) -> None:
+    """Run the service until a signal ends it."""
+    app = create_app(settings)
+    config = uvicorn.Config(app, host=settings.host, port=settings.port, log_level="warning", workers=1,
+                            timeout_graceful_shutdown=10, server_header=False)
+    server = Server(config, app.state.service.worker, settings.drain_timeout)
+    server.run()
+    if not server.started:
+        raise SystemExit(1)

@@ -1,0 +1,53 @@
+"""Which models are served: checkpoints found, read, and given slots."""
+
+from pathlib import Path
+
+from model import checkpoint
+from model.checkpoint import Checkpoint, CheckpointError
+from server.batcher import Batcher
+from server.compare import Comparison, ComparisonPlan
+from server.engine import Engine
+from server.settings import Settings
+
+_FIRST = ("mnist", "mnist-small")  # the default model, where they exist
+
+
+def batchers(settings: Settings) -> dict[str, Batcher]:
+    """A batcher per model, the default one first. Raises CheckpointError or ValueError with the cure."""
+    engine_of(settings.engine, settings.precision)
+    found: dict[str, Batcher] = {}
+    for folder in folders(settings):
+        loaded = checkpoint.read(folder)
+        if loaded.name in found:
+            raise CheckpointError(f"two models are called {loaded.name}; rename one of their folders")
+        linear = loaded.net.config.attention == "linear"
+        slots = settings.slots if linear else min(settings.slots, settings.softmax_slots)
+        found[loaded.name] = Batcher(Engine(loaded, slots), settings.max_queue)
+    return found
+
+
+def folders(settings: Settings) -> list[Path]:
+    if settings.models:
+        return [checkpoint.find(name.strip(), settings.checkpoints) for name in settings.models.split(",")]
+    root = checkpoint.root(settings.checkpoints)
+    names = sorted(folder.name for folder in root.iterdir() if (folder / "config.json").exists())
+    if not names:
+        raise CheckpointError(f"{root} holds no checkpoint; name another folder with --checkpoints, "
+                              "or make one with linpix train")
+    return [root / name for name in sorted(names, key=lambda name: (_FIRST.index(name) if name in _FIRST else 9, name))]
+
+
+def engine_of(engine: str, precision: str) -> None:
+    """Refuse an engine or precision that this build does not have."""
+    if engine == "compiled":
+        raise ValueError("engine compiled is not in this build; use --engine auto or --engine eager")
+    if precision == "bf16":
+        raise ValueError("the eager engine computes in fp32; use --precision auto or --precision fp32")
+
+
+def comparison_of(main: Checkpoint, others: list[Checkpoint], plan: ComparisonPlan) -> Comparison:
+    """A comparison of a checkpoint and its twin, if one of the others is that."""
+    twin = next((other for other in others
+                 if other.net.config.attention != main.net.config.attention
+                 and (other.net.config.twin_of == main.name or main.net.config.twin_of == other.name)), None)
+    return Comparison(main, twin, plan)

@@ -1,0 +1,260 @@
+"""POST /v1/images/generations and /v1/images/edits: a route translates, and does nothing else."""
+
+import asyncio
+import base64
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, File, Form, Request, Response, UploadFile
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+from fastapi.sse import EventSourceResponse, format_sse_event
+from numpy.typing import NDArray
+from starlette.types import Receive, Scope, Send
+
+from model.config import ModelConfig
+from model.philox import MAX_SEED
+from server import pictures
+from server.batcher import Batcher
+from server.engine import ImageSpec
+from server.envelope import body_of, documented
+from server.errors import InvalidRequest, ModelNotFound, ServiceError, TooLarge, UnsupportedMedia
+from server.schemas import Count, EditResponse, GenerateBody, ImagesResponse, Label, Partials, Seed, Temperature
+from server.service import Service, ServiceDep
+from server.worker import ImageDone
+from server.worker import Request as Admitted
+
+router = APIRouter(prefix="/v1/images", tags=["images"])
+_ERRORS = documented(400, 401, 403, 404, 413, 415, 429, 500, 503)
+_ANSWERS: dict[int | str, dict[str, Any]] = {200: {"content": {
+    "image/png": {"schema": {"type": "string", "contentMediaType": "image/png"}},
+    "text/event-stream": {"schema": {"type": "string"}}}}}
+_PICTURE_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
+
+
+class Ask:
+    """What generations and edits have in common, checked: model, count, seed, temperature, label, form of answer."""
+
+    def __init__(self, service: Service, http: Request, *, model: str | None, n: int | None, size: str | None,
+                 response_format: str | None, stream: bool | None, partial_images: int | None, seed: int | None,
+                 temperature: float | None, label: int | str | None, prompt: str | None, ignored: list[str]) -> None:
+        self.warnings: list[str] = []
+        self.name = model or service.default
+        if self.name not in service.worker.batchers:
+            raise ModelNotFound(f"model {self.name!r} is not loaded; loaded: {', '.join(service.worker.batchers)}",
+                                param="model")
+        self.batcher: Batcher = service.worker.batchers[self.name]
+        self.config: ModelConfig = self.batcher.engine.config
+        self.n = 1 if n is None else n
+        if not 1 <= self.n <= service.settings.max_n:
+            raise InvalidRequest(f"n must be 1..{service.settings.max_n}, got {n}", param="n")
+        if response_format not in (None, "b64_json"):
+            raise InvalidRequest(f"response_format must be b64_json, got {response_format!r}", param="response_format")
+        try:
+            self.factor = pictures.parse_size(size, self.config)
+        except pictures.PictureError as error:
+            raise picture_error(error) from error
+        self.size = f"{self.config.width * self.factor}x{self.config.height * self.factor}"
+        self.png = http.headers.get("accept", "").split(";")[0].strip() == "image/png"
+        self.stream = bool(stream)
+        if self.png and (self.n != 1 or self.stream):
+            raise InvalidRequest("Accept: image/png answers one picture: it goes with n=1 and without stream, "
+                                 f"got n={self.n}, stream={str(self.stream).lower()}", param="n")
+        self.partial_rows = partial_rows(partial_images, self.config.height)
+        self.seed = secrets.randbelow(MAX_SEED - self.n) if seed is None else seed
+        if self.seed + self.n - 1 > MAX_SEED:
+            raise InvalidRequest(f"image i uses seed + i, which must stay under 2^53: with n={self.n} the largest "
+                                 f"seed is {MAX_SEED - self.n + 1}, got {seed}", param="seed")
+        self.temperature = 1.0 if temperature is None else temperature
+        self.label = self._label(label, prompt)
+        if ignored:
+            self.warnings.append(f"ignored: {', '.join(sorted(ignored))}")
+
+    def _label(self, label: int | str | None, prompt: str | None) -> int | None:
+        """The class asked for by label, or by a prompt that names one."""
+        names = self.batcher.engine.checkpoint.class_names
+        by_name = {name.casefold(): index for index, name in enumerate(names)}
+        by_name |= {str(index): index for index in range(len(names))}
+        chosen = None
+        if label is not None:
+            chosen = label if isinstance(label, int) else by_name.get(label.strip().casefold())
+            if chosen is None or not 0 <= chosen < len(names):
+                allowed = f"0..{len(names) - 1} or one of {', '.join(names)}" if names else "none: it knows no classes"
+                raise InvalidRequest(f"label must be a class of {self.name}: {allowed}; got {label!r}", param="label")
+        text = (prompt or "").strip()
+        prompted = by_name.get(text.casefold())
+        if prompted is not None:
+            if chosen is not None and chosen != prompted:
+                raise InvalidRequest(f"label {label!r} contradicts prompt {text!r}; send one of them", param="label")
+            return prompted
+        if text:
+            self.warnings.append("prompt was ignored: it names no class of this model"
+                                 + (f"; classes: {', '.join(names)}" if names else ""))
+        return chosen
+
+    def specs(self, occluded: pictures.Occluded | None = None) -> list[ImageSpec]:
+        return [ImageSpec(seed=self.seed + index, temperature=self.temperature, label=self.label,
+                          canvas=occluded.canvas if occluded else None, known=occluded.known if occluded else None)
+                for index in range(self.n)]
+
+
+def partial_rows(partial_images: int | None, height: int) -> set[int]:
+    """After how many finished image rows a stream shows a partial image: each, or that many evenly spread."""
+    if partial_images is None or partial_images >= height:
+        return set(range(1, height + 1))
+    return {height * (index + 1) // (partial_images + 1) for index in range(partial_images)}
+
+
+def picture_error(error: pictures.PictureError) -> ServiceError:
+    return _PICTURE_ERRORS[error.status](str(error), param=error.param)
+
+
+@router.post("/generations", response_model=ImagesResponse, responses=_ANSWERS | _ERRORS)
+async def generate(body: GenerateBody, http: Request, service: ServiceDep) -> Response:
+    """Draw images: unconditional, or of one class."""
+    fields = body.model_dump(exclude=set(body.model_extra or {}))
+    ask = Ask(service, http, **fields, ignored=list(body.model_extra or {}))
+    admitted = service.worker.admit(ask.name, ask.n, endpoint="generations", stream=ask.stream)
+    service.worker.submit(admitted, ask.specs())
+    return await answer(service, http, ask, admitted, "image_generation", {})
+
+
+@router.post("/edits", response_model=EditResponse, responses=_ANSWERS | _ERRORS)
+async def edit(
+        http: Request, service: ServiceDep,
+        image: Annotated[UploadFile | None, File(description="PNG, JPEG or WebP; transparent = to fill in")] = None,
+        image_list: Annotated[list[UploadFile] | None, File(alias="image[]", description="as image; one")] = None,
+        mask: Annotated[UploadFile | None, File(description="its transparent areas are to be filled in")] = None,
+        keep_rows: Annotated[int | None, Form(description="image rows to keep; those below are filled in")] = None,
+        model: Annotated[str | None, Form()] = None,
+        prompt: Annotated[str | None, Form(description="a class name or digit conditions the image")] = None,
+        n: Annotated[Count | None, Form()] = None,
+        size: Annotated[str | None, Form()] = None,
+        response_format: Annotated[str | None, Form(description="b64_json")] = None,
+        stream: Annotated[bool | None, Form()] = None,
+        partial_images: Annotated[Partials | None, Form()] = None,
+        seed: Annotated[Seed | None, Form()] = None,
+        temperature: Annotated[Temperature | None, Form()] = None,
+        label: Annotated[Label | None, Form()] = None) -> Response:
+    """Complete an occluded image: known sub-pixels come back unchanged, the holes are drawn."""
+    known_fields = {"image", "image[]", "mask", "keep_rows", "model", "prompt", "n", "size", "response_format",
+                    "stream", "partial_images", "seed", "temperature", "label"}
+    ignored = [name for name in await http.form() if name not in known_fields]
+    ask = Ask(service, http, model=model, n=n, size=size, response_format=response_format, stream=stream,
+              partial_images=partial_images, seed=seed, temperature=temperature, label=label, prompt=prompt,
+              ignored=ignored)
+    uploads = [upload for upload in [image, *(image_list or [])] if upload is not None]
+    if len(uploads) != 1:
+        raise InvalidRequest(f"send exactly one picture as image or image[], got {len(uploads)}", param="image")
+    admitted = service.worker.admit(ask.name, ask.n, endpoint="edits", stream=ask.stream)
+    try:
+        occluded = await run_in_threadpool(
+            pictures.read_occluded, await uploads[0].read(), ask.config,
+            mask=None if mask is None else await mask.read(), keep_rows=keep_rows)
+    except pictures.PictureError as error:
+        service.worker.finish(admitted, "failed")
+        raise picture_error(error) from error
+    except BaseException:
+        service.worker.finish(admitted, "failed")
+        raise
+    facts = {"conditioning": occluded.conditioning, "known": occluded.known_count,
+             "known_before_first_hole": occluded.known_before_first_hole,
+             "known_after_last_hole": occluded.known_after_last_hole}
+    service.worker.submit(admitted, ask.specs(occluded))
+    return await answer(service, http, ask, admitted, "image_edit", facts)
+
+
+async def answer(service: Service, http: Request, ask: Ask, admitted: Admitted, kind: str,
+                 facts: dict[str, Any]) -> Response:
+    """Wait for the images of an admitted request and give them in the form asked for."""
+    engine = ask.batcher.engine
+    common = {"created": int(time.time()), "model": ask.name, "checkpoint": engine.checkpoint.digest,
+              "engine": engine.name, "precision": engine.precision, "size": ask.size, "output_format": "png",
+              "warnings": ask.warnings, **facts}
+    if ask.stream:
+        return Streaming(stream_events(service, ask, admitted, kind, common), service, admitted)
+    outcome = "failed"
+    try:
+        images = await unless_gone(http, collect(service, admitted))
+        outcome = "cancelled" if images is None else "completed"
+    except asyncio.CancelledError:
+        outcome = "cancelled"
+        raise
+    finally:
+        service.worker.finish(admitted, outcome)
+    if images is None:
+        return Response(status_code=499)  # nobody reads it: the client left
+    encoded = [pictures.png(canvas, ask.config, ask.factor) for canvas in images]
+    if ask.png:
+        headers = {"x-linpix-seed": str(ask.seed), "x-linpix-model": ask.name,
+                   "x-linpix-checkpoint": engine.checkpoint.digest, "x-linpix-engine": engine.name,
+                   "x-linpix-precision": engine.precision}
+        return Response(encoded[0], media_type="image/png", headers=headers)
+    data = [{"b64_json": base64.b64encode(png).decode(), "seed": ask.seed + index}
+            for index, png in enumerate(encoded)]
+    return JSONResponse(common | {"data": data})
+
+
+async def collect(service: Service, admitted: Admitted) -> list[NDArray[np.uint8]]:
+    images = {event.index: event.canvas async for event in service.worker.events(admitted)
+              if isinstance(event, ImageDone)}
+    return [images[index] for index in range(admitted.images)]
+
+
+async def unless_gone(http: Request, work: Coroutine[Any, Any, list[NDArray[np.uint8]]]
+                      ) -> list[NDArray[np.uint8]] | None:
+    """The result of work, or None if the client closes its connection first."""
+
+    async def gone() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def stream_events(service: Service, ask: Ask, admitted: Admitted, kind: str,
+                        common: dict[str, Any]) -> AsyncIterator[bytes]:
+    """Server-sent events of one request; Streaming sees to it that the request is finished."""
+    shown = dict.fromkeys(range(ask.n), 0)
+    try:
+        async for event in service.worker.events(admitted):
+            fields = common | {"image_index": event.index, "seed": ask.seed + event.index}
+            if isinstance(event, ImageDone):
+                fields |= {"type": f"{kind}.completed",
+                           "b64_json": base64.b64encode(pictures.png(event.canvas, ask.config, ask.factor)).decode()}
+            elif event.rows in ask.partial_rows:
+                png = pictures.png(event.canvas, ask.config, ask.factor, rows=event.rows)
+                fields |= {"type": f"{kind}.partial_image", "partial_image_index": shown[event.index],
+                           "rows": event.rows, "b64_json": base64.b64encode(png).decode()}
+                shown[event.index] += 1
+            else:
+                continue
+            yield format_sse_event(event=fields["type"], data_str=json.dumps(fields))
+        service.worker.finish(admitted, "completed")
+    except ServiceError as error:
+        service.worker.finish(admitted, "failed")
+        yield format_sse_event(event="error", data_str=json.dumps(body_of(error)))
+
+
+class Streaming(EventSourceResponse):
+    """An event stream whose request ends with it, even if the client left before the first event."""
+
+    def __init__(self, events: AsyncIterator[bytes], service: Service, admitted: Admitted) -> None:
+        super().__init__(events, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        self._service, self._admitted = service, admitted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._service.worker.finish(self._admitted, "cancelled")

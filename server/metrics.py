@@ -1,0 +1,80 @@
+"""What Prometheus sees. Label values are finite sets, and every child exists from the start."""
+
+from collections.abc import Iterable
+
+import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+ENDPOINTS = ("generations", "edits")
+OUTCOMES = ("completed", "cancelled", "failed")
+REJECTIONS = ("queue_full", "draining", "invalid", "unauthorized", "foreign_origin", "too_large")
+
+_STEP_BUCKETS = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0)
+_WAIT_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+_ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+class Metrics:
+    """One registry a service; names and labels are section by section what dashboards are written against."""
+
+    def __init__(self, models: Iterable[tuple[str, str]], backends: Iterable[str], version: str, kernel: str) -> None:
+        """models: (name, backend) pairs that are served · backends: names a comparison may report."""
+        models = list(models)
+        registry = self.registry = CollectorRegistry()
+        self.images_completed = Counter(
+            "linpix_images_completed", "Images that ended, by how.", ("model", "backend", "outcome"), registry=registry)
+        self.pixels_generated = Counter(
+            "linpix_pixels_generated", "Sub-pixels decoded, known ones included.", ("model", "backend"),
+            registry=registry)
+        self.requests = Counter(
+            "linpix_requests", "Requests that were admitted and ended, by how.", ("endpoint", "outcome"),
+            registry=registry)
+        self.requests_rejected = Counter(
+            "linpix_requests_rejected", "Requests that were not admitted, by why.", ("reason",), registry=registry)
+        self.requests_running = Gauge("linpix_requests_running", "Requests with an image in a slot.", registry=registry)
+        self.requests_waiting = Gauge("linpix_requests_waiting", "Requests with no image in a slot yet.",
+                                      registry=registry)
+        self.state_slots = Gauge("linpix_state_slots", "Slots of the state pool.", ("model",), registry=registry)
+        self.state_slots_used = Gauge("linpix_state_slots_used", "Slots that hold an image.", ("model",),
+                                      registry=registry)
+        self.request_duration = Histogram("linpix_request_duration_seconds", "Admission to last byte produced.",
+                                          ("endpoint",), buckets=_WAIT_BUCKETS, registry=registry)
+        self.queue_wait = Histogram("linpix_queue_wait_seconds", "Admission of an image to its slot.",
+                                    buckets=_WAIT_BUCKETS, registry=registry)
+        self.first_row = Histogram("linpix_first_row_seconds", "Admission of an image to its first decoded image row.",
+                                   buckets=_WAIT_BUCKETS, registry=registry)
+        self.engine_step = Histogram("linpix_engine_step_seconds", "One step of one sub-pixel for a whole batch.",
+                                     ("model", "backend"), buckets=_STEP_BUCKETS, registry=registry)
+        self.engine_step_batch_size = Histogram("linpix_engine_step_batch_size", "Rows in a quantum.",
+                                                buckets=_ROW_BUCKETS, registry=registry)
+        self.comparison = Gauge("linpix_comparison_images_per_second",
+                                "Fastest rate of each backend in the last comparison.", ("backend",), registry=registry)
+        kernel_info = Gauge("linpix_kernel_info", "Versions and the kernel in use; always 1.",
+                            ("version", "torch", "kernel"), registry=registry)
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
+
+        kernel_info.labels(version, torch.__version__, kernel).set(1)
+        for model, backend in models:
+            self.pixels_generated.labels(model, backend)
+            self.engine_step.labels(model, backend)
+            self.state_slots.labels(model)
+            self.state_slots_used.labels(model)
+            for outcome in OUTCOMES:
+                self.images_completed.labels(model, backend, outcome)
+        for endpoint in ENDPOINTS:
+            self.request_duration.labels(endpoint)
+            for outcome in OUTCOMES:
+                self.requests.labels(endpoint, outcome)
+        for reason in REJECTIONS:
+            self.requests_rejected.labels(reason)
+        for backend in backends:
+            self.comparison.labels(backend)
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,31 @@
+"""What the routes share: the settings, the worker, and which model is the default."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from server.comparisons import Comparisons
+from server.settings import Settings
+from server.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    settings: Settings
+    worker: Worker
+    comparisons: Comparisons
+
+    @property
+    def default(self) -> str:
+        """The first model loaded."""
+        return next(iter(self.worker.batchers))
+
+
+def service_of(request: Request) -> Service:
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service
+
+
+ServiceDep = Annotated[Service, Depends(service_of)]

@@ -1,0 +1,28 @@
+"""The service's settings: flags of `linpix serve`, or LINPIX_* variables, with one default, unit and reason each."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Every field is a flag (`--max-queue`) and a variable (`LINPIX_MAX_QUEUE`); flags win."""
+
+    model_config = SettingsConfigDict(env_prefix="LINPIX_", extra="ignore", frozen=True)
+
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
+    port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 lets the system choose")
+    models: str = Field("", description="comma-separated models, the first is the default; empty: all checkpoints")
+    checkpoints: Path | None = Field(None, description="folder of checkpoints; default: that of the checkout")
+    slots: int = Field(64, ge=1, le=100_000, description="images in flight per linear model; memory is slots x state")
+    softmax_slots: int = Field(8, ge=1, le=10_000, description="images in flight per softmax model, whose state is big")
+    max_queue: int = Field(256, ge=0, description="images that may wait for a slot, per model")
+    max_n: int = Field(16, ge=1, le=1024, description="largest n of one request")
+    max_upload: int = Field(16 * 2**20, ge=1024, description="largest request body, bytes")
+    drain_timeout: float = Field(30.0, ge=0, description="seconds that running work may take after SIGTERM")
+    compare_budget: float = Field(120.0, gt=0, le=3600, description="largest budget of a comparison over HTTP, seconds")
+    engine: Literal["auto", "eager", "compiled"] = Field("auto", description="what decodes")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="of the matrix products")
+    api_keys: Path | None = Field(None, description="file of keys, one a line; without it no key is asked for")

@@ -1,0 +1,104 @@
+"""A real server process on a socket, serving a tiny checkpoint."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from model import checkpoint
+from model.config import PRESETS
+from model.transformer import Transformer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Process:
+    """`linpix serve` and what it printed."""
+
+    def __init__(self, checkpoints: Path, *flags: str) -> None:
+        command = [sys.executable, str(ROOT / "linpix.py"), "serve", "--port", "0",
+                   "--checkpoints", str(checkpoints), *flags]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        self.printed: list[str] = []
+        self.url = ""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.printed.append(line)
+            if found := re.search(r"at (http://\S+)", line):
+                self.url = found[1]
+                break
+        # keep reading, so that the server never blocks on a full pipe
+        self._reader = threading.Thread(target=self._drain, daemon=True)
+        self._reader.start()
+        if not self.url:
+            self.process.wait()
+            raise RuntimeError("".join(self.printed))
+
+    def _drain(self) -> None:
+        assert self.process.stderr is not None
+        self.printed.extend(self.process.stderr)
+
+    def client(self, **options) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, **options)
+
+    def metric(self, name: str) -> float:
+        """The value of one sample of /metrics, named with its labels."""
+        text = httpx.get(self.url + "/metrics").text
+        [value] = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.rsplit(" ", 1)[0] == name]
+        return float(value)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(timeout=60)
+        finally:
+            self.process.kill()
+
+
+@contextlib.contextmanager
+def serving(checkpoints: Path, *flags: str) -> Iterator[Process]:
+    process = Process(checkpoints, *flags)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+@pytest.fixture(scope="session")
+def server(tiny: Path) -> Iterator[Process]:
+    """One server for the tests that leave it as they found it."""
+    with serving(tiny.parent) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one checkpoint, `slow`: the size of mnist-small, random weights, most of a second an image."""
+    folder = tmp_path_factory.mktemp("slow") / "slow"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(PRESETS["mnist-small"])
+    checkpoint.save(folder, net, {"data": "random weights", "class_names": list("0123456789")}, "# slow\n")
+    return folder.parent
+
+
+def eventually(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether something becomes true within that time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if true():
+            return True
+        time.sleep(0.02)
+    return False

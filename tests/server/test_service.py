@@ -1,0 +1,226 @@
+"""Limits, leaving and stopping, against real server processes."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.server.conftest import ROOT, eventually, serving
+from tests.server.test_images import events_of, occluded
+
+
+def test_every_route_and_method_that_is_not_there_answers_the_envelope(server):
+    with server.client() as client:
+        for method, path, status in (("GET", "/nothing", 404), ("GET", "/v1/images/generations", 405),
+                                     ("DELETE", "/metrics", 405), ("GET", "/v1/models/big", 404),
+                                     ("GET", "/v1/compare/none", 404), ("PUT", "/", 405),
+                                     ("GET", "/static/nothing.js", 404), ("GET", "/v1/images", 404)):
+            answer = client.request(method, path)
+            assert answer.status_code == status, path
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+            assert answer.headers["x-request-id"]
+
+
+def test_the_models_are_listed_with_what_they_are(server):
+    with server.client() as client:
+        [card] = client.get("/v1/models").json()["data"]
+        assert card == client.get("/v1/models/tiny").json()
+    assert (card["id"], card["width"], card["state_bytes"], len(card["classes"])) == ("tiny", 8, 1152, 10)
+
+
+def test_the_service_is_alive_and_ready(server):
+    with server.client() as client:
+        assert client.get("/healthz").json() == {"status": "alive"}
+        assert client.get("/readyz").json() == {"status": "ready"}
+
+
+def test_the_page_and_the_documentation_are_served(server):
+    with server.client() as client:
+        assert "/docs" in client.get("/").text
+        assert "/static/swagger-ui-bundle.js" in client.get("/docs").text
+        assert client.get("/openapi.json").json()["info"]["title"] == "LinPix"
+
+
+def test_a_post_from_a_page_of_another_site_is_refused(server):
+    with server.client() as client:
+        answer = client.post("/v1/images/generations", json={}, headers={"origin": "https://elsewhere.example"})
+        assert answer.status_code == 403
+        assert answer.json()["error"]["code"] == "foreign_origin"
+        assert client.post("/v1/images/generations", json={}, headers={"origin": server.url}).status_code == 200
+
+
+def test_a_body_over_the_limit_is_refused_by_its_header_and_by_counting(tiny):
+    with serving(tiny.parent, "--max-upload", "2000") as server, server.client() as client:
+        declared = client.post("/v1/images/generations", content=b" " * 3000)
+        counted = client.post("/v1/images/generations", content=iter([b" " * 1500] * 2),
+                              headers={"content-type": "application/json"})
+        upload = client.post("/v1/images/edits", files={"image": b"x" * 3000})
+        for answer in (declared, counted, upload):
+            assert answer.status_code == 413, answer.text
+            assert "2,000" in answer.json()["error"]["message"]
+
+
+def test_a_server_with_keys_asks_for_one(tiny, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("# comment\n\nfirst\nsecond\n")
+    with serving(tiny.parent, "--api-keys", str(keys)) as server, server.client() as client:
+        for headers in ({}, {"authorization": "Bearer third"}, {"authorization": "Basic first"},
+                        {"authorization": "Bearer # comment"}):
+            answer = client.get("/v1/models", headers=headers)
+            assert answer.status_code == 401, headers
+            assert answer.json()["error"]["type"] == "authentication_error"
+        assert client.get("/v1/models", headers={"authorization": "Bearer second"}).status_code == 200
+        assert client.get("/healthz").status_code == 200
+
+
+def test_sixty_four_requests_at_once_are_all_answered(server):
+    with server.client() as client, ThreadPoolExecutor(64) as pool:
+        answers = list(pool.map(lambda seed: client.post("/v1/images/generations", json={"seed": seed}), range(64)))
+    assert [answer.status_code for answer in answers] == [200] * 64
+    assert [answer.json()["data"][0]["seed"] for answer in answers] == list(range(64))
+
+
+def test_a_full_queue_is_429_and_says_when_to_come_back(slow):
+    with serving(slow, "--slots", "2", "--max-queue", "1") as server, ThreadPoolExecutor(3) as pool:
+        def ask(n):
+            return httpx.post(server.url + "/v1/images/generations", json={"n": n}, timeout=60)
+
+        running = pool.submit(ask, 2)
+        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 2)
+        time.sleep(0.3)  # for a first estimate of the speed
+        refused = ask(2)
+        waiting = pool.submit(ask, 1)
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "queue_full"
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert running.result().status_code == waiting.result().status_code == 200
+        assert server.metric('linpix_requests_rejected_total{reason="queue_full"}') == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_slots(slow, stream):
+    with serving(slow, "--slots", "4") as server:
+        client = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+        body = json.dumps({"n": 8, "stream": stream}).encode()
+        client.sendall(b"POST /v1/images/generations HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                       b"content-length: %d\r\n\r\n" % len(body) + body)
+        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 4)
+        client.close()
+        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 0, 4)
+        assert server.metric("linpix_requests_running") == server.metric("linpix_requests_waiting") == 0
+        assert server.metric('linpix_requests_total{endpoint="generations",outcome="cancelled"}') == 1
+        assert server.metric('linpix_images_completed_total{backend="linear",model="slow",outcome="cancelled"}') == 8
+        assert httpx.post(server.url + "/v1/images/generations", json={}, timeout=60).status_code == 200
+
+
+def test_sigterm_finishes_what_runs_and_refuses_what_comes(slow):
+    with serving(slow) as server, ThreadPoolExecutor(2) as pool, server.client() as client:
+        running = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 2}))
+        streaming = pool.submit(lambda: client.post("/v1/images/generations", json={"stream": True}))
+        assert eventually(lambda: server.metric("linpix_requests_running") == 2)
+        server.process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: httpx.get(server.url + "/readyz").status_code == 503)
+        refused = httpx.post(server.url + "/v1/images/generations", json={})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        assert refused.headers["retry-after"]
+        assert len(running.result().json()["data"]) == 2
+        assert events_of(streaming.result().text)[-1]["type"] == "image_generation.completed"
+        assert server.process.wait(timeout=20) == 0
+
+
+def test_what_the_drain_timeout_cuts_off_is_told_so(slow):
+    with serving(slow, "--drain-timeout", "0.1") as server, ThreadPoolExecutor(2) as pool, server.client() as client:
+        plain = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 16}))
+        streaming = pool.submit(lambda: client.post("/v1/images/generations", json={"stream": True, "n": 16}))
+        assert eventually(lambda: server.metric("linpix_requests_running") == 2)
+        server.process.send_signal(signal.SIGTERM)
+        assert plain.result().status_code == 503
+        assert plain.result().json()["error"]["code"] == "draining"
+        last = events_of(streaming.result().text)[-1]
+        assert last["error"]["code"] == "draining"
+        assert server.process.wait(timeout=20) == 0
+
+
+def test_requests_with_prefixes_of_every_length_run_beside_each_other(server):
+    with server.client() as client, ThreadPoolExecutor(16) as pool:
+        def ask(rows):
+            return client.post("/v1/images/edits", files={"image": ("p.png", occluded(rows % 9))}, data={"seed": 1})
+
+        assert [answer.status_code for answer in pool.map(ask, range(48))] == [200] * 48
+
+
+def test_a_comparison_runs_beside_requests_and_can_be_watched_and_stopped(tiny):
+    with serving(tiny.parent) as server, server.client() as client:
+        begun = client.post("/v1/compare", json={"batch": [1, 2], "budget": 2.0})
+        assert begun.status_code == 202
+        at = f"/v1/compare/{begun.json()['id']}"
+        again = client.post("/v1/compare", json={})
+        assert again.status_code == 409
+        assert client.post("/v1/images/generations", json={}).status_code == 200
+        assert eventually(lambda: client.get(at).json()["status"] != "running", 20)
+        over = client.get(at).json()
+        assert over["status"] == "completed", over["error"]
+        assert {result["backend"] for result in over["report"]["results"]} == {"linear", "softmax", "stateful-softmax"}
+        assert over["progress"] == 1
+        assert server.metric('linpix_comparison_images_per_second{backend="linear"}') > 0
+        second = f"/v1/compare/{client.post('/v1/compare', json={'budget': 60.0}).json()['id']}"
+        watched: list[str] = []
+        def watch():
+            with client.stream("GET", second, headers={"accept": "text/event-stream"}) as stream:
+                watched.extend(line for line in stream.iter_lines() if line.startswith("event:"))
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        assert eventually(lambda: client.get(second).json()["report"] is not None)
+        assert client.delete(second).json()["status"] == "cancelled"
+        watching.join(10)
+        assert watched[0] == "event: comparison.progress"
+        assert watched[-1] == "event: comparison.cancelled"
+
+
+@pytest.mark.parametrize(("body", "param", "words"), [
+    ({"backends": ["lsh-1"]}, "backends", "lsh-1"),
+    ({"budget": 1e3}, "budget", "at most 120"),
+    ({"batch": [0]}, "batch.0", "got 0"),
+    ({"speed": 1}, "speed", "got 1"),
+])
+def test_a_bad_comparison_is_refused(server, body, param, words):
+    with server.client() as client:
+        answer = client.post("/v1/compare", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    (["--models", "big"], "there is no model 'big'"),
+    (["--slots", "0"], "--slots"),
+    (["--slots", "x"], "--slots"),
+    (["--engine", "compiled"], "--engine eager"),
+    (["--precision", "bf16"], "--precision fp32"),
+    (["--api-keys", "missing"], "missing"),
+    (["--checkpoints", "missing"], "--checkpoints"),
+])
+def test_a_setting_that_cannot_work_stops_the_server_before_it_listens(tiny, flags, words):
+    flags = flags if "--checkpoints" in flags else [*flags, "--checkpoints", str(tiny.parent)]
+    ended = subprocess.run([sys.executable, str(ROOT / "linpix.py"), "serve", "--port", "0", *flags],
+                           capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_a_port_that_is_taken_is_said_in_a_line(tiny, server):
+    port = server.url.rsplit(":", 1)[1]
+    ended = subprocess.run([sys.executable, str(ROOT / "linpix.py"), "serve", "--port", port,
+                            "--checkpoints", str(tiny.parent)], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode != 0
+    assert "address already in use" in ended.stderr
