@@ -20,6 +20,7 @@ $(STAMP): pyproject.toml $(wildcard csrc/*)
 	  $(BIN)/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH_SPEC)'
 	$(BIN)/pip freeze | grep '^torch==' > $(VENV)/constraints.txt
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[dev,train]'
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/openai-1 'openai>=1.99,<2'
 	touch $@
 
 run: venv

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         message = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, ModuleNotFoundError):
-            message += "; install LinPix with its extras: pip install 'linpix[train]'"
+            message += "; install what LinPix depends on: pip install ."
         print(f"linpix {given.command}: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -265,7 +265,20 @@ def export(given: argparse.Namespace) -> None:
 
 
 def import_(given: argparse.Namespace) -> None:
-    raise NotImplementedError
+    from model import checkpoint
+    from model.importer import import_reference
+    from training.datasets import load
+    from training.export import card, first_marginal, provenance
+
+    out = Path(given.out)
+    if out.exists():
+        raise ValueError(f"--out {out} exists already; give a new folder")
+    data = Path(given.data) if given.data else None
+    net, facts = import_reference(Path(given.reference), given.heads, given.attention,
+                                  data and (lambda config: first_marginal(load(data, "train", config))))
+    source = provenance("unknown", (), command=given.command_line, **facts)
+    checkpoint.save(out, net, source, card(out.name, net.config, source))
+    print(f"written to {out}", file=sys.stderr)
 
 
 def doctor(given: argparse.Namespace) -> None:

@@ -47,6 +47,8 @@ class ModelConfig:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        if self.channels not in (1, 3):
+            raise ValueError(f"channels must be 1 (grey) or 3 (red, green, blue), got {self.channels}")
         if type(self.classes) is not int or self.classes < 0:
             raise ValueError(f"classes must be an integer of at least 0, got {self.classes!r}")
         for name, kind in (("attention", Attention), ("feature_map", FeatureMap), ("norm", Norm),

@@ -44,6 +44,14 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorEnvelope} for status in statuses}
 
 
+def event_stream(description: str) -> dict[str, Any]:
+    """The `content` of a stream of server-sent events, for OpenAPI."""
+    event = {"type": "object", "required": ["event", "data"], "properties": {
+        "event": {"type": "string"},
+        "data": {"type": "string", "contentMediaType": "application/json", "description": description}}}
+    return {"text/event-stream": {"itemSchema": event}}
+
+
 def install(app: FastAPI, *, metrics: Metrics) -> None:
     """Make every failure of the app answer the envelope."""
 

@@ -21,7 +21,7 @@ from model.philox import MAX_SEED
 from server import pictures
 from server.batcher import Batcher
 from server.engine import ImageSpec
-from server.envelope import body_of, documented
+from server.envelope import body_of, documented, event_stream
 from server.errors import InvalidRequest, ModelNotFound, ServiceError, TooLarge, UnsupportedMedia
 from server.schemas import Count, EditResponse, GenerateBody, ImagesResponse, Label, Partials, Seed, Temperature
 from server.service import Service, ServiceDep
@@ -32,7 +32,7 @@ router = APIRouter(prefix="/v1/images", tags=["images"])
 _ERRORS = documented(400, 401, 403, 404, 413, 415, 429, 500, 503)
 _ANSWERS: dict[int | str, dict[str, Any]] = {200: {"content": {
     "image/png": {"schema": {"type": "string", "contentMediaType": "image/png"}},
-    "text/event-stream": {"schema": {"type": "string"}}}}}
+    **event_stream("the answer's fields with type, image_index, seed and b64_json; partial images also rows")}}}
 _PICTURE_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
 
 

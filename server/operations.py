@@ -14,7 +14,7 @@ from server import compare, pictures
 from server.batcher import Batcher
 from server.catalogue import comparison_of
 from server.comparisons import Comparisons, Job
-from server.envelope import documented
+from server.envelope import documented, event_stream
 from server.errors import Draining, InvalidRequest, ModelNotFound
 from server.schemas import CompareBody, Comparison, Health, ModelCard, ModelList
 from server.service import ServiceDep
@@ -22,7 +22,7 @@ from server.service import ServiceDep
 router = APIRouter()
 STATIC = Path(__file__).parent / "static"
 _TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
-_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": event_stream("the comparison as the plain answer has it")}}
 
 
 def card_of(name: str, batcher: Batcher) -> ModelCard:

@@ -41,6 +41,12 @@ def provenance(data: str, class_names: tuple[str, ...], **facts: Any) -> dict[st
     return {"data": data, "class_names": list(class_names), "created": int(time.time()), "commit": commit, **facts}
 
 
+def first_marginal(data: Dataset) -> list[float]:
+    """P(sub-pixel 0 = v), v = 0..255, over a training set: for models that do not predict it."""
+    counts = np.bincount(data.images[:, 0], minlength=256)
+    return [float(share) for share in counts / counts.sum()]
+
+
 def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     """The model card, Markdown."""
     bits = source.get("bits_per_dim") or {}
@@ -60,12 +66,13 @@ An autoregressive model of {config.width} x {config.height} images with {config.
 | look-ups; neighbours (dy, dx, dc) | {', '.join(config.look_ups)}; {context} |
 | classes | {', '.join(source['class_names']) if config.classes else 'none'} |
 | memory of one image in flight | {config.state_bytes / 1024:.0f} KiB |
-| training images seen | {source['images']:,} in {source['minutes']:.0f} minutes ({source['steps']:,} steps) |
+| training images seen | {source.get('images', 'unknown')} ({source.get('steps', 'unknown')} steps, \
+{source.get('minutes', 0):.0f} minutes) |
 | bits/dim: | |
 {figures}
 
-Trained on {_ATTRIBUTION.get(source['data'], source['data'])}. Command: `{source['command']}` (commit
-{source['commit']}, seed {source['seed']}). It draws images like those it was trained on and knows nothing else.
+Data: {_ATTRIBUTION.get(source['data'], source['data'])}. Command: `{source['command']}` (commit
+{source['commit']}, seed {source.get('seed', 'unknown')}). It draws images like those it was trained on and knows nothing else.
 """
 
 

@@ -200,6 +200,9 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     (CSV, and TensorBoard where installed) and a sample grid of each evaluation. Returns whether the
     schedule is complete. Raises FloatingPointError when the loss is no longer a number.
     """
+    if run.model.classes and (most := int(data.labels.max(initial=-1))) >= run.model.classes:
+        raise ValueError(f"{data.name} has {most + 1} classes, but this architecture knows {run.model.classes}; "
+                         "give data with fewer, or without class folders")
     config, side = run.config, folder.with_name(folder.name + ".training")
     side.mkdir(parents=True, exist_ok=True)
     held_out = min(config.validation, len(data.images) // 10)

@@ -1,0 +1,63 @@
+"""What HTTP costs: images/s of many requests at once, over that of `linpix sample` at the same batch size.
+
+    python -m tests.benchmarks.http --model mnist-small --batch 64 [--repeat 3]
+
+Both are measured in turn, as whole processes of this machine; the ratio is of medians.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+
+from model import checkpoint
+from tests.server.conftest import ROOT, serving
+
+
+def sampled(model: str, batch: int, folder: Path) -> float:
+    command = [sys.executable, str(ROOT / "linpix.py"), "sample", "--model", model, "--count", str(batch),
+               "--batch", str(batch), "--out", str(folder), "--json"]
+    return float(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["images_per_second"])
+
+
+def served(url: str, requests: int, n: int) -> float:
+    with httpx.Client(base_url=url, timeout=600, limits=httpx.Limits(max_connections=requests)) as client, \
+            ThreadPoolExecutor(requests) as pool:
+        began = time.perf_counter()
+        answers = list(pool.map(lambda _: client.post("/v1/images/generations", json={"n": n}), range(requests)))
+        seconds = time.perf_counter() - began
+    assert all(answer.status_code == 200 for answer in answers)
+    return requests * n / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="mnist-small")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=3)
+    given = parser.parse_args()
+    folder = checkpoint.find(given.model).resolve()
+    rates: dict[str, list[float]] = {"sample": [], "http, n=1": [], "http, n=8": []}
+    with serving(folder.parent, "--models", folder.name, "--slots", str(given.batch)) as server, \
+            tempfile.TemporaryDirectory() as out:
+        served(server.url, 1, 1)  # warm
+        for _ in range(given.repeat):
+            rates["sample"].append(sampled(str(folder), given.batch, Path(out)))
+            rates["http, n=1"].append(served(server.url, given.batch, 1))
+            rates["http, n=8"].append(served(server.url, given.batch // 8, 8))
+    base = statistics.median(rates["sample"])
+    print(f"| {given.model}, batch {given.batch} | images/s | of `linpix sample` |\n|---|---|---|")
+    for name, values in rates.items():
+        print(f"| {name} | {statistics.median(values):.1f} ({min(values):.1f}..{max(values):.1f}) "
+              f"| {statistics.median(values) / base:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What tests of several rooms need: the real data, the golden vectors, a tiny checkpoint."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin starve others
+
+import pytest
+import torch
+
+from model import checkpoint
+from model.config import PRESETS
+from model.transformer import Transformer
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def _shared(variable: str, default: str, what: str) -> Path:
+    folder = (_ROOT / os.environ.get(variable, default)).resolve()
+    if not folder.is_dir():
+        pytest.skip(f"{what} are not at {folder}; say where with {variable}, relative to {_ROOT} or absolute")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder of mnist/ and cifar10/."""
+    return _shared("LINPIX_DATA", "../shared/data", "MNIST and CIFAR-10")
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of vectors made with the published reference implementation."""
+    return _shared("LINPIX_GOLDEN", "../shared/golden", "the reference's golden vectors")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder of the preset `tiny`, named so, with random weights. Not to be changed: copy it."""
+    config = PRESETS["tiny"]
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(config)
+    provenance = {"data": "random weights", "class_names": [str(label) for label in range(config.classes)],
+                  "images": 0, "steps": 0, "minutes": 0.0, "seed": 0, "commit": "unknown",
+                  "command": "tests/conftest.py", "bits_per_dim": {}}
+    checkpoint.save(folder, net, provenance, "# tiny\n\nRandom weights, for tests.\n")
+    return folder
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With LINPIX_FORBID_SKIPS a test that was left out fails the run, unless it wanted a GPU."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not os.environ.get("LINPIX_FORBID_SKIPS") or reporter is None:
+        return
+    left_out = [report for report in reporter.stats.get("skipped", []) if "cuda" not in report.keywords]
+    if left_out:
+        reporter.write_line(f"{len(left_out)} tests were skipped, and LINPIX_FORBID_SKIPS is set", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

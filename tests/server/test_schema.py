@@ -1,0 +1,49 @@
+"""Schemathesis over the served OpenAPI: whatever it sends, the answer is documented and never a 5xx."""
+
+import os
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+EXAMPLES = int(os.environ.get("LINPIX_TEST_EXAMPLES", "50"))  # a route
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance,
+          response_schema_conformance]
+
+ROUTES = ["GET /v1/models", "GET /v1/models/{model}", "POST /v1/images/generations", "POST /v1/images/edits",
+          "POST /v1/compare", "GET /v1/compare/{id}", "DELETE /v1/compare/{id}", "GET /metrics", "GET /healthz",
+          "GET /readyz"]
+
+
+@pytest.fixture(scope="module")
+def api(server):
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+def test_every_documented_route_is_tried(api):
+    operations = [found.ok() for found in api.get_all_operations()]
+    assert sorted(f"{operation.method.upper()} {operation.path}" for operation in operations) == sorted(ROUTES)
+
+
+@pytest.mark.parametrize(("route", "mode"), [
+    *((route, GenerationMode.POSITIVE) for route in ROUTES),
+    *((route, GenerationMode.NEGATIVE) for route in ROUTES if route.startswith("POST")),  # only they have a body
+], ids=str)
+def test_every_answer_is_documented_and_none_is_a_failure_of_ours(api, route, mode):
+    method, path = route.split()
+    operation = api[path][method]
+
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def answers_as_documented(case):
+        case.call_and_validate(checks=CHECKS, timeout=30)
+
+    answers_as_documented()

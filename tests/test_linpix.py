@@ -1,0 +1,152 @@
+"""The command line, run as a user runs it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from model import checkpoint
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def linpix(*arguments, **environment):
+    return subprocess.run([sys.executable, str(ROOT / "linpix.py"), *map(str, arguments)], capture_output=True,
+                          text=True, timeout=120, check=False,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"} | environment)
+
+
+def succeeds(*arguments):
+    ended = linpix(*arguments)
+    assert ended.returncode == 0, ended.stderr
+    return ended
+
+
+def pixels(path) -> np.ndarray:
+    with Image.open(path) as picture:
+        return np.asarray(picture)
+
+
+def test_sample_writes_one_png_per_image_named_by_index_and_seed(tiny, tmp_path):
+    printed = json.loads(succeeds("sample", "--model", tiny, "--count", 3, "--seed", 7, "--out", tmp_path / "out",
+                                  "--json").stdout)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["00000-7.png", "00001-8.png", "00002-9.png"]
+    assert {"images", "seconds", "images_per_second", "engine", "precision", "seeds"} <= printed.keys()
+    assert (printed["images"], printed["seeds"], printed["engine"]) == (3, [7, 8, 9], "eager")
+    assert pixels(tmp_path / "out" / "00000-7.png").shape == (8, 8)
+
+
+def test_sample_writes_a_grid_and_the_same_one_again(tiny, tmp_path):
+    for name in ("a.png", "b.png"):
+        succeeds("sample", "--model", tiny, "--count", 12, "--seed", 7, "--out", tmp_path / name)
+    assert pixels(tmp_path / "a.png").shape == (2 * 9 + 1, 10 * 9 + 1)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_a_model_is_found_by_its_name_under_checkpoints(tiny, tmp_path):
+    succeeds("sample", "--model", "tiny", "--checkpoints", tiny.parent, "--out", tmp_path / "out")
+
+
+def test_a_batch_smaller_than_the_count_makes_every_image(tiny, tmp_path):
+    succeeds("sample", "--model", tiny, "--count", 5, "--batch", 2, "--seed", 1, "--out", tmp_path / "out")
+    assert len(list((tmp_path / "out").iterdir())) == 5
+
+
+def test_complete_keeps_what_is_known(tiny, tmp_path):
+    picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
+    Image.fromarray(picture).save(tmp_path / "picture.png")
+    printed = json.loads(succeeds("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--count", 2,
+                                  "--seed", 1, "--out", tmp_path / "out", "--json").stdout)
+    assert (printed["conditioning"], printed["known"]) == ("prefix", 24)
+    first, second = (pixels(path) for path in sorted((tmp_path / "out").iterdir()))
+    assert np.array_equal(first[:3], picture[:3])
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["sample", "--model", "nothing", "--out", "OUT"], "there is no model 'nothing'"),
+    (["sample", "--model", "TINY", "--out", "TINY/config.json"], "is a file"),
+    (["sample", "--model", "TINY", "--out", "OUT/none/grid.png"], "its folder does not exist"),
+    (["sample", "--model", "TINY", "--label", "cat", "--out", "OUT"], "0, 1, 2"),
+    (["sample", "--model", "TINY", "--label", "10", "--out", "OUT"], "0, 1, 2"),
+    (["sample", "--model", "TINY", "--engine", "compiled", "--out", "OUT"], "--engine eager"),
+    (["sample", "--model", "TINY", "--seed", str(2**53 - 1), "--count", "2", "--out", "OUT"], "2^53"),
+    (["complete", "missing.png", "--model", "TINY", "--out", "OUT"], "missing.png"),
+    (["complete", "TINY/config.json", "--model", "TINY", "--out", "OUT"], "PNG"),
+    (["compare", "--model", "TINY", "--backends", "linear,quantum"], "quantum"),
+    (["evaluate", "TINY", "--data", "TINY/config.json"], "config.json"),
+    (["train", "tiny", "--data", "nowhere", "--out", "TINY"], "--resume"),
+    (["train", "tiny", "--data", "nowhere", "--out", "OUT", "--batch", "0"], "batch must be at least 1"),
+    (["import", "TINY/config.json", "--heads", "2", "--out", "OUT"], "config.json"),
+])
+def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, arguments, words):
+    filled = [word.replace("TINY", str(tiny)).replace("OUT", str(tmp_path / "out")) for word in arguments]
+    ended = linpix(*filled)
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+    assert ended.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [["sample", "--model", "m", "--out", "o", "--count", "0"],
+                                       ["sample", "--model", "m", "--out", "o", "--temperature", "nan"],
+                                       ["compare", "--model", "m", "--batch", "1,x"], ["fly"], []])
+def test_a_flag_out_of_range_is_named(arguments):
+    ended = linpix(*arguments)
+    assert ended.returncode == 2
+    assert "error:" in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "sample", "complete", "compare", "train", "evaluate", "export", "import",
+                                     "doctor"])
+def test_every_command_explains_itself(command):
+    assert "usage: linpix" in succeeds(command, "--help").stdout
+
+
+def test_doctor_says_which_engine_runs_and_why():
+    facts = json.loads(succeeds("doctor", "--json").stdout)
+    assert facts["engine"] == "eager"
+    assert facts["why"]
+    assert facts["torch"]
+
+
+def test_import_makes_a_checkpoint_that_samples_and_evaluates(golden, data, tmp_path):
+    succeeds("import", golden / "reference_linear_2x32.pth", "--heads", 2, "--data", data / "mnist", "--out",
+             tmp_path / "imported")
+    config = checkpoint.load(tmp_path / "imported").config
+    assert config.first_marginal[0] == 1.0
+    printed = json.loads(succeeds("evaluate", tmp_path / "imported", "--data", data / "mnist", "--limit", 4,
+                                  "--json").stdout)
+    # the published loss of these four images is 3.0668 over 783 sub-pixels; the first is certain
+    assert printed["bits_per_dim"] == pytest.approx(3.0667671 * 783 / 784, abs=1e-4)
+    assert printed["images"] == 4
+    succeeds("sample", "--model", tmp_path / "imported", "--seed", 0, "--out", tmp_path / "out.png")
+
+
+def test_train_export_evaluate_and_compare_follow_each_other(tmp_path):
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 60), ("test", 12)):
+        for index in range(count):
+            folder = tmp_path / "pictures" / split / str(index % 3)
+            folder.mkdir(parents=True, exist_ok=True)
+            picture = (rng.random((8, 8)) * 40 + 70 * (index % 3)).astype(np.uint8)
+            Image.fromarray(picture).save(folder / f"{index}.png")
+    run, shipped = tmp_path / "run", tmp_path / "shipped"
+    succeeds("train", "tiny", "--data", tmp_path / "pictures", "--out", run, "--images", 320, "--batch", 8,
+             "--no-compile")
+    succeeds("export", run, "--data", tmp_path / "pictures", "--out", shipped)
+    figures = checkpoint.read(shipped).provenance["bits_per_dim"]
+    evaluated = json.loads(succeeds("evaluate", shipped, "--data", tmp_path / "pictures", "--json", "--grid",
+                                    tmp_path / "grid.png").stdout)
+    assert figures == {"test_12": pytest.approx(evaluated["bits_per_dim"], abs=1e-4)}
+    assert evaluated["interval"] > 0
+    assert (tmp_path / "grid.png").exists()
+    report = json.loads(succeeds("compare", "--model", shipped, "--batch", "1,2", "--budget", 2, "--out",
+                                 tmp_path / "report", "--json").stdout)
+    assert {result["backend"] for result in report["results"]} == {"linear", "softmax", "stateful-softmax"}
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["report.json", "report.md", "report.svg"]

@@ -1,0 +1,333 @@
+"""Which data set a folder holds, whether it is intact, and how it gets there."""
+
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import struct
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from model.config import PRESETS
+from training import datasets
+from training.datasets import load
+from training.readers import DataError
+
+MNIST, CIFAR10, TINY = PRESETS["mnist"], PRESETS["cifar10"], PRESETS["tiny"]
+PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
+
+
+@pytest.fixture(scope="module")
+def data() -> Path:
+    folder = Path(os.environ.get("LINPIX_DATA") or Path(__file__).parents[3] / "shared" / "data")
+    if not (folder / "mnist").is_dir() or not (folder / "cifar10").is_dir():
+        pytest.skip(f"no mnist/ and cifar10/ in {folder}; LINPIX_DATA may name another folder")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_foreign_mirrors(monkeypatch):
+    """Whatever a test forgets, it does not leave this machine."""
+    monkeypatch.delenv("LINPIX_MIRRORS", raising=False)
+    monkeypatch.setattr(datasets, "MIRRORS", {"mnist": (), "cifar10": ()})
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+# The real files
+
+def test_mnist_is_read_whole_and_as_published(data):
+    train, test = load(data, "train", MNIST), load(data / "mnist", "test", MNIST)
+    assert (train.name, train.classes) == ("mnist", tuple("0123456789"))
+    assert (train.images.shape, test.images.shape) == ((60_000, 784), (10_000, 784))
+    assert (train.images.dtype, train.labels.dtype) == (np.uint8, np.int64)
+    assert train.labels[:5].tolist() == [5, 0, 4, 1, 9]
+    assert test.labels[:5].tolist() == [7, 2, 1, 0, 4]
+    assert train.images.mean() / 255 == pytest.approx(0.1306604762738429)
+    assert not train.images[:, 0].any()  # what the importer of start-less checkpoints relies on
+
+
+def test_cifar10_is_read_as_published(data, caplog):
+    test = load(data, "test", CIFAR10)
+    assert (test.name, test.classes[0], test.classes[9]) == ("cifar10", "airplane", "truck")
+    assert test.images.shape == (10_000, 3072)
+    assert np.bincount(test.labels).tolist() == [1000] * 10
+    assert test.images.reshape(-1, 3).mean(0) / 255 == pytest.approx([0.49421428, 0.48513139, 0.45040909])
+    assert not caplog.records  # its sum is known
+
+
+def test_the_mean_of_cifar10_for_training_is_the_published_one(data):
+    train = load(data / "cifar10", "train", CIFAR10)
+    assert np.bincount(train.labels).tolist() == [5000] * 10
+    assert train.images.reshape(-1, 3).mean(0) / 255 == pytest.approx([0.49139968, 0.48215841, 0.44653091])
+
+
+def test_data_of_another_shape_is_refused_with_both_shapes(data):
+    with pytest.raises(DataError, match=r"MNIST, 28 x 28 x 1 .* the model is for 32 x 32 x 3"):
+        load(data / "mnist", "test", CIFAR10)
+    with pytest.raises(DataError, match="the model is for 8 x 8 x 1"):
+        load(data, "test", TINY)
+
+
+# Small stand-ins under the real names, with sums to match
+
+def put(folder: Path, files: dict[str, bytes], end: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, raw in files.items():
+        (folder / (name + end)).write_bytes(PACK[end](raw))
+    return folder
+
+
+@pytest.fixture
+def mnist(monkeypatch) -> dict[str, bytes]:
+    files = {}
+    for prefix, count in (("train", 3), ("t10k", 2)):
+        images = np.random.default_rng(count).integers(0, 256, (count, 28, 28), np.uint8)
+        files[f"{prefix}-images-idx3-ubyte"] = struct.pack(">4I", 0x803, *images.shape) + images.tobytes()
+        files[f"{prefix}-labels-idx1-ubyte"] = struct.pack(">2I", 0x801, count) + bytes(range(count))
+    monkeypatch.setattr(datasets, "MNIST_SUMS",
+                        {name: hashlib.md5(raw).hexdigest() for name, raw in files.items()})
+    return files
+
+
+@pytest.fixture
+def batches() -> dict[str, bytes]:
+    """Two well-formed records a batch, of labels n and n + 1; no published sums."""
+    return {name: b"".join(bytes([n + i]) + bytes(3072) for i in range(2))
+            for n, name in enumerate(datasets.CIFAR10_SUMS)}
+
+
+def pack_archive(path: Path, batches: dict[str, bytes], mode: str = "gz") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, f"w:{mode}") as archive:
+        for name, raw in batches.items():
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(raw)
+            archive.addfile(member, io.BytesIO(raw))
+    return path
+
+
+def test_the_parent_folder_stands_for_the_data_set_of_the_models_shape(mnist, batches, tmp_path):
+    put(tmp_path / "mnist", mnist)
+    put(tmp_path / "cifar10", batches)
+    assert load(tmp_path, "test", MNIST).name == "mnist"
+    assert load(tmp_path, "test", CIFAR10).name == "cifar10"
+
+
+@pytest.mark.parametrize("end", PACK)
+@pytest.mark.parametrize("home", [".", "mnist", "MNIST/raw"])
+def test_mnist_may_be_compressed_and_lie_deeper(home, end, mnist, tmp_path):
+    put(tmp_path / home, mnist, end)
+    assert load(tmp_path, "train", MNIST).labels.tolist() == [0, 1, 2]
+    assert load(tmp_path, "test", MNIST).labels.tolist() == [0, 1]
+
+
+def test_mnist_with_dots_in_its_names_is_mnist_too(mnist, tmp_path):
+    put(tmp_path, {name.replace("-idx", ".idx"): raw for name, raw in mnist.items()})
+    assert load(tmp_path, "train", MNIST).name == "mnist"
+
+
+def test_a_folder_that_cannot_be_written_to_can_be_read(mnist, tmp_path):
+    folder = put(tmp_path / "mnist", mnist)
+    folder.chmod(0o555)
+    assert len(load(folder, "train", MNIST).images) == 3
+    assert sorted(file.name for file in folder.iterdir()) == sorted(mnist)  # root could have written
+    folder.chmod(0o755)
+
+
+def test_mnist_with_another_sum_is_refused_with_both_sums_and_the_cure(mnist, tmp_path):
+    name = "train-images-idx3-ubyte"
+    changed = mnist[name][:-1] + bytes([mnist[name][-1] ^ 1])
+    put(tmp_path, {**mnist, name: changed})
+    with pytest.raises(DataError) as caught:
+        load(tmp_path, "train", MNIST)
+    for word in (str(tmp_path / name), f"expected MD5 {datasets.MNIST_SUMS[name]}",
+                 f"got {hashlib.md5(changed).hexdigest()}", "delete the file to download it again"):
+        assert word in str(caught.value)
+    assert len(load(tmp_path, "test", MNIST).images) == 2  # whose files are whole
+
+
+def test_truncated_mnist_is_called_truncated_rather_than_different(mnist, tmp_path):
+    put(tmp_path, {name: raw[:-1] for name, raw in mnist.items()}, ".gz")
+    with pytest.raises(DataError, match="is truncated: expected 3 images"):
+        load(tmp_path, "train", MNIST)
+
+
+def test_a_dangling_annex_link_in_place_of_mnist_is_named_as_one(tmp_path):
+    (tmp_path / "train-images-idx3-ubyte.gz").symlink_to(".git/annex/objects/none")
+    with pytest.raises(DataError, match="git annex get"):
+        load(tmp_path, "train", MNIST)
+
+
+@pytest.mark.parametrize("end", PACK)
+@pytest.mark.parametrize("home", [".", "cifar10", "cifar-10-batches-bin"])
+def test_cifar10_may_be_compressed_and_lie_deeper(home, end, batches, tmp_path):
+    put(tmp_path / home, batches, end)
+    assert load(tmp_path, "train", CIFAR10).labels.tolist() == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+    assert load(tmp_path, "test", CIFAR10).labels.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("mode", ["", "gz", "xz"])
+def test_cifar10_may_be_an_archive_in_the_folder_or_instead_of_it(mode, batches, tmp_path):
+    path = pack_archive(tmp_path / f"cifar-10-binary.tar.{mode}".rstrip("."), batches, mode)
+    for given in (tmp_path, path):
+        assert load(given, "train", CIFAR10).labels.tolist() == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+
+
+def test_cifar10_of_no_known_sum_is_read_with_a_warning_that_names_it(batches, tmp_path, caplog):
+    load(put(tmp_path, batches), "test", CIFAR10)
+    assert str(tmp_path / "test_batch.bin") in caplog.text
+    assert hashlib.md5(batches["test_batch.bin"]).hexdigest() in caplog.text
+
+
+def test_the_original_archive_of_cifar10_needs_no_warning(batches, tmp_path, caplog, monkeypatch):
+    path = pack_archive(tmp_path / "cifar-10-binary.tar.gz", batches)
+    monkeypatch.setattr(datasets, "CIFAR10_ARCHIVE_SUM", hashlib.md5(path.read_bytes()).hexdigest())
+    load(tmp_path, "train", CIFAR10)
+    assert not caplog.records
+
+
+def test_a_missing_batch_of_cifar10_is_named(batches, tmp_path):
+    del batches["data_batch_3.bin"]
+    with pytest.raises(DataError, match=r"lacks data_batch_3\.bin, which the train split needs"):
+        load(put(tmp_path, batches), "train", CIFAR10)
+    load(tmp_path, "test", CIFAR10)
+
+
+def test_a_folder_of_pictures_is_named_after_itself(tmp_path):
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            (tmp_path / "pets" / split / name).mkdir(parents=True)
+            Image.new("L", (8, 8), 9).save(tmp_path / "pets" / split / name / "1.png")
+    pets = load(tmp_path / "pets", "train", TINY)
+    assert (pets.name, pets.classes, pets.labels.tolist()) == ("pets", ("cat", "dog"), [0, 1])
+    assert pets.images.tolist() == [[9] * 64] * 2
+    with tarfile.open(tmp_path / "packed.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "pets", "pets")
+    assert load(tmp_path / "packed.tar.gz", "test", TINY).name == "packed"
+
+
+# Downloads
+
+class Mirror(BaseHTTPRequestHandler):
+    """Serves the folder's files below /good/, and the ways in which a mirror fails elsewhere."""
+
+    folder: Path
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        _, how, name = self.path.split("/")
+        file = self.folder / name
+        if how == "missing" or not file.is_file():
+            self.send_error(404)
+            return
+        body = {"garbage": b"\x00\x01 garbage", "page": b"<!DOCTYPE html><html>Please log in</html>",
+                "other": gzip.compress(b"other contents")}.get(how, file.read_bytes())
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[:len(body) // 2] if how == "cut" else body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def mirror(mnist, tmp_path) -> Iterator[str]:
+    """The address of a mirror of the stand-ins, less how it behaves; the last part of it."""
+    Mirror.folder, Mirror.asked = put(tmp_path / "mirror", mnist, ".gz"), []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Mirror)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["missing", "empty"])
+def test_a_missing_or_empty_folder_is_filled_from_a_mirror(exists, mirror, tmp_path, capsys):
+    folder = tmp_path / "new" / "mnist"
+    if exists:
+        folder.mkdir(parents=True)
+    assert load(folder, "train", MNIST, mirrors=[f"{mirror}/good/"]).labels.tolist() == [0, 1, 2]
+    assert f"downloading {mirror}/good/train-images-idx3-ubyte.gz" in capsys.readouterr().err
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"]
+    load(folder, "train", MNIST)  # now without a mirror
+    assert len(Mirror.asked) == 2
+
+
+@pytest.mark.parametrize("how", ["missing", "garbage", "page", "other", "cut"])
+def test_a_mirror_that_fails_is_followed_by_the_next(how, mirror, tmp_path, capsys):
+    folder = tmp_path / "new"
+    load(folder, "test", MNIST, mirrors=[f"{mirror}/{how}", f"{mirror}/good"])
+    assert f"{mirror}/{how}/t10k-images-idx3-ubyte.gz " in capsys.readouterr().err
+    assert not [file for file in folder.iterdir() if "part" in file.name]
+
+
+def test_when_every_mirror_fails_each_is_named_with_its_cause(mirror, tmp_path):
+    bases = [f"{mirror}/{how}" for how in ("missing", "garbage", "page", "other", "cut")]
+    with pytest.raises(DataError) as caught:
+        load(tmp_path / "new", "test", MNIST, mirrors=[*bases, "http://127.0.0.1:1", "nonsense"])
+    message = str(caught.value)
+    name = "t10k-images-idx3-ubyte.gz"
+    assert "\n" not in message
+    for part in (f"{mirror}/missing/{name} failed (HTTP Error 404", f"{mirror}/page/{name} is an HTML",
+                 f"{mirror}/garbage/{name} has other contents", f"{mirror}/other/{name} has other contents",
+                 f"{mirror}/cut/{name} broke off", f"http://127.0.0.1:1/{name} failed", "nonsense",
+                 f"put {name} there by hand", str(tmp_path / "new"), "LINPIX_MIRRORS"):
+        assert part in message
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_mirrors_can_be_named_in_the_environment(mirror, tmp_path, monkeypatch):
+    monkeypatch.setenv("LINPIX_MIRRORS", f"{mirror}/missing, {mirror}/good/,")
+    assert load(tmp_path / "new", "test", MNIST).labels.tolist() == [0, 1]
+
+
+def test_only_what_is_missing_is_downloaded(mirror, mnist, tmp_path):
+    folder = put(tmp_path / "mine", mnist)
+    (folder / "t10k-labels-idx1-ubyte").unlink()
+    load(folder, "test", MNIST, mirrors=[f"{mirror}/good"])
+    assert Mirror.asked == ["/good/t10k-labels-idx1-ubyte.gz"]
+
+
+def test_an_empty_mnist_folder_in_the_given_one_is_where_mnist_goes(mirror, tmp_path):
+    (tmp_path / "data" / "mnist").mkdir(parents=True)
+    load(tmp_path / "data", "test", MNIST, mirrors=[f"{mirror}/good"])
+    assert len(list((tmp_path / "data" / "mnist").iterdir())) == 2
+
+
+def test_cifar10_is_downloaded_as_its_archive(mirror, batches, tmp_path, monkeypatch):
+    path = pack_archive(Mirror.folder / "cifar-10-binary.tar.gz", batches)
+    monkeypatch.setattr(datasets, "CIFAR10_ARCHIVE_SUM", hashlib.md5(path.read_bytes()).hexdigest())
+    folder = tmp_path / "new"
+    bases = [f"{mirror}/garbage", f"{mirror}/good"]
+    assert load(folder, "test", CIFAR10, mirrors=bases).labels.tolist() == [5, 6]
+    assert [file.name for file in folder.iterdir()] == ["cifar-10-binary.tar.gz"]
+
+
+def test_a_folder_that_cannot_be_made_is_a_data_error(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match=r"cannot be written to .* by hand"):
+        load(tmp_path / "file" / "mnist", "train", MNIST, mirrors=["http://127.0.0.1:1"])
+
+
+@pytest.mark.parametrize(("name", "config", "words"), [
+    ("absent", TINY, "absent does not exist: .*only MNIST and CIFAR-10 can be downloaded"),
+    ("absent.tar.gz", MNIST, "does not exist"),
+    (".", TINY, "is empty"),
+])
+def test_what_is_absent_and_cannot_be_downloaded_is_said_to_be(name, config, words, tmp_path):
+    with pytest.raises(DataError, match=words):
+        load(tmp_path / name, "train", config)
+    assert not list(tmp_path.iterdir())

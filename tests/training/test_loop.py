@@ -1,0 +1,169 @@
+"""The loop on a data set of a few small pictures: it learns, it resumes, it stops when told."""
+
+import csv
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from model import checkpoint
+from model.config import PRESETS
+from training.datasets import Dataset
+from training.evaluate import evaluate
+from training.loop import Batches, Run, TrainConfig, train
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = PRESETS["tiny"]
+SETTINGS = TrainConfig(images=640, batch=8, warmup_images=80, ema=0.9, compile=False, validation=10)
+
+
+@pytest.fixture(scope="module")
+def stripes() -> Dataset:
+    """100 pictures of 8 x 8 with a horizontal edge at a height that is the class."""
+    labels = np.arange(100) % 8
+    images = np.where(np.arange(8)[None, :, None] < labels[:, None, None], 255, 0) * np.ones((1, 1, 8))
+    return Dataset("stripes", images.reshape(100, 64).astype(np.uint8), labels.astype(np.int64), tuple("01234567"))
+
+
+def weights(run: Run) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in run.net.parameters()])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "radam", "muon"])
+def test_training_learns_with_every_optimizer(stripes, tmp_path, optimizer):
+    run = Run(TINY, dataclasses.replace(SETTINGS, optimizer=optimizer))
+    before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
+    assert train(run, stripes, tmp_path / "run", command="test")
+    after = evaluate(checkpoint.load(tmp_path / "run"), stripes.images).bits_per_dim
+    assert after < 0.6 * before
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_both_attention_kinds_train_with_the_same_call(stripes, tmp_path, attention):
+    config = dataclasses.replace(TINY, attention=attention)
+    train(Run(config, dataclasses.replace(SETTINGS, images=80)), stripes, tmp_path / "run", command="test")
+    assert checkpoint.load(tmp_path / "run").config == config
+
+
+def test_a_run_that_is_interrupted_ends_as_one_that_is_not(stripes, tmp_path):
+    whole, first = Run(TINY, SETTINGS), Run(TINY, SETTINGS)
+    assert train(whole, stripes, tmp_path / "whole", command="test")
+    assert not train(first, stripes, tmp_path / "parts", command="test", max_images=240)
+    second = Run(TINY, SETTINGS)
+    second.resume(tmp_path / "parts.training" / "state.pt")
+    assert second.images == 240
+    assert train(second, stripes, tmp_path / "parts", command="test")
+    assert torch.equal(weights(whole), weights(second))
+
+
+def test_a_batch_is_a_function_of_its_number_and_an_epoch_uses_each_image_once(stripes):
+    batches, again = Batches(stripes, SETTINGS, 10), Batches(stripes, SETTINGS, 10)
+    later = again(30)
+    for number in range(30):
+        batches(number)
+    assert torch.equal(batches(30)[0], later[0])
+    assert torch.equal(batches(30)[1], later[1])
+    seen = [batches._at(number, 100) for number in range(100, 200)]
+    assert sorted(seen) == list(range(100))
+
+
+def test_half_of_the_images_begin_with_the_unconditional_start_and_the_others_with_their_class(stripes):
+    batches = Batches(stripes, SETTINGS, 10)
+    starts = torch.cat([batches(number)[1] for number in range(200)])
+    assert 0.45 < (starts == 256).float().mean() < 0.55
+    images, start = batches(0)
+    heights = images.view(-1, 8, 8)[:, :, 0].bool().sum(1)
+    labelled = start != 256
+    assert torch.equal(start[labelled] - 257, heights[labelled])
+
+
+def test_an_unlabelled_data_set_trains_unconditionally(stripes):
+    unlabelled = dataclasses.replace(stripes, labels=np.full(100, -1), classes=())
+    assert set(Batches(unlabelled, SETTINGS, 10)(0)[1].tolist()) == {256}
+
+
+def test_the_learning_rate_rises_linearly_and_falls_to_its_final_share():
+    config = TrainConfig(images=1000, batch=10, warmup_images=100, final_learning_rate=0.1)
+    shares = [config.learning_rate_share(images) for images in range(0, 1001, 10)]
+    assert shares[0] < 0.15
+    assert max(shares) == pytest.approx(1.0)
+    assert shares == sorted(shares[:11]) + sorted(shares[11:], reverse=True)
+    assert shares[-1] == pytest.approx(0.1)
+
+
+def test_the_log_and_the_sample_grids_are_written(stripes, tmp_path):
+    run = Run(TINY, dataclasses.replace(SETTINGS, images=1600, batch=8))
+    train(run, stripes, tmp_path / "run", command="test")
+    rows = list(csv.DictReader((tmp_path / "run.training" / "log.csv").open()))
+    assert float(rows[0]["train"]) > 0
+    assert float(rows[-1]["validation"]) > 0
+    with Image.open(tmp_path / "run.training" / "samples-00001600.png") as grid:
+        assert grid.size == (10 * 9 + 1, 2 * 9 + 1)
+    source = checkpoint.read(tmp_path / "run").provenance
+    assert (source["images"], source["steps"], source["data"], source["command"]) == (1600, 200, "stripes", "test")
+
+
+def test_a_save_of_another_architecture_or_optimizer_is_refused(stripes, tmp_path):
+    train(Run(TINY, SETTINGS), stripes, tmp_path / "run", command="test", max_images=8)
+    state = tmp_path / "run.training" / "state.pt"
+    with pytest.raises(ValueError, match="another architecture"):
+        Run(dataclasses.replace(TINY, layers=1), SETTINGS).resume(state)
+    with pytest.raises(ValueError, match="--optimizer muon --batch 8"):
+        Run(TINY, dataclasses.replace(SETTINGS, optimizer="adamw")).resume(state)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_save(stripes, tmp_path):
+    run = Run(TINY, SETTINGS)
+    train(run, stripes, tmp_path / "run", command="test", max_images=16)
+    saved = (tmp_path / "run.training" / "state.pt").read_bytes()
+    with torch.no_grad():
+        run.net.head.bias.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="--learning-rate"):
+        train(run, stripes, tmp_path / "run", command="test")
+    assert (tmp_path / "run.training" / "state.pt").read_bytes() == saved
+
+
+@pytest.mark.parametrize(("field", "value"), [("images", 0), ("batch", 0), ("ema", 1.5), ("learning_rate", 0.0),
+                                              ("optimizer", "sgd"), ("seed", -1)])
+def test_a_setting_that_cannot_work_is_refused_with_its_value(field, value):
+    with pytest.raises(ValueError, match=f"{field}.*{value}"):
+        TrainConfig(**{field: value})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_run_resumes_from_its_last_save(tmp_path, number):
+    """The real command in a real process: SIGTERM saves and exits 0; after SIGKILL the last save is there."""
+    pictures = tmp_path / "pictures"
+    for index in range(40):
+        folder = pictures / str(index % 4)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), 60 * (index % 4), np.uint8)).save(folder / f"{index}.png")
+    command = [sys.executable, str(ROOT / "linpix.py"), "train", "tiny", "--data", str(pictures), "--out",
+               str(tmp_path / "run"), "--no-compile", "--batch", "4", "--save-minutes", "0.01", "--resume"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    state = tmp_path / "run.training" / "state.pt"
+    end = time.monotonic() + 60
+    while not state.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == (0 if number == signal.SIGTERM else -9), printed
+    run = Run(TINY, TrainConfig(batch=4))
+    run.resume(state)
+    done = run.images
+    assert done > 0
+    ended = subprocess.run([*command, "--max-images", "40"], capture_output=True, text=True, env=environment,
+                           timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    run.resume(state)
+    assert run.images == done + 40
+    assert (tmp_path / "run" / "model.safetensors").exists()

@@ -1,0 +1,317 @@
+"""Formats, and what is said of files that are not what they should be."""
+
+import gzip
+import io
+import lzma
+import re
+import struct
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from training.readers import (
+    CIFAR10_RECORD,
+    DataError,
+    contents,
+    read_cifar10,
+    read_idx,
+    read_picture,
+    read_pictures,
+    tar_members,
+    unpack,
+)
+
+PACK = {"plain": bytes, "gzip": gzip.compress, "xz": lzma.compress}
+GREY, COLOUR = (4, 4, 1), (4, 4, 3)
+
+
+@contextmanager
+def refused(*words: str) -> Iterator[None]:
+    """The block raises a DataError of one line that holds all the words."""
+    with pytest.raises(DataError) as caught:
+        yield
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def idx(array: np.ndarray) -> bytes:
+    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def png(value: int | tuple[int, ...] = 0, size: tuple[int, int] = (4, 4), mode: str = "L") -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, size, value).save(file, "PNG")
+    return file.getvalue()
+
+
+def fill(folder: Path, *names: str) -> Path:
+    """A folder of grey pictures, the n-th of which has the value n everywhere."""
+    for value, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(png(value))
+    return folder
+
+
+def values(folder: Path, split: str) -> list[int]:
+    return [int(image[0]) for image in read_pictures(folder, split, GREY)[0]]
+
+
+# Compression, and files that are something else
+
+@pytest.mark.parametrize("pack", PACK.values(), ids=PACK)
+def test_compression_is_told_by_the_first_bytes_and_not_by_the_name(pack, tmp_path):
+    for name in ("data", "data.gz", "data.xz"):
+        (tmp_path / name).write_bytes(pack(b"the contents"))
+        assert contents(tmp_path / name) == b"the contents"
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=["gzip", "xz"])
+def test_a_compressed_file_that_ends_early_is_called_truncated(pack, tmp_path):
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(pack(np.random.default_rng(0).bytes(5000))[:-200])
+    with refused(str(path), "is truncated", "fetch it again"):
+        contents(path)
+
+
+def test_a_damaged_compressed_file_is_called_damaged():
+    packed = bytearray(gzip.compress(b"some text " * 100))
+    packed[-8] ^= 1  # its check sum
+    with refused("data.gz", "damaged"):
+        unpack(bytes(packed), "data.gz")
+
+
+@pytest.mark.parametrize(("raw", "words"), [
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+     ["data.gz is a Git LFS pointer, not the data: run git lfs pull"]),
+    (b"/annex/objects/MD5E-s9--0\n", ["data.gz is a git-annex pointer, not the data: run git annex get"]),
+    (b"\n <!DOCTYPE html><html>404", ["data.gz", "HTML", "fetch it again"]),
+    (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", ["data.gz", "XML"]),
+    (gzip.compress(b"<html>404"), ["data.gz", "HTML"]),
+    (b"", ["data.gz", "empty"]),
+], ids=["lfs", "annex", "html", "xml", "html in gzip", "empty"])
+def test_what_stands_where_data_should_is_named_for_what_it_is(raw, words):
+    with refused(*words):
+        unpack(raw, "data.gz")
+
+
+def test_a_git_annex_link_without_its_object_is_named_as_one(tmp_path):
+    (tmp_path / "data.gz").symlink_to(".git/annex/objects/xx/yy/MD5E-s9--0/MD5E-s9--0")
+    with refused("data.gz is a git-annex link, not the data: run git annex get"):
+        contents(tmp_path / "data.gz")
+
+
+def test_a_file_that_is_not_there_is_a_data_error_too(tmp_path):
+    with refused("absent", "No such file", "check the path"):
+        contents(tmp_path / "absent")
+
+
+# IDX and CIFAR-10
+
+@given(count=st.integers(1, 4), height=st.integers(1, 4), width=st.integers(1, 4), seed=st.integers(0, 9))
+def test_an_idx_file_reads_back_as_it_was_written(count, height, width, seed):
+    images = np.random.default_rng(seed).integers(0, 256, (count, height, width), np.uint8)
+    read = read_idx(idx(images), "images", 3)
+    np.testing.assert_array_equal(read, images)
+    assert read.flags.writeable  # torch.from_numpy warns of what is not
+
+
+WHOLE = idx(np.zeros((3, 2, 2), np.uint8))
+
+
+@pytest.mark.parametrize(("raw", "words"), [
+    (WHOLE[:-1], ["truncated", "expected 3 images", "got 2"]),
+    (WHOLE + b"more", ["4 bytes too many", "3 images"]),
+    (WHOLE[:10], ["truncated", "header of 16 bytes", "got 10"]),
+    (idx(np.zeros(3, np.uint8)), ["begins with 00 00 08 01", "expected 00 00 08 03"]),
+    (idx(np.zeros((0, 2, 2), np.uint8)), ["holds nothing"]),
+    (b"", ["begins with nothing"]),
+], ids=["fewer images", "trailing bytes", "half a header", "labels for images", "no images", "empty"])
+def test_an_idx_file_that_breaks_its_promise_is_refused(raw, words):
+    with refused("train-images", *words):
+        read_idx(raw, "train-images", 3)
+
+
+@given(st.one_of(st.binary(max_size=40), st.binary(max_size=40).map(lambda end: WHOLE[:4] + end)))
+def test_any_bytes_are_either_read_or_refused(raw):
+    for read in (lambda: read_idx(raw, "file", 3), lambda: read_cifar10(raw, "file"),
+                 lambda: unpack(raw, "file"), lambda: unpack(b"\x1f\x8b" + raw, "file"),
+                 lambda: read_picture(b"\x89PNG\r\n\x1a\n" + raw, "file", GREY)):
+        with suppress(DataError):
+            read()
+
+
+def record(label: int, red: int, green: int, blue: int) -> bytes:
+    return bytes([label]) + b"".join(bytes([value]) * 1024 for value in (red, green, blue))
+
+
+def test_the_colour_planes_of_cifar10_become_neighbouring_sub_pixels():
+    first = np.arange(3072) % 251
+    raw = bytes([9]) + bytes(first.tolist()) + record(0, 1, 2, 3)
+    images, labels = read_cifar10(raw, "batch")
+    np.testing.assert_array_equal(images[0].reshape(1024, 3), first.reshape(3, 1024).T)
+    assert images[1, :6].tolist() == [1, 2, 3, 1, 2, 3]
+    assert labels.tolist() == [9, 0]
+    assert (images.dtype, labels.dtype) == (np.uint8, np.int64)
+
+
+def test_a_cifar10_file_of_broken_records_is_refused():
+    with refused("batch", "6,145 bytes", "a multiple of 3,073"):
+        read_cifar10(bytes(2 * CIFAR10_RECORD - 1), "batch")
+
+
+def test_a_cifar10_label_out_of_range_is_refused():
+    with refused("batch", "image 1", "label 10", "expected 0..9"):
+        read_cifar10(record(3, 0, 0, 0) + record(10, 0, 0, 0), "batch")
+
+
+# Pictures
+
+def test_a_picture_keeps_its_sub_pixels_in_raster_order():
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 4, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    np.testing.assert_array_equal(read_picture(file.getvalue(), "a.png", COLOUR), pixels.reshape(-1))
+    grey = np.array(Image.fromarray(pixels).convert("L")).reshape(-1)
+    np.testing.assert_array_equal(read_picture(file.getvalue(), "a.png", GREY), grey)
+
+
+def test_a_grey_picture_has_three_equal_channels_for_a_colour_model():
+    assert set(read_picture(png(7), "a.png", COLOUR).tolist()) == {7}
+
+
+@pytest.mark.parametrize(("raw", "words"), [
+    (png(size=(5, 4)), ["is 5 x 4", "expected 4 x 4", "resize it first"]),
+    (png()[:40], ["not a readable picture"]),
+    (b"not a picture", ["not a readable picture", "format is not recognised"]),
+    (png(300, mode="I;16"), ["more than 8 bits"]),
+    (png((1, 2, 3, 200), mode="RGBA"), ["partly transparent", "background"]),
+], ids=["other size", "truncated", "text", "16 bits", "transparent"])
+def test_a_picture_that_cannot_be_used_as_it_is_is_refused(raw, words):
+    with refused("a.png", *words):
+        read_picture(raw, "a.png", GREY)
+
+
+def test_an_opaque_alpha_channel_does_no_harm():
+    assert read_picture(png((1, 2, 3, 255), mode="RGBA"), "a.png", COLOUR)[:3].tolist() == [1, 2, 3]
+
+
+def test_sub_folders_are_classes_in_order_of_their_names(tmp_path):
+    fill(tmp_path, *(f"{split}/{name}/{i}.png" for split in ("train", "test") for name in ("10", "9", "8")
+                     for i in range(2)))
+    images, labels, classes = read_pictures(tmp_path, "train", GREY)
+    assert classes == ("8", "9", "10")
+    assert labels.tolist() == [2, 2, 0, 0, 1, 1]  # in order of paths, where 10 is before 8
+    assert images[:, 0].tolist() == [0, 1, 4, 5, 2, 3]
+
+
+def test_a_label_means_the_same_in_both_splits(tmp_path):
+    fill(tmp_path, "train/cat/0.png", "train/dog/0.png", "test/dog/0.png")
+    assert read_pictures(tmp_path, "test", GREY)[2] == ("cat", "dog")
+    assert read_pictures(tmp_path, "test", GREY)[1].tolist() == [1]
+
+
+def test_pictures_that_lie_flat_have_no_classes(tmp_path):
+    _, labels, classes = read_pictures(fill(tmp_path, "train/a.png", "test/b.png"), "train", GREY)
+    assert (labels.tolist(), classes) == ([-1], ())
+
+
+def test_without_a_split_a_shuffled_tenth_is_for_testing(tmp_path):
+    fill(tmp_path, *(f"{i:02}.png" for i in range(40)))
+    train, test = values(tmp_path, "train"), values(tmp_path, "test")
+    assert sorted(train + test) == list(range(40))
+    assert len(test) == 4
+    assert test != list(range(36, 40))
+    assert test == values(tmp_path, "test")
+    assert (train, test) == (sorted(train), sorted(test))
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    fill(tmp_path, *(f"{name}/{i}.png" for name in ("plane", "train") for i in range(10)))
+    assert read_pictures(tmp_path, "train", GREY)[2] == ("plane", "train")
+
+
+def test_an_archive_reads_as_the_folder_that_was_packed(tmp_path):
+    folder = fill(tmp_path / "photos", *(f"{name}/{i}.png" for name in "ab" for i in range(10)))
+    for mode in ("", "gz", "xz"):
+        path = tmp_path / f"photos.tar.{mode}".rstrip(".")
+        with tarfile.open(path, f"w:{mode}") as archive:
+            archive.add(folder, "photos")  # wrapped, as archives usually are
+        for split in ("train", "test"):
+            for read, packed in zip(read_pictures(folder, split, GREY), read_pictures(path, split, GREY),
+                                    strict=True):
+                np.testing.assert_array_equal(read, packed)
+
+
+@pytest.mark.parametrize(("names", "words"), [
+    ([], ["holds no pictures", ".png", "train-images-idx3-ubyte.gz", "data_batch_1.bin"]),
+    (["notes.txt", ".hidden.png", "__MACOSX/a.png"], ["holds no pictures"]),
+    (["a.png"], ["no pictures for the train split"]),
+    (["test/a.png"], ["no pictures for the train split"]),
+    (["a.png", "cat/b.png"], ["a.png", "beside sub-folders"]),
+    (["train/a.png", "val/a.png"], ["rename val/ to test/"]),
+], ids=["empty", "no pictures", "one picture", "test alone", "mixed", "val"])
+def test_a_folder_that_says_no_clear_thing_is_refused(names, words, tmp_path):
+    with refused(str(tmp_path), *words):
+        read_pictures(fill(tmp_path, *names), "train", GREY)
+
+
+def test_one_picture_of_another_size_is_found_in_a_folder(tmp_path):
+    fill(tmp_path, "train/a.png", "train/b.png", "test/c.png")
+    (tmp_path / "train/b.png").write_bytes(png(size=(8, 8)))
+    with refused("train/b.png", "is 8 x 8", "expected 4 x 4"):
+        read_pictures(tmp_path, "train", GREY)
+
+
+def test_a_picture_that_is_a_pointer_is_named_as_one(tmp_path):
+    fill(tmp_path, "train/a.png", "test/b.png")
+    (tmp_path / "train/a.png").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    (tmp_path / "test/b.png").unlink()
+    (tmp_path / "test/b.png").symlink_to("../.git/annex/objects/x")
+    with refused("train/a.png", "run git lfs pull"):
+        read_pictures(tmp_path, "train", GREY)
+    with refused("test/b.png", "run git annex get"):
+        read_pictures(tmp_path, "test", GREY)
+
+
+# Archives
+
+def test_links_and_path_tricks_in_an_archive_are_passed_over(tmp_path):
+    path = tmp_path / "tricks.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in ("/etc/a.png", "../b.png", "x/../../c.png", "good.png"):
+            member = tarfile.TarInfo(name)
+            member.size = len(png())
+            archive.addfile(member, io.BytesIO(png()))
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
+            member = tarfile.TarInfo("link.png")
+            member.type, member.linkname = kind, "good.png"
+            archive.addfile(member)
+    assert [name for name, _ in tar_members(path, lambda name: True)] == ["good.png"]
+    assert [file.name for file in tmp_path.iterdir()] == ["tricks.tar"]  # nothing was extracted
+
+
+@pytest.mark.parametrize("mode", ["", "gz", "xz"])
+def test_an_archive_that_ends_early_is_refused(mode, tmp_path):
+    path = tmp_path / "photos.tar"
+    with tarfile.open(path, f"w:{mode}") as archive:
+        member = tarfile.TarInfo("a.png")
+        member.size = 50_000
+        archive.addfile(member, io.BytesIO(np.random.default_rng(0).bytes(50_000)))
+    path.write_bytes(path.read_bytes()[:30_000])
+    with pytest.raises(DataError, match=re.escape(str(path)) + r".*(truncated|damaged)"):
+        list(tar_members(path, lambda name: True))
+
+
+def test_a_file_that_is_no_archive_is_refused(tmp_path):
+    (tmp_path / "data.tar").write_bytes(b"neither this nor that" * 100)
+    with refused("data.tar", "no tar archive", "name a folder"):
+        list(tar_members(tmp_path / "data.tar", lambda name: True))
