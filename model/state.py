@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from model import ops  # noqa: F401  (registers linpix::recurrent_step)
 from model.attention import linear_attention, phi, recurrent_state, softmax_attention
@@ -66,8 +67,8 @@ class RecurrentState:
         self.z[slot] = torch.nan
 
     def copy(self, source: int, targets: list[int]) -> None:
-        self.S[targets] = self.S[source]
-        self.z[targets] = self.z[source]
+        self.S[targets] = self.S[source].clone()  # torch refuses to read from what it writes to
+        self.z[targets] = self.z[source].clone()
 
 
 class KeyValueState:
@@ -88,12 +89,14 @@ class KeyValueState:
         index = (t - self.first).clamp(min=0)  # rows without a token write to the padding slot
         self.keys[slots, layer, :, index] = k
         self.values[slots, layer, :, index] = v
-        length = int(index.max()) + 1
-        later = torch.arange(length) > index[:, None]
-        keys = self.keys[slots, layer, :, :length]
-        scores = (keys @ q[..., None])[..., 0] * q.shape[-1] ** -0.5
-        weights = scores.masked_fill(later[:, None], -torch.inf).softmax(-1)
-        return (weights[..., None, :] @ self.values[slots, layer, :, :length])[..., 0, :]
+        length, first = int(index.max()) + 1, int(slots[0])
+        # Slots side by side are a view; gathering others copies what they keep, which costs more than to attend.
+        side_by_side = slots.tolist() == list(range(first, first + len(slots)))
+        rows = slice(first, first + len(slots)) if side_by_side else slots
+        keys, values = self.keys[rows, layer, :, :length], self.values[rows, layer, :, :length]
+        together = int(index.min()) + 1 == length
+        mask = None if together else (torch.arange(length) <= index[:, None])[:, None, None]
+        return F.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=mask)[:, :, 0]
 
     def clear(self, slot: int) -> None:
         self.keys[slot] = 0
@@ -104,8 +107,8 @@ class KeyValueState:
         self.values[slot] = torch.nan
 
     def copy(self, source: int, targets: list[int]) -> None:
-        self.keys[targets] = self.keys[source]
-        self.values[targets] = self.values[source]
+        self.keys[targets] = self.keys[source].clone()
+        self.values[targets] = self.values[source].clone()
 
 
 def new_state(config: ModelConfig, slots: int, dtype: torch.dtype = torch.float32) -> State:

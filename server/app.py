@@ -81,9 +81,9 @@ def _describe(app: FastAPI) -> None:
 class Server(uvicorn.Server):
     """uvicorn, but the first SIGTERM or SIGINT drains: new work gets 503 while running work finishes."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker, drain_timeout_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
-        self._worker, self._drain_timeout_s = worker, drain_timeout_s
+        self._service, self._worker = service, service.worker
         self._drain_until = 0.0
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -105,7 +105,7 @@ class Server(uvicorn.Server):
             self._drain_until = 0.0
         else:
             self._worker.draining = True
-            self._drain_until = self._loop.time() + self._drain_timeout_s
+            self._drain_until = self._loop.time() + self._service.settings.drain_timeout
             self._loop.call_soon_threadsafe(self._begin_drain)
 
     def _begin_drain(self) -> None:
@@ -113,6 +113,7 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         assert self._loop is not None
+        self._service.comparisons.stop()
         while self._worker.requests and self._loop.time() < self._drain_until:
             await asyncio.sleep(0.02)
         self._worker.fail_all(Draining("the server is shutting down, and this request could not be finished in time; "
@@ -125,7 +126,7 @@ def serve(settings: Settings) -> None:
     app = create_app(settings)
     config = uvicorn.Config(app, host=settings.host, port=settings.port, log_level="warning", workers=1,
                             timeout_graceful_shutdown=10, server_header=False)
-    server = Server(config, app.state.service.worker, settings.drain_timeout)
+    server = Server(config, app.state.service)
     server.run()
     if not server.started:
         raise SystemExit(1)

@@ -60,6 +60,11 @@ class Comparisons:
             job.status = "cancelled"
         return job
 
+    def stop(self) -> None:
+        """Cancel whatever runs: the service is ending."""
+        for id in self._jobs:
+            self.cancel(id)
+
     def _units(self, job: Job, make: Callable[[], Comparison]) -> Iterator[None]:
         """The comparison's units of work, one a `next`, on the engine thread."""
         try:

@@ -60,6 +60,13 @@ class EngineFailed(ServiceError):
     code = "engine_failed"
 
 
+class Starting(ServiceError):
+    status, type, code = 503, "server_error", "starting"
+
+    def __init__(self) -> None:
+        super().__init__("the engine has not started yet; try again in a moment", retry_after_s=1.0)
+
+
 class Draining(ServiceError):
     status, type, code = 503, "server_error", "draining"
 

@@ -6,11 +6,12 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
+from anyio import to_thread
 from fastapi import APIRouter, File, Form, Request, Response, UploadFile
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
 from numpy.typing import NDArray
@@ -152,9 +153,9 @@ async def edit(
         raise InvalidRequest(f"send exactly one picture as image or image[], got {len(uploads)}", param="image")
     admitted = service.worker.admit(ask.name, ask.n, endpoint="edits", stream=ask.stream)
     try:
-        occluded = await run_in_threadpool(
-            pictures.read_occluded, await uploads[0].read(), ask.config,
-            mask=None if mask is None else await mask.read(), keep_rows=keep_rows)
+        read = partial(pictures.read_occluded, await uploads[0].read(), ask.config,
+                       mask=None if mask is None else await mask.read(), keep_rows=keep_rows)
+        occluded = await to_thread.run_sync(read, limiter=service.decoders)
     except pictures.PictureError as error:
         service.worker.finish(admitted, "failed")
         raise picture_error(error) from error

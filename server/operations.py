@@ -15,7 +15,7 @@ from server.batcher import Batcher
 from server.catalogue import comparison_of
 from server.comparisons import Comparisons, Job
 from server.envelope import documented, event_stream
-from server.errors import Draining, InvalidRequest, ModelNotFound
+from server.errors import Draining, InvalidRequest, ModelNotFound, Starting
 from server.schemas import CompareBody, Comparison, Health, ModelCard, ModelList
 from server.service import ServiceDep
 
@@ -112,8 +112,10 @@ async def healthz() -> Health:
 @router.get("/readyz", tags=["operations"], responses=documented(503))
 async def readyz(service: ServiceDep) -> Health:
     """Weights loaded, engine stepping, not draining."""
-    if not service.worker.ready:
-        raise Draining("the server is draining" if service.worker.draining else "the server is starting")
+    if service.worker.draining:
+        raise Draining()
+    if not service.worker.stepping:
+        raise Starting()
     return Health(status="ready")
 
 

@@ -1,8 +1,9 @@
 """What the routes share: the settings, the worker, and which model is the default."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from server.comparisons import Comparisons
@@ -15,6 +16,7 @@ class Service:
     settings: Settings
     worker: Worker
     comparisons: Comparisons
+    decoders: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))  # the largest upload takes 430 MB
 
     @property
     def default(self) -> str:

@@ -72,7 +72,7 @@ class Worker:
         self.batchers, self.metrics = batchers, metrics
         self.requests: dict[str, Request] = {}
         self.draining = False
-        self.stepping = False       # the thread is alive and has finished at least one round
+        self._started = False       # the thread has begun its first round
         self._background: Iterator[None] | None = None
         self._wake = threading.Condition()
         self._stop = False
@@ -94,8 +94,9 @@ class Worker:
         self._thread.join()
 
     @property
-    def ready(self) -> bool:
-        return self.stepping and self._thread.is_alive() and not self.draining
+    def stepping(self) -> bool:
+        """Whether the engine thread runs."""
+        return self._started and self._thread.is_alive()
 
     # --- called on the event loop ---
 
@@ -162,7 +163,7 @@ class Worker:
         rounds = 0
         while True:
             with self._wake:
-                self.stepping = True
+                self._started = True
                 while not (self._stop or self._background or any(b.busy for b in self.batchers.values())):
                     self._wake.wait()
                 if self._stop:
