@@ -35,6 +35,15 @@ class Checkpoint:
     provenance: dict[str, Any]   # data, images, steps, minutes, seed, commit, command, bits_per_dim, ...
     digest: str                  # SHA-256 over SHA256SUMS, so over every file that matters
     class_names: tuple[str, ...]
+    folder: Path = Path()        # where it was read from
+
+    def class_of(self, text: str) -> int | None:
+        """The class that a text names, by name or index; None if it names none."""
+        names = [name.casefold() for name in self.class_names]
+        wanted = text.strip().casefold()
+        if wanted in names:
+            return names.index(wanted)
+        return int(wanted) if wanted in map(str, range(len(names))) else None
 
 
 def load(folder: Path | str) -> Transformer:
@@ -78,7 +87,8 @@ def read(folder: Path) -> Checkpoint:
     _check_tensors(folder, net.state_dict(), tensors)
     net.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     digest = hashlib.sha256((folder / "SHA256SUMS").read_bytes()).hexdigest()
-    return Checkpoint(folder.resolve().name, net.eval().requires_grad_(False), provenance, digest, class_names)
+    return Checkpoint(folder.resolve().name, net.eval().requires_grad_(False), provenance, digest, class_names,
+                      folder.resolve())
 
 
 def _verified_sums(folder: Path) -> dict[str, str]:

@@ -69,8 +69,9 @@ class ModelConfig:
         if self.first_marginal:
             total = sum(self.first_marginal)
             if len(self.first_marginal) != 256 or min(self.first_marginal) < 0 or not abs(total - 1) <= 1e-6:
-                raise ValueError(f"first_marginal must hold 256 probabilities that sum to 1, got "
-                                 f"{len(self.first_marginal)}, least {min(self.first_marginal)}, that sum to {total:.6f}")
+                raise ValueError("first_marginal must hold 256 probabilities that sum to 1, got "
+                                 f"{len(self.first_marginal)}, least {min(self.first_marginal)}, that sum to "
+                                 f"{total:.6f}")
             if self.classes:
                 raise ValueError("a model without a start token (first_marginal) cannot have classes, "
                                  f"got classes={self.classes}")

@@ -1,0 +1,193 @@
+"""Checkpoints of the published reference ("Transformers are RNNs", fast-transformers 0.4.0), read as ours.
+
+It is fed x_0 .. x_{T-2} and predicts x_1 .. x_{T-1}: it has no start token, and row p of its position table
+serves our t = p + 1. It concatenates the embeddings of value and position; here they are summed, each table
+padded with zeros where the other one has its numbers. Row 256 (the start) and position 0 are never looked at.
+"""
+
+import hashlib
+import io
+import pickle
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from model.config import Attention, ModelConfig
+from model.transformer import Transformer
+
+_SHAPES = {28 * 28: (28, 28, 1), 32 * 32 * 3: (32, 32, 3)}  # by T: height, width, channels
+_ALWAYS_ZERO = (1.0,) + (0.0,) * 255  # sub-pixel 0 of all 70,000 MNIST images
+_PARTS = {"attention.out_projection": "out", "norm1": "norm1", "linear1": "up", "linear2": "down",
+          "norm2": "norm2"}  # of a layer: their name, ours
+_CURE = "give a checkpoint of the published image model"
+
+
+class ImporterError(ValueError):
+    """A file that cannot be imported as it is; the message names the file, the tensor and the cure."""
+
+
+def import_reference(path: Path, heads: int, attention: Attention = "linear",
+                     first_marginal: Callable[[ModelConfig], Sequence[float]] | None = None
+                     ) -> tuple[Transformer, dict[str, Any]]:
+    """Read a checkpoint of the reference: the transformer, in evaluation mode, and where it comes from.
+
+    heads, attention: the file holds neither. Another attention, or another number of heads that divides the
+    projections too, loads without complaint and predicts badly.
+    first_marginal: gives P(sub-pixel 0 = v), v = 0..255, in a training set of the configuration's shape; without
+    it an image of 28 x 28 always begins with 0, and any other shape is an error. Raises ImporterError.
+    """
+    if attention not in get_args(Attention):
+        raise ImporterError(f"{path}: --attention must be one of {', '.join(get_args(Attention))}, got "
+                            f"{attention!r}; the reference's other kinds of attention cannot be imported")
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ImporterError(f"{path} cannot be read ({error.strerror}); give the .pth file's path") from error
+    state, iteration = _unpack(path, raw)
+    config = _config(path, state, heads, attention, first_marginal)
+    net = Transformer(config)
+    net.load_state_dict(_translate(state, config))
+    provenance = {"imported_from": path.name, "sha256": hashlib.sha256(raw).hexdigest(), "steps": iteration}
+    return net.eval().requires_grad_(False), provenance
+
+
+def _unpack(path: Path, raw: bytes) -> tuple[dict[str, Tensor], int]:
+    """The tensors and the iteration of a checkpoint file; runs no code of the file's."""
+    try:
+        data = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if found := re.search(r"GLOBAL (\S+)", str(error)):
+            raise ImporterError(f"{path} is refused: it holds {found[1]}, and loading that would run code; "
+                                "save model_state and iteration alone, with torch.save, where it is trusted"
+                                ) from error
+        raise ImporterError(f"{path} is not a torch file, or is damaged; fetch it again") from error
+    except Exception as error:  # arbitrary bytes: torch raises whatever its parsers stumble over
+        raise ImporterError(f"{path} is not a torch file, or is truncated ({type(error).__name__}); "
+                            "fetch it again") from error
+    if not isinstance(data, dict) or not {"model_state", "iteration"} <= data.keys():
+        got = ", ".join(map(str, data)) if isinstance(data, dict) else type(data).__name__
+        raise ImporterError(f"{path} must hold a dict of model_state and iteration, got "
+                            f"{got[:200] or 'an empty one'}; {_CURE}")
+    if unknown := [str(key) for key in data if key not in ("model_state", "iteration", "optimizer_state")]:
+        raise ImporterError(f"{path} also holds {', '.join(unknown)[:200]}, which is not understood; "
+                            "save model_state and iteration alone with torch.save")
+    state, iteration = data["model_state"], data["iteration"]
+    if type(iteration) is not int or iteration < 0:
+        raise ImporterError(f"{path}: iteration must be a number of steps, got {iteration!r:.200}; "
+                            "save it again as an integer")
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise ImporterError(f"{path}: model_state must hold tensors by name, got {type(state).__name__}; "
+                            "save it again as model.state_dict()")
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or not tensor.is_floating_point():
+            raise ImporterError(f"{path}: {name} must be a dense tensor of floating-point numbers, "
+                                f"got {getattr(tensor, 'dtype', type(tensor).__name__)}; {_CURE}")
+    return {name: tensor.detach().float() for name, tensor in state.items()}, iteration
+
+
+def _config(path: Path, state: dict[str, Tensor], heads: int, attention: Attention,
+            first_marginal: Callable[[ModelConfig], Sequence[float]] | None) -> ModelConfig:
+    """The configuration that the tensors' shapes tell; checks that every tensor is there and fits it."""
+
+    def shape(name: str, dimensions: int) -> tuple[int, ...]:
+        if name not in state:
+            raise ImporterError(f"{path} lacks tensor {name}; {_CURE}")
+        if state[name].dim() != dimensions:
+            raise ImporterError(f"{path}: tensor {name} must have {dimensions} dimensions, got shape "
+                                f"{tuple(state[name].shape)}; {_CURE}")
+        return tuple(state[name].shape)
+
+    _, value_width = shape("value_embedding.weight", 2)
+    _, positions, position_width = shape("pos_embedding.pe", 3)
+    projections = "transformer.layers.0.attention.{}_projection.weight"
+    keys, values = shape(projections.format("query"), 2)[0], shape(projections.format("value"), 2)[0]
+    d_ff, outputs = shape("transformer.layers.0.linear1.weight", 2)[0], shape("predictor.weight", 2)[0]
+    for name, rows in (("query", keys), ("value", values)):
+        if type(heads) is not int or heads < 1 or rows % heads:
+            raise ImporterError(f"{path}: --heads must divide the {rows} rows of {projections.format(name)}, "
+                                f"got {heads}; give the number that the model was trained with")
+    if outputs == 0 or outputs % 3:
+        raise ImporterError(f"{path}: predictor.weight must have 3 rows a mixture, got {outputs}; "
+                            "give a checkpoint trained with the mixture of logistics")
+    if positions + 1 not in _SHAPES:
+        known = " or ".join(f"{t - 1} ({h} x {w} x {c})" for t, (h, w, c) in _SHAPES.items())
+        raise ImporterError(f"{path}: pos_embedding.pe must have {known} positions, got {positions}; "
+                            "other image shapes cannot be imported")
+    height, width, channels = _SHAPES[positions + 1]
+    layers = {name.split(".")[2] for name in state if re.match(r"transformer\.layers\.\d+\.", name)}
+    if first_marginal is None and (height, width, channels) != (28, 28, 1):
+        raise ImporterError(f"{path} predicts no sub-pixel 0, so an image of {height} x {width} x {channels} "
+                            "needs the training set's first sub-pixels: --data is required")
+    try:
+        config = ModelConfig(
+            height=height, width=width, channels=channels, layers=len(layers), heads=heads,
+            key_dim=keys // heads, value_dim=values // heads, d_model=value_width + position_width, d_ff=d_ff,
+            mixtures=outputs // 3, attention=attention, norm="post", activation="relu", scale_transform="elu",
+            first_marginal=_ALWAYS_ZERO)
+        if first_marginal is not None:
+            config = replace(config, first_marginal=tuple(first_marginal(config)))
+    except ValueError as error:
+        raise ImporterError(f"{path}: {error}; {_CURE}") from error
+    expected = _shapes(config, value_width, position_width)
+    for problem, names in (("lacks", expected.keys() - state.keys()),
+                           ("has unknown", state.keys() - expected.keys())):
+        if names:
+            raise ImporterError(f"{path} {problem} tensor {', '.join(sorted(names))[:400]}; {_CURE}")
+    for name, wanted in expected.items():
+        if tuple(state[name].shape) != wanted:
+            raise ImporterError(f"{path}: tensor {name} must have shape {wanted}, got "
+                                f"{tuple(state[name].shape)}; {_CURE}")
+        if not bool(state[name].isfinite().all()):
+            raise ImporterError(f"{path}: tensor {name} holds values that are not finite numbers; "
+                                "give a checkpoint saved before training diverged")
+    return config
+
+
+def _shapes(config: ModelConfig, value_width: int, position_width: int) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that the reference has for this configuration."""
+    width, keys, values = config.d_model, config.heads * config.key_dim, config.heads * config.value_dim
+    shapes: dict[str, tuple[int, ...]] = {"value_embedding.weight": (256, value_width),
+                                          "pos_embedding.pe": (1, config.subpixels - 1, position_width)}
+
+    def linear(name: str, outputs: int, inputs: int) -> None:
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (outputs, inputs), (outputs,)
+
+    def norm(name: str) -> None:
+        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (width,)
+
+    for index in range(config.layers):
+        layer = f"transformer.layers.{index}"
+        for name, size in (("query", keys), ("key", keys), ("value", values)):
+            linear(f"{layer}.attention.{name}_projection", size, width)
+        linear(f"{layer}.attention.out_projection", width, values)
+        linear(f"{layer}.linear1", config.d_ff, width)
+        linear(f"{layer}.linear2", width, config.d_ff)
+        norm(f"{layer}.norm1")
+        norm(f"{layer}.norm2")
+    norm("transformer.norm")
+    linear("predictor", 3 * config.mixtures, width)
+    return shapes
+
+
+def _translate(state: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """The reference's tensors under our names, in our form."""
+    values, positions = state["value_embedding.weight"], state["pos_embedding.pe"][0]
+    table = torch.zeros(257 + config.subpixels, config.d_model)
+    table[:256, :values.shape[1]] = values
+    table[258:, values.shape[1]:] = positions  # row 257 is position 0, which nothing predicts
+    ours = {"inputs.table": table}
+    for kind in ("weight", "bias"):
+        ours[f"norm.{kind}"] = state[f"transformer.norm.{kind}"]
+        ours[f"head.{kind}"] = state[f"predictor.{kind}"]
+        for index in range(config.layers):
+            theirs = f"transformer.layers.{index}"
+            ours[f"layers.{index}.qkv.{kind}"] = torch.cat(
+                [state[f"{theirs}.attention.{name}_projection.{kind}"] for name in ("query", "key", "value")])
+            for part, name in _PARTS.items():
+                ours[f"layers.{index}.{name}.{kind}"] = state[f"{theirs}.{part}.{kind}"]
+    return ours

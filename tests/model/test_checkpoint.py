@@ -1,0 +1,284 @@
+import dataclasses
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from model import checkpoint, load
+from model.checkpoint import CheckpointError, read, save
+from model.config import PRESETS, ModelConfig
+from model.transformer import Transformer
+
+PROVENANCE = {"data": "random", "steps": 3, "class_names": list("abcdefghij")}
+
+
+def net_of(seed: int, config: ModelConfig = PRESETS["tiny"]) -> Transformer:
+    torch.manual_seed(seed)
+    return Transformer(config)
+
+
+def assert_same(ours: Transformer, theirs: Transformer) -> None:
+    assert ours.config == theirs.config
+    ours_state, theirs_state = ours.state_dict(), theirs.state_dict()
+    assert ours_state.keys() == theirs_state.keys()
+    assert all(torch.equal(ours_state[name], theirs_state[name]) for name in ours_state)
+
+
+@pytest.fixture
+def folder(tiny: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint, to be damaged."""
+    return shutil.copytree(tiny, tmp_path / "tiny")
+
+
+def seal(folder: Path) -> None:
+    """Write SHA256SUMS anew, so that damage is found by what it is and not by its digest."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors"))
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    (folder / "SHA256SUMS").write_text("".join(sums))
+
+
+def change_tensors(folder: Path, **changes) -> None:
+    """Replace, add or (None) remove tensors; `__` in a name stands for a dot."""
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    tensors |= {name.replace("__", "."): tensor for name, tensor in changes.items()}
+    safetensors.torch.save_file({name: tensor for name, tensor in tensors.items() if tensor is not None},
+                                folder / "model.safetensors")
+    seal(folder)
+
+
+def change_fields(folder: Path, change) -> None:
+    fields = json.loads((folder / "config.json").read_text())
+    change(fields)
+    (folder / "config.json").write_text(json.dumps(fields))
+    seal(folder)
+
+
+def test_a_saved_network_is_read_back_bit_for_bit(tmp_path):
+    net = net_of(1, dataclasses.replace(PRESETS["tiny"], first_marginal=(0.5, 0.5) + (0.0,) * 254, classes=0))
+    save(tmp_path / "made" / "here", net, {"data": "random"}, "# here\n")
+    found = read(tmp_path / "made" / "here")
+    assert_same(found.net, net)
+    assert (found.name, found.provenance, found.class_names) == ("here", {"data": "random"}, ())
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["here"]
+    assert sorted(path.name for path in (tmp_path / "made" / "here").iterdir()) == [
+        "README.md", "SHA256SUMS", "config.json", "model.safetensors"]
+    assert (tmp_path / "made" / "here" / "README.md").read_text() == "# here\n"
+
+
+def test_bf16_halves_the_file_and_rounds_the_weights(tmp_path):
+    net = net_of(1)
+    save(tmp_path / "full", net, PROVENANCE, "")
+    save(tmp_path / "half", net, PROVENANCE, "", dtype=torch.bfloat16)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("full", "half")]
+    assert sizes[1] < 0.6 * sizes[0]
+    found = load(tmp_path / "half")
+    for name, tensor in net.state_dict().items():
+        assert found.state_dict()[name].dtype == torch.float32
+        assert torch.equal(found.state_dict()[name], tensor.bfloat16().float())
+
+
+def test_large_checkpoints_are_cut_into_shards(tmp_path, monkeypatch):
+    net = net_of(1)
+    monkeypatch.setattr(checkpoint, "SHARD_BYTES", 4096)
+    save(tmp_path / "cut", net, PROVENANCE, "")
+    shards = sorted((tmp_path / "cut").glob("*.safetensors"))
+    assert len(shards) > 3
+    assert shards[0].name == f"model-00001-of-{len(shards):05}.safetensors"
+    for shard in shards:
+        tensors = safetensors.torch.load_file(shard)
+        assert len(tensors) == 1 or sum(tensor.nbytes for tensor in tensors.values()) <= 4096
+    assert_same(load(tmp_path / "cut"), net)
+
+
+def test_a_loaded_network_is_ready_to_serve(tiny):
+    net = load(str(tiny))
+    assert not net.training
+    assert not any(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_the_digest_tells_checkpoints_apart_and_nothing_else(tmp_path):
+    made = {"a": (1, PROVENANCE), "b": (1, PROVENANCE), "other weights": (2, PROVENANCE),
+            "other facts": (1, PROVENANCE | {"steps": 4})}
+    for name, (seed, provenance) in made.items():
+        save(tmp_path / name, net_of(seed), provenance, f"# {name}\n")
+    a, b, weights, facts = (read(tmp_path / name).digest for name in made)
+    assert a == b
+    assert len({a, weights, facts}) == 3
+
+
+def test_class_names_default_to_numbers(folder):
+    change_fields(folder, lambda fields: fields["provenance"].pop("class_names"))
+    assert read(folder).class_names == tuple("0123456789")
+    change_fields(folder, lambda fields: fields["provenance"].update(class_names=PROVENANCE["class_names"]))
+    assert read(folder).class_names == tuple("abcdefghij")
+
+
+def test_a_checkpoint_from_before_a_field_was_added_has_its_default(folder):
+    before = load(folder)
+
+    def forget(fields):
+        for name in ("twin_of", "first_marginal", "scale_transform", "eps"):
+            del fields["architecture"][name]
+
+    change_fields(folder, forget)
+    assert_same(load(folder), before)
+
+
+TENSORS = {
+    "missing": ({"layers__1__up__bias": None}, "lacks tensor layers.1.up.bias"),
+    "unknown": ({"layers__2__up__bias": torch.zeros(32)}, "unknown tensor layers.2.up.bias"),
+    "misshapen": ({"head__weight": torch.zeros(9, 15)}, r"tensor head.weight has shape \(9, 15\).*\(9, 16\)"),
+    "transposed": ({"layers__0__down__weight": torch.zeros(32, 16)}, "tensor layers.0.down.weight has shape"),
+    "NaN": ({"norm__bias": torch.full((16,), torch.nan)}, "tensor norm.bias holds values that are not"),
+    "infinite": ({"norm__bias": torch.full((16,), -torch.inf)}, "tensor norm.bias holds values"),
+    "integers": ({"norm__bias": torch.zeros(16, dtype=torch.int32)}, "tensor norm.bias holds values"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), TENSORS.values(), ids=TENSORS)
+def test_a_wrong_tensor_is_refused_by_name(changes, message, folder):
+    change_tensors(folder, **changes)
+    with pytest.raises(CheckpointError, match=message) as error:
+        read(folder)
+    assert str(folder) in str(error.value)
+
+
+FIELDS = {
+    "other version": (lambda fields: fields.update(format_version=2), "format_version must be 1, got 2"),
+    "no version": (lambda fields: fields.pop("format_version"), "format_version must be 1, got None"),
+    "no architecture": (lambda fields: fields.pop("architecture"), "lacks 'architecture'"),
+    "no provenance": (lambda fields: fields.pop("provenance"), "lacks 'provenance'"),
+    "unknown field": (lambda fields: fields["architecture"].update(depth=1),
+                      r"unknown configuration fields \['depth'\]"),
+    "wrong value": (lambda fields: fields["architecture"].update(layers=0), "layers must be an integer"),
+    "wrong type": (lambda fields: fields.update(architecture=[1]), "config.json"),
+    "wrong list": (lambda fields: fields["architecture"].update(neighbours=3), "config.json"),
+    "wrong names": (lambda fields: fields["provenance"].update(class_names=5), "config.json"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), FIELDS.values(), ids=FIELDS)
+def test_a_wrong_configuration_is_refused_with_the_field(change, message, folder):
+    change_fields(folder, change)
+    with pytest.raises(CheckpointError, match=message) as error:
+        read(folder)
+    assert str(folder / "config.json") in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, "\0"])
+def test_a_configuration_that_is_no_json_object_is_refused(text, folder):
+    (folder / "config.json").write_text(text)
+    seal(folder)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("at", [0.0, 0.5, 1.0])
+def test_one_changed_bit_is_found_by_its_digest(name, at, folder):
+    raw = bytearray((folder / name).read_bytes())
+    raw[int(at * (len(raw) - 1))] ^= 1
+    (folder / name).write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"has SHA-256 .*SHA256SUMS says .*restore") as error:
+        read(folder)
+    assert str(folder / name) in str(error.value)
+
+
+@pytest.mark.parametrize("size", [0, 7, 100, 5000])
+def test_a_truncated_file_of_tensors_is_called_that_file(size, folder):
+    raw = (folder / "model.safetensors").read_bytes()
+    assert size < len(raw)
+    (folder / "model.safetensors").write_bytes(raw[:size])
+    seal(folder)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a safetensors file.*restore"):
+        read(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "SHA256SUMS"])
+def test_a_missing_file_is_named(name, folder):
+    (folder / name).unlink()
+    with pytest.raises(CheckpointError) as error:
+        read(folder)
+    assert str(folder / name) in str(error.value)
+
+
+@pytest.mark.parametrize(("sums", "message"), [
+    ("", "lists no config.json"), ("garbage\n", "missing or unreadable"),
+    ("0  config.json\n", r"lists no \*\.safetensors"),
+    ("0  ../tiny/model.safetensors\n0  config.json\n", "which is not a file name"),
+    ("0  config.json\0\n0  config.json\n0  model.safetensors\n", "cannot be read"),
+])
+def test_a_wrong_list_of_digests_is_refused(sums, message, folder):
+    (folder / "SHA256SUMS").write_text(sums)
+    with pytest.raises(CheckpointError, match=message):
+        read(folder)
+
+
+def test_a_tensor_in_two_shards_is_refused_by_name(folder):
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    safetensors.torch.save_file({"head.bias": tensors["head.bias"] + 1}, folder / "more.safetensors")
+    seal(folder)
+    with pytest.raises(CheckpointError, match=r"more\.safetensors holds tensor head\.bias a second time"):
+        read(folder)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="mnist is not a checkpoint folder"):
+        load(tmp_path / "mnist")
+
+
+def test_a_save_replaces_the_folder_whole(folder, monkeypatch):
+    (folder / "left over").touch()
+    monkeypatch.setattr(checkpoint, "SHARD_BYTES", 4096)
+    save(folder, net_of(7), PROVENANCE, "")
+    assert_same(load(folder), net_of(7))
+    assert not (folder / "left over").exists() and not (folder / "model.safetensors").exists()
+    assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
+
+
+class PowerCut(BaseException):
+    """Nothing may catch it."""
+
+
+def cut(*_, **__):
+    raise PowerCut
+
+
+@pytest.mark.parametrize("name", ["safetensors.torch.save_file", "json.dumps", "hashlib.sha256",
+                                  "pathlib.Path.rename"])
+def test_an_interrupted_save_leaves_the_old_checkpoint(name, folder, monkeypatch):
+    before = load(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(name, cut)
+        with pytest.raises(PowerCut):
+            save(folder, net_of(7), PROVENANCE, "")
+    assert_same(load(folder), before)
+    save(folder, net_of(7), PROVENANCE, "")
+    assert_same(load(folder), net_of(7))
+
+
+def test_a_save_cut_between_its_renames_loses_nothing_and_says_where_it_is(folder, monkeypatch):
+    before, rename = load(folder), Path.rename
+
+    def cut_the_second(path: Path, target: Path) -> Path:
+        if path.name.endswith(".new"):
+            raise PowerCut
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", cut_the_second)
+        with pytest.raises(PowerCut):
+            save(folder, net_of(7), PROVENANCE, "")
+    with pytest.raises(CheckpointError, match=r"interrupted save left .*tiny\.new and .*tiny\.old"):
+        load(folder)
+    assert_same(load(folder.with_name("tiny.new")), net_of(7))
+    assert_same(load(folder.with_name("tiny.old")), before)
+    with monkeypatch.context() as patch:  # cut again, early: the old checkpoint is back under its name
+        patch.setattr(safetensors.torch, "save_file", cut)
+        with pytest.raises(PowerCut):
+            save(folder, net_of(8), PROVENANCE, "")
+    assert_same(load(folder), before)

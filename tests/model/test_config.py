@@ -1,0 +1,95 @@
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.config import PRESETS, ModelConfig, bits_per_dim
+
+COIN = (0.5, 0.5) + (0.0,) * 254
+
+
+@pytest.mark.parametrize("config", [*PRESETS.values(), ModelConfig(first_marginal=COIN, twin_of="mnist")],
+                         ids=[*PRESETS, "imported"])
+def test_a_configuration_survives_json(config):
+    assert ModelConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize(("name", "kibibytes"), [("mnist", 264), ("cifar10", 528), ("mnist-small", 66),
+                                                 ("tiny", 1.125)])
+def test_the_state_of_a_preset_is_as_large_as_the_design_says(name, kibibytes):
+    assert PRESETS[name].state_bytes == kibibytes * 1024
+
+
+def test_softmax_keeps_all_keys_and_values():
+    config = dataclasses.replace(PRESETS["tiny"], attention="softmax", value_dim=5)
+    assert config.state_bytes == 2 * 2 * 64 * (8 + 5) * 4  # layers, heads, T, key and value dim, bytes
+
+
+def test_sub_pixels_are_counted_over_channels():
+    assert PRESETS["mnist"].subpixels == 784
+    assert PRESETS["cifar10"].subpixels == 3072
+
+
+def test_fields_that_a_checkpoint_does_not_know_yet_have_their_defaults():
+    fields = PRESETS["tiny"].to_json()
+    for name in ("twin_of", "first_marginal", "scale_transform", "neighbours"):
+        del fields[name]
+    assert ModelConfig.from_json(fields) == dataclasses.replace(PRESETS["tiny"], neighbours=())
+
+
+def test_fields_that_we_do_not_know_yet_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"\['depth'\].*LinPix release"):
+        ModelConfig.from_json(PRESETS["tiny"].to_json() | {"depth": 3})
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"layers": 0}, "layers must be an integer of at least 1, got 0"),
+    ({"heads": 2.0}, "heads must be an integer of at least 1, got 2.0"),
+    ({"height": True}, "height must be an integer of at least 1, got True"),
+    ({"channels": 2}, "channels must be 1 .* or 3 .*, got 2"),
+    ({"classes": -1}, "classes must be an integer of at least 0, got -1"),
+    ({"attention": "linaer"}, "attention must be one of linear, .*got 'linaer'"),
+    ({"norm": "layer"}, "norm must be one of post, pre, got 'layer'"),
+    ({"activation": "silu"}, "activation must be one of relu, gelu, got 'silu'"),
+    ({"scale_transform": "log"}, "scale_transform must be one of exp, elu, got 'log'"),
+    ({"eps": 0.0}, "eps must be a number between 0 and 1, got 0.0"),
+    ({"eps": math.nan}, "eps must be a number between 0 and 1, got nan"),
+    ({"look_ups": ("position",)}, r"look_ups must hold 'previous'.*got \['position'\]"),
+    ({"look_ups": ("previous", "previous")}, "once each"),
+    ({"look_ups": ("previous", "depth")}, r"got \['previous', 'depth'\]"),
+    ({"neighbours": ((-1, 0),)}, r"three integers \(dy, dx, dc\), got \(-1, 0\)"),
+    ({"neighbours": ((-1.0, 0, 0),)}, "three integers"),
+    ({"neighbours": ((0, 0, 0),)}, r"\(0, 0, 0\) is not strictly earlier"),
+    ({"first_marginal": COIN[:-1]}, "256 probabilities that sum to 1, got 255"),
+    ({"first_marginal": (0.5, *COIN[1:-1], 0.5)}, "sum to 1.5"),
+    ({"first_marginal": (1.5, -0.5, *COIN[2:])}, "least -0.5"),
+    ({"first_marginal": (math.nan, *COIN[1:])}, "sum to nan"),
+    ({"first_marginal": COIN, "classes": 10}, "cannot have classes, got classes=10"),
+])
+def test_a_value_that_cannot_be_is_refused_with_what_was_got(change, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**change)
+
+
+@given(st.integers(-4, 4), st.integers(-40, 40), st.integers(-3, 3), st.sampled_from([1, 3]))
+def test_a_neighbour_is_accepted_only_if_it_is_earlier_wherever_it_is_inside(dy, dx, dc, channels):
+    height, width = 5, 6
+    try:
+        config = ModelConfig(height=height, width=width, channels=channels, neighbours=((dy, dx, dc),))
+    except ValueError as error:
+        assert "is not strictly earlier in raster order" in str(error)
+        accepted = False
+    else:
+        accepted = True
+        assert config.offset((dy, dx, dc)) < 0
+    inside = abs(dy) < height and abs(dx) < width and abs(dc) < channels
+    if inside:
+        assert accepted == ((dy, dx, dc) < (0, 0, 0))
+
+
+def test_bits_per_dim_of_a_uniform_guess_is_eight():
+    config = PRESETS["mnist"]
+    assert bits_per_dim(config.subpixels * math.log(256), config) == pytest.approx(8)

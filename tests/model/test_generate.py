@@ -1,0 +1,152 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model import checkpoint
+from model.config import PRESETS
+from model.generate import draw_subpixel, generate, noise_of
+from model.mixture import log_likelihood
+from model.philox import uniforms
+from model.transformer import Transformer
+
+ATTENTIONS = ["linear", "softmax"]
+SEEDS = [5, 6, 2**40 + 7, 2**53 - 1]
+
+
+def net_of(**changes) -> Transformer:
+    """Parameters far from those of another random network, so that a wrong one shows in the draws."""
+    torch.manual_seed(0)
+    net = Transformer(dataclasses.replace(PRESETS["tiny"], **changes)).eval().requires_grad_(False)
+    net.head.weight *= 3
+    net.head.bias[2 * net.config.mixtures:] -= 2  # narrow: values depend on what came before, not on u alone
+    return net
+
+
+def share_equal(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours == theirs).float().mean())
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_the_same_seeds_give_the_same_bytes(attention):
+    net = net_of(attention=attention)
+    first = generate(net, SEEDS, labels=[None, 3, 3, None])
+    assert first.dtype == torch.uint8 and first.shape == (4, 64)
+    assert torch.equal(first, generate(net, SEEDS, labels=[None, 3, 3, None]))
+
+
+def test_every_seed_gives_another_image():
+    drawn = generate(net_of(), SEEDS)
+    for i in range(4):
+        for j in range(i):
+            assert share_equal(drawn[i], drawn[j]) < 0.5
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_an_images_own_seed_reproduces_it_alone_as_far_as_rounding_allows(attention):
+    """The same bytes are promised for the same batch only: another batch size is another matrix product. It
+    may round otherwise, and one value that lands on the other side of .5 changes all that follow it."""
+    net = net_of(attention=attention)
+    seeds = list(range(16))
+    together = generate(net, seeds)
+    alone = torch.cat([generate(net, [seed]) for seed in seeds])
+    assert share_equal(together, alone) > 0.95  # 0.3 and less for other seeds
+    assert share_equal(together, alone.roll(1, 0)) < 0.5
+
+
+def test_the_noise_of_an_image_depends_on_nothing_but_its_seed_and_position():
+    t = np.arange(10, 64)
+    together = noise_of(np.array(SEEDS), t)
+    assert together.shape == (4, 54, 2)
+    for row, seed in enumerate(SEEDS):
+        assert torch.equal(together[row], noise_of(np.array([seed]), t)[0])
+        assert together[row, 3].tolist() == uniforms(np.array(seed), np.array(13))[:2].tolist()
+
+
+def test_a_label_changes_the_image():
+    net = net_of()
+    unconditional, three, four = (generate(net, [5], labels=[label]) for label in (None, 3, 4))
+    assert torch.equal(unconditional, generate(net, [5]))
+    for one, other in ((unconditional, three), (unconditional, four), (three, four)):
+        assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("prefix", [1, 20, 63, 64])
+def test_known_sub_pixels_are_kept_and_steer_what_follows(prefix, attention):
+    net = net_of(attention=attention)
+    random = torch.Generator().manual_seed(prefix)
+    known = torch.randint(0, 256, (2, 64), generator=random, dtype=torch.uint8)
+    drawn = generate(net, [5, 6], known=known, prefix=prefix)
+    assert torch.equal(drawn[:, :prefix], known[:, :prefix])
+    if prefix < 63:  # what is not known is drawn, and not as it would be after other pixels
+        assert share_equal(drawn[:, prefix:], known[:, prefix:]) < 0.5
+        assert share_equal(drawn[:, prefix:], generate(net, [5, 6])[:, prefix:]) < 0.9
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("prefix", [1, 20, 63])
+def test_completing_a_drawn_image_with_its_own_seed_draws_it_again(prefix, attention):
+    """Noise belongs to positions; prefill rounds unlike steps, so nearly always, not always."""
+    net = net_of(attention=attention)
+    seeds = list(range(16))
+    drawn = generate(net, seeds)
+    assert share_equal(generate(net, seeds, known=drawn, prefix=prefix), drawn) > 0.95
+
+
+def test_temperature_0_needs_no_seed():
+    net = net_of()
+    coldest = generate(net, SEEDS, temperature=0.0)
+    assert torch.equal(coldest, coldest[:1].expand(4, -1))
+    assert not torch.equal(coldest, generate(net, SEEDS))
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_drawn_images_are_as_surprising_as_the_model_says(attention):
+    """The mean of -log p over draws is the entropy, position by position: the loop feeds what it should."""
+    net = net_of(attention=attention)
+    drawn = generate(net, list(range(200)))
+    parameters = net.parameters_of(drawn).double()
+    surprise = -log_likelihood(parameters, drawn)
+    log_p = log_likelihood(parameters[..., None, :], torch.arange(256).expand(200, 64, 256))
+    excess = surprise + (log_p.exp() * log_p).sum(-1)  # of mean 0, whatever came before
+    assert abs(float(excess.mean())) < 5 * float(excess.std()) / math.sqrt(excess.numel())
+    strange = -log_likelihood(parameters, drawn.roll(1, 0))  # and images that were not drawn here are noticed
+    assert float((strange - surprise).mean()) > 0.5
+
+
+def test_without_a_start_token_sub_pixel_0_is_drawn_from_its_marginal():
+    marginal = [0.0] * 256
+    marginal[3], marginal[200], marginal[255] = 0.25, 0.25, 0.5
+    net = net_of(classes=0, first_marginal=tuple(marginal))
+    seeds = list(range(200))
+    drawn = generate(net, seeds)
+    u = uniforms(np.array(seeds), np.array(0))[:, 0]
+    assert drawn[:, 0].tolist() == [3 if x < 0.25 else 200 if x < 0.5 else 255 for x in u]
+    assert set(drawn[:, 0].tolist()) == {3, 200, 255}
+    assert len(drawn[:, 1].unique()) > 3
+
+
+def test_the_first_value_whose_sum_passes_is_drawn_at_position_0():
+    net = net_of(classes=0, first_marginal=(0.0, 0.25, 0.25, 0.0, 0.5) + (0.0,) * 251)
+    u = torch.tensor([[2**-24, 0.1], [0.25, 0.1], [0.5, 0.1], [1 - 2**-24, 0.1], [0.5, 0.1]])
+    parameters = torch.full((5, 9), torch.nan)
+    parameters[4] = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -9.0, -9.0, -9.0])  # at t = 3, they count
+    values = draw_subpixel(net, parameters, torch.tensor([0, 0, 0, 0, 3]), u, torch.ones(5))
+    assert values.tolist() == [1, 2, 4, 4, 127]
+
+
+def test_the_published_samplers_scale_is_used_where_the_configuration_says_so():
+    """elu(log_scale) + 1.0001 and exp(log_scale) differ above 0; below, by the 0.0001 and the clamp at -7."""
+    ours, published = (generate(net_of(scale_transform=transform), SEEDS) for transform in ("exp", "elu"))
+    assert share_equal(ours, published) < 0.5
+
+
+def test_a_checkpoint_draws_what_the_network_in_memory_draws(tiny):
+    net = checkpoint.load(tiny)
+    twin = Transformer(net.config).eval()
+    twin.load_state_dict(net.state_dict())
+    assert torch.equal(generate(net, SEEDS), generate(twin, SEEDS))

@@ -1,0 +1,193 @@
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig, bits_per_dim
+from model.mixture import draw, log_likelihood
+from model.philox import uniforms
+
+DRAWS = 1_000_000
+DIGITS = 1200  # of a reference that subtracts probabilities: 1 - e^-2000 must not be 1
+# Mixtures as (logit_prob, mean, log_scale) each: smooth; narrow beside wide; on both edges and beyond;
+# one value alone (log_scale is clamped at -7); flatter than an image is wide
+MIXTURES = {
+    "smooth": [(0.3, -0.4, -1.5), (-0.2, 0.5, -2.0), (1.1, 0.1, -2.5)],
+    "narrow": [(2.0, -0.31, -6.0), (0.0, 0.2, -1.0)],
+    "edges": [(0.0, -1.0, -4.0), (0.5, 1.0, -3.0), (-1.0, 1.7, -2.0)],
+    "spike": [(0.0, 41 / 127.5 - 1 + 0.003, -30.0)],
+    "flat": [(0.0, 0.2, 0.5), (-3.0, -0.8, -5.0)],
+}
+
+
+def parameters_of(mixture: list[tuple[float, float, float]], dtype: torch.dtype = torch.float32) -> Tensor:
+    """(3 * K,)"""
+    return torch.tensor(mixture, dtype=dtype).T.flatten()
+
+
+def exactly(mixture: list[tuple[float, float, float]], value: int) -> mpmath.mpf:
+    """The probability of a value straight from its definition."""
+    with mpmath.workdps(DIGITS):
+        def below(x: mpmath.mpf) -> mpmath.mpf:
+            total = sum(mpmath.exp(logit) for logit, _, _ in mixture)
+            return sum(mpmath.exp(logit) / total / (1 + mpmath.exp((mean - x) / mpmath.exp(max(scale, -7.0))))
+                       for logit, mean, scale in mixture)
+
+        def edge(v: int) -> mpmath.mpf:
+            return mpmath.mpf(2 * v + 1) / 255 - 1
+
+        if value == 255:  # what is above, by symmetry: 1 - below would round
+            mirrored = [(logit, -mean, log_scale) for logit, mean, log_scale in mixture]
+            return exactly(mirrored, 0)
+        return below(edge(value)) - (below(edge(value - 1)) if value else 0)
+
+
+def distribution(mixture: list[tuple[float, float, float]], temperature: float = 1.0,
+                 scale_transform: str = "exp") -> np.ndarray:
+    """The 256 probabilities that draws should have, in float64, written apart from the code under test."""
+    logits, means, log_scales = np.array(mixture).T
+    weights = np.exp((logits - logits.max()) / temperature)
+    scales = (np.exp(np.maximum(log_scales, -7)) if scale_transform == "exp"
+              else np.where(log_scales > 0, log_scales, np.expm1(log_scales)) + 1.0001) * temperature
+    edges = (2 * np.arange(255) + 1) / 255 - 1
+    below = 0.5 * (1 + np.tanh((edges[:, None] - means) / scales / 2)) @ (weights / weights.sum())
+    return np.diff(np.concatenate([[0], below, [1]]))
+
+
+@pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES)
+def test_probabilities_sum_to_one(mixture):
+    parameters = parameters_of(mixture, torch.float64).expand(256, -1)
+    assert float(log_likelihood(parameters, torch.arange(256)).exp().sum()) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("log_scale", [-1e3, -20.0, -7.0, -3.0, 0.0, 10.0, 60.0, 1e3])
+@pytest.mark.parametrize("mean", [-50.0, -1.0, 0.001, 1.0, 50.0])
+def test_probabilities_sum_to_one_at_every_scale(mean, log_scale):
+    parameters = parameters_of([(0.0, mean, log_scale)], torch.float64).expand(256, -1)
+    assert float(log_likelihood(parameters, torch.arange(256)).exp().sum()) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mixture", [*MIXTURES.values(), [(0.0, 40.0, -7.0)], [(0.0, 0.1, 25.0)]],
+                         ids=[*MIXTURES, "far", "vast"])
+def test_the_likelihood_equals_its_definition(mixture, dtype):
+    values = [0, 1, 2, 40, 41, 42, 127, 128, 200, 253, 254, 255]
+    parameters = parameters_of(mixture, dtype)
+    # of the numbers that torch really has: a narrow logistic tells -0.31 from its float32 neighbour
+    mixture = list(zip(*parameters.view(3, -1).tolist(), strict=True))
+    found = log_likelihood(parameters.expand(len(values), -1), torch.tensor(values))
+    with mpmath.workdps(DIGITS):
+        expected = [float(mpmath.log(exactly(mixture, value))) for value in values]
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-10
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=dtype), rtol=tolerance, atol=tolerance)
+
+
+def test_bits_per_dim_of_a_nearly_uniform_mixture_is_eight():
+    values = torch.arange(256)
+    every_value = torch.cat([torch.zeros(256), values / 127.5 - 1, torch.full((256,), -7.0)])
+    nats = -log_likelihood(every_value.expand(256, -1), values)
+    assert bits_per_dim(float(nats.sum()), ModelConfig(height=16, width=16)) == pytest.approx(8, abs=1e-4)
+
+
+def test_gradients_are_finite_however_extreme_the_parameters():
+    extremes = torch.cartesian_prod(torch.tensor([-1e4, 0.0, 1e4]), torch.tensor([-1e6, -1.0, 0.0, 1e6]),
+                                    torch.tensor([-1e4, -7.0, 0.0, 80.0, 95.0, 1e4]))
+    parameters = torch.cat([extremes, torch.zeros_like(extremes)], 1)  # beside a second, tame logistic
+    parameters = parameters[:, [0, 3, 1, 4, 2, 5]].repeat_interleave(5, 0).requires_grad_()
+    values = torch.tensor([0, 1, 127, 254, 255]).repeat(len(extremes))
+    loss = log_likelihood(parameters, values)
+    loss.sum().backward()
+    assert bool(loss.isfinite().all())
+    assert bool(parameters.grad.isfinite().all())
+    assert bool((parameters.grad != 0).any(0).all())  # none is finite because nothing flows
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    parameters = torch.stack([parameters_of(MIXTURES["edges"], torch.float64)] * 4).requires_grad_()
+    values = torch.tensor([0, 3, 250, 255])
+    assert torch.autograd.gradcheck(lambda p: log_likelihood(p, values), parameters)
+
+
+@pytest.fixture(scope="module")
+def noise() -> Tensor:
+    """(DRAWS, 2): the words 0 and 1 of as many seeds."""
+    return torch.from_numpy(uniforms(np.arange(DRAWS), np.array(7))[:, :2].copy())
+
+
+def chi_square(values: Tensor, probabilities: np.ndarray) -> tuple[float, int]:
+    """The statistic and its degrees of freedom; values expected fewer than 10 times count together."""
+    found, expected = np.bincount(values.numpy(), minlength=256), probabilities * len(values)
+    rare = expected < 10
+    found = np.append(found[~rare], found[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    # at least 1: a flood of impossible values must show, a single unlikely one must not
+    return float(((found - expected) ** 2 / expected.clip(1)).sum()), len(found) - 1
+
+
+@pytest.mark.parametrize(("name", "temperature", "scale_transform"), [
+    *((name, 1.0, "exp") for name in MIXTURES), ("smooth", 0.6, "exp"), ("edges", 1.5, "exp"),
+    ("smooth", 1.0, "elu"), ("edges", 0.8, "elu")])
+def test_draws_have_the_discretised_distribution(name, temperature, scale_transform, noise):
+    parameters = parameters_of(MIXTURES[name]).expand(DRAWS, -1)
+    values = draw(parameters, noise, torch.full((DRAWS,), temperature), scale_transform)
+    expected = distribution(MIXTURES[name], temperature, scale_transform)
+    statistic, freedom = chi_square(values, expected)
+    assert statistic < freedom + 5 * math.sqrt(2 * freedom)
+    shifted, freedom = chi_square(values, np.roll(expected, 1))  # a distribution one value off is noticed
+    assert shifted > freedom + 50 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_distribution_of_draws_is_the_one_that_is_trained(name):
+    """What `distribution` says for temperature 1 and what `log_likelihood` says are written apart."""
+    parameters = parameters_of(MIXTURES[name], torch.float64).expand(256, -1)
+    trained = log_likelihood(parameters, torch.arange(256)).exp().numpy()
+    np.testing.assert_allclose(trained, distribution(MIXTURES[name]), atol=1e-13)
+
+
+def test_temperature_0_takes_the_mean_of_the_most_probable_mixture():
+    parameters = parameters_of([(0.1, -0.4, -1.5), (1.1, 0.25, 3.0), (0.3, 0.9, -2.0)]).expand(100, -1)
+    u = torch.rand(100, 2, generator=torch.Generator().manual_seed(0))
+    assert draw(parameters, u, torch.zeros(100)).tolist() == [round((0.25 + 1) / 2 * 255)] * 100
+
+
+def test_a_mean_outside_the_image_is_drawn_as_its_edge():
+    parameters = torch.stack([parameters_of([(0.0, -9.0, -7.0)]), parameters_of([(0.0, 9.0, -7.0)])])
+    for temperature in (0.0, 1.0):
+        assert draw(parameters, torch.full((2, 2), 0.5), torch.full((2,), temperature)).tolist() == [0, 255]
+
+
+def test_every_row_has_its_own_temperature():
+    parameters = parameters_of(MIXTURES["smooth"]).expand(4, -1)
+    u = torch.full((4, 2), 0.9)
+    temperatures = torch.tensor([0.0, 0.5, 1.0, 2.0])
+    together = draw(parameters, u, temperatures)
+    alone = [int(draw(parameters[:1], u[:1], temperatures[row:row + 1])) for row in range(4)]
+    assert together.tolist() == alone
+    assert len(set(alone)) == 4
+
+
+def test_word_0_picks_the_mixture_and_word_1_the_value():
+    parameters = parameters_of([(0.0, -0.5, -7.0), (0.0, 0.5, -7.0)]).expand(4, -1)
+    u = torch.tensor([[0.25, 0.5], [0.75, 0.5], [0.25, 0.9999], [0.75, 0.0001]])
+    low, high, above, below = draw(parameters, u, torch.ones(4)).tolist()
+    assert (low, high) == (64, 191)
+    assert low < above < 70 and 185 < below < high
+
+
+def test_the_first_mixture_whose_sum_passes_is_picked():
+    means = [-0.8, -0.2, 0.4, 0.8]
+    parameters = parameters_of([(math.log(weight), mean, -7.0)
+                                for weight, mean in zip([1, 2, 4, 1], means, strict=True)])
+    edges = torch.tensor([2**-24, 0.124, 0.126, 0.374, 0.376, 0.874, 0.876, 1 - 2**-24])
+    values = draw(parameters.expand(8, -1), torch.stack([edges, torch.full((8,), 0.5)], 1), torch.ones(8))
+    assert values.tolist() == [round((means[j] + 1) / 2 * 255) for j in (0, 0, 1, 1, 2, 2, 3, 3)]
+
+
+def test_the_last_mixture_is_picked_where_no_sum_passes():
+    """No uniform of ours does that; a product rounded up to the sum would, as 1.0 does here."""
+    parameters = parameters_of([(3.0, -0.5, -7.0), (0.0, 0.1, -7.0), (1.0, 0.6, -7.0)])[None]
+    assert draw(parameters, torch.tensor([[1.0, 0.5]]), torch.ones(1)).tolist() == [round(1.6 / 2 * 255)]

@@ -1,0 +1,151 @@
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.config import PRESETS, ModelConfig
+from model.inputs import START
+from model.state import PADDING_SLOT, KeyValueState, RecurrentState, new_state
+from model.transformer import Transformer
+
+ATTENTIONS = ["linear", "softmax"]
+SLOTS = 6
+
+
+def config_of(attention: str) -> ModelConfig:
+    return dataclasses.replace(PRESETS["tiny"], attention=attention, value_dim=5)
+
+
+def net_of(attention: str) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(config_of(attention)).eval()
+
+
+def memory(state: RecurrentState | KeyValueState) -> list[Tensor]:
+    """The tensors of a pool, slots first."""
+    return [state.S, state.z] if isinstance(state, RecurrentState) else [state.keys, state.values]
+
+
+def images(count: int) -> Tensor:
+    random = torch.Generator().manual_seed(count)
+    return torch.randint(0, 256, (count, 64), generator=random, dtype=torch.uint8)
+
+
+def decode(net: Transformer, canvas: Tensor, state, slots: Tensor, begin: int = 0, end: int = 64) -> Tensor:
+    """The parameters at begin .. end - 1, step by step: (B, end - begin, 3 * K)."""
+    start = torch.full((len(canvas),), START)
+    return torch.stack([net.step(canvas, torch.full((len(canvas),), t), start, state, slots)
+                        for t in range(begin, end)], 1)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_slot_is_as_large_as_the_configuration_says(attention):
+    config = config_of(attention)
+    state = new_state(config, SLOTS)
+    assert sum(x.nbytes for x in memory(state)) == config.state_bytes * (SLOTS + 1)  # and one for padding
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_new_slot_is_clear(attention):
+    assert not any(bool(x.any()) for x in memory(new_state(config_of(attention), SLOTS)))
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_taken_slot_starts_empty_whatever_it_held(attention):
+    net, slots = net_of(attention), torch.tensor([4])
+    fresh = decode(net, images(1), new_state(net.config, SLOTS), slots)
+    state = new_state(net.config, SLOTS)
+    decode(net, images(1).flip(1), state, slots)
+    used = decode(net, images(1), state, slots)
+    assert attention == "softmax" or not torch.equal(used, fresh)  # keys and values are overwritten anyhow
+    state.poison(4)
+    state.clear(4)
+    assert torch.equal(decode(net, images(1), state, slots), fresh)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_poison_reaches_whoever_reads_a_slot_that_was_not_cleared(attention):
+    net, state = net_of(attention), new_state(config_of(attention), SLOTS)
+    state.poison(4)
+    assert bool(decode(net, images(1), state, torch.tensor([4]), 5, 6).isnan().all())
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_poison_in_free_slots_changes_nothing(attention):
+    net, slots = net_of(attention), torch.tensor([5, 2])
+    clean = decode(net, images(2), new_state(net.config, SLOTS), slots)
+    state = new_state(net.config, SLOTS)
+    for slot in set(range(SLOTS + 1)) - {5, 2}:
+        state.poison(slot)
+    assert torch.equal(decode(net, images(2), state, slots), clean)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_poison_in_the_padding_slot_stays_with_padding_rows(attention):
+    net, canvas = net_of(attention), images(3)
+    clean = decode(net, canvas, new_state(net.config, SLOTS), torch.tensor([5, PADDING_SLOT, 2]))
+    state = new_state(net.config, SLOTS)
+    state.poison(PADDING_SLOT)
+    # softmax overwrites the tokens of padding rows as it goes, so only linear rows must show the poison
+    poisoned = decode(net, canvas, state, torch.tensor([5, PADDING_SLOT, 2]))
+    assert torch.equal(poisoned[[0, 2]], clean[[0, 2]])
+    assert attention == "softmax" or bool(poisoned[1].isnan().all())
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_step_and_prefill_leave_other_slots_untouched_bitwise(attention):
+    net, slots = net_of(attention), torch.tensor([5, 2])
+    state = new_state(net.config, SLOTS)
+    for x in memory(state):
+        x.normal_(generator=torch.Generator().manual_seed(0))
+    for slot in slots.tolist():
+        state.clear(slot)
+    before = [x.clone() for x in memory(state)]
+    net.prefill(images(2), 20, torch.full((2,), START), state, slots)
+    decode(net, images(2), state, slots, 20, 40)
+    others = sorted(set(range(SLOTS + 1)) - set(slots.tolist()))
+    for now, then in zip(memory(state), before, strict=True):
+        assert torch.equal(now[others], then[others])
+        assert not any(torch.equal(now[slot], then[slot]) for slot in slots.tolist())
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_it_does_not_matter_in_which_slots_images_are(attention):
+    net, canvas = net_of(attention), images(3)
+    in_order = decode(net, canvas, new_state(net.config, SLOTS), torch.tensor([1, 2, 3]))
+    shuffled = decode(net, canvas, new_state(net.config, SLOTS), torch.tensor([6, 1, 4]))
+    assert torch.equal(in_order, shuffled)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_copies_of_a_slot_go_on_like_the_original_and_apart(attention):
+    net, canvas = net_of(attention), images(1).expand(3, -1).clone()
+    state = new_state(net.config, SLOTS)
+    net.prefill(canvas[:1], 20, torch.full((1,), START), state, torch.tensor([3]))
+    state.poison(1)
+    state.copy(3, [1, 6])
+    for x in memory(state):
+        assert torch.equal(x[1], x[3]) and torch.equal(x[6], x[3])
+        assert not bool(x[2].any())
+    canvas[2, 30] ^= 128
+    parameters = decode(net, canvas, state, torch.tensor([3, 1, 6]), 20, 64)
+    torch.testing.assert_close(parameters[1], parameters[0])
+    torch.testing.assert_close(parameters[2, :11], parameters[0, :11])
+    assert float((parameters[2, 11:] - parameters[0, 11:]).abs().amax(1).min()) > 1e-4
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_prefill_leaves_the_memory_that_steps_leave(attention):
+    net, canvas, slots = net_of(attention), images(2), torch.tensor([5, 2])
+    prefilled, stepped = new_state(net.config, SLOTS), new_state(net.config, SLOTS)
+    net.prefill(canvas, 41, torch.full((2,), START), prefilled, slots)
+    decode(net, canvas, stepped, slots, 0, 41)
+    for ours, theirs in zip(memory(prefilled), memory(stepped), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_recurrent_state_is_float32_unless_told_otherwise():
+    config = config_of("linear")
+    assert {x.dtype for x in memory(new_state(config, 1))} == {torch.float32}
+    assert {x.dtype for x in memory(new_state(config, 1, torch.float64))} == {torch.float64}

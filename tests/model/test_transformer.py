@@ -1,0 +1,216 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model.config import PRESETS, ModelConfig
+from model.inputs import START
+from model.state import PADDING_SLOT, State, new_state
+from model.transformer import Transformer
+
+ATTENTIONS = ["linear", "softmax"]
+COIN = (0.5, 0.5) + (0.0,) * 254
+
+# 60 sub-pixels of three channels: more than one chunk of attention, and the last one not full
+SMALL = ModelConfig(height=4, width=5, channels=3, layers=2, heads=2, key_dim=4, value_dim=3, d_model=8,
+                    d_ff=16, mixtures=2, classes=2)
+# 784 sub-pixels, as small a network otherwise as can show a mistake
+LONG = ModelConfig(layers=2, heads=2, key_dim=8, value_dim=6, d_model=16, d_ff=32, mixtures=2, classes=2,
+                   norm="pre", look_ups=("previous", "row", "column"), neighbours=((-1, 0, 0), (-1, 1, 0)))
+IMPORTED = dataclasses.replace(SMALL, classes=0, first_marginal=COIN, activation="relu")
+
+INPUTS = {
+    "previous": {"look_ups": ("previous",)},
+    "position": {"look_ups": ("previous", "position")},
+    "row": {"look_ups": ("previous", "row")},
+    "column": {"look_ups": ("previous", "column")},
+    "channel": {"look_ups": ("previous", "channel")},
+    "above": {"neighbours": ((-1, 0, 0), (-1, 1, 0), (-1, -1, 0), (-2, 0, 0))},
+    "left": {"neighbours": ((0, -1, 0), (0, -2, 0))},
+    "other channels": {"neighbours": ((0, 0, -1), (0, 0, -2), (0, -1, 2), (-1, 0, 1), (-1, 4, 2),
+                                      (-1, 1, -2))},
+    "everything": {"look_ups": ("previous", "position", "row", "column", "channel"),
+                   "neighbours": ((-1, 0, 0), (0, -1, 2), (0, 0, -1), (-1, 4, 2))},
+    "no start token": {"classes": 0, "first_marginal": COIN},
+}
+
+
+def net_of(config: ModelConfig, **changes) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(dataclasses.replace(config, **changes)).eval().requires_grad_(False)
+
+
+def images(count: int, config: ModelConfig) -> Tensor:
+    random = torch.Generator().manual_seed(count)
+    return torch.randint(0, 256, (count, config.subpixels), generator=random, dtype=torch.uint8)
+
+
+def decode(net: Transformer, canvas: Tensor, start: Tensor, state: State, slots: Tensor, delays: list[int],
+           begin: int = 0) -> Tensor:
+    """Parameters (B, T - begin, 3 * K), step by step; row b begins `delays[b]` steps late and ends as late.
+
+    Rows that have not begun or have ended are padding. From t on, the canvas holds rubbish.
+    """
+    T = net.config.subpixels
+    found = [[] for _ in delays]
+    for tick in range(T - begin + max(delays)):
+        t = torch.tensor([begin + tick - delay for delay in delays])
+        active = (t >= begin) & (t < T)
+        t = torch.where(active, t, 0)
+        known = torch.where(torch.arange(T) < t[:, None], canvas, 255 - canvas)
+        parameters = net.step(known, t, start, state, torch.where(active, slots, PADDING_SLOT))
+        for row in active.nonzero()[:, 0].tolist():
+            found[row].append(parameters[row])
+    return torch.stack([torch.stack(row) for row in found])
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_a_sub_pixel_leaves_no_trace_in_the_parameters_up_to_its_own(inputs, attention, norm):
+    net = net_of(SMALL, **INPUTS[inputs], attention=attention, norm=norm)
+    T = net.config.subpixels
+    canvas = images(1, SMALL).repeat(T, 1)
+    start = torch.full((T,), START)
+    before = net(canvas, start)
+    rows = torch.arange(T)
+    canvas[rows, rows] ^= 255  # in row t, x_t is another one
+    after = net(canvas, start)
+    first = 1 if net.config.first_marginal else 0
+    same = (before == after).all(-1) | before.isnan().all(-1)  # (T changes, T positions)
+    assert bool(same.tril().equal(torch.ones(T, T).bool().tril()))
+    assert not bool(same[:-1].diagonal(1)[first:].any())  # and the very next parameters do change
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_sub_pixel_is_remembered_to_the_end(attention):
+    net = net_of(SMALL, attention=attention)
+    canvas = images(1, SMALL)
+    before = net(canvas)
+    canvas[0, 3] ^= 255
+    assert bool((net(canvas) != before)[0, 4:].any(-1).all())
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_step_by_step_equals_the_parallel_form_for_every_look_up(attention, inputs):
+    net = net_of(SMALL, **INPUTS[inputs], attention=attention).double()
+    canvas, start = images(2, SMALL), torch.full((2,), START)
+    state = new_state(net.config, 2, torch.float64)
+    stepped = decode(net, canvas, start, state, torch.tensor([2, 1]), [0, 7])
+    torch.testing.assert_close(stepped, net(canvas, start), rtol=0, atol=1e-10, equal_nan=True)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dtype, tolerance):
+    """Three rows that begin at different times, in shuffled slots of a pool whose free slots are poisoned."""
+    net = net_of(LONG, attention=attention).to(dtype)
+    start, slots = torch.tensor([START, START + 1, START + 2]), torch.tensor([5, 2, 6])
+    canvas = images(3, LONG)
+    state = new_state(net.config, 6, dtype)
+    for slot in (1, 3, 4):
+        state.poison(slot)
+    stepped = decode(net, canvas, start, state, slots, [0, 11, 100])
+    parallel = net(canvas, start)
+    torch.testing.assert_close(stepped, parallel, rtol=0, atol=tolerance)
+    assert float((parallel[0] - parallel[1]).abs().max()) > 0.1  # rows differ: a mixed-up slot would show
+
+
+@pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 400, 783])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_prefill_then_step_equals_the_parallel_form(attention, length):
+    net = net_of(LONG, attention=attention).double()
+    canvas, start, slots = images(2, LONG), torch.tensor([START, START + 2]), torch.tensor([3, 1])
+    state = new_state(net.config, 3, torch.float64)
+    T = LONG.subpixels
+    known = torch.where(torch.arange(T) < length, canvas, 255 - canvas)
+    net.prefill(known, length, start, state, slots)
+    end = min(length + 20, T)
+    stepped = torch.stack([net.step(canvas, torch.full((2,), t), start, state, slots)
+                           for t in range(length, end)], 1)
+    torch.testing.assert_close(stepped, net(canvas, start)[:, length:end], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("length", [1, 2, 40, 59])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_prefill_then_step_equals_the_parallel_form_without_a_start_token(attention, length):
+    net = net_of(IMPORTED, attention=attention).double()
+    canvas, start, slots = images(2, IMPORTED), torch.full((2,), START), torch.tensor([3, 1])
+    state = new_state(net.config, 3, torch.float64)
+    net.prefill(canvas, length, start, state, slots)
+    stepped = decode(net, canvas, start, state, slots, [0, 5], begin=length)
+    torch.testing.assert_close(stepped, net(canvas, start)[:, length:], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_without_a_start_token_position_0_has_no_parameters_and_leaves_its_slot_alone(attention):
+    net = net_of(IMPORTED, attention=attention)
+    canvas, state = images(2, IMPORTED), new_state(net.config, 2)
+    for slot in (1, 2):
+        state.poison(slot)  # so that reading it would show as well, in row 1
+    t = torch.tensor([0, 0])
+    assert bool(net.step(canvas, t, torch.full((2,), START), state, torch.tensor([1, 2])).isnan().all())
+    pools = [x for x in vars(state).values() if isinstance(x, Tensor)]
+    assert all(bool(x[1:].isnan().all()) and bool(x[0].isfinite().all()) for x in pools)
+    parameters = net.parameters_of(canvas)
+    assert bool(parameters[:, 0].isnan().all()) and bool(parameters[:, 1:].isfinite().all())
+
+
+def test_a_class_changes_the_parameters_of_every_position():
+    net, canvas = net_of(SMALL), images(1, SMALL)
+    starts = [net(canvas, torch.tensor([net.start_index(label)])) for label in (None, 0, 1)]
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        assert bool((starts[first] != starts[second]).any(-1).all())
+
+
+def test_parameters_of_images_are_unconditional():
+    net, canvas = net_of(SMALL), images(3, SMALL)
+    found = net.parameters_of(canvas.numpy())
+    assert found.shape == (3, 60, 6) and found.dtype == torch.float32
+    assert torch.equal(found, net(canvas, torch.full((3,), START)))
+
+
+def test_parameters_are_float32_under_bf16_autocast():
+    net, canvas = net_of(SMALL), images(1, SMALL)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert net(canvas).dtype == torch.float32
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((2, 59), np.uint8), np.zeros((2, 60), np.float32),
+                                   np.zeros((4, 5, 3), np.uint8)])
+def test_images_of_another_shape_or_type_are_refused_with_what_was_got(wrong):
+    with pytest.raises(ValueError, match=r"must be uint8 of shape \(B, 60\), got torch\.") as error:
+        net_of(SMALL).parameters_of(wrong)
+    assert str(tuple(wrong.shape)) in str(error.value)
+
+
+def test_a_label_that_the_model_does_not_know_is_refused():
+    assert net_of(SMALL).start_index(None) == START
+    assert net_of(SMALL).start_index(1) == START + 2
+    for label in (-1, 2):
+        with pytest.raises(ValueError, match=rf"label must be one of 0\.\.1; got {label}"):
+            net_of(SMALL).start_index(label)
+    with pytest.raises(ValueError, match="knows no classes"):
+        net_of(IMPORTED).start_index(0)
+
+
+def test_pre_and_post_norm_and_both_activations_are_different_networks():
+    canvas = images(1, SMALL)
+    found = [net_of(SMALL, norm=norm, activation=activation)(canvas)
+             for norm in ("pre", "post") for activation in ("relu", "gelu")]
+    for i in range(4):
+        for j in range(i):
+            assert float((found[i] - found[j]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_tensor_names_are_those_of_shipped_checkpoints(name):
+    """Renaming one would make every checkpoint unreadable."""
+    config = dataclasses.replace(PRESETS[name], layers=2, d_model=8, d_ff=8)
+    parts = ["qkv", "out", "norm1", "up", "down", "norm2"]
+    modules = [f"layers.{layer}.{part}" for layer in range(2) for part in parts] + ["norm", "head"]
+    expected = {"inputs.table"} | {f"{module}.{kind}" for module in modules for kind in ("weight", "bias")}
+    assert set(Transformer(config).state_dict()) == expected
