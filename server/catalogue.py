@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from model import checkpoint
-from model.checkpoint import Checkpoint, CheckpointError
+from model.checkpoint import CheckpointError
 from server.batcher import Batcher
-from server.compare import Comparison, ComparisonPlan
 from server.engine import Engine
 from server.settings import Settings
 
@@ -43,11 +42,3 @@ def engine_of(engine: str, precision: str) -> None:
         raise ValueError("engine compiled is not in this build; use --engine auto or --engine eager")
     if precision == "bf16":
         raise ValueError("the eager engine computes in fp32; use --precision auto or --precision fp32")
-
-
-def comparison_of(main: Checkpoint, others: list[Checkpoint], plan: ComparisonPlan) -> Comparison:
-    """A comparison of a checkpoint and its twin, if one of the others is that."""
-    twin = next((other for other in others
-                 if other.net.config.attention != main.net.config.attention
-                 and (other.net.config.twin_of == main.name or main.net.config.twin_of == other.name)), None)
-    return Comparison(main, twin, plan)

@@ -77,17 +77,15 @@ class Ask:
 
     def _label(self, label: int | str | None, prompt: str | None) -> int | None:
         """The class asked for by label, or by a prompt that names one."""
-        names = self.batcher.engine.checkpoint.class_names
-        by_name = {name.casefold(): index for index, name in enumerate(names)}
-        by_name |= {str(index): index for index in range(len(names))}
-        chosen = None
+        checkpoint = self.batcher.engine.checkpoint
+        names, chosen = checkpoint.class_names, None
         if label is not None:
-            chosen = label if isinstance(label, int) else by_name.get(label.strip().casefold())
-            if chosen is None or not 0 <= chosen < len(names):
+            chosen = checkpoint.class_of(str(label))
+            if chosen is None:
                 allowed = f"0..{len(names) - 1} or one of {', '.join(names)}" if names else "none: it knows no classes"
                 raise InvalidRequest(f"label must be a class of {self.name}: {allowed}; got {label!r}", param="label")
         text = (prompt or "").strip()
-        prompted = by_name.get(text.casefold())
+        prompted = checkpoint.class_of(text)
         if prompted is not None:
             if chosen is not None and chosen != prompted:
                 raise InvalidRequest(f"label {label!r} contradicts prompt {text!r}; send one of them", param="label")

@@ -12,7 +12,6 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 
 from server import compare, pictures
 from server.batcher import Batcher
-from server.catalogue import comparison_of
 from server.comparisons import Comparisons, Job
 from server.envelope import documented, event_stream
 from server.errors import Draining, InvalidRequest, ModelNotFound, Starting
@@ -69,8 +68,11 @@ async def begin_comparison(body: CompareBody, service: ServiceDep) -> dict[str, 
     except ValueError as error:
         raise InvalidRequest(str(error), param="backends") from error
     checkpoint = service.worker.batchers[name].engine.checkpoint
-    others = [batcher.engine.checkpoint for batcher in service.worker.batchers.values()]
-    return service.comparisons.begin(name, body.budget, lambda: comparison_of(checkpoint, others, plan)).to_json()
+
+    def make() -> compare.Comparison:
+        return compare.Comparison(checkpoint, compare.find_twin(checkpoint, checkpoint.folder.parent), plan)
+
+    return service.comparisons.begin(name, body.budget, make).to_json()
 
 
 @router.get("/v1/compare/{id}", tags=["compare"], response_model=Comparison,

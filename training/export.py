@@ -72,7 +72,8 @@ An autoregressive model of {config.width} x {config.height} images with {config.
 {figures}
 
 Data: {_ATTRIBUTION.get(source['data'], source['data'])}. Command: `{source['command']}` (commit
-{source['commit']}, seed {source.get('seed', 'unknown')}). It draws images like those it was trained on and knows nothing else.
+{source['commit']}, seed {source.get('seed', 'unknown')}). It draws images like those it was trained on and knows
+nothing else.
 """
 
 

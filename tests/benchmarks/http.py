@@ -24,7 +24,8 @@ from tests.server.conftest import ROOT, serving
 def sampled(model: str, batch: int, folder: Path) -> float:
     command = [sys.executable, str(ROOT / "linpix.py"), "sample", "--model", model, "--count", str(batch),
                "--batch", str(batch), "--out", str(folder), "--json"]
-    return float(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["images_per_second"])
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return float(json.loads(printed)["images_per_second"])
 
 
 def served(url: str, requests: int, n: int) -> float:

@@ -1,0 +1,158 @@
+"""The commands that decode: serve, sample, complete, compare, doctor. Each takes the parsed flags."""
+
+import argparse
+import json
+import platform
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import ValidationError
+from tqdm import tqdm
+
+from model import checkpoint as checkpoints
+from model.checkpoint import Checkpoint
+from model.config import ModelConfig
+from model.grid import tile
+from model.philox import MAX_SEED
+from server import app, pictures, report
+from server.batcher import Batcher
+from server.bulk import produce
+from server.catalogue import engine_of
+from server.compare import BACKENDS, Comparison, ComparisonPlan, find_twin
+from server.engine import Engine, ImageSpec
+from server.settings import Settings
+
+
+def serve(given: argparse.Namespace) -> None:
+    flags = {name: getattr(given, name) for name in Settings.model_fields if getattr(given, name) is not None}
+    try:
+        settings = Settings(**flags)
+    except ValidationError as invalid:
+        first = invalid.errors()[0]
+        name = str(first["loc"][0])
+        raise ValueError(f"--{name.replace('_', '-')} (LINPIX_{name.upper()}): {first['msg']}, "
+                         f"got {first['input']!r}") from invalid
+    app.serve(settings)
+
+
+def sample(given: argparse.Namespace) -> None:
+    checkpoint, batcher = _batcher(given, min(given.count, given.batch))
+    label = _label(given.label, checkpoint)
+    seeds = _seeds(given.seed, given.count)
+    _produce(given, checkpoint, batcher,
+             [ImageSpec(seed=seed, temperature=given.temperature, label=label) for seed in seeds])
+
+
+def complete(given: argparse.Namespace) -> None:
+    checkpoint, batcher = _batcher(given, min(given.count, given.batch))
+    label = _label(given.label, checkpoint)
+    mask = Path(given.mask).read_bytes() if given.mask else None
+    occluded = pictures.read_occluded(Path(given.image).read_bytes(), checkpoint.net.config,
+                                      mask=mask, keep_rows=given.keep_rows)
+    _produce(given, checkpoint, batcher,
+             [ImageSpec(seed=seed, temperature=given.temperature, label=label, canvas=occluded.canvas,
+                        known=occluded.known) for seed in _seeds(given.seed, given.count)],
+             conditioning=occluded.conditioning, known=occluded.known_count)
+
+
+def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher]:
+    _check_output(given.out)
+    engine_of(given.engine, given.precision)
+    loaded = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
+    return loaded, Batcher(Engine(loaded, slots), max_queue=given.count)
+
+
+def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher,
+             specs: Sequence[ImageSpec], **facts: object) -> None:
+    with tqdm(total=len(specs), unit="image", disable=not sys.stderr.isatty()) as bar:
+        produced = produce(batcher, specs, bar.update)
+    files = _write_images(given.out, np.stack(produced.images), [spec.seed for spec in specs], checkpoint.net.config)
+    engine = batcher.engine
+    result = {"images": len(specs), "seconds": produced.seconds, "images_per_second": len(specs) / produced.seconds,
+              "engine": engine.name, "precision": engine.precision, "model": checkpoint.name,
+              "checkpoint": checkpoint.digest, "seeds": [spec.seed for spec in specs], "files": files, **facts}
+    _say(given, result, f"{len(specs)} images in {produced.seconds:.2f} s "
+                           f"({len(specs) / produced.seconds:.2f} images/s, {engine.name} engine, "
+                           f"{engine.precision}), seeds from {specs[0].seed}, written to {given.out}")
+
+
+def _is_grid(out: str) -> bool:
+    return Path(out).suffix.lower() == ".png" and not out.endswith("/")
+
+
+def _check_output(out: str) -> None:
+    """Refuse before the work, not after it, what cannot be written."""
+    path = Path(out)
+    if _is_grid(out):
+        if path.is_dir() or not path.parent.is_dir():
+            raise ValueError(f"--out {out}: {'is a folder' if path.is_dir() else 'its folder does not exist'}; "
+                             "give a new folder, or a .png file in an existing one")
+    elif path.is_file():
+        raise ValueError(f"--out {out} is a file; give a folder for one PNG per image, or a .png name for a grid")
+    else:
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def _write_images(out: str, images: NDArray[np.uint8], seeds: list[int], config: ModelConfig) -> list[str]:
+    path = Path(out)
+    if _is_grid(out):
+        temporary = path.with_name(path.name + ".new")
+        Image.fromarray(tile(images, config)).save(temporary, "PNG")
+        temporary.replace(path)
+        return [str(path)]
+    files = [path / f"{index:05}-{seed}.png" for index, seed in enumerate(seeds)]
+    for file, image in zip(files, images, strict=True):
+        file.write_bytes(pictures.png(image, config))
+    return [str(file) for file in files]
+
+
+def _seeds(first: int | None, count: int) -> list[int]:
+    first = secrets.randbelow(MAX_SEED - count) if first is None else first
+    if first + count - 1 > MAX_SEED:
+        raise ValueError(f"--seed: image i uses seed + i, which must stay under 2^53, got {first} for {count} images")
+    return list(range(first, first + count))
+
+
+def _label(text: str | None, checkpoint: Checkpoint) -> int | None:
+    label = None if text is None else checkpoint.class_of(text)
+    if text is not None and label is None:
+        raise ValueError(f"--label must be a class of {checkpoint.name}: "
+                         f"{', '.join(checkpoint.class_names) or 'none, it knows no classes'}; got {text!r}")
+    return label
+
+
+def compare(given: argparse.Namespace) -> None:
+    backends = BACKENDS if given.all or not given.backends else tuple(given.backends.split(","))
+    plan = ComparisonPlan(backends=backends, batches=tuple(given.batch), budget_s=given.budget)
+    folder = checkpoints.find(given.model, given.checkpoints)
+    if given.out:
+        Path(given.out).mkdir(parents=True, exist_ok=True)
+    checkpoint = checkpoints.read(folder)
+    comparison = Comparison(checkpoint, find_twin(checkpoint, folder.resolve().parent), plan)
+    with tqdm(total=100, unit="%", disable=not sys.stderr.isatty()) as bar:
+        for _ in comparison.run():
+            bar.update(round(100 * comparison.progress) - bar.n)
+    result = comparison.report | {"command": given.command_line}
+    if given.out:
+        report.write(result, Path(given.out))
+    _say(given, result, report.table(result))
+
+
+def doctor(given: argparse.Namespace) -> None:
+    facts = {"engine": "eager", "why": "this build has no compiled kernels", "device": "cpu",
+             "instruction_set": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads(),
+             "bf16_matrix_products": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+             "python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform()}
+    _say(given, facts, "\n".join(f"{name.replace('_', ' '):21} {value}" for name, value in facts.items()))
+
+
+def _say(given: argparse.Namespace, result: dict[str, Any], text: str) -> None:
+    """One JSON object with --json, else text for people."""
+    print(json.dumps(result, allow_nan=False) if given.json else text)

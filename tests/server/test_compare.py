@@ -1,0 +1,265 @@
+"""What a comparison reports, and that it keeps to its budget. Clocks are made up; the networks really run."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from model import checkpoint as checkpoints
+from model.checkpoint import Checkpoint
+from model.config import ModelConfig
+from model.transformer import Transformer
+from server import compare
+from server.compare import BACKENDS, Backend, Comparison, ComparisonPlan, find_twin, integrate
+
+CONFIG = ModelConfig(height=4, width=5, layers=2, heads=2, key_dim=4, value_dim=4, d_model=8, d_ff=16,
+                     mixtures=2, classes=3, neighbours=((-1, 0, 0),))
+TICK = 0.001
+
+
+class Ticks:
+    """A clock that goes on by a little each time it is asked, so that every step takes as long as another."""
+
+    def __init__(self, tick: float = TICK) -> None:
+        self.now, self.tick = 0.0, tick
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+def make(attention: str = "linear", name: str = "small", **changes) -> Checkpoint:
+    config = dataclasses.replace(CONFIG, attention=attention, **changes)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(config).eval().requires_grad_(False)
+    return Checkpoint(name, net, {"bits_per_dim": {"validation": 3.0, "test_1000": 2.0, "test_10000": 1.0}},
+                      "d" * 64, ())
+
+
+def finished(comparison: Comparison) -> dict:
+    for _ in comparison.run():
+        pass
+    json.dumps(comparison.report, allow_nan=False)
+    return comparison.report
+
+
+def plan(**changes) -> ComparisonPlan:
+    return ComparisonPlan(**{"batches": (3,), "budget_s": 1000.0} | changes)
+
+
+def test_a_report_has_a_line_for_every_backend_and_batch():
+    report = finished(Comparison(make(), None, plan(), clock=Ticks(), command="linpix compare"))
+    assert {"model", "digest", "machine", "budget_s", "created", "paper", "largest_logit_difference",
+            "results"} <= report.keys()
+    assert {"cpu", "cores", "threads", "torch", "platform"} <= report["machine"].keys()
+    assert [(r["backend"], r["batch"]) for r in report["results"]] == [
+        (backend, batch) for batch in (1, 3) for backend in ("linear", "stateful-softmax", "softmax")]
+    for result in report["results"]:
+        assert {"backend", "engine", "batch", "images_per_second", "seconds_per_image", "state_bytes",
+                "step_seconds", "estimated", "positions", "bits_per_dim", "tail_over_head"} <= result.keys()
+        assert result["engine"] == "eager"
+        assert result["images_per_second"] == pytest.approx(result["batch"] / result["seconds_per_image"], 1e-3)
+
+
+def test_step_times_reach_into_the_first_and_the_last_tenth():
+    for result in finished(Comparison(make(), None, plan(), clock=Ticks()))["results"]:
+        positions = [step["position"] for step in result["step_seconds"]]
+        assert len(positions) >= 5 and positions[0] < 2 and positions[-1] >= 18
+
+
+def test_the_softmax_forms_agree():
+    difference = finished(Comparison(make(), None, plan(), clock=Ticks()))["largest_logit_difference"]
+    assert 0 < difference < 1e-5
+
+
+def test_a_softmax_form_that_is_wrong_shows(monkeypatch):
+    monkeypatch.setattr(compare, "softmax_attention", lambda q, k, v: v)
+    assert finished(Comparison(make(), None, plan(), clock=Ticks()))["largest_logit_difference"] > 1e-3
+
+
+def test_with_time_enough_whole_images_are_decoded():
+    report = finished(Comparison(make(), None, plan(), clock=Ticks()))
+    assert not any(result["estimated"] for result in report["results"])
+    assert all(result["positions"] is None for result in report["results"])
+
+
+def test_the_baseline_draws_the_images_that_generate_draws():
+    """So the decode that is timed is the real one: with the same noise, and in groups of rows as well."""
+    from model.generate import generate, noise_of
+    net = make("softmax").net
+    for name, group in (("softmax", 2), ("stateful-softmax", 3)):
+        backend, canvas = Backend(name, net, 3), torch.zeros(3, 20, dtype=torch.uint8)
+        noise = noise_of(torch.arange(3).numpy(), torch.arange(20).numpy())
+        for t in range(20):
+            for begin in range(0, 3, group):
+                some = slice(begin, begin + group)
+                for _ in backend.step(canvas[some], t, noise[some, t]):
+                    pass
+        assert torch.equal(canvas, generate(net, [0, 1, 2]))
+
+
+def test_with_less_time_the_figure_comes_from_some_positions():
+    report = finished(Comparison(make(), None, plan(budget_s=TICK * 1200), clock=Ticks()))
+    estimated = [result for result in report["results"] if result["estimated"]]
+    assert estimated
+    for result in estimated:
+        assert result["positions"] == [step["position"] for step in result["step_seconds"]]
+        assert len(result["positions"]) >= 5
+        steps = {step["position"]: step["seconds"] for step in result["step_seconds"]}
+        assert result["seconds_per_image"] == pytest.approx(integrate(steps, 20), rel=1e-3)
+
+
+def test_with_too_little_time_there_is_no_figure_and_the_report_says_so():
+    report = finished(Comparison(make(), None, plan(budget_s=TICK), clock=Ticks()))
+    for result in report["results"]:
+        assert result["images_per_second"] is result["seconds_per_image"] is result["tail_over_head"] is None
+        assert any(f"{result['backend']} at batch {result['batch']}" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize("budget_s", [0.05, 0.3, 1.0])
+def test_work_ends_with_the_budget(budget_s):
+    clock = Ticks()
+    comparison = Comparison(make(), None, plan(budget_s=budget_s), clock=clock)
+    set_up = None
+    for _ in comparison.run():
+        if set_up is None and comparison.progress > 0:
+            set_up = clock.now
+    assert clock.now - set_up <= budget_s + 2 * compare.UNIT_S
+
+
+def test_time_between_units_does_not_count():
+    """A service runs live requests there."""
+    clock = Ticks()
+    comparison = Comparison(make(), None, plan(budget_s=20.0), clock=clock)
+    for _ in comparison.run():
+        clock.now += 1000.0
+    results = comparison.report["results"]
+    assert all(result["images_per_second"] and not result["estimated"] for result in results)
+    assert max(result["seconds_per_image"] for result in results) < 1.0
+
+
+def test_units_are_short():
+    clock = Ticks()
+    before = clock.now
+    for _ in Comparison(make(), None, plan(budget_s=5.0), clock=clock).run():
+        assert clock.now - before < 2 * compare.UNIT_S
+        before = clock.now
+
+
+def test_progress_grows_to_one():
+    comparison = Comparison(make(), None, plan(budget_s=1.0), clock=Ticks())
+    seen = [comparison.progress]
+    for _ in comparison.run():
+        seen.append(comparison.progress)
+    assert seen == sorted(seen) and seen[0] == 0 and comparison.progress == 1
+
+
+def test_a_report_on_the_way_lacks_figures_and_not_keys():
+    comparison = Comparison(make(), None, plan(budget_s=1.0), clock=Ticks())
+    first = comparison.report
+    last = finished(comparison)
+    assert first.keys() == last.keys() and first is not last
+    assert all(result["images_per_second"] is None for result in first["results"])
+
+
+def test_softmax_keeps_nothing_and_stateful_softmax_keeps_everything():
+    report = finished(Comparison(make(), None, plan(), clock=Ticks()))
+    sizes = {result["backend"]: result["state_bytes"] for result in report["results"]}
+    assert sizes == {"softmax": 0, "stateful-softmax": 4 * 2 * 2 * 20 * (4 + 4), "linear": 4 * 2 * 2 * 4 * (4 + 1)}
+
+
+def test_states_that_do_not_fit_in_memory_are_refused(monkeypatch):
+    keys_and_values = dataclasses.replace(CONFIG, attention="softmax").state_bytes
+    monkeypatch.setattr(compare, "_free_bytes", lambda: int(2 * keys_and_values / compare.MEMORY_SHARE))
+    report = finished(Comparison(make(), None, plan(), clock=Ticks()))
+    missing = [(r["backend"], r["batch"]) for r in report["results"] if r["images_per_second"] is None]
+    assert missing == [("stateful-softmax", 3)]
+
+
+def test_a_large_batch_is_recomputed_in_groups_of_rows(monkeypatch):
+    monkeypatch.setattr(compare, "PASS_SIZE", 2 * 20 * CONFIG.d_model)  # two rows at the last position
+    report = finished(Comparison(make(), None, plan(batches=(5,), backends=("softmax",)), clock=Ticks()))
+    last = next(r for r in report["results"] if r["batch"] == 5)["step_seconds"][-1]["seconds"]
+    first = next(r for r in report["results"] if r["batch"] == 1)["step_seconds"][-1]["seconds"]
+    assert last == pytest.approx(first * 5 / 2, rel=1e-3)  # by this clock a pass takes as long whatever its rows
+
+
+def test_bits_per_dim_are_the_twins_and_those_of_the_most_test_images():
+    twin = make("softmax", "small-softmax", twin_of="small")
+    twin.provenance["bits_per_dim"] = {"validation": 4.0, "test_10000": 0.5}
+    report = finished(Comparison(make(), twin, plan(), clock=Ticks()))
+    assert {(r["backend"], r["weights"], r["bits_per_dim"]) for r in report["results"]} == {
+        ("linear", "small", 1.0), ("softmax", "small-softmax", 0.5), ("stateful-softmax", "small-softmax", 0.5)}
+
+
+def test_without_a_twin_the_weights_are_random_and_bits_per_dim_unknown():
+    report = finished(Comparison(make("softmax"), None, plan(), clock=Ticks()))
+    assert {(r["backend"], r["weights"], r["bits_per_dim"]) for r in report["results"]} == {
+        ("linear", None, None), ("softmax", "small", 1.0), ("stateful-softmax", "small", 1.0)}
+    assert any("Random weights" in note and "linear" in note for note in report["notes"])
+
+
+def test_a_model_without_a_start_token_is_compared_too():
+    marginal = {"classes": 0, "first_marginal": (1.0,) + 255 * (0.0,)}
+    report = finished(Comparison(make(**marginal), None, plan(), clock=Ticks()))
+    assert report["largest_logit_difference"] < 1e-5
+    assert all(result["images_per_second"] for result in report["results"])
+
+
+@pytest.mark.parametrize("theirs, message", [
+    ({"attention": "linear"}, "softmax attention, got other with linear"),
+    ({"attention": "softmax", "d_ff": 32, "layers": 3}, "differ in layers, d_ff"),
+])
+def test_what_is_no_twin_is_refused(theirs, message):
+    with pytest.raises(ValueError, match=message):
+        Comparison(make(), make(name="other", **theirs), plan())
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"backends": ("linear", "reformer")}, "linear, softmax, stateful-softmax, got 'reformer'"),
+    ({"backends": ()}, "at least one of linear, softmax, stateful-softmax"),
+    ({"batches": (0,)}, "batch must be an integer of at least 1, got 0"),
+    ({"budget_s": 0.0}, "above 0, got 0.0"),
+    ({"budget_s": float("nan")}, "above 0, got nan"),
+])
+def test_a_plan_that_cannot_be_is_refused_with_its_value(changes, message):
+    with pytest.raises(ValueError, match=message):
+        plan(**changes)
+
+
+def test_the_twin_is_found_from_either_side(tmp_path):
+    for one in (make(), make("softmax", "small-softmax", twin_of="small"), make("softmax", "unrelated")):
+        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("[")
+    found = {name: find_twin(checkpoints.read(tmp_path / name), tmp_path)
+             for name in ("small", "small-softmax", "unrelated")}
+    assert {name: twin and twin.name for name, twin in found.items()} == {
+        "small": "small-softmax", "small-softmax": "small", "unrelated": None}
+
+
+@pytest.mark.parametrize("cost", [lambda t: 2.0, lambda t: 1.0 + 3.0 * t], ids=["constant", "linear"])
+def test_the_integral_of_a_straight_line_is_exact(cost: Callable[[float], float]):
+    assert integrate({t: cost(t) for t in (0, 7, 30, 99)}, 100) == pytest.approx(sum(map(cost, range(100))))
+
+
+def test_backends_are_those_of_the_plan():
+    report = finished(Comparison(make(), None, plan(backends=("linear",)), clock=Ticks()))
+    assert {result["backend"] for result in report["results"]} == {"linear"}
+    assert report["largest_logit_difference"] is None
+    assert set(BACKENDS) == {"linear", "softmax", "stateful-softmax"}
+
+
+def test_a_comparison_leaves_the_checkpoint_and_the_random_numbers_alone(tmp_path: Path):
+    ours = make()
+    before = {name: tensor.clone() for name, tensor in ours.net.state_dict().items()}
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    finished(Comparison(ours, None, plan(budget_s=0.5), clock=Ticks()))
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in ours.net.state_dict().items())

@@ -1,0 +1,133 @@
+"""What people see of a comparison."""
+
+import copy
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from server import report as reports
+from server.report import PAPER, markdown, svg, table, write
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def result(backend: str, batch: int, seconds: float, **changes) -> dict:
+    steps = [{"position": t, "seconds": seconds / 784 * (1 + t / 784)} for t in (0, 196, 392, 588, 783)]
+    return {"backend": backend, "engine": "eager", "weights": None, "batch": batch,
+            "images_per_second": batch / seconds, "seconds_per_image": seconds, "state_bytes": 67584,
+            "step_seconds": steps, "tail_over_head": 1.9, "estimated": False, "positions": None,
+            "bits_per_dim": 0.912, "note": None} | changes
+
+
+@pytest.fixture
+def report() -> dict:
+    nothing = {"images_per_second": None, "seconds_per_image": None, "step_seconds": [], "tail_over_head": None,
+               "estimated": True}
+    return {
+        "model": "mnist-<small> & co", "digest": "d" * 64, "attention": "linear", "twin": None, "subpixels": 784,
+        "layers": 4, "d_model": 128, "budget_s": 60.0, "spent_s": 58.0, "created": "2026-11-20T12:00:00+00:00",
+        "machine": {"cpu": "Some CPU", "cores": 2, "threads": 2, "torch": "2.13", "platform": "Linux", "load": 0.1},
+        "commit": "1a2b3c4", "command": "linpix compare --model mnist-small", "paper": PAPER,
+        "largest_logit_difference": 4.8e-7, "notes": ["No figure for softmax at batch 64: no time."],
+        "results": [
+            result("linear", 1, 0.6), result("stateful-softmax", 1, 0.7), result("softmax", 1, 5.0),
+            result("linear", 64, 4.0), result("stateful-softmax", 64, 8.0, estimated=True),
+            result("softmax", 64, 1.0, bits_per_dim=None, **nothing)],
+    }
+
+
+def test_three_files_are_written_and_nothing_else(report, tmp_path):
+    write(report, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.json", "report.md", "report.svg"]
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == json.loads(json.dumps(report))
+
+
+def test_an_earlier_report_survives_one_that_cannot_be_written(report, tmp_path):
+    write(report, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError):
+        write(report | {"budget_s": float("nan")}, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_drawing_is_xml_that_says_what_it_shows(report):
+    root = ElementTree.fromstring(svg(report))
+    words = " ".join(element.text or "" for element in root.iter(f"{SVG}text"))
+    for word in ("mnist-<small> & co", "linear", "stateful-softmax", "softmax", "B = 1", "B = 64", "paper, MNIST",
+                 "P40-class GPU", "position of the sub-pixel", "64 images", "1 s", "Some CPU"):
+        assert word in words
+    assert len(root.findall(f"{SVG}polyline")) == 2  # softmax has no figure at the largest batch
+
+
+def test_the_drawing_has_colours_for_light_and_dark(report):
+    assert "prefers-color-scheme: dark" in svg(report)
+
+
+def test_an_estimate_is_marked_wherever_it_stands(report):
+    assert "~8.00" in markdown(report) and "~8.00" in table(report) and "~8" in svg(report)
+    assert "~16.0" not in markdown(report)
+
+
+def test_ours_stands_beside_the_papers_with_factors_of_its_own(report):
+    lines = {line.split(" | ")[0].removeprefix("| "): line for line in reversed(markdown(report).splitlines())
+             if line.startswith("| ")}
+    assert "142.8 (317x)" in lines["linear"] and "1.67 (8.33x)" in lines["linear"]
+    assert "0.27 (0.600x)" in lines["lsh-4"]
+    assert set(lines) >= {"softmax", "stateful-softmax", "linear"}
+
+
+def test_seconds_alone_are_the_papers_table_5(report):
+    alone = markdown(report).split("## Seconds")[1].split("##")[0]
+    assert "| softmax | 5.00 (8.33x) | 72.6 (13.2x) | 10.2 (1.40x) |" in alone
+    assert "| linear | 0.600 (1.00x) | 5.5 (1.00x) | 7.3 (1.00x) |" in alone
+
+
+def test_the_circumstances_are_told(report):
+    text = markdown(report)
+    for fact in ("Some CPU", "2 threads", "torch 2.13", "1a2b3c4", "linpix compare --model mnist-small",
+                 "4.8e-07", "No figure for softmax at batch 64"):
+        assert fact in text
+
+
+def test_the_table_has_a_line_for_every_result(report):
+    lines = table(report).splitlines()
+    assert [line.split()[:3] for line in lines[1:7]] == [
+        [one["backend"], "eager", str(one["batch"])] for one in report["results"]]
+    assert len({len(line) for line in lines[:7]}) == 1
+
+
+@pytest.mark.parametrize("form", [markdown, svg, table])
+def test_a_report_without_any_figure_can_be_shown(report, form):
+    for one in report["results"]:
+        one.update(images_per_second=None, seconds_per_image=None, step_seconds=[], tail_over_head=None)
+    assert form(report)
+
+
+@pytest.mark.parametrize("form", [markdown, svg, table])
+def test_engines_are_kept_apart(report, form):
+    compiled = copy.deepcopy(report["results"][0]) | {"engine": "compiled", "images_per_second": 50.0}
+    report["results"].append(compiled)
+    assert "compiled" in form(report)
+
+
+def test_cifar_stands_beside_the_papers_cifar(report):
+    assert "17.85" in markdown(report | {"subpixels": 3072})
+    assert "paper, CIFAR-10" in svg(report | {"subpixels": 3072})
+
+
+def test_other_sizes_are_warned_about(report):
+    assert "64 sub-pixels" in markdown(report | {"subpixels": 64})
+
+
+@pytest.mark.parametrize("x, text", [(0.0631, "0.0631"), (1.0, "1.00"), (13.96, "14.0"), (1050.3, "1,050"),
+                                     (None, "-"), (0, "0")])
+def test_figures_have_three_digits(x, text):
+    assert reports._figure(x) == text
+
+
+def test_the_papers_tables_are_whole():
+    for dataset in ("mnist", "cifar10"):
+        assert set(PAPER[dataset]) == set(reports.ORDER)
+        for figures in PAPER[dataset].values():
+            assert set(figures) == {"bits_per_dim", "images_per_second", "cpu_seconds", "gpu_seconds"}

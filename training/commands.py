@@ -1,0 +1,76 @@
+"""The commands that learn: train, evaluate, export, import. Each takes the parsed flags."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from model import checkpoint as checkpoints
+from model.config import PRESETS
+from model.generate import generate
+from model.importer import import_reference
+from training.datasets import load
+from training.evaluate import evaluate as evaluate_net
+from training.export import card, first_marginal, grid, provenance
+from training.export import export as export_run
+from training.loop import Run, TrainConfig
+from training.loop import train as train_run
+
+
+def train(given: argparse.Namespace) -> None:
+    settings = TrainConfig(**{field.name: getattr(given, field.name) for field in dataclasses.fields(TrainConfig)})
+    config = dataclasses.replace(PRESETS[given.preset], attention=given.attention, twin_of=given.twin_of)
+    out = Path(given.out)
+    state = out.with_name(out.name + ".training") / "state.pt"
+    if not given.resume and (state.exists() or out.exists()):
+        raise ValueError(f"{out} holds a run or a checkpoint already; continue it with --resume, "
+                         "or give another --out")
+    data = load(Path(given.data), "train", config)
+    run = Run(config, settings)
+    if given.resume and state.exists():
+        run.resume(state)
+    elif given.init:
+        run.start_from(checkpoints.load(checkpoints.find(given.init, given.checkpoints)))
+    complete = train_run(run, data, out, command=given.command_line, max_minutes=given.max_minutes,
+                         max_images=given.max_images, save_minutes=given.save_minutes,
+                         evaluate_minutes=given.evaluate_minutes)
+    rest = "the schedule is complete" if complete else "continue with --resume"
+    print(f"{run.images:,} images in {run.minutes:.1f} minutes, written to {out}; {rest}", file=sys.stderr)
+
+
+def evaluate(given: argparse.Namespace) -> None:
+    if given.grid and not Path(given.grid).parent.is_dir():
+        raise ValueError(f"--grid {given.grid}: its folder does not exist; make it first")
+    found = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
+    data = load(Path(given.data), "test", found.net.config)
+    measured = evaluate_net(found.net, data.images[:given.limit], progress=sys.stderr.isatty())
+    text = (f"{measured.bits_per_dim:.4f} bits/dim +- {measured.interval:.4f} (95 %), {measured.images:,} test images "
+            f"in {measured.seconds:.0f} s")
+    if given.grid:
+        classes = found.net.config.classes
+        labels = [index % 10 % classes if classes else None for index in range(50)]
+        grid(generate(found.net, list(range(50)), labels=labels).numpy(), found.net.config, Path(given.grid))
+        text += f"; samples in {given.grid}"
+    result = {"model": found.name, "checkpoint": found.digest, **dataclasses.asdict(measured)}
+    print(json.dumps(result) if given.json else text)
+
+
+def export(given: argparse.Namespace) -> None:
+    exported = export_run(Path(given.run_folder), Path(given.out),
+                          lambda config: load(Path(given.data), "test", config),
+                          fp32=given.fp32, progress=sys.stderr.isatty())
+    bits = ", ".join(f"{name} {value:.4f}" for name, value in exported["bits_per_dim"].items())
+    print(f"written to {given.out}; bits/dim: {bits}", file=sys.stderr)
+
+
+def import_(given: argparse.Namespace) -> None:
+    out = Path(given.out)
+    if out.exists():
+        raise ValueError(f"--out {out} exists already; give a new folder")
+    data = Path(given.data) if given.data else None
+    net, facts = import_reference(Path(given.reference), given.heads, given.attention,
+                                  data and (lambda config: first_marginal(load(data, "train", config))))
+    source = provenance("unknown", (), command=given.command_line, **facts)
+    checkpoints.save(out, net, source, card(out.name, net.config, source))
+    print(f"written to {out}", file=sys.stderr)
