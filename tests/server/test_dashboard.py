@@ -1,0 +1,216 @@
+"""/metrics as section 8 of the design says, and every query of the dashboard, asked of a real Prometheus under load."""
+
+import contextlib
+import json
+import math
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.conftest import ROOT, Process, eventually, serving
+from tests.server.test_images import occluded
+
+DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/linpix.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+QUERIES = {f"{panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]}
+WINDOW = "1m"  # what Grafana would put for $__rate_interval; long enough to hold all of the load
+
+METRICS = {  # the design's section 8: type and labels
+    "linpix_images_completed": ("counter", {"model", "backend", "outcome"}),
+    "linpix_pixels_generated": ("counter", {"model", "backend"}),
+    "linpix_requests": ("counter", {"endpoint", "outcome"}),
+    "linpix_requests_rejected": ("counter", {"reason"}),
+    "linpix_requests_running": ("gauge", set()),
+    "linpix_requests_waiting": ("gauge", set()),
+    "linpix_state_slots": ("gauge", {"model"}),
+    "linpix_state_slots_used": ("gauge", {"model"}),
+    "linpix_request_duration_seconds": ("histogram", {"endpoint"}),
+    "linpix_queue_wait_seconds": ("histogram", set()),
+    "linpix_first_row_seconds": ("histogram", set()),
+    "linpix_engine_step_seconds": ("histogram", {"model", "backend"}),
+    "linpix_engine_step_batch_size": ("histogram", set()),
+    "linpix_comparison_images_per_second": ("gauge", {"backend"}),
+    "linpix_kernel_info": ("gauge", {"version", "torch", "kernel"}),
+}
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    url: str
+
+    def ask(self, path: str, **parameters: str) -> list[dict]:
+        answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters)
+        body = answer.json()
+        assert body["status"] == "success", f"{parameters}: {body}"
+        return body["data"]["result"] if path == "query" else body["data"]["activeTargets"]
+
+
+@pytest.fixture(scope="module")
+def started(tiny: Path) -> Iterator[Process]:
+    """A server of its own, since what it counts is compared."""
+    with serving(tiny.parent, "--slots", "2", "--max-queue", "4") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def at_start(started: Process) -> str:
+    return httpx.get(started.url + "/metrics").text
+
+
+@pytest.fixture(scope="module")
+def prometheus(started: Process, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """The project's own configuration, but for the target and a scrape every second; it has scraped once."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("prometheus is not installed; on Debian and Ubuntu: apt-get install prometheus")
+    folder = tmp_path_factory.mktemp("prometheus")
+    config = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s"}
+    config["scrape_configs"][0]["static_configs"][0]["targets"] = [urlsplit(started.url).netloc]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    log = folder / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [program, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
+             f"--web.listen-address={address}"], stdout=output, stderr=subprocess.STDOUT)
+    found = Prometheus(f"http://{address}")
+
+    def scraped() -> bool:
+        if process.poll() is not None:
+            raise RuntimeError(f"prometheus ended with {process.returncode}:\n{log.read_text()}")
+        with contextlib.suppress(httpx.TransportError, ValueError, AssertionError):
+            return [sample["value"][1] for sample in found.ask("query", query='up{job="linpix"}')] == ["1"]
+        return False
+
+    try:
+        assert eventually(scraped, 20), log.read_text()
+        yield found
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        finally:
+            process.kill()
+
+
+def put_load(server: Process) -> None:
+    """Of everything that is counted at least one; when it returns, all of it is over."""
+    with server.client() as client:
+        with ThreadPoolExecutor(4) as crowd:  # each of them fills the service
+            crowded = crowd.map(lambda _: client.post("/v1/images/generations", json={"n": 6}).status_code, range(4))
+        assert 429 in list(crowded)
+        assert client.post("/v1/images/generations", json={"temperature": -1}).status_code == 400
+
+        def draw(seed: int) -> int:
+            return client.post("/v1/images/generations", json={"n": 2, "seed": seed}).status_code
+
+        with ThreadPoolExecutor(3) as clients:
+            assert set(clients.map(draw, range(9))) == {200}
+        assert client.post("/v1/images/edits", files={"image": ("a.png", occluded(), "image/png")}).status_code == 200
+
+        def left() -> bool:
+            here = urlsplit(server.url)
+            with socket.create_connection((here.hostname, here.port)) as leaving:
+                leaving.sendall(b"POST /v1/images/generations HTTP/1.1\r\nhost: linpix\r\ncontent-length: 8\r\n"
+                                b"content-type: application/json\r\n\r\n" b'{"n": 4}')
+                time.sleep(0.02)  # it may be admitted first; were it not, the next attempt may
+            return server.metric('linpix_requests_total{endpoint="generations",outcome="cancelled"}') > 0
+
+        assert eventually(left)
+        answer = client.post("/v1/compare", json={"backends": ["linear", "softmax"], "batch": [1], "budget": 1})
+        assert answer.status_code == 202, answer.text
+        where = f"/v1/compare/{answer.json()['id']}"
+        assert eventually(lambda: client.get(where).json()["status"] != "running", 20)
+        assert client.get(where).json()["status"] == "completed", client.get(where).json()["error"]
+
+
+@pytest.fixture(scope="module")
+def loaded(request: pytest.FixtureRequest, started: Process, at_start: str) -> Process:
+    if shutil.which("prometheus"):
+        request.getfixturevalue("prometheus")  # it must see the counters before they move
+    put_load(started)
+    return started
+
+
+def families(text: str) -> dict[str, tuple[str, set[frozenset[tuple[str, str]]]]]:
+    """Name to type and the label sets of its samples; a bucket's bound is no label."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        labels = {frozenset(pair for pair in sample.labels.items() if pair[0] != "le") for sample in family.samples}
+        found[family.name] = family.type, labels
+    return found
+
+
+def test_the_metrics_are_those_of_the_design(at_start):
+    found = {name: (kind, {name for labels in samples for name, _ in labels})
+             for name, (kind, samples) in families(at_start).items() if not name.startswith(("process_", "python_"))}
+    assert found == METRICS
+    assert "process_resident_memory_bytes" in at_start
+
+
+def test_every_child_is_there_from_the_start(at_start, loaded):
+    assert families(httpx.get(loaded.url + "/metrics").text) == families(at_start)
+
+
+def test_prometheus_reads_the_metrics_without_an_error(prometheus, loaded):
+    [target] = prometheus.ask("targets")
+    assert (target["health"], target["lastError"]) == ("up", "")
+
+
+@pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
+def test_a_panel_has_something_to_show(query, prometheus, loaded):
+    query = query.replace("$__rate_interval", WINDOW)
+
+    def shown() -> bool:
+        return any(math.isfinite(float(sample["value"][1])) for sample in prometheus.ask("query", query=query))
+
+    assert eventually(shown), f"{query} gives {prometheus.ask('query', query=query)}"
+
+
+@pytest.mark.parametrize("query", [
+    'linpix_images_completed_total{outcome="completed"} >= 18', 'linpix_requests_total{outcome="cancelled"} > 0',
+    'linpix_requests_rejected_total{reason="queue_full"} >= 1', 'linpix_requests_rejected_total{reason="invalid"} >= 1',
+    'linpix_request_duration_seconds_count{endpoint="edits"} == 1', "linpix_comparison_images_per_second > 0",
+    "linpix_requests_running == 0", "linpix_requests_waiting == 0", "linpix_state_slots == 2",
+    "linpix_state_slots_used == 0",
+])
+def test_prometheus_saw_what_was_done(query, prometheus, loaded):
+    assert eventually(lambda: bool(prometheus.ask("query", query=query))), prometheus.ask(
+        "query", query=query.split(" ", 1)[0])
+
+
+def test_every_window_of_the_dashboard_follows_the_scrape_interval():
+    for name, query in QUERIES.items():
+        assert set(re.findall(r"\[([^]]*)\]", query)) <= {"$__rate_interval"}, name
+        assert "$" not in query.replace("$__rate_interval", ""), name
+
+
+def test_every_panel_asks_the_chosen_data_source():
+    chosen = {"type": "prometheus", "uid": "${datasource}"}
+    assert [variable["name"] for variable in DASHBOARD["templating"]["list"]] == ["datasource"]
+    for panel in PANELS:
+        assert [panel["datasource"], *(target["datasource"] for target in panel["targets"])] \
+            == [chosen] * (1 + len(panel["targets"])), panel["title"]
+
+
+def test_panels_have_ids_of_their_own_and_do_not_overlap():
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [(x, y) for panel in panels for place in [panel["gridPos"]]
+             for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24

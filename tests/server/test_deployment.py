@@ -1,0 +1,192 @@
+"""The image and the stack beside it, as far as they can be checked without a container engine."""
+
+import fnmatch
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from server.settings import Settings
+from tests.server.conftest import ROOT
+
+KNOWN = {"ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "RUN", "STOPSIGNAL", "USER",
+         "WORKDIR"}
+
+
+def dockerfile() -> list[tuple[str, str]]:
+    """(instruction, the rest) in order, continuation lines joined."""
+    lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")]
+    whole = re.sub(r"\\\n\s*", " ", "\n".join(lines))
+    return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in whole.splitlines() if line.strip()]
+
+
+INSTRUCTIONS = dockerfile()
+LAST_STAGE = INSTRUCTIONS[max(index for index, (word, _) in enumerate(INSTRUCTIONS) if word == "FROM"):]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES = COMPOSE["services"]
+
+
+def in_context(path: str) -> bool:
+    """Whether .dockerignore lets a path through: the last pattern that matches it or a folder above it decides."""
+    allowed = True
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        if line and not line.startswith("#"):
+            pattern = line.removeprefix("!").removeprefix("**/")
+            parts = Path(path).parts
+            above = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+            names = list(parts) if line.startswith("**/") else above
+            if any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                allowed = line.startswith("!")
+    return allowed
+
+
+def variables(words: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in shlex.split(words))
+
+
+def seconds(text: str) -> float:
+    number, unit = re.fullmatch(r"(\d+)(s|m)", text).groups()
+    return int(number) * {"s": 1, "m": 60}[unit]
+
+
+# --- Dockerfile ---
+
+def test_the_dockerfile_holds_instructions_that_exist():
+    assert {word for word, _ in INSTRUCTIONS} <= KNOWN
+    assert INSTRUCTIONS[0][0] == "ARG", "arguments of FROM come before the first stage"
+
+
+def test_every_stage_begins_with_an_image_or_an_earlier_stage():
+    stages, arguments = set(), {}
+    for word, rest in INSTRUCTIONS:
+        if word == "ARG" and "=" in rest:
+            arguments.update(variables(rest))
+        if word == "FROM":
+            base, *name = re.fullmatch(r"(\S+)(?: AS (\S+))?", rest).groups()
+            for device in ("cpu", "cuda"):
+                image = re.sub(r"\$\{(\w+)\}", lambda found: (arguments | {"DEVICE": device})[found[1]], base)  # noqa: B023
+                assert image in stages or ":" in image, f"{device}: {image}"
+            stages |= set(name)
+        if found := re.search(r"--from=(\S+)", rest):
+            assert found[1] in stages
+
+
+def test_every_copy_finds_its_source():
+    for word, rest in INSTRUCTIONS:
+        if word == "COPY" and "--from" not in rest:
+            for source in rest.split()[:-1]:
+                assert (ROOT / source).exists(), source
+                assert source == "." or in_context(source), f".dockerignore hides {source}"
+
+
+def test_the_image_holds_what_its_packages_need_and_nothing_private():
+    for path in ("linpix.py", "pyproject.toml", "server/static/index.html", "model/ops.py", "training/loop.py",
+                 "checkpoints/mnist-small/config.json", "csrc/recurrent.cpp"):
+        assert in_context(path), path
+    for path in (".git/config", ".env", ".venv/bin/python", "tests/conftest.py", "runs/a", "model/__pycache__/ops.pyc",
+                 "checkpoints/mnist.training/state.pt", "csrc/build/linpix.so"):
+        assert not in_context(path), path
+
+
+def test_torch_is_pinned_first_and_no_later_install_can_pull_another():
+    commands = [rest for word, rest in INSTRUCTIONS if word == "RUN"]
+    installs = [found for command in commands for found in re.findall(r"pip install[^&]*", command)]
+    assert len(installs) == 3
+    assert '"$TORCH_SPEC"' in installs[0]
+    assert "--constraint /opt/constraints.txt" in installs[1]
+    assert {"--no-deps", "--no-build-isolation"} <= set(installs[2].split())
+    [pinned] = [rest.split("=", 1)[1] for word, rest in INSTRUCTIONS if word == "ARG" and rest.startswith("TORCH_SPEC")]
+    assert pinned == re.search(r"^TORCH_SPEC \?= (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    for name in ("TORCH_INDEX_URL", "INDEX_URL"):
+        assert ("ARG", f"{name}=") in INSTRUCTIONS, "empty means pip's default"
+
+
+def test_the_server_runs_as_nobody_special_and_gets_its_signals_itself():
+    last = dict(LAST_STAGE)
+    assert last["USER"].split(":")[0].isdecimal()
+    assert int(last["USER"].split(":")[0]) > 0
+    assert json.loads(last["ENTRYPOINT"]) + json.loads(last["CMD"]) == ["linpix", "serve"]
+    assert last["STOPSIGNAL"] == "SIGTERM"
+    environment = variables(last["ENV"])
+    assert environment["LINPIX_HOST"] == "0.0.0.0"
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert environment["PYTHONUNBUFFERED"] == "1"
+    assert {name.removeprefix("LINPIX_").lower() for name in environment if name.startswith("LINPIX_")} \
+        <= set(Settings.model_fields)
+
+
+@pytest.mark.parametrize("port", [pytest.param(None, id="ready"), pytest.param("1", id="nobody there")])
+def test_the_health_check_tells_a_ready_server_from_none(server, port):
+    python, *rest = json.loads(dict(LAST_STAGE)["HEALTHCHECK"].split("CMD ", 1)[1])
+    assert python == "python"
+    asked = subprocess.run([sys.executable, *rest], env={"LINPIX_PORT": port or server.url.rsplit(":", 1)[1]},
+                           capture_output=True, check=False)
+    assert (asked.returncode == 0) == (port is None), asked.stderr
+
+
+# --- docker-compose.yml and deploy/ ---
+
+def test_every_port_is_published_on_this_machine_only():
+    ports = {name: service["ports"] for name, service in SERVICES.items()}
+    assert set(ports) == {"linpix", "prometheus", "grafana"}
+    assert all(port.startswith("127.0.0.1:") for published in ports.values() for port in published)
+
+
+def test_every_mounted_file_is_there_and_every_volume_is_declared():
+    for service in SERVICES.values():
+        for mount in service.get("volumes", []):
+            source = mount.split(":")[0]
+            assert (ROOT / source).exists() if source.startswith("./") else source in COMPOSE["volumes"], mount
+
+
+def test_services_wait_for_services_that_exist_and_have_what_is_waited_for():
+    for service in SERVICES.values():
+        for name, how in service.get("depends_on", {}).items():
+            assert how["condition"] != "service_healthy" or "healthcheck" in SERVICES[name]
+
+
+def test_the_stack_gives_the_server_time_to_drain():
+    drain = float(SERVICES["linpix"]["environment"]["LINPIX_DRAIN_TIMEOUT"])
+    closing = 10  # uvicorn's own time for connections, after the drain
+    assert seconds(SERVICES["linpix"]["stop_grace_period"]) > drain + closing
+
+
+def test_every_build_argument_of_the_stack_is_one_of_the_dockerfile():
+    arguments = {rest.split("=")[0] for word, rest in INSTRUCTIONS if word == "ARG"}
+    assert set(SERVICES["linpix"]["build"]["args"]) <= arguments
+
+
+def test_prometheus_asks_the_port_that_the_server_listens_on():
+    config = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
+    [job] = config["scrape_configs"]
+    assert job["job_name"] == "linpix"
+    assert job["static_configs"] == [{"targets": [f"linpix:{variables(dict(LAST_STAGE)['ENV'])['LINPIX_PORT']}"]}]
+
+
+def test_grafana_finds_the_data_source_and_the_dashboards():
+    provisioning = ROOT / "deploy/grafana/provisioning"
+    [source] = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())["datasources"]
+    [provider] = yaml.safe_load((provisioning / "dashboards/linpix.yml").read_text())["providers"]
+    scrape = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())["global"]["scrape_interval"]
+    dashboard = json.loads((ROOT / "deploy/grafana/dashboards/linpix.json").read_text())
+    assert source["url"] == "http://prometheus:9090"
+    assert source["jsonData"]["timeInterval"] == scrape, "$__rate_interval follows it"
+    assert dashboard["templating"]["list"][0]["current"]["value"] == source["uid"]
+    mounts = dict(mount.split(":")[:2] for mount in SERVICES["grafana"]["volumes"])
+    assert mounts["./deploy/grafana/dashboards"] == provider["options"]["path"]
+    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == f"{provider['options']['path']}/linpix.json"
+
+
+def test_prometheus_accepts_its_configuration():
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed; on Debian and Ubuntu: apt-get install prometheus")
+    checked = subprocess.run(["promtool", "check", "config", str(ROOT / "deploy/prometheus.yml")],
+                             capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
