@@ -144,6 +144,8 @@ def save(folder: Path, net: Transformer, provenance: dict[str, Any], card: str,
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(new.iterdir())]
     (new / "SHA256SUMS").write_text("\n".join(sums) + "\n")
     (new / "README.md").write_text(card)
+    for path in new.iterdir():
+        path.chmod(0o644)  # safetensors makes its files private, but a service may run as another user
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)

@@ -51,8 +51,9 @@ class Ask:
         self.batcher: Batcher = service.worker.batchers[self.name]
         self.config: ModelConfig = self.batcher.engine.config
         self.n = 1 if n is None else n
-        if not 1 <= self.n <= service.settings.max_n:
-            raise InvalidRequest(f"n must be 1..{service.settings.max_n}, got {n}", param="n")
+        most = min(service.settings.max_n, self.batcher.engine.slots + service.settings.max_queue)
+        if not 1 <= self.n <= most:
+            raise InvalidRequest(f"n must be 1..{most}, got {n}", param="n")
         if response_format not in (None, "b64_json"):
             raise InvalidRequest(f"response_format must be b64_json, got {response_format!r}", param="response_format")
         try:
@@ -154,11 +155,10 @@ async def edit(
         read = partial(pictures.read_occluded, await uploads[0].read(), ask.config,
                        mask=None if mask is None else await mask.read(), keep_rows=keep_rows)
         occluded = await to_thread.run_sync(read, limiter=service.decoders)
-    except pictures.PictureError as error:
-        service.worker.finish(admitted, "failed")
-        raise picture_error(error) from error
-    except BaseException:
-        service.worker.finish(admitted, "failed")
+    except BaseException as error:
+        service.worker.withdraw(admitted)
+        if isinstance(error, pictures.PictureError):
+            raise picture_error(error) from error
         raise
     facts = {"conditioning": occluded.conditioning, "known": occluded.known_count,
              "known_before_first_hole": occluded.known_before_first_hole,

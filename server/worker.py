@@ -133,6 +133,12 @@ class Worker:
             done += isinstance(event, ImageDone)
             yield event
 
+    def withdraw(self, request: Request) -> None:
+        """Take back an admission: the request turned out to be none. Safe to call twice."""
+        if self.requests.pop(request.id, None) is not None:
+            request.batcher.cancel(request.id)
+            self._count_requests()
+
     def finish(self, request: Request, outcome: str) -> None:
         """The request is over, however it ended. Frees whatever it still holds; safe to call twice."""
         if self.requests.pop(request.id, None) is None:

@@ -223,6 +223,7 @@ def test_a_bad_upload_or_field_is_refused_and_holds_no_slot(client, server, file
     if param:
         assert answer.json()["error"]["param"] == param
     assert server.metric("linpix_requests_waiting") == 0
+    assert server.metric('linpix_requests_total{endpoint="edits",outcome="failed"}') == 0  # the fault is the client's
 
 
 def test_a_stream_shows_every_row_and_then_the_image_that_the_plain_answer_gives(client):

@@ -22,12 +22,14 @@ def result(backend: str, batch: int, seconds: float, **changes) -> dict:
 
 @pytest.fixture
 def report() -> dict:
-    nothing = {"images_per_second": None, "seconds_per_image": None, "step_seconds": [], "tail_over_head": None,
-               "estimated": True}
+    nothing = {"images_per_second": None, "seconds_per_image": None, "step_seconds": [],
+               "tail_over_head": None, "estimated": True}
     return {
-        "model": "mnist-<small> & co", "digest": "d" * 64, "attention": "linear", "twin": None, "subpixels": 784,
-        "layers": 4, "d_model": 128, "budget_s": 60.0, "spent_s": 58.0, "created": "2026-11-20T12:00:00+00:00",
-        "machine": {"cpu": "Some CPU", "cores": 2, "threads": 2, "torch": "2.13", "platform": "Linux", "load": 0.1},
+        "model": "mnist-<small> & co", "digest": "d" * 64, "attention": "linear", "twin": None,
+        "subpixels": 784, "layers": 4, "d_model": 128, "budget_s": 60.0, "spent_s": 58.0,
+        "created": "2026-11-20T12:00:00+00:00",
+        "machine": {"cpu": "Some CPU", "cores": 2, "threads": 2, "torch": "2.13", "platform": "Linux",
+                    "load": 0.1},
         "commit": "1a2b3c4", "command": "linpix compare --model mnist-small", "paper": PAPER,
         "largest_logit_difference": 4.8e-7, "notes": ["No figure for softmax at batch 64: no time."],
         "results": [
@@ -38,9 +40,10 @@ def report() -> dict:
 
 
 def test_three_files_are_written_and_nothing_else(report, tmp_path):
-    write(report, tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.json", "report.md", "report.svg"]
-    assert json.loads((tmp_path / "out" / "report.json").read_text()) == json.loads(json.dumps(report))
+    out = tmp_path / "out"
+    write(report, out)
+    assert sorted(path.name for path in out.iterdir()) == ["report.json", "report.md", "report.svg"]
+    assert json.loads((out / "report.json").read_text()) == json.loads(json.dumps(report))
 
 
 def test_an_earlier_report_survives_one_that_cannot_be_written(report, tmp_path):
@@ -54,8 +57,9 @@ def test_an_earlier_report_survives_one_that_cannot_be_written(report, tmp_path)
 def test_the_drawing_is_xml_that_says_what_it_shows(report):
     root = ElementTree.fromstring(svg(report))
     words = " ".join(element.text or "" for element in root.iter(f"{SVG}text"))
-    for word in ("mnist-<small> & co", "linear", "stateful-softmax", "softmax", "B = 1", "B = 64", "paper, MNIST",
-                 "P40-class GPU", "position of the sub-pixel", "64 images", "1 s", "Some CPU"):
+    for word in ("mnist-<small> & co", "linear", "stateful-softmax", "softmax", "B = 1", "B = 64",
+                 "paper, MNIST", "P40-class GPU", "position of the sub-pixel", "64 images", "10 ms",
+                 "Some CPU"):
         assert word in words
     assert len(root.findall(f"{SVG}polyline")) == 2  # softmax has no figure at the largest batch
 

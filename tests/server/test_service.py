@@ -87,6 +87,13 @@ def test_sixty_four_requests_at_once_are_all_answered(server):
     assert [answer.json()["data"][0]["seed"] for answer in answers] == list(range(64))
 
 
+def test_a_request_that_could_never_fit_is_not_told_to_try_again(tiny):
+    with serving(tiny.parent, "--slots", "2", "--max-queue", "1") as server, server.client() as client:
+        answer = client.post("/v1/images/generations", json={"n": 4})
+        assert answer.status_code == 400
+        assert "1..3" in answer.json()["error"]["message"]
+
+
 def test_a_full_queue_is_429_and_says_when_to_come_back(slow):
     with serving(slow, "--slots", "2", "--max-queue", "1") as server, ThreadPoolExecutor(3) as pool:
         def ask(n):
