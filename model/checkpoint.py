@@ -6,6 +6,7 @@ Written under a temporary name and then renamed; read strictly. No pickle anywhe
 import hashlib
 import json
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,3 +200,12 @@ def find(name: str, checkpoints: Path | None = None) -> Path:
         raise CheckpointError(f"there is no model {name!r} under {at}; there: {there}. A model is one of these "
                               "names, or a folder")
     return at / name
+
+
+def commit() -> str:
+    """The commit that this code is of, for provenance; "unknown" away from a checkout."""
+    try:
+        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
 
 from server import catalogue, envelope, images, operations
+from server.backends import BACKENDS
 from server.batcher import Batcher
-from server.compare import BACKENDS
 from server.comparisons import Comparisons
 from server.envelope import Guard, Keys
 from server.errors import Draining

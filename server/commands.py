@@ -22,10 +22,11 @@ from model.config import ModelConfig
 from model.grid import tile
 from model.philox import MAX_SEED
 from server import app, pictures, report
+from server.backends import BACKENDS
 from server.batcher import Batcher
 from server.bulk import produce
 from server.catalogue import engine_of
-from server.compare import BACKENDS, Comparison, ComparisonPlan, find_twin
+from server.compare import Comparison, ComparisonPlan, find_twin
 from server.engine import Engine, ImageSpec
 from server.settings import Settings
 
@@ -135,11 +136,12 @@ def compare(given: argparse.Namespace) -> None:
     if given.out:
         Path(given.out).mkdir(parents=True, exist_ok=True)
     checkpoint = checkpoints.read(folder)
-    comparison = Comparison(checkpoint, find_twin(checkpoint, folder.resolve().parent), plan)
+    comparison = Comparison(checkpoint, find_twin(checkpoint, folder.resolve().parent), plan,
+                            command=given.command_line)
     with tqdm(total=100, unit="%", disable=not sys.stderr.isatty()) as bar:
         for _ in comparison.run():
             bar.update(round(100 * comparison.progress) - bar.n)
-    result = comparison.report | {"command": given.command_line}
+    result = comparison.report
     if given.out:
         report.write(result, Path(given.out))
     _say(given, result, report.table(result))

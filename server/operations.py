@@ -11,6 +11,7 @@ from fastapi.responses import FileResponse, HTMLResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
 
 from server import compare, pictures
+from server.backends import BACKENDS
 from server.batcher import Batcher
 from server.comparisons import Comparisons, Job
 from server.envelope import documented, event_stream
@@ -63,7 +64,7 @@ async def begin_comparison(body: CompareBody, service: ServiceDep) -> dict[str, 
         raise InvalidRequest(f"budget must be at most {service.settings.compare_budget:g} seconds, "
                              f"got {body.budget:g}", param="budget")
     try:
-        plan = compare.ComparisonPlan(backends=tuple(body.backends or compare.BACKENDS), batches=tuple(body.batch),
+        plan = compare.ComparisonPlan(backends=tuple(body.backends or BACKENDS), batches=tuple(body.batch),
                                       budget_s=body.budget)
     except ValueError as error:
         raise InvalidRequest(str(error), param="backends") from error

@@ -1,6 +1,5 @@
 """What goes into a checkpoint folder beside the weights: provenance, the model card, sample grids."""
 
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,13 +31,8 @@ def grid(images: NDArray[np.uint8], config: ModelConfig, path: Path) -> None:
 
 def provenance(data: str, class_names: tuple[str, ...], **facts: Any) -> dict[str, Any]:
     """Where a checkpoint comes from, as config.json keeps it."""
-    try:
-        described = subprocess.run(["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
-                                   capture_output=True, text=True, check=True)
-        commit = described.stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = "unknown"
-    return {"data": data, "class_names": list(class_names), "created": int(time.time()), "commit": commit, **facts}
+    return {"data": data, "class_names": list(class_names), "created": int(time.time()),
+            "commit": checkpoint.commit(), **facts}
 
 
 def first_marginal(data: Dataset) -> list[float]:

@@ -174,7 +174,11 @@ class Run:
         self.net.load_state_dict(state["net"])
         self.averaged.load_state_dict(state["averaged"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            settings = [{name: value for name, value in group.items() if name != "params"}
+                        for group in optimizer.param_groups]
+            optimizer.load_state_dict(saved)  # this brings back the old settings too
+            for group, new in zip(optimizer.param_groups, settings, strict=True):
+                group.update(new)
         self.step, self.minutes = state["step"], state["minutes"]
 
 

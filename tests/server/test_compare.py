@@ -14,8 +14,9 @@ from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.generate import generate, noise_of
 from model.transformer import Transformer
-from server import compare
-from server.compare import BACKENDS, Backend, Comparison, ComparisonPlan, find_twin, integrate
+from server import backends, compare
+from server.backends import BACKENDS, Backend
+from server.compare import Comparison, ComparisonPlan, find_twin, integrate
 
 CONFIG = ModelConfig(height=4, width=5, layers=2, heads=2, key_dim=4, value_dim=4, d_model=8, d_ff=16,
                      mixtures=2, classes=3, neighbours=((-1, 0, 0),))
@@ -85,7 +86,7 @@ def test_the_softmax_forms_agree():
 
 
 def test_a_softmax_form_that_is_wrong_shows(monkeypatch):
-    monkeypatch.setattr(compare, "softmax_attention", lambda q, k, v: v)
+    monkeypatch.setattr(backends, "softmax_attention", lambda q, k, v: v)
     assert finished(Comparison(make(), None, plan(), clock=Ticks()))["largest_logit_difference"] > 1e-3
 
 
@@ -182,14 +183,14 @@ def test_softmax_keeps_nothing_and_stateful_softmax_keeps_everything():
 
 def test_states_that_do_not_fit_in_memory_are_refused(monkeypatch):
     keys_and_values = dataclasses.replace(CONFIG, attention="softmax").state_bytes
-    monkeypatch.setattr(compare, "_free_bytes", lambda: int(2 * keys_and_values / compare.MEMORY_SHARE))
+    monkeypatch.setattr(compare, "free_bytes", lambda: int(2 * keys_and_values / compare.MEMORY_SHARE))
     report = finished(Comparison(make(), None, plan(), clock=Ticks()))
     missing = [(r["backend"], r["batch"]) for r in report["results"] if r["images_per_second"] is None]
     assert missing == [("stateful-softmax", 3)]
 
 
 def test_a_large_batch_is_recomputed_in_groups_of_rows(monkeypatch):
-    monkeypatch.setattr(compare, "PASS_SIZE", 2 * 20 * CONFIG.d_model)  # two rows at the last position
+    monkeypatch.setattr(backends, "PASS_SIZE", 2 * 20 * CONFIG.d_model)  # two rows at the last position
     report = finished(Comparison(make(), None, plan(batches=(5,), backends=("softmax",)), clock=Ticks()))
     last = next(r for r in report["results"] if r["batch"] == 5)["step_seconds"][-1]["seconds"]
     first = next(r for r in report["results"] if r["batch"] == 1)["step_seconds"][-1]["seconds"]

@@ -1,0 +1,144 @@
+"""What a comparison runs: a network with one kind of attention, stepping on memory or recomputing everything.
+
+`linear` and `stateful-softmax` keep a memory per image and take one step a sub-pixel; `softmax` keeps
+nothing but the image and runs the parallel form over the whole prefix at every position, which is the
+paper's baseline.
+"""
+
+import dataclasses
+import os
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model.attention import softmax_attention
+from model.config import Attention, ModelConfig
+from model.generate import draw_subpixel
+from model.inputs import START
+from model.state import new_state
+from model.transformer import Attend, Transformer
+
+BACKENDS = ("linear", "softmax", "stateful-softmax")
+PASS_SIZE = 2**19    # tokens x d_model of a parallel pass, at most: bounds memory, and more is no faster
+
+
+class Backend:
+    """A network, and the memory of the images that it decodes: in slots 1..rows, or none."""
+
+    def __init__(self, name: str, net: Transformer, rows: int) -> None:
+        self.name, self.net, self.rows = name, net, rows
+        self.state = None if name == "softmax" else new_state(net.config, rows)
+        self._slots = torch.arange(1, rows + 1)
+        self._start = torch.full((rows,), START)
+        self._heat = torch.ones(rows)
+
+    def fill(self, canvas: Tensor) -> Iterator[None]:
+        """Give every slot the memory of a whole image, `canvas` (1, T), as prefill would.
+
+        What a step costs depends on its position and not on values. But memory that nobody has written yet
+        is one page of zeros, always in the cache, which would flatter whoever keeps much.
+        """
+        state = self.state
+        if state is not None:
+            yield from _parallel(self.net, canvas, canvas.shape[1] - 1, self._start[:1],
+                                 lambda layer, q, k, v: state.prefill(layer, q, k, v, self._slots[:1]))
+            for slot in range(2, self.rows + 1):
+                state.copy(1, [slot])
+                yield
+
+    def difference(self, canvas: Tensor, at: Iterable[int]) -> Generator[None, None, float]:
+        """Largest difference of the mixture parameters between a step and the parallel form over the prefix.
+
+        Asked at some positions of the image that filled the slots.
+        """
+        assert self.state is not None
+        start, slots, worst = self._start[:1], self._slots[:1], 0.0
+        for last in at:
+            for t in range(max(first_position(self.net.config), last - 3), last + 1):  # each writes its token again
+                stepped = self.net.step(canvas, torch.tensor([t]), start, self.state, slots)
+                yield
+            recomputed = yield from _parallel(self.net, canvas, last, start, _softmax)
+            worst = max(worst, float((stepped - recomputed).abs().max()))
+        return worst
+
+    def clear(self, rows: int) -> Iterator[None]:
+        if self.state is not None:
+            for slot in range(1, rows + 1):
+                self.state.clear(slot)
+                yield
+
+    @torch.inference_mode()
+    def step(self, canvas: Tensor, t: int, u: Tensor) -> Generator[None, None, None]:
+        """Predict and draw sub-pixel t of the images in slots 1..B. canvas: (B, T) · u: (B, 2)."""
+        rows = len(canvas)
+        positions = torch.full((rows,), t)
+        if self.state is None:
+            parameters = yield from _parallel(self.net, canvas, t, self._start[:rows], _softmax)
+        else:
+            parameters = self.net.step(canvas, positions, self._start[:rows], self.state, self._slots[:rows])
+        canvas[:, t] = draw_subpixel(self.net, parameters, positions, u, self._heat[:rows])
+
+
+@torch.inference_mode()
+def _parallel(net: Transformer, canvas: Tensor, t: int, start: Tensor,
+              attend: Attend) -> Generator[None, None, Tensor]:
+    """Mixture parameters of position t, (B, 3 * K), by the parallel form over its prefix, layer by layer."""
+    first = first_position(net.config)
+    if t < first:
+        return torch.full((len(canvas), 3 * net.config.mixtures), torch.nan)
+    x: Tensor = net.inputs(canvas, torch.arange(first, t + 1).expand(len(canvas), -1), start)
+    for index, layer in enumerate(net.layers):
+        x = layer(x, index, attend)
+        yield
+    parameters: Tensor = net.head(net.norm(x[:, -1]))
+    return parameters
+
+
+def _softmax(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return softmax_attention(q, k, v)
+
+
+def rows_together(backend: str, config: ModelConfig, batch: int, t: int) -> int:
+    """Rows of a batch that go through the network in one pass: all, or for softmax what PASS_SIZE allows."""
+    return batch if backend != "softmax" else min(batch, max(1, PASS_SIZE // config.d_model // (t + 1)))
+
+
+def state_bytes(backend: str, config: ModelConfig) -> int:
+    """Per image, beside its sub-pixels: softmax by recomputation keeps nothing else."""
+    if backend == "softmax":
+        return 0
+    return dataclasses.replace(config, attention=attention_of(backend)).state_bytes
+
+
+def first_position(config: ModelConfig) -> int:
+    """The first position with anything to compute from: without a start token, 1."""
+    return 1 if config.first_marginal else 0
+
+
+def attention_of(backend: str) -> Attention:
+    return "linear" if backend == "linear" else "softmax"
+
+
+def other_attention(attention: Attention) -> Attention:
+    return "softmax" if attention == "linear" else "linear"
+
+
+def random_net(config: ModelConfig, attention: Attention) -> Transformer:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Transformer(dataclasses.replace(config, attention=attention)).eval().requires_grad_(False)
+
+
+def free_bytes() -> int:
+    """Memory that can be had without swapping; the container's limit, if it has one, is looked at too."""
+    free = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free.append(int(lines["MemAvailable"].split()[0]) * 1024)
+        group = Path("/sys/fs/cgroup")
+        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    except (OSError, LookupError, ValueError):
+        pass  # not Linux, or no limit
+    return max(0, min(free))
