@@ -38,7 +38,7 @@ ARG TORCH_INDEX_URL=
 ARG INDEX_URL=
 RUN index="${TORCH_INDEX_URL:-$INDEX_URL}" \
  && pip install ${index:+--index-url "$index"} "$TORCH_SPEC" \
- && pip freeze | grep '^torch==' > /opt/constraints.txt \
+ && python -c "import importlib.metadata as m; print('torch==' + m.version('torch'))" > /opt/constraints.txt \
  && python -c "import sys, torch; sys.exit('$DEVICE' == 'cuda' and not torch.version.cuda and f'DEVICE=cuda, but torch {torch.__version__} has no CUDA: change TORCH_INDEX_URL')"
 
 # the dependencies next, so that a change of our code does not fetch them again

@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml $(wildcard csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || \
 	  $(BIN)/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH_SPEC)'
-	$(BIN)/pip freeze | grep '^torch==' > $(VENV)/constraints.txt
+	$(BIN)/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' > $(VENV)/constraints.txt
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[dev,train]'
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/openai-1 'openai>=1.99,<2'
 	touch $@
