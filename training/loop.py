@@ -48,13 +48,14 @@ class TrainConfig:
     images: int = _setting(400_000, "images of the whole schedule; the learning rate ends there")
     batch: int = _setting(16, "images a step")
     optimizer: Optimizer = _setting("muon", "adamw, radam, or muon (for the layers' matrices; AdamW for the rest)")
-    learning_rate: float = _setting(3e-3, "at its peak")
+    learning_rate: float = _setting(1.5e-3, "at its peak")
+    head_share: float = _setting(0.1, "learning rate of the head, as a share of the others'")
     final_learning_rate: float = _setting(0.02, "share of the peak at the schedule's end (cosine decay)")
     warmup_images: int = _setting(8_000, "linear rise to the peak")
-    weight_decay: float = _setting(0.01, "of the layers' matrices only")
+    weight_decay: float = _setting(0.05, "of the layers' matrices only")
     betas: tuple[float, float] = _setting((0.9, 0.95), "decay of Adam's two averages")
     clip: float = _setting(1.0, "largest gradient norm")
-    ema: float = _setting(0.999, "decay a step of the averaged weights, the ones that are exported")
+    ema: float = _setting(0.998, "decay a step of the averaged weights, the ones that are exported")
     unconditional: float = _setting(0.5, "share of images that begin with the unconditional start")
     seed: int = _setting(0, "of initial weights, order of images, and labels left out")
     validation: int = _setting(1_000, "last training images, held out to watch the run; at most a tenth")
@@ -71,7 +72,7 @@ class TrainConfig:
         for name in ("learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("ema", "unconditional", "final_learning_rate"):
+        for name in ("ema", "unconditional", "final_learning_rate", "head_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
         if self.optimizer not in get_args(Optimizer):
@@ -109,18 +110,25 @@ class Batches:
 
 
 def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """Decay for matrices, none for biases, norms and tables; muon takes the layers' matrices, AdamW the rest."""
+    """Decay for matrices, none for biases, norms and tables; muon takes the layers' matrices, AdamW the rest.
+
+    The head has a learning rate of its own: where scales are small, the loss is so sharp in its weights that
+    at the layers' rate they oscillate, with gradients a hundred times those of everything else.
+    """
     matrices = [p for layer in net.layers for p in layer.parameters() if p.dim() == 2]
-    chosen = {id(p) for p in matrices}
+    head = list(net.head.parameters())
+    chosen = {id(p) for p in matrices + head}
     rest = [p for p in net.parameters() if id(p) not in chosen]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
     lr, betas = config.learning_rate, config.betas
+    decayed = {"params": matrices, "weight_decay": config.weight_decay, "share": 1.0}
+    others = [{"params": rest, "weight_decay": 0.0, "share": 1.0},
+              {"params": head, "weight_decay": 0.0, "share": config.head_share}]
     if config.optimizer == "radam":
-        return [torch.optim.RAdam(groups, lr=lr, betas=betas, decoupled_weight_decay=True)]
+        return [torch.optim.RAdam([decayed, *others], lr=lr, betas=betas, decoupled_weight_decay=True)]
     if config.optimizer == "adamw":
-        return [torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)]
-    return [torch.optim.Muon(matrices, lr=lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(rest, lr=lr, betas=betas, weight_decay=0.0, fused=True)]
+        return [torch.optim.AdamW([decayed, *others], lr=lr, betas=betas, fused=True)]
+    return [torch.optim.Muon([decayed], lr=lr, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=lr, betas=betas, fused=True)]
 
 
 class Run:
@@ -245,7 +253,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
             for optimizer in run.optimizers:
                 optimizer.zero_grad()
                 for group in optimizer.param_groups:
-                    group["lr"] = config.learning_rate * share
+                    group["lr"] = config.learning_rate * share * group["share"]
             loss = loss_of(*batches(run.step))
             loss.backward()
             norm = nn.utils.clip_grad_norm_(parameters, config.clip)

@@ -115,7 +115,7 @@ def test_a_resumed_run_takes_its_new_settings(stripes, tmp_path):
     train(Run(TINY, SETTINGS), stripes, tmp_path / "run", command="test", max_images=8)
     run = Run(TINY, dataclasses.replace(SETTINGS, weight_decay=0.3))
     run.resume(tmp_path / "run.training" / "state.pt")
-    assert [group["weight_decay"] for optimizer in run.optimizers for group in optimizer.param_groups] == [0.3, 0.0]
+    assert [group["weight_decay"] for optimizer in run.optimizers for group in optimizer.param_groups] == [0.3, 0.0, 0.0]
 
 
 def test_a_save_of_another_architecture_or_optimizer_is_refused(stripes, tmp_path):
