@@ -130,9 +130,13 @@ def _model_flags(parser: argparse.ArgumentParser, *, positional: bool = False) -
         parser.add_argument("model", help="a name under --checkpoints, or a folder")
     else:
         parser.add_argument("--model", required=True, help="a name under --checkpoints, or a folder")
-    parser.add_argument("--checkpoints", type=Path, default=os.environ.get("LINPIX_CHECKPOINTS"),
-                        help="folder of checkpoints; default: that of the checkout")
+    _checkpoints_flag(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _checkpoints_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoints", type=Path, default=os.environ.get("LINPIX_CHECKPOINTS"),
+                        help="folder of checkpoints, or LINPIX_CHECKPOINTS; else that of the checkout")
 
 
 def _drawing_flags(parser: argparse.ArgumentParser) -> None:
@@ -142,8 +146,11 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_number(int, 0, 2**53 - 1), help="image i uses seed + i; drawn if absent")
     parser.add_argument("--temperature", type=_number(float, 0, 10), default=1.0, help="1 as trained, lower is tidier")
     parser.add_argument("--label", help="class, by index or name")
-    parser.add_argument("--engine", choices=("auto", "eager", "compiled"), default="auto", help="what decodes")
-    parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto", help="of the matrix products")
+    parser.add_argument("--engine", choices=("auto", "eager", "compiled"),
+                        default=os.environ.get("LINPIX_ENGINE", "auto"), help="what decodes, or LINPIX_ENGINE")
+    parser.add_argument("--precision", choices=("auto", "fp32", "bf16"),
+                        default=os.environ.get("LINPIX_PRECISION", "auto"),
+                        help="of the matrix products, or LINPIX_PRECISION")
     parser.add_argument("--out", required=True, help="folder for one PNG per image, or a .png name for a grid")
 
 
@@ -157,7 +164,7 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attention", choices=get_args(Attention), default="linear", help="attention kind")
     parser.add_argument("--twin-of", default="", help="name of the model that this one is trained to be compared with")
     parser.add_argument("--init", help="begin with the weights of this model")
-    parser.add_argument("--checkpoints", type=Path, help="folder of checkpoints; default: that of the checkout")
+    _checkpoints_flag(parser)
     parser.add_argument("--resume", action="store_true", help="continue the run of --out, if there is one")
     parser.add_argument("--max-minutes", type=_number(float, 0), default=math.inf, help="of this sitting")
     parser.add_argument("--max-images", type=_number(int, 1), default=math.inf, help="of this sitting")
@@ -168,9 +175,9 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
         if isinstance(field.default, bool):
             kind = {"action": argparse.BooleanOptionalAction}
         elif isinstance(field.default, tuple):
-            kind = {"type": float, "nargs": 2}
-        parser.add_argument(f"--{field.name.replace('_', '-')}", default=field.default, help=field.metadata["help"],
-                            **kind)
+            kind = {"type": float, "nargs": len(field.default)}
+        parser.add_argument(f"--{field.name.replace('_', '-')}", default=None, **kind,
+                            help=f"{field.metadata['help']} (default: {field.default}, or that of the resumed run)")
 
 
 if __name__ == "__main__":

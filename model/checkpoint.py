@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,11 @@ def _check_tensors(folder: Path, expected: dict[str, Tensor], got: dict[str, Ten
 
 
 def save(folder: Path, net: Transformer, provenance: dict[str, Any], card: str,
-         dtype: torch.dtype = torch.float32) -> None:
-    """Write a checkpoint folder, replacing one of that name whole. card: the model card, Markdown."""
+         dtype: torch.dtype = torch.float32, files: Mapping[str, bytes] | None = None) -> None:
+    """Write a checkpoint folder, replacing one of that name whole.
+
+    card: the model card, Markdown · files: what else goes into it, by name.
+    """
     new, old = _beside(folder)
     if old.exists() and not folder.exists():  # an earlier save was interrupted between its two renames
         old.rename(folder)
@@ -145,6 +149,8 @@ def save(folder: Path, net: Transformer, provenance: dict[str, Any], card: str,
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(new.iterdir())]
     (new / "SHA256SUMS").write_text("\n".join(sums) + "\n")
     (new / "README.md").write_text(card)
+    for name, content in (files or {}).items():
+        (new / name).write_bytes(content)
     for path in new.iterdir():
         path.chmod(0o644)  # safetensors makes its files private, but a service may run as another user
     shutil.rmtree(old, ignore_errors=True)
@@ -186,6 +192,12 @@ def root(checkpoints: Path | None) -> Path:
     return checkpoints
 
 
+def folders(root: Path) -> list[Path]:
+    """The checkpoint folders under root, by name; those that a save or a training run keeps beside them are none."""
+    return sorted(path for path in root.iterdir()
+                  if (path / "config.json").is_file() and path.suffix not in (".new", ".old", ".training"))
+
+
 def find(name: str, checkpoints: Path | None = None) -> Path:
     """The folder of MODEL: a name under checkpoints, or a folder. Raises CheckpointError with what there is."""
     if "/" in name or name in (".", ".."):
@@ -196,7 +208,7 @@ def find(name: str, checkpoints: Path | None = None) -> Path:
         return Path(name)
     at = root(checkpoints)
     if not name or not (at / name).is_dir():
-        there = ", ".join(sorted(path.name for path in at.iterdir() if path.is_dir())) or "none"
+        there = ", ".join(path.name for path in folders(at)) or "none"
         raise CheckpointError(f"there is no model {name!r} under {at}; there: {there}. A model is one of these "
                               "names, or a folder")
     return at / name

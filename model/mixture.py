@@ -43,8 +43,7 @@ def draw(parameters: Tensor, u: Tensor, temperature: Tensor, scale_transform: st
     logit_probs, means, log_scales = parameters.chunk(3, -1)
     cold = temperature == 0
     divisor = torch.where(cold, 1.0, temperature)[:, None]
-    scaled = logit_probs / divisor
-    weights = torch.exp(scaled - scaled.amax(-1, keepdim=True))
+    weights = torch.exp((logit_probs - logit_probs.amax(-1, keepdim=True)) / divisor)
     cumulative = weights.cumsum(-1)
     passed = cumulative > u[:, :1] * cumulative[:, -1:]
     last = passed.shape[1] - 1

@@ -31,6 +31,9 @@ class State(Protocol):
 
     def clear(self, slot: int) -> None: ...
 
+    def poison(self, slot: int) -> None:
+        """Fill a free slot with NaN, so that whoever reads it is seen."""
+
     def copy(self, source: int, targets: list[int]) -> None:
         """Give each target slot the memory of source: several completions of one picture prefill once."""
 
@@ -62,7 +65,6 @@ class RecurrentState:
         self.z[slot] = 0
 
     def poison(self, slot: int) -> None:
-        """Fill a free slot with NaN, so that a test sees whoever reads it."""
         self.S[slot] = torch.nan
         self.z[slot] = torch.nan
 

@@ -39,7 +39,7 @@ def create_app(settings: Settings, batchers: dict[str, Batcher] | None = None) -
     batchers = batchers or catalogue.batchers(settings)
     keys = Keys(settings.api_keys.read_text()) if settings.api_keys else None
     metrics = Metrics([batcher.labels for batcher in batchers.values()], BACKENDS, release(), "eager")
-    worker = Worker(batchers, metrics)
+    worker = Worker(batchers, metrics, settings.request_timeout)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

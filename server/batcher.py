@@ -38,7 +38,8 @@ class Batcher:
         backend = {"linear": "linear", "softmax": "stateful-softmax"}[config.attention]
         self.labels = (engine.checkpoint.name, backend)       # as metrics name them
         self.row_subpixels = config.width * config.channels  # also the longest quantum: what a stream shows at once
-        self.step_seconds = 0.0                            # smoothed; 0 before the first quantum
+        self.step_seconds = 0.0                     # of the last quantum, smoothed; 0 before the first
+        self._step_seconds: dict[int, float] = {}   # the same by the number of rows, in powers of two
         self._specs: dict[str, Sequence[ImageSpec]] = {}
         self._lock = threading.Lock()
 
@@ -67,23 +68,11 @@ class Batcher:
     def busy(self) -> bool:
         return bool(self.scheduler.waiting or self.scheduler.running)
 
-    def quantum(self) -> int:
-        """k: steps that fit in QUANTUM_S at the speed last seen, at most one image row."""
-        if not self.step_seconds:
-            return 1
-        return max(1, min(self.row_subpixels, int(QUANTUM_S / self.step_seconds)))
-
     def turn(self) -> Turn:
         """Let newcomers join, run one quantum, and let the finished leave."""
+        joined = self._join()
         with self._lock:
-            joined = self.scheduler.join()
-            plan = self.scheduler.plan(self.quantum())
-            groups: dict[str, list[Row]] = {}
-            for row in joined:
-                groups.setdefault(row.request, []).append(row)
-            specs = {request: self._specs[request] for request in groups}
-        for request, rows in groups.items():
-            self.engine.take([row.slot for row in rows], [specs[request][row.index] for row in rows])
+            plan = self.scheduler.plan(self._quantum(len(self.scheduler.running)))
         began = time.perf_counter()
         steps = plan[0][1] if plan else 0
         if steps:
@@ -92,11 +81,41 @@ class Batcher:
         seconds = time.perf_counter() - began
         with self._lock:
             finished = self.scheduler.advance(plan)
+            freed = self.scheduler.free if self.engine.poison else []
+        for slot in freed:
+            self.engine.state.poison(slot)
         if steps:
-            latest = seconds / steps
-            self.step_seconds = latest if not self.step_seconds else 0.7 * self.step_seconds + 0.3 * latest
+            self._learn(len(plan), seconds / steps)
         moved = [row for row, _ in plan if not row.cancelled]
         return Turn(joined, moved, finished, len(plan), steps, sum(count for _, count in plan), seconds)
+
+    def _join(self) -> list[Row]:
+        """Give slots to those who wait, one request after the other; what a long prefill delays joins next time."""
+        joined: list[Row] = []
+        began = time.perf_counter()
+        while time.perf_counter() - began < QUANTUM_S:
+            with self._lock:
+                rows = self.scheduler.join()
+                if not rows:
+                    break
+                specs = self._specs[rows[0].request]
+            self.engine.take([row.slot for row in rows], [specs[row.index] for row in rows])
+            joined += rows
+        return joined
+
+    def _quantum(self, rows: int) -> int:
+        """k: steps that fit in QUANTUM_S at the speed last seen for so many rows, at most one image row."""
+        seconds = self._step_seconds.get(rows.bit_length())
+        if seconds is None:  # the next smaller size, as if each row cost the same
+            known = [size for size in self._step_seconds if size < rows.bit_length()]
+            if not known:
+                return 1
+            seconds = self._step_seconds[max(known)] * 2 ** (rows.bit_length() - max(known))
+        return max(1, min(self.row_subpixels, int(QUANTUM_S / seconds)))
+
+    def _learn(self, rows: int, seconds: float) -> None:
+        before = self._step_seconds.get(rows.bit_length(), seconds)
+        self.step_seconds = self._step_seconds[rows.bit_length()] = 0.7 * before + 0.3 * seconds
 
     def abandon(self) -> list[str]:
         """After a failed quantum: empty every running slot; returns the requests that lost an image."""

@@ -14,12 +14,12 @@ from server.engine import ImageSpec
 @dataclass(frozen=True, slots=True)
 class Produced:
     images: list[NDArray[np.uint8]]  # (T,) each, in the order asked for
-    seconds: float                   # of decoding, from the first slot taken to the last image done
+    seconds: float                   # of decoding, prefills included
 
 
 def produce(batcher: Batcher, specs: Sequence[ImageSpec],
-            progress: Callable[[int], object] = lambda _: None) -> Produced:
-    """Make one image per spec, as many at a time as there are slots. progress hears of each finished image.
+            done: Callable[[int, NDArray[np.uint8]], object] = lambda index, image: None) -> Produced:
+    """Make one image per spec, as many at a time as there are slots. done hears of each as it is finished.
 
     Specs may differ in seed and temperature only.
     """
@@ -27,9 +27,12 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
     batcher.admit(request, len(specs))
     batcher.enqueue(request, specs)
     images: dict[int, NDArray[np.uint8]] = {}
-    began = time.perf_counter()
+    seconds = 0.0
     while batcher.busy:
-        for row in batcher.turn().finished:
+        began = time.perf_counter()
+        turn = batcher.turn()
+        seconds += time.perf_counter() - began
+        for row in turn.finished:
             images[row.index] = batcher.engine.image(row.slot)
-            progress(1)
-    return Produced([images[index] for index in range(len(specs))], time.perf_counter() - began)
+            done(row.index, images[row.index])
+    return Produced([images[index] for index in range(len(specs))], seconds)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from model import checkpoint
 from model.checkpoint import CheckpointError
+from server.backends import free_bytes
 from server.batcher import Batcher
 from server.engine import Engine
 from server.settings import Settings
@@ -21,7 +22,10 @@ def batchers(settings: Settings) -> dict[str, Batcher]:
             raise CheckpointError(f"two models are called {loaded.name}; rename one of their folders")
         linear = loaded.net.config.attention == "linear"
         slots = settings.slots if linear else min(settings.slots, settings.softmax_slots)
-        found[loaded.name] = Batcher(Engine(loaded, slots), settings.max_queue)
+        if (needed := loaded.net.config.state_bytes * (slots + 1)) > (free := free_bytes()):
+            raise ValueError(f"{slots} slots of {loaded.name} take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} "
+                             f"are free; lower {'--slots' if linear else '--softmax-slots'}, or leave the model out")
+        found[loaded.name] = Batcher(Engine(loaded, slots, poison=settings.poison), settings.max_queue)
     return found
 
 
@@ -29,11 +33,11 @@ def folders(settings: Settings) -> list[Path]:
     if settings.models:
         return [checkpoint.find(name.strip(), settings.checkpoints) for name in settings.models.split(",")]
     root = checkpoint.root(settings.checkpoints)
-    names = sorted(folder.name for folder in root.iterdir() if (folder / "config.json").exists())
-    if not names:
+    found = checkpoint.folders(root)
+    if not found:
         raise CheckpointError(f"{root} holds no checkpoint; name another folder with --checkpoints, "
                               "or make one with linpix train")
-    return [root / name for name in sorted(names, key=lambda name: (_FIRST.index(name) if name in _FIRST else 9, name))]
+    return sorted(found, key=lambda folder: (_FIRST.index(folder.name) if folder.name in _FIRST else 9, folder.name))
 
 
 def engine_of(engine: str, precision: str) -> None:

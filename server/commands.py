@@ -1,6 +1,7 @@
 """The commands that decode: serve, sample, complete, compare, doctor. Each takes the parsed flags."""
 
 import argparse
+import io
 import json
 import platform
 import secrets
@@ -18,7 +19,6 @@ from tqdm import tqdm
 
 from model import checkpoint as checkpoints
 from model.checkpoint import Checkpoint
-from model.config import ModelConfig
 from model.grid import tile
 from model.philox import MAX_SEED
 from server import app, pictures, report
@@ -72,13 +72,25 @@ def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher
 
 def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher,
              specs: Sequence[ImageSpec], **facts: object) -> None:
+    config, seeds = checkpoint.net.config, [spec.seed for spec in specs]
+    files = [given.out] if _is_grid(given.out) else [str(Path(given.out) / f"{index:05}-{seed}.png")
+                                                     for index, seed in enumerate(seeds)]
     with tqdm(total=len(specs), unit="image", disable=not sys.stderr.isatty()) as bar:
-        produced = produce(batcher, specs, bar.update)
-    files = _write_images(given.out, np.stack(produced.images), [spec.seed for spec in specs], checkpoint.net.config)
+
+        def done(index: int, image: NDArray[np.uint8]) -> None:
+            if not _is_grid(given.out):  # at once: an interruption then loses only what is not finished
+                _write(files[index], pictures.png(image, config))
+            bar.update()
+
+        produced = produce(batcher, specs, done)
+    if _is_grid(given.out):
+        buffer = io.BytesIO()
+        Image.fromarray(tile(np.stack(produced.images), config)).save(buffer, "PNG")
+        _write(given.out, buffer.getvalue())
     engine = batcher.engine
     result = {"images": len(specs), "seconds": produced.seconds, "images_per_second": len(specs) / produced.seconds,
               "engine": engine.name, "precision": engine.precision, "model": checkpoint.name,
-              "checkpoint": checkpoint.digest, "seeds": [spec.seed for spec in specs], "files": files, **facts}
+              "checkpoint": checkpoint.digest, "seeds": seeds, "files": files, **facts}
     _say(given, result, f"{len(specs)} images in {produced.seconds:.2f} s "
                            f"({len(specs) / produced.seconds:.2f} images/s, {engine.name} engine, "
                            f"{engine.precision}), seeds from {specs[0].seed}, written to {given.out}")
@@ -101,17 +113,10 @@ def _check_output(out: str) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
-def _write_images(out: str, images: NDArray[np.uint8], seeds: list[int], config: ModelConfig) -> list[str]:
-    path = Path(out)
-    if _is_grid(out):
-        temporary = path.with_name(path.name + ".new")
-        Image.fromarray(tile(images, config)).save(temporary, "PNG")
-        temporary.replace(path)
-        return [str(path)]
-    files = [path / f"{index:05}-{seed}.png" for index, seed in enumerate(seeds)]
-    for file, image in zip(files, images, strict=True):
-        file.write_bytes(pictures.png(image, config))
-    return [str(file) for file in files]
+def _write(file: str, content: bytes) -> None:
+    temporary = Path(file + ".new")
+    temporary.write_bytes(content)
+    temporary.replace(file)
 
 
 def _seeds(first: int | None, count: int) -> list[int]:

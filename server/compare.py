@@ -73,15 +73,15 @@ def find_twin(checkpoint: Checkpoint, folder: Path) -> Checkpoint | None:
     Raises CheckpointError if there is one that cannot be read.
     """
     config = checkpoint.net.config
-    for file in sorted(folder.glob("*/config.json")):
+    for candidate in checkpoints.folders(folder):
         try:
-            theirs = json.loads(file.read_text())["architecture"]
+            theirs = json.loads((candidate / "config.json").read_text())["architecture"]
             opposite = theirs["attention"] == other_attention(config.attention)
-            related = theirs.get("twin_of") == checkpoint.name or file.parent.name == config.twin_of
+            related = theirs.get("twin_of") == checkpoint.name or candidate.name == config.twin_of
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # not a checkpoint of ours, so not the twin either
         if opposite and related:
-            return checkpoints.read(file.parent)
+            return checkpoints.read(candidate)
     return None
 
 

@@ -23,7 +23,7 @@ class Job:
     status: Status = "running"
     shared_device: bool = False
     error: str | None = None
-    comparison: Comparison | None = None  # None until its nets are set up
+    comparison: Comparison | None = None  # None until the engine thread has begun it
 
     def to_json(self) -> dict[str, Any]:
         running = self.comparison

@@ -34,7 +34,9 @@ class Engine:
 
     name, precision = "eager", "fp32"
 
-    def __init__(self, checkpoint: Checkpoint, slots: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, slots: int, *, poison: bool = False) -> None:
+        """poison: a debugging switch, to have free slots filled with NaN."""
+        self.poison = poison
         self.checkpoint, self.net, self.config = checkpoint, checkpoint.net, checkpoint.net.config
         self.slots = slots
         self.state = new_state(self.config, slots)

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ForeignOrigin, InvalidRequest, ServiceError, TooLarge, Unauthorized
+from server.errors import ForeignOrigin, InvalidRequest, ServiceError, TooLarge, Unauthorized, UnsupportedMedia
 from server.metrics import Metrics
 from server.schemas import ErrorEnvelope
 
@@ -64,6 +64,10 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
+        if first["type"] == "model_attributes_type" and isinstance(first.get("input"), bytes):  # not parsed as JSON
+            return await service_error(request, UnsupportedMedia(
+                "the body must be JSON: send the header 'Content-Type: application/json', got "
+                f"{request.headers.get('content-type', 'none')!r}"))
         places = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
         if first["type"] == "json_invalid":
             message, param = f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}", None
@@ -84,26 +88,38 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
         message = str(error.detail)
         if error.status_code == 404:
             message = f"there is nothing at {request.url.path}; /docs lists the routes"
-        elif error.status_code == 405:
-            message = f"{request.method} is not allowed at {request.url.path}; " \
-                      f"allowed: {(error.headers or {}).get('Allow', 'see /docs')}"
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            documented_path = next((path for path in app.openapi()["paths"] if _fits(path, request.url.path)), None)
+            if documented_path is not None:  # the router names the methods of the first route that matches only
+                headers["Allow"] = ", ".join(sorted(map(str.upper, app.openapi()["paths"][documented_path])))
+            message = f"{request.method} is not allowed at {request.url.path}; allowed: {headers.get('Allow', 'GET')}"
         answer = ServiceError(message)
         body = body_of(answer)["error"] | {"code": _BY_STATUS.get(error.status_code, "error"),
                                            "type": "invalid_request_error" if error.status_code < 500
                                            else "server_error"}
         if error.status_code == 400:
             metrics.requests_rejected.labels("invalid").inc()
-        return JSONResponse({"error": body}, error.status_code, dict(error.headers or {}))
+        return JSONResponse({"error": body}, error.status_code, headers)
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         logger.error("unexpected failure at %s %s", request.method, request.url.path, exc_info=error)
-        return response_of(ServiceError("something failed inside the server; the log has the details under "
-                                        f"x-request-id {request.scope.get('linpix.request_id')}"))
+        request_id = str(request.scope.get("linpix.request_id"))
+        answer = response_of(ServiceError("something failed inside the server; the log has the details under "
+                                          f"x-request-id {request_id}"))
+        answer.headers["x-request-id"] = request_id  # this answer does not pass the guard
+        return answer
 
     app.add_exception_handler(ServiceError, service_error)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(Exception, unexpected)
+
+
+def _fits(template: str, path: str) -> bool:
+    """Whether a path is an instance of a documented one, such as /v1/compare/{id}."""
+    parts, wanted = path.split("/"), template.split("/")
+    return len(parts) == len(wanted) and all(w == p or w.startswith("{") for w, p in zip(wanted, parts, strict=True))
 
 
 class Keys:

@@ -56,6 +56,14 @@ class QueueFull(ServiceError):
                          f"try again in {retry_after_s:.0f} s", retry_after_s=retry_after_s)
 
 
+class DeadlinePassed(ServiceError):
+    status, type, code = 504, "server_error", "deadline_passed"
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"the request was not finished within {timeout_s:g} s; ask for fewer images, or try again "
+                         "when the service is less busy")
+
+
 class EngineFailed(ServiceError):
     code = "engine_failed"
 

@@ -20,17 +20,16 @@ from starlette.types import Receive, Scope, Send
 from model.config import ModelConfig
 from model.philox import MAX_SEED
 from server import pictures
-from server.batcher import Batcher
 from server.engine import ImageSpec
 from server.envelope import body_of, documented, event_stream
-from server.errors import InvalidRequest, ModelNotFound, ServiceError, TooLarge, UnsupportedMedia
+from server.errors import InvalidRequest, ServiceError, TooLarge, UnsupportedMedia
 from server.schemas import Count, EditResponse, GenerateBody, ImagesResponse, Label, Partials, Seed, Temperature
 from server.service import Service, ServiceDep
 from server.worker import ImageDone
 from server.worker import Request as Admitted
 
 router = APIRouter(prefix="/v1/images", tags=["images"])
-_ERRORS = documented(400, 401, 403, 404, 413, 415, 429, 500, 503)
+_ERRORS = documented(400, 401, 403, 404, 413, 415, 429, 500, 503, 504)
 _ANSWERS: dict[int | str, dict[str, Any]] = {200: {"content": {
     "image/png": {"schema": {"type": "string", "contentMediaType": "image/png"}},
     **event_stream("the answer's fields with type, image_index, seed and b64_json; partial images also rows")}}}
@@ -44,11 +43,7 @@ class Ask:
                  response_format: str | None, stream: bool | None, partial_images: int | None, seed: int | None,
                  temperature: float | None, label: int | str | None, prompt: str | None, ignored: list[str]) -> None:
         self.warnings: list[str] = []
-        self.name = model or service.default
-        if self.name not in service.worker.batchers:
-            raise ModelNotFound(f"model {self.name!r} is not loaded; loaded: {', '.join(service.worker.batchers)}",
-                                param="model")
-        self.batcher: Batcher = service.worker.batchers[self.name]
+        self.name, self.batcher = service.find(model)
         self.config: ModelConfig = self.batcher.engine.config
         self.n = 1 if n is None else n
         most = min(service.settings.max_n, self.batcher.engine.slots + service.settings.max_queue)
@@ -61,12 +56,12 @@ class Ask:
         except pictures.PictureError as error:
             raise picture_error(error) from error
         self.size = f"{self.config.width * self.factor}x{self.config.height * self.factor}"
-        self.png = http.headers.get("accept", "").split(";")[0].strip() == "image/png"
+        self.png = preferred(http.headers.get("accept", "")) == "image/png"
         self.stream = bool(stream)
         if self.png and (self.n != 1 or self.stream):
             raise InvalidRequest("Accept: image/png answers one picture: it goes with n=1 and without stream, "
                                  f"got n={self.n}, stream={str(self.stream).lower()}", param="n")
-        self.partial_rows = partial_rows(partial_images, self.config.height)
+        self.partial_images = partial_images
         self.seed = secrets.randbelow(MAX_SEED - self.n) if seed is None else seed
         if self.seed + self.n - 1 > MAX_SEED:
             raise InvalidRequest(f"image i uses seed + i, which must stay under 2^53: with n={self.n} the largest "
@@ -102,11 +97,19 @@ class Ask:
                 for index in range(self.n)]
 
 
-def partial_rows(partial_images: int | None, height: int) -> set[int]:
-    """After how many finished image rows a stream shows a partial image: each, or that many evenly spread."""
-    if partial_images is None or partial_images >= height:
-        return set(range(1, height + 1))
-    return {height * (index + 1) // (partial_images + 1) for index in range(partial_images)}
+def preferred(accept: str) -> str:
+    """The media type that an Accept header lists first."""
+    return accept.split(",")[0].split(";")[0].strip()
+
+
+def partial_rows(partial_images: int | None, given: int, height: int) -> set[int]:
+    """After how many finished image rows a stream shows a partial image: each, or that many evenly spread.
+
+    given: image rows that were known from the start; only what follows is shown.
+    """
+    if partial_images is None or partial_images >= height - given:
+        return set(range(given + 1, height + 1))
+    return {given + (height - given) * (index + 1) // (partial_images + 1) for index in range(partial_images)}
 
 
 def picture_error(error: pictures.PictureError) -> ServiceError:
@@ -225,13 +228,14 @@ async def stream_events(service: Service, ask: Ask, admitted: Admitted, kind: st
                         common: dict[str, Any]) -> AsyncIterator[bytes]:
     """Server-sent events of one request; Streaming sees to it that the request is finished."""
     shown = dict.fromkeys(range(ask.n), 0)
+    rows = partial_rows(ask.partial_images, admitted.given[0], ask.config.height)
     try:
         async for event in service.worker.events(admitted):
             fields = common | {"image_index": event.index, "seed": ask.seed + event.index}
             if isinstance(event, ImageDone):
                 fields |= {"type": f"{kind}.completed",
                            "b64_json": base64.b64encode(pictures.png(event.canvas, ask.config, ask.factor)).decode()}
-            elif event.rows in ask.partial_rows:
+            elif event.rows in rows:
                 png = pictures.png(event.canvas, ask.config, ask.factor, rows=event.rows)
                 fields |= {"type": f"{kind}.partial_image", "partial_image_index": shown[event.index],
                            "rows": event.rows, "b64_json": base64.b64encode(png).decode()}

@@ -10,12 +10,12 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
 
-from server import compare, pictures
+from server import compare, images, pictures
 from server.backends import BACKENDS
 from server.batcher import Batcher
 from server.comparisons import Comparisons, Job
 from server.envelope import documented, event_stream
-from server.errors import Draining, InvalidRequest, ModelNotFound, Starting
+from server.errors import Draining, InvalidRequest, Starting
 from server.schemas import CompareBody, Comparison, Health, ModelCard, ModelList
 from server.service import ServiceDep
 
@@ -44,20 +44,14 @@ async def models(service: ServiceDep) -> ModelList:
 @router.get("/v1/models/{model}", tags=["models"], responses=documented(400, 401, 404))
 async def model(model: str, service: ServiceDep) -> ModelCard:
     """One loaded model."""
-    if model not in service.worker.batchers:
-        raise ModelNotFound(f"model {model!r} is not loaded; loaded: {', '.join(service.worker.batchers)}",
-                            param="model")
-    return card_of(model, service.worker.batchers[model])
+    return card_of(*service.find(model))
 
 
 @router.post("/v1/compare", tags=["compare"], status_code=202, response_model=Comparison,
              responses=documented(400, 401, 403, 404, 409, 413, 503))
 async def begin_comparison(body: CompareBody, service: ServiceDep) -> dict[str, Any]:
     """Compare attention backends on this machine, between live requests; one comparison at a time."""
-    name = body.model or service.default
-    if name not in service.worker.batchers:
-        raise ModelNotFound(f"model {name!r} is not loaded; loaded: {', '.join(service.worker.batchers)}",
-                            param="model")
+    name, batcher = service.find(body.model)
     if service.worker.draining:
         raise Draining()
     if body.budget > service.settings.compare_budget:
@@ -68,7 +62,7 @@ async def begin_comparison(body: CompareBody, service: ServiceDep) -> dict[str, 
                                       budget_s=body.budget)
     except ValueError as error:
         raise InvalidRequest(str(error), param="backends") from error
-    checkpoint = service.worker.batchers[name].engine.checkpoint
+    checkpoint = batcher.engine.checkpoint
 
     def make() -> compare.Comparison:
         return compare.Comparison(checkpoint, compare.find_twin(checkpoint, checkpoint.folder.parent), plan)
@@ -82,7 +76,7 @@ async def comparison(id: str, service: ServiceDep, accept: Annotated[str, Header
                      ) -> Any:
     """Progress and result; as server-sent events with `Accept: text/event-stream`."""
     job = service.comparisons.find(id)
-    if accept.split(";")[0].strip() == "text/event-stream":
+    if images.preferred(accept) == "text/event-stream":
         return EventSourceResponse(_events(service.comparisons, job))
     return job.to_json()
 

@@ -69,12 +69,19 @@ class Scheduler:
             row.cancelled |= row.request == request
 
     def join(self) -> list[Row]:
-        """Between quanta: free the slots of cancelled rows, then give free slots to those who wait longest."""
+        """Between quanta: free the slots of cancelled rows, then give free ones to the request that waits longest.
+
+        Returns its rows that found a slot; call again for the next request's, until there are none.
+        """
         self.running = {slot: row for slot, row in self.running.items() if not row.cancelled}
-        joined = [self.waiting.popleft() for _ in range(min(len(self.waiting), self.slots - len(self.running)))]
-        for row, slot in zip(joined, self.free, strict=False):
+        joined: list[Row] = []
+        for slot in self.free:
+            if not self.waiting or (joined and self.waiting[0].request != joined[0].request):
+                break
+            row = self.waiting.popleft()
             row.slot = slot
             self.running[slot] = row
+            joined.append(row)
         return joined
 
     def plan(self, quantum: int) -> list[tuple[Row, int]]:

@@ -6,7 +6,9 @@ from typing import Annotated
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
+from server.batcher import Batcher
 from server.comparisons import Comparisons
+from server.errors import ModelNotFound
 from server.settings import Settings
 from server.worker import Worker
 
@@ -22,6 +24,14 @@ class Service:
     def default(self) -> str:
         """The first model loaded."""
         return next(iter(self.worker.batchers))
+
+    def find(self, model: str | None) -> tuple[str, Batcher]:
+        """A loaded model by its name, or the default one. Raises ModelNotFound."""
+        name = self.default if model is None else model
+        if name not in self.worker.batchers:
+            raise ModelNotFound(f"model {name!r} is not loaded; loaded: {', '.join(self.worker.batchers)}",
+                                param="model")
+        return name, self.worker.batchers[name]
 
 
 def service_of(request: Request) -> Service:

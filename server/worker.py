@@ -7,6 +7,7 @@ what is left of its time to a comparison, if one is under way.
 import asyncio
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 
 from server.batcher import Batcher, Turn
 from server.engine import ImageSpec
-from server.errors import Draining, EngineFailed, ServiceError
+from server.errors import DeadlinePassed, Draining, EngineFailed, ServiceError
 from server.metrics import Metrics
 
 logger = logging.getLogger("linpix")
+_DEAD = "the engine has stopped after an error in the server; it must be restarted"
 BACKGROUND_SHARE = 10  # a comparison gets one unit of work for this many quanta of live requests
 
 
@@ -56,7 +58,9 @@ class Request:
     admitted: float = field(default_factory=time.monotonic)
     joined: int = 0                                            # images that have had a slot
     done: int = 0
+    deadline: float = math.inf                                 # on the loop's clock
     rows: dict[int, int] = field(default_factory=dict)         # image rows finished, by image
+    given: dict[int, int] = field(default_factory=dict)        # those that came with the request
 
     def send(self, event: Event) -> None:
         try:
@@ -68,11 +72,12 @@ class Request:
 class Worker:
     """Owns the engine thread. `submit` and `cancel` are called on the event loop."""
 
-    def __init__(self, batchers: dict[str, Batcher], metrics: Metrics) -> None:
-        self.batchers, self.metrics = batchers, metrics
+    def __init__(self, batchers: dict[str, Batcher], metrics: Metrics, request_timeout_s: float = math.inf) -> None:
+        self.batchers, self.metrics, self._timeout_s = batchers, metrics, request_timeout_s
         self.requests: dict[str, Request] = {}
         self.draining = False
         self._started = False       # the thread has begun its first round
+        self._dead = False          # it has ended without being asked to
         self._background: Iterator[None] | None = None
         self._wake = threading.Condition()
         self._stop = False
@@ -101,12 +106,15 @@ class Worker:
     # --- called on the event loop ---
 
     def admit(self, model: str, images: int, *, endpoint: str, stream: bool) -> Request:
-        """Reserve room for a request before its upload is decoded. Raises QueueFull or Draining."""
+        """Reserve room for a request before its upload is decoded. Raises QueueFull, Draining or EngineFailed."""
         if self.draining:
             self.metrics.requests_rejected.labels("draining").inc()
             raise Draining()
-        batcher = self.batchers[model]
-        request = Request(f"req-{next(self._ids)}", endpoint, batcher, images, stream, asyncio.get_running_loop())
+        if self._dead:
+            raise EngineFailed(_DEAD)
+        batcher, loop = self.batchers[model], asyncio.get_running_loop()
+        request = Request(f"req-{next(self._ids)}", endpoint, batcher, images, stream, loop,
+                          deadline=loop.time() + self._timeout_s)
         try:
             batcher.admit(request.id, images)
         except ServiceError:
@@ -118,8 +126,9 @@ class Worker:
 
     def submit(self, request: Request, specs: Sequence[ImageSpec]) -> None:
         """Put an admitted request's images in the queue."""
-        request.batcher.enqueue(request.id, specs)
-        request.rows = {index: spec.prefix // request.batcher.row_subpixels for index, spec in enumerate(specs)}
+        request.given = {index: spec.prefix // request.batcher.row_subpixels for index, spec in enumerate(specs)}
+        request.rows = dict(request.given)
+        request.batcher.enqueue(request.id, specs)  # from here on the engine thread knows it
         with self._wake:
             self._wake.notify()
 
@@ -127,7 +136,11 @@ class Worker:
         """Events until the last image is there. Raises the ServiceError that ended the request early."""
         done = 0
         while done < request.images:
-            event = await request.events.get()
+            try:
+                async with asyncio.timeout_at(request.deadline):
+                    event = await request.events.get()
+            except TimeoutError:
+                raise DeadlinePassed(self._timeout_s) from None
             if isinstance(event, ServiceError):
                 raise event
             done += isinstance(event, ImageDone)
@@ -166,6 +179,14 @@ class Worker:
     # --- the engine thread ---
 
     def _run(self) -> None:
+        try:
+            self._rounds()
+        except Exception:  # ours to mend; until then nobody waits on a thread that is gone
+            logger.exception("the engine thread ended")
+            self._dead = True
+            self.fail_all(EngineFailed(_DEAD))
+
+    def _rounds(self) -> None:
         rounds = 0
         while True:
             with self._wake:
@@ -185,7 +206,7 @@ class Worker:
 
     def _turn(self, batcher: Batcher) -> None:
         try:
-            turn = batcher.turn()
+            self._publish(batcher, batcher.turn())
         except Exception as failure:
             logger.exception("a quantum of %s failed", batcher.labels[0])
             error = EngineFailed(f"the engine failed on this batch ({type(failure).__name__}); "
@@ -193,8 +214,7 @@ class Worker:
             for lost in batcher.abandon():
                 if (request := self.requests.get(lost)) is not None:
                     request.send(error)
-            return
-        self._publish(batcher, turn)
+            self.metrics.state_slots_used.labels(batcher.labels[0]).set(0)
 
     def _publish(self, batcher: Batcher, turn: Turn) -> None:
         now = time.monotonic()
@@ -210,7 +230,7 @@ class Worker:
             if request is None or rows == request.rows[row.index]:
                 continue
             before, request.rows[row.index] = request.rows[row.index], rows
-            if before == 0:
+            if before == request.given[row.index]:
                 metrics.first_row.observe(now - request.admitted)
             if request.stream:
                 canvas = batcher.engine.image(row.slot)
@@ -229,16 +249,21 @@ class Worker:
         self._count_requests()
 
     def _count_requests(self) -> None:
-        requests = list(self.requests.values())
-        self.metrics.requests_waiting.set(sum(not request.joined for request in requests))
-        self.metrics.requests_running.set(sum(bool(request.joined) for request in requests))
+        with self._wake:  # both threads come here: the later count is the one that stays
+            requests = list(self.requests.values())
+            self.metrics.requests_waiting.set(sum(not request.joined for request in requests))
+            self.metrics.requests_running.set(sum(bool(request.joined) for request in requests))
 
     def _work_in_background(self) -> None:
-        assert self._background is not None
+        work = self._background
+        assert work is not None
         try:
-            next(self._background)
+            next(work)
+            return
         except StopIteration:
-            self._background = None
+            pass
         except Exception:
             logger.exception("background work failed")
-            self._background = None
+        with self._wake:
+            if self._background is work:  # and not what came after it
+                self._background = None

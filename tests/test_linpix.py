@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,12 +81,17 @@ def test_complete_keeps_what_is_known(tiny, tmp_path):
     (["complete", "TINY/config.json", "--model", "TINY", "--out", "OUT"], "PNG"),
     (["compare", "--model", "TINY", "--backends", "linear,quantum"], "quantum"),
     (["evaluate", "TINY", "--data", "TINY/config.json"], "config.json"),
-    (["train", "tiny", "--data", "nowhere", "--out", "TINY"], "--resume"),
-    (["train", "tiny", "--data", "nowhere", "--out", "OUT", "--batch", "0"], "batch must be at least 1"),
+    (["train", "tiny", "--data", "nowhere", "--out", "TINY"], "--init"),
+    (["train", "tiny", "--data", "nowhere", "--out", "TINY", "--resume"], "--init"),
+    (["train", "tiny", "--data", "PICTURES", "--out", "OUT", "--batch", "0"], "batch must be at least 1"),
     (["import", "TINY/config.json", "--heads", "2", "--out", "OUT"], "config.json"),
 ])
 def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, arguments, words):
-    filled = [word.replace("TINY", str(tiny)).replace("OUT", str(tmp_path / "out")) for word in arguments]
+    (tmp_path / "pictures").mkdir()
+    for index in range(10):
+        Image.fromarray(np.full((8, 8), index, np.uint8)).save(tmp_path / "pictures" / f"{index}.png")
+    places = {"TINY": tiny, "OUT": tmp_path / "out", "PICTURES": tmp_path / "pictures"}
+    filled = [re.sub("TINY|OUT|PICTURES", lambda found: str(places[found[0]]), word) for word in arguments]
     ended = linpix(*filled)
     assert ended.returncode == 2
     assert words in ended.stderr

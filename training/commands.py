@@ -8,30 +8,36 @@ from pathlib import Path
 
 from model import checkpoint as checkpoints
 from model.config import PRESETS
-from model.generate import generate
 from model.importer import import_reference
 from training.datasets import load
 from training.evaluate import evaluate as evaluate_net
-from training.export import card, first_marginal, grid, provenance
+from training.export import card, first_marginal, provenance, sample_grid
 from training.export import export as export_run
 from training.loop import Run, TrainConfig
 from training.loop import train as train_run
 
 
 def train(given: argparse.Namespace) -> None:
-    settings = TrainConfig(**{field.name: getattr(given, field.name) for field in dataclasses.fields(TrainConfig)})
-    config = dataclasses.replace(PRESETS[given.preset], attention=given.attention, twin_of=given.twin_of)
     out = Path(given.out)
     state = out.with_name(out.name + ".training") / "state.pt"
-    if not given.resume and (state.exists() or out.exists()):
-        raise ValueError(f"{out} holds a run or a checkpoint already; continue it with --resume, "
-                         "or give another --out")
-    data = load(Path(given.data), "train", config)
-    run = Run(config, settings)
-    if given.resume and state.exists():
-        run.resume(state)
-    elif given.init:
-        run.start_from(checkpoints.load(checkpoints.find(given.init, given.checkpoints)))
+    if state.exists() and not given.resume:
+        raise ValueError(f"{out} holds a run already; continue it with --resume, or give another --out")
+    if out.exists() and not state.exists():
+        raise ValueError(f"{out} exists, and {state}, which a resume needs, does not; give another --out, "
+                         "and begin with the weights of this one by --init")
+    data = load(Path(given.data), "train", PRESETS[given.preset])
+    config = dataclasses.replace(PRESETS[given.preset], attention=given.attention, twin_of=given.twin_of,
+                                 classes=len(data.classes))
+    changes = {field.name: getattr(given, field.name) for field in dataclasses.fields(TrainConfig)
+               if getattr(given, field.name) is not None}
+    if "betas" in changes:
+        changes["betas"] = tuple(changes["betas"])
+    if state.exists():
+        run = Run.resumed(state, config, changes)
+    else:
+        run = Run(config, TrainConfig(**changes))
+        if given.init:
+            run.start_from(checkpoints.load(checkpoints.find(given.init, given.checkpoints)))
     complete = train_run(run, data, out, command=given.command_line, max_minutes=given.max_minutes,
                          max_images=given.max_images, save_minutes=given.save_minutes,
                          evaluate_minutes=given.evaluate_minutes)
@@ -48,9 +54,7 @@ def evaluate(given: argparse.Namespace) -> None:
     text = (f"{measured.bits_per_dim:.4f} bits/dim +- {measured.interval:.4f} (95 %), {measured.images:,} test images "
             f"in {measured.seconds:.0f} s")
     if given.grid:
-        classes = found.net.config.classes
-        labels = [index % 10 % classes if classes else None for index in range(50)]
-        grid(generate(found.net, list(range(50)), labels=labels).numpy(), found.net.config, Path(given.grid))
+        Path(given.grid).write_bytes(sample_grid(found.net, 100))
         text += f"; samples in {given.grid}"
     result = {"model": found.name, "checkpoint": found.digest, **dataclasses.asdict(measured)}
     print(json.dumps(result) if given.json else text)

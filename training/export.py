@@ -1,5 +1,6 @@
 """What goes into a checkpoint folder beside the weights: provenance, the model card, sample grids."""
 
+import io
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -7,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from model import checkpoint
 from model.config import ModelConfig
+from model.generate import generate
 from model.grid import tile
+from model.transformer import Transformer
 from training.datasets import Dataset
 from training.evaluate import bits_of
 
@@ -22,11 +24,14 @@ _ATTRIBUTION = {
 }
 
 
-def grid(images: NDArray[np.uint8], config: ModelConfig, path: Path) -> None:
-    """Write images (count, T) as one PNG."""
-    temporary = path.with_name(path.name + ".new")
-    Image.fromarray(tile(images, config)).save(temporary, "PNG")
-    temporary.replace(path)
+def sample_grid(net: Transformer, count: int) -> bytes:
+    """A PNG of `count` samples with seeds 0, 1, ..., ten a line; of class 0, 1, ... by column, if there are any."""
+    classes = net.config.classes
+    labels = [index % 10 % classes if classes else None for index in range(count)]
+    images = generate(net, list(range(count)), labels=labels).numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(tile(images, net.config)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def provenance(data: str, class_names: tuple[str, ...], **facts: Any) -> dict[str, Any]:
@@ -46,8 +51,9 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     bits = source.get("bits_per_dim") or {}
     figures = "\n".join(f"| {what.replace('_', ' ')} | {value:.4f} |" for what, value in bits.items())
     context = ", ".join(map(str, config.neighbours)) or "none"
+    picture = "\n![Samples, one class a column](samples.png)\n" if "weights" in source else ""
     return f"""# {name}
-
+{picture}
 An autoregressive model of {config.width} x {config.height} images with {config.channels} channel(s): a
 {config.attention}-attention transformer that predicts each sub-pixel from all earlier ones as a mixture of
 {config.mixtures} logistics.
@@ -86,5 +92,6 @@ def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *,
     figures = {f"test_{count}": round(float(bits[:count].mean()), 5) for count in sorted({1_000, len(bits)})
                if count <= len(bits)}
     source = found.provenance | {"bits_per_dim": figures, "weights": str(dtype).removeprefix("torch.")}
-    checkpoint.save(out, found.net, source, card(out.name, found.net.config, source), dtype)
+    checkpoint.save(out, found.net, source, card(out.name, found.net.config, source), dtype,
+                    {"samples.png": sample_grid(found.net, 100)})
     return source

@@ -15,22 +15,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 from model import checkpoint, mixture
 from model.config import ModelConfig, bits_per_dim
-from model.generate import generate
 from model.inputs import START
 from model.transformer import Transformer
 from training.datasets import Dataset
 from training.evaluate import evaluate
-from training.export import card, grid, provenance
+from training.export import card, provenance, sample_grid
 
 Optimizer = Literal["adamw", "radam", "muon"]
 STATE_VERSION = 1
@@ -49,12 +51,12 @@ class TrainConfig:
     batch: int = _setting(16, "images a step")
     optimizer: Optimizer = _setting("muon", "adamw, radam, or muon (for the layers' matrices; AdamW for the rest)")
     learning_rate: float = _setting(1.5e-3, "at its peak")
-    head_share: float = _setting(0.1, "learning rate of the head, as a share of the others'")
+    head_share: float = _setting(0.1, "learning rate of the head and its norm, as a share of the others'")
     final_learning_rate: float = _setting(0.02, "share of the peak at the schedule's end (cosine decay)")
     warmup_images: int = _setting(8_000, "linear rise to the peak")
     weight_decay: float = _setting(0.05, "of the layers' matrices only")
     betas: tuple[float, float] = _setting((0.9, 0.95), "decay of Adam's two averages")
-    clip: float = _setting(1.0, "largest gradient norm")
+    clip: float = _setting(1.0, "largest gradient norm of a group: the layers' matrices, the head, the rest")
     ema: float = _setting(0.998, "decay a step of the averaged weights, the ones that are exported")
     unconditional: float = _setting(0.5, "share of images that begin with the unconditional start")
     seed: int = _setting(0, "of initial weights, order of images, and labels left out")
@@ -112,11 +114,11 @@ class Batches:
 def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """Decay for matrices, none for biases, norms and tables; muon takes the layers' matrices, AdamW the rest.
 
-    The head has a learning rate of its own: where scales are small, the loss is so sharp in its weights that
-    at the layers' rate they oscillate, with gradients a hundred times those of everything else.
+    The head and the norm before it have a learning rate of their own: where scales are small, the loss is so sharp
+    in their weights that at the layers' rate they oscillate, with gradients a hundred times those of all else.
     """
     matrices = [p for layer in net.layers for p in layer.parameters() if p.dim() == 2]
-    head = list(net.head.parameters())
+    head = [*net.norm.parameters(), *net.head.parameters()]
     chosen = {id(p) for p in matrices + head}
     rest = [p for p in net.parameters() if id(p) not in chosen]
     lr, betas = config.learning_rate, config.betas
@@ -170,24 +172,43 @@ class Run:
         torch.save(state, temporary)
         os.replace(temporary, path)
 
-    def resume(self, path: Path) -> None:
-        """Continue from a save. The architecture must be the same; settings may have changed."""
-        state = torch.load(path, weights_only=True, map_location="cpu")
-        if state["version"] != STATE_VERSION or ModelConfig.from_json(json.loads(state["model"])) != self.model:
+    @classmethod
+    def resumed(cls, path: Path, model: ModelConfig, changes: dict[str, Any]) -> "Run":
+        """Continue from a save with its settings, but for changes. Raises ValueError where that cannot be."""
+        try:
+            state = torch.load(path, weights_only=True, map_location="cpu")
+            saved = json.loads(state["config"])
+            same = state["version"] == STATE_VERSION and ModelConfig.from_json(json.loads(state["model"])) == model
+        except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
+            raise ValueError(f"{path} is damaged ({type(error).__name__}); restore it, or begin again with another "
+                             "--out and --init") from error
+        if not same:
             raise ValueError(f"{path} was saved by a run of another architecture; give this run another --out")
-        old = json.loads(state["config"])
-        if (old["optimizer"], old["batch"]) != (self.config.optimizer, self.config.batch):
-            raise ValueError(f"{path} was saved with --optimizer {old['optimizer']} --batch {old['batch']}; "
-                             "resume with the same")
-        self.net.load_state_dict(state["net"])
-        self.averaged.load_state_dict(state["averaged"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+        saved["betas"] = tuple(saved["betas"])
+        for name in ("optimizer", "batch", "seed", "validation"):  # these decide what has been seen, or fit the state
+            if changes.get(name, saved[name]) != saved[name]:
+                raise ValueError(f"{path} was saved with --{name} {saved[name]}; resume with the same, "
+                                 f"got {changes[name]}")
+        run = cls(model, TrainConfig(**saved | changes))
+        run.net.load_state_dict(state["net"])
+        run.averaged.load_state_dict(state["averaged"])
+        for optimizer, kept in zip(run.optimizers, state["optimizers"], strict=True):
             settings = [{name: value for name, value in group.items() if name != "params"}
                         for group in optimizer.param_groups]
-            optimizer.load_state_dict(saved)  # this brings back the old settings too
+            optimizer.load_state_dict(kept)  # this brings back the old settings too
             for group, new in zip(optimizer.param_groups, settings, strict=True):
                 group.update(new)
-        self.step, self.minutes = state["step"], state["minutes"]
+        run.step, run.minutes = state["step"], state["minutes"]
+        return run
+
+
+def can_compile() -> bool:
+    """Whether torch.compile finds a C++ compiler here."""
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return False
+    return True
 
 
 def loss_function(net: Transformer, config: TrainConfig) -> Callable[[Tensor, Tensor], Tensor]:
@@ -201,6 +222,10 @@ def loss_function(net: Transformer, config: TrainConfig) -> Callable[[Tensor, Te
         return -likelihood.sum(1).mean() * bits_per_dim(1.0, net.config)
 
     first = 1 if net.config.first_marginal else 0  # that sub-pixel's distribution is not trained
+    if config.compile and not can_compile():
+        print("training without torch.compile, at about two thirds of the speed: there is no C++ compiler",
+              file=sys.stderr)
+        return loss
     return torch.compile(loss) if config.compile else loss
 
 
@@ -223,8 +248,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     batches = Batches(dataclasses.replace(data, images=data.images[:kept], labels=data.labels[:kept]),
                       config, run.model.classes)
     loss_of = loss_function(run.net, config)
-    parameters = list(run.net.parameters())
-    log = Log(side, run.step)
+    log = Log(side, run.step, run.images)
     stop = _stop_signals()
     began = saved = evaluated = time.monotonic()
     minutes_before, images_before = run.minutes, run.images
@@ -239,9 +263,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         found = evaluate(run.exported.eval(), validation) if held_out else None
         bits = {"validation": found.bits_per_dim} if found else {}
         log.write(run, **bits)
-        labels = [i % run.model.classes if run.model.classes else None for i in range(20)]
-        grid(generate(run.exported, list(range(20)), labels=labels).numpy(), run.model,
-             side / f"samples-{run.images:08}.png")
+        (side / f"samples-{run.images:08}.png").write_bytes(sample_grid(run.exported, 20))
         source = provenance(data.name, data.classes, images=run.images, steps=run.step, minutes=run.minutes,
                             seed=config.seed, command=command, settings=dataclasses.asdict(config), bits_per_dim=bits)
         checkpoint.save(folder, run.exported, source, card(folder.name, run.model, source))
@@ -256,7 +278,10 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
                     group["lr"] = config.learning_rate * share * group["share"]
             loss = loss_of(*batches(run.step))
             loss.backward()
-            norm = nn.utils.clip_grad_norm_(parameters, config.clip)
+            # each group by itself: clipped together, a spike of the head's would silence the layers
+            norms = [nn.utils.clip_grad_norm_(group["params"], config.clip)
+                     for optimizer in run.optimizers for group in optimizer.param_groups]
+            norm = torch.stack(norms).norm()
             if not bool(torch.isfinite(norm)):
                 raise FloatingPointError(f"the gradient is not a number at step {run.step}; the last save is "
                                          f"in {side}: resume with a lower --learning-rate")
@@ -306,20 +331,21 @@ class Log:
 
     FIELDS = ("step", "images", "minutes", "train", "norm", "learning_rate", "validation")
 
-    def __init__(self, folder: Path, step: int) -> None:
-        path = folder / "log.csv"
-        rows = list(csv.DictReader(path.open())) if path.exists() and step else []
-        self._file = path.open("w", newline="")
+    def __init__(self, folder: Path, step: int, images: int) -> None:
+        path, temporary = folder / "log.csv", folder / "log.csv.new"
+        rows = list(csv.DictReader(path.read_text().splitlines())) if path.exists() and step else []
+        self._file = temporary.open("w", newline="")
         self._csv = csv.DictWriter(self._file, self.FIELDS)
         self._csv.writeheader()
         self._csv.writerows(row for row in rows if int(row["step"]) <= step)  # those after the save happen again
         self._file.flush()
+        temporary.replace(path)  # the open file goes with its name
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             self._board = None
         else:
-            self._board = SummaryWriter(folder / "tensorboard", purge_step=step)  # type: ignore[no-untyped-call]
+            self._board = SummaryWriter(folder / "tensorboard", purge_step=images + 1)
 
     def write(self, run: Run, **values: float) -> None:
         row = {"step": run.step, "images": run.images, "minutes": f"{run.minutes:.2f}"}
@@ -327,9 +353,9 @@ class Log:
         self._file.flush()
         for name, value in values.items():
             if self._board is not None:
-                self._board.add_scalar(name, value, run.images)  # type: ignore[no-untyped-call]
+                self._board.add_scalar(name, value, run.images)
 
     def close(self) -> None:
         self._file.close()
         if self._board is not None:
-            self._board.close()  # type: ignore[no-untyped-call]
+            self._board.close()

@@ -153,6 +153,19 @@ def test_a_body_that_is_no_json_object_is_refused(client, body):
     assert answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_that_is_not_said_to_be_json_is_415(client, kind):
+    headers = {} if kind is None else {"content-type": kind}
+    answer = client.post("/v1/images/generations", content=b'{"label": 7}', headers=headers)
+    assert answer.status_code == 415
+    assert "Content-Type: application/json" in answer.json()["error"]["message"]
+
+
+def test_the_first_media_type_that_is_accepted_counts(client):
+    answer = client.post("/v1/images/generations", json={}, headers={"accept": "image/png, */*;q=0.8"})
+    assert answer.headers["content-type"] == "image/png"
+
+
 def test_an_unknown_model_is_404_and_the_loaded_ones_are_listed(client):
     answer = generate(client, model="big")
     assert answer.status_code == 404
@@ -251,6 +264,13 @@ def test_several_images_stream_side_by_side(client):
     events = events_of(generate(client, stream=True, n=3, seed=7).text)
     completed = {event["image_index"]: event["seed"] for event in events if event["type"].endswith("completed")}
     assert completed == {0: 7, 1: 8, 2: 9}
+
+
+@pytest.mark.parametrize(("asked", "rows"), [(0, []), (1, [6]), (2, [5, 6]), (3, [5, 6, 7]), (9, [5, 6, 7, 8])])
+def test_the_partial_images_of_a_completion_are_spread_over_what_is_drawn(client, asked, rows):
+    answer = client.post("/v1/images/edits", files={"image": ("p.png", occluded())},
+                         data={"stream": "true", "partial_images": asked})
+    assert [event["rows"] for event in events_of(answer.text) if "rows" in event] == rows
 
 
 def test_an_edit_streams_the_rows_that_it_draws(client):

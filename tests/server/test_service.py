@@ -1,6 +1,7 @@
 """Limits, leaving and stopping, against real server processes."""
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,7 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 
+from server.app import create_app
+from server.settings import Settings
 from tests.server.conftest import ROOT, eventually, serving
 from tests.server.test_images import events_of, occluded
 
@@ -26,6 +30,95 @@ def test_every_route_and_method_that_is_not_there_answers_the_envelope(server):
             assert answer.status_code == status, path
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
             assert answer.headers["x-request-id"]
+
+
+def test_a_405_names_every_method_that_is_allowed(server):
+    with server.client() as client:
+        answer = client.put("/v1/compare/cmp-1")
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "DELETE, GET"
+    assert "DELETE, GET" in answer.json()["error"]["message"]
+
+
+def test_an_unexpected_failure_is_500_with_its_request_id(tiny):
+    app = create_app(Settings(checkpoints=tiny.parent))
+
+    @app.get("/broken")
+    async def broken():
+        raise RuntimeError("injected")
+
+    with TestClient(app, raise_server_exceptions=False) as client:
+        answer = client.get("/broken")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
+
+
+def test_an_engine_that_fails_answers_the_requests_it_ran_and_goes_on(tiny, monkeypatch):
+    app, failures = create_app(Settings(checkpoints=tiny.parent)), ["publish", "quantum"]
+    worker = app.state.service.worker
+    engine, publish = worker.batchers["tiny"].engine, worker._publish
+    quantum = engine.quantum
+
+    def fail_once(name, then):
+        def call(*arguments):
+            if name in failures:
+                failures.remove(name)
+                raise RuntimeError("injected")
+            return then(*arguments)
+
+        return call
+
+    monkeypatch.setattr(engine, "quantum", fail_once("quantum", quantum))
+    monkeypatch.setattr(worker, "_publish", fail_once("publish", publish))
+    with TestClient(app) as client:
+        for _ in range(2):
+            answer = client.post("/v1/images/generations", json={})
+            assert answer.status_code == 500
+            assert answer.json()["error"]["code"] == "engine_failed"
+        assert client.post("/v1/images/generations", json={}).status_code == 200
+        assert 'linpix_state_slots_used{model="tiny"} 0.0' in client.get("/metrics").text
+
+
+def test_a_thread_that_ends_lets_nobody_wait(tiny, monkeypatch):
+    app = create_app(Settings(checkpoints=tiny.parent))
+    worker = app.state.service.worker
+
+    def end(_):
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr(worker, "_turn", end)
+    with TestClient(app) as client:
+        for _ in range(2):
+            assert client.post("/v1/images/generations", json={}).json()["error"]["code"] == "engine_failed"
+        assert client.get("/readyz").status_code == 503
+
+
+def test_a_request_over_its_time_is_504_and_frees_its_slots(slow):
+    with serving(slow, "--request-timeout", "0.3") as server, server.client() as client:
+        answer = client.post("/v1/images/generations", json={"n": 8})
+        assert answer.status_code == 504
+        assert answer.json()["error"]["code"] == "deadline_passed"
+        streamed = client.post("/v1/images/generations", json={"stream": True, "n": 8})
+        assert events_of(streamed.text)[-1]["error"]["code"] == "deadline_passed"
+        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 0, 4)
+
+
+def test_freed_slots_may_be_poisoned_without_anybody_noticing(tiny):
+    with serving(tiny.parent, "--poison", "true", "--slots", "3") as server, ThreadPoolExecutor(8) as pool, \
+            server.client() as client:
+        body = {"n": 2, "seed": 5}
+        answers = list(pool.map(lambda _: client.post("/v1/images/generations", json=body), range(8)))
+    values = {item["b64_json"] for answer in answers for item in answer.json()["data"] if item["seed"] == 5}
+    assert len(values) <= 2  # one image, but for the rounding of another batch size
+
+
+def test_what_a_save_leaves_beside_checkpoints_is_not_served(tiny, tmp_path):
+    for name in ("tiny", "tiny.old", "tiny.new"):
+        shutil.copytree(tiny, tmp_path / name)
+    (tmp_path / "tiny.new" / "SHA256SUMS").unlink()
+    with serving(tmp_path) as server, server.client() as client:
+        assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["tiny"]
 
 
 def test_the_models_are_listed_with_what_they_are(server):
@@ -211,12 +304,14 @@ def test_a_bad_comparison_is_refused(server, body, param, words):
     (["--models", "big"], "there is no model 'big'"),
     (["--slots", "0"], "--slots"),
     (["--slots", "x"], "--slots"),
+    (["--slots", "10000000", "--models", "SLOW"], "lower --slots"),  # 629 GiB, at 66 KiB a slot
     (["--engine", "compiled"], "--engine eager"),
     (["--precision", "bf16"], "--precision fp32"),
     (["--api-keys", "missing"], "missing"),
     (["--checkpoints", "missing"], "--checkpoints"),
 ])
-def test_a_setting_that_cannot_work_stops_the_server_before_it_listens(tiny, flags, words):
+def test_a_setting_that_cannot_work_stops_the_server_before_it_listens(tiny, slow, flags, words):
+    flags = [str(slow / "slow") if flag == "SLOW" else flag for flag in flags]
     flags = flags if "--checkpoints" in flags else [*flags, "--checkpoints", str(tiny.parent)]
     ended = subprocess.run([sys.executable, str(ROOT / "linpix.py"), "serve", "--port", "0", *flags],
                            capture_output=True, text=True, timeout=60, check=False)

@@ -57,8 +57,7 @@ def test_a_run_that_is_interrupted_ends_as_one_that_is_not(stripes, tmp_path):
     whole, first = Run(TINY, SETTINGS), Run(TINY, SETTINGS)
     assert train(whole, stripes, tmp_path / "whole", command="test")
     assert not train(first, stripes, tmp_path / "parts", command="test", max_images=240)
-    second = Run(TINY, SETTINGS)
-    second.resume(tmp_path / "parts.training" / "state.pt")
+    second = Run.resumed(tmp_path / "parts.training" / "state.pt", TINY, {})
     assert second.images == 240
     assert train(second, stripes, tmp_path / "parts", command="test")
     assert torch.equal(weights(whole), weights(second))
@@ -111,20 +110,26 @@ def test_the_log_and_the_sample_grids_are_written(stripes, tmp_path):
     assert (source["images"], source["steps"], source["data"], source["command"]) == (1600, 200, "stripes", "test")
 
 
-def test_a_resumed_run_takes_its_new_settings(stripes, tmp_path):
+def test_a_resumed_run_keeps_its_settings_but_for_those_given_anew(stripes, tmp_path):
     train(Run(TINY, SETTINGS), stripes, tmp_path / "run", command="test", max_images=8)
-    run = Run(TINY, dataclasses.replace(SETTINGS, weight_decay=0.3))
-    run.resume(tmp_path / "run.training" / "state.pt")
-    assert [group["weight_decay"] for optimizer in run.optimizers for group in optimizer.param_groups] == [0.3, 0.0, 0.0]
+    run = Run.resumed(tmp_path / "run.training" / "state.pt", TINY, {"weight_decay": 0.3})
+    assert run.config == dataclasses.replace(SETTINGS, weight_decay=0.3)
+    groups = [group for optimizer in run.optimizers for group in optimizer.param_groups]
+    assert [group["weight_decay"] for group in groups] == [0.3, 0.0, 0.0]
 
 
 def test_a_save_of_another_architecture_or_optimizer_is_refused(stripes, tmp_path):
     train(Run(TINY, SETTINGS), stripes, tmp_path / "run", command="test", max_images=8)
     state = tmp_path / "run.training" / "state.pt"
     with pytest.raises(ValueError, match="another architecture"):
-        Run(dataclasses.replace(TINY, layers=1), SETTINGS).resume(state)
-    with pytest.raises(ValueError, match="--optimizer muon --batch 8"):
-        Run(TINY, dataclasses.replace(SETTINGS, optimizer="adamw")).resume(state)
+        Run.resumed(state, dataclasses.replace(TINY, layers=1), {})
+    for name, value, had in (("optimizer", "adamw", "muon"), ("batch", 4, "8"), ("seed", 1, "0")):
+        with pytest.raises(ValueError, match=f"saved with --{name} {had}"):
+            Run.resumed(state, TINY, {name: value})
+    for damage in (state.read_bytes()[:-100], b"", b"x"):
+        state.write_bytes(damage)
+        with pytest.raises(ValueError, match="damaged"):
+            Run.resumed(state, TINY, {})
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_save(stripes, tmp_path):
@@ -164,13 +169,11 @@ def test_a_killed_run_resumes_from_its_last_save(tmp_path, number):
     process.send_signal(number)
     _, printed = process.communicate(timeout=60)
     assert process.returncode == (0 if number == signal.SIGTERM else -9), printed
-    run = Run(TINY, TrainConfig(batch=4))
-    run.resume(state)
-    done = run.images
+    config = dataclasses.replace(TINY, classes=4)
+    done = Run.resumed(state, config, {}).images
     assert done > 0
     ended = subprocess.run([*command, "--max-images", "40"], capture_output=True, text=True, env=environment,
                            timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
-    run.resume(state)
-    assert run.images == done + 40
+    assert Run.resumed(state, config, {}).images == done + 40
     assert (tmp_path / "run" / "model.safetensors").exists()
