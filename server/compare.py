@@ -34,7 +34,7 @@ from server.backends import (
     state_bytes,
 )
 from server.engine import Engine
-from server.report import PAPER
+from server.figures import PAPER
 
 CHEAP_FIRST = ("linear", "stateful-softmax", "softmax")
 UNIT_S = 0.05        # a unit of work ends after this, so that live requests get their turn

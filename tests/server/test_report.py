@@ -6,8 +6,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from server import report as reports
-from server.report import PAPER, markdown, svg, table, write
+from server import figures
+from server.figures import PAPER
+from server.plot import svg
+from server.report import markdown, table, write
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -127,7 +129,7 @@ def test_other_sizes_are_warned_about(report):
 @pytest.mark.parametrize("x, text", [(0.0631, "0.0631"), (1.0, "1.00"), (13.96, "14.0"), (1050.3, "1,050"),
                                      (None, "-"), (0, "0")])
 def test_figures_have_three_digits(x, text):
-    assert reports._figure(x) == text
+    assert figures.figure(x) == text
 
 
 def test_the_papers_tables_are_whole():

@@ -1,0 +1,69 @@
+"""What a report's table and its picture both need: the paper's figures, and how a figure is written."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+Report = dict[str, Any]
+Result = dict[str, Any]
+
+# Tables 4 and 5 of "Transformers are RNNs" (2020). Its factors are left out: they follow from the figures.
+PAPER: dict[str, Any] = {
+    "source": "Katharopoulos et al., Transformers are RNNs, ICML 2020, tables 4 and 5",
+    "device": "one P40-class GPU, in table 5 also on a CPU that is not named",
+    "columns": {"bits_per_dim": "table 4", "images_per_second": "table 4; batch sizes differ between methods",
+                "cpu_seconds": "table 5, one image alone", "gpu_seconds": "table 5, one image alone"},
+    "mnist": {
+        "softmax": {"bits_per_dim": 0.621, "images_per_second": 0.45,
+                    "cpu_seconds": 72.6, "gpu_seconds": 10.2},
+        "stateful-softmax": {"bits_per_dim": 0.621, "images_per_second": 7.56,
+                             "cpu_seconds": 7.4, "gpu_seconds": 10.4},
+        "lsh-1": {"bits_per_dim": 0.745, "images_per_second": 0.68,
+                  "cpu_seconds": 46.0, "gpu_seconds": 19.2},
+        "lsh-4": {"bits_per_dim": 0.676, "images_per_second": 0.27,
+                  "cpu_seconds": 112.0, "gpu_seconds": 55.8},
+        "linear": {"bits_per_dim": 0.644, "images_per_second": 142.8,
+                   "cpu_seconds": 5.5, "gpu_seconds": 7.3},
+    },
+    "cifar10": {
+        "softmax": {"bits_per_dim": 3.47, "images_per_second": 0.004,
+                    "cpu_seconds": 8651.4, "gpu_seconds": 300.1},
+        "stateful-softmax": {"bits_per_dim": 3.47, "images_per_second": 0.32,
+                             "cpu_seconds": 71.9, "gpu_seconds": 70.4},
+        "lsh-1": {"bits_per_dim": 3.39, "images_per_second": 0.015,
+                  "cpu_seconds": 2318.9, "gpu_seconds": 221.6},
+        "lsh-4": {"bits_per_dim": 3.51, "images_per_second": 0.005,
+                  "cpu_seconds": 5263.7, "gpu_seconds": 683.9},
+        "linear": {"bits_per_dim": 3.40, "images_per_second": 17.85,
+                   "cpu_seconds": 45.1, "gpu_seconds": 61.3},
+    },
+}
+DATASETS = {784: ("mnist", "MNIST"), 3072: ("cifar10", "CIFAR-10")}  # by sub-pixels, else MNIST
+ORDER = ("softmax", "stateful-softmax", "lsh-1", "lsh-4", "linear")  # of the paper's rows
+
+
+def dataset_of(report: Report) -> tuple[str, str]:
+    return DATASETS.get(report["subpixels"], DATASETS[784])
+
+
+def results_of(results: list[Result], backend: str, engine: str) -> list[Result]:
+    return [result for result in results if (result["backend"], result["engine"]) == (backend, engine)]
+
+
+def figure(x: float | None, mark: str = "") -> str:
+    """Three digits, and never an exponent."""
+    if x is None:
+        return "-"
+    digits = max(0, 2 - math.floor(math.log10(abs(x)))) if x else 0
+    return f"{mark}{x:,.{digits}f}"
+
+
+def machine_of(report: Report) -> str:
+    machine = report["machine"]
+    return (f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, "
+            f"torch {machine['torch']}, load {machine['load']:g} before")
+
+
+def duration(seconds: float, figure: Callable[[float], str] = figure) -> str:
+    unit, size = ("s", 1.0) if seconds >= 1 else ("ms", 1e-3) if seconds >= 0.999e-3 else ("us", 1e-6)
+    return f"{figure(seconds / size)} {unit}"
