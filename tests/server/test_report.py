@@ -135,5 +135,5 @@ def test_figures_have_three_digits(x, text):
 def test_the_papers_tables_are_whole():
     for dataset in ("mnist", "cifar10"):
         assert set(PAPER[dataset]) == set(figures.ORDER)
-        for figures in PAPER[dataset].values():
-            assert set(figures) == {"bits_per_dim", "images_per_second", "cpu_seconds", "gpu_seconds"}
+        for row in PAPER[dataset].values():
+            assert set(row) == {"bits_per_dim", "images_per_second", "cpu_seconds", "gpu_seconds"}
