@@ -49,14 +49,16 @@ def first_marginal(data: Dataset) -> list[float]:
 def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     """The model card, Markdown."""
     bits = source.get("bits_per_dim") or {}
-    figures = "\n".join(f"| {what.replace('_', ' ')} | {value:.4f} |" for what, value in bits.items())
+    figures = "\n".join(f"| bits/dim, {what.replace('test_', 'first test images: ')} | {value:.4f} |" for what, value in bits.items())
     context = ", ".join(map(str, config.neighbours)) or "none"
     picture = "\n![Samples, one class a column](samples.png)\n" if "weights" in source else ""
+    colours = "grey" if config.channels == 1 else "colour"
+    seen = f"{source['images']:,} in {source['steps']:,} steps, {source['minutes']:.0f} minutes" if "images" in source \
+        else "unknown"
     return f"""# {name}
 {picture}
-An autoregressive model of {config.width} x {config.height} images with {config.channels} channel(s): a
-{config.attention}-attention transformer that predicts each sub-pixel from all earlier ones as a mixture of
-{config.mixtures} logistics.
+An autoregressive model of {colours} images of {config.width} x {config.height}: a transformer with {config.attention}
+attention that predicts each sub-pixel from all earlier ones, as a mixture of {config.mixtures} logistics.
 
 | | |
 |---|---|
@@ -66,14 +68,11 @@ An autoregressive model of {config.width} x {config.height} images with {config.
 | look-ups; neighbours (dy, dx, dc) | {', '.join(config.look_ups)}; {context} |
 | classes | {', '.join(source['class_names']) if config.classes else 'none'} |
 | memory of one image in flight | {config.state_bytes / 1024:.0f} KiB |
-| training images seen | {source.get('images', 'unknown')} ({source.get('steps', 'unknown')} steps, \
-{source.get('minutes', 0):.0f} minutes) |
-| bits/dim: | |
+| training images seen | {seen} |
 {figures}
 
-Data: {_ATTRIBUTION.get(source['data'], source['data'])}. Command: `{source['command']}` (commit
-{source['commit']}, seed {source.get('seed', 'unknown')}). It draws images like those it was trained on and knows
-nothing else.
+Data: {_ATTRIBUTION.get(source['data'], source['data'])}. Trained by `{source['command']}` (commit {source['commit']},
+seed {source.get('seed', 'unknown')}). It draws images like those it was trained on and knows nothing else.
 """
 
 
