@@ -49,7 +49,8 @@ def first_marginal(data: Dataset) -> list[float]:
 def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     """The model card, Markdown."""
     bits = source.get("bits_per_dim") or {}
-    figures = "\n".join(f"| bits/dim, {what.replace('test_', 'first test images: ')} | {value:.4f} |" for what, value in bits.items())
+    figures = "\n".join(f"| bits/dim, {what.replace('test_', 'first test images: ')} | {value:.4f} |"
+                        for what, value in bits.items())
     context = ", ".join(map(str, config.neighbours)) or "none"
     picture = "\n![Samples, one class a column](samples.png)\n" if "weights" in source else ""
     colours = "grey" if config.channels == 1 else "colour"
