@@ -1,13 +1,10 @@
 """The command line: parses, then hands over to one room, imported only when needed."""
 
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve other processes
-
 import argparse
 import dataclasses
 import importlib
 import math
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +15,8 @@ from typing import Any, get_args
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. What the user can mend is one line on standard error."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] == ["train"]:  # before torch: in hours of training, threads that spin would starve other processes
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = _parser(words[:1]).parse_args(words)
     given.command_line = shlex.join(["linpix", *words])
     try:

@@ -3,6 +3,9 @@
 Training and tests use it. server/engine.py does the same for slots and quanta.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -12,6 +15,8 @@ from model.mixture import draw
 from model.philox import uniforms
 from model.state import new_state
 from model.transformer import Transformer
+
+SMALL = 10**8  # multiplications in a step; below, waking a second thread costs more than it saves
 
 
 @torch.inference_mode()
@@ -33,12 +38,25 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
         net.prefill(canvas, prefix, start, state, slots)
     noise = noise_of(np.array(seeds), np.arange(prefix, config.subpixels))
     heat = torch.full((count,), temperature)
-    for position in range(prefix, config.subpixels):
-        t = torch.full((count,), position)
-        parameters = net.step(canvas, t, start, state, slots)
-        u = noise[:, position - prefix]
-        canvas[:, position] = draw_subpixel(net, parameters, t, u, heat)
+    with decode_threads(net, count):
+        for position in range(prefix, config.subpixels):
+            t = torch.full((count,), position)
+            parameters = net.step(canvas, t, start, state, slots)
+            u = noise[:, position - prefix]
+            canvas[:, position] = draw_subpixel(net, parameters, t, u, heat)
     return canvas
+
+
+@contextmanager
+def decode_threads(net: Transformer, rows: int) -> Iterator[None]:
+    """Decode on one thread while steps of so many rows are small: a step is 150 operations of a few microseconds."""
+    threads = torch.get_num_threads()
+    if rows * net.multiplications < SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def noise_of(seeds: NDArray[np.int64], t: NDArray[np.int64]) -> Tensor:

@@ -59,6 +59,7 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.d_model)
         self.head = nn.Linear(config.d_model, 3 * config.mixtures)
+        self.multiplications = sum(p.numel() for p in self.layers.parameters())  # of one token, about
 
     def _run(self, x: Tensor, attend: Attend) -> Tensor:
         for index, layer in enumerate(self.layers):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model.attention import softmax_attention
 from model.config import Attention, ModelConfig
-from model.generate import draw_subpixel
+from model.generate import decode_threads, draw_subpixel
 from model.inputs import START
 from model.state import new_state
 from model.transformer import Attend, Transformer
@@ -77,7 +77,8 @@ class Backend:
         if self.state is None:
             parameters = yield from _parallel(self.net, canvas, t, self._start[:rows], _softmax)
         else:
-            parameters = self.net.step(canvas, positions, self._start[:rows], self.state, self._slots[:rows])
+            with decode_threads(self.net, rows):
+                parameters = self.net.step(canvas, positions, self._start[:rows], self.state, self._slots[:rows])
         canvas[:, t] = draw_subpixel(self.net, parameters, positions, u, self._heat[:rows])
 
 

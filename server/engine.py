@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.checkpoint import Checkpoint
-from model.generate import draw_subpixel, noise_of
+from model.generate import decode_threads, draw_subpixel, noise_of
 from model.state import new_state
 
 
@@ -71,10 +71,11 @@ class Engine:
         at, t = torch.tensor(slots), torch.tensor(positions)
         canvas, known, start, temperature = (x[at] for x in (self.canvas, self.known, self.start, self.temperature))
         noise = noise_of(self.seed[at].numpy(), t[:, None].numpy() + np.arange(steps[0]))
-        for step in range(steps[0]):
-            rows = sum(step < wanted for wanted in steps)
-            self.step(canvas[:rows], known[:rows], start[:rows], temperature[:rows],
-                      noise[:rows, step], t[:rows] + step, at[:rows])
+        with decode_threads(self.net, len(slots)):
+            for step in range(steps[0]):
+                rows = sum(step < wanted for wanted in steps)
+                self.step(canvas[:rows], known[:rows], start[:rows], temperature[:rows],
+                          noise[:rows, step], t[:rows] + step, at[:rows])
         self.canvas[at] = canvas
 
     def step(self, canvas: Tensor, known: Tensor, start: Tensor, temperature: Tensor,

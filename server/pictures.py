@@ -146,8 +146,6 @@ def png(canvas: NDArray[np.uint8], config: ModelConfig, factor: int = 1, rows: i
 
 
 def _mode(config: ModelConfig) -> str:
-    if config.channels not in (1, 3):
-        raise ValueError(f"pictures have 1 or 3 channels (grey, RGB), the model's have {config.channels}")
     return "L" if config.channels == 1 else "RGB"
 
 

@@ -574,8 +574,3 @@ def test_equal_pictures_are_equal_bytes():
 def test_what_png_wrote_is_read_back_exactly():
     canvas = noise(COLOUR.subpixels)
     assert np.array_equal(read(png(canvas, COLOUR, 5), COLOUR, keep_rows=8).canvas, canvas)
-
-
-def test_a_model_of_two_channels_has_no_pictures():
-    with pytest.raises(ValueError, match="1 or 3 channels"):
-        png(noise(128), ModelConfig(height=8, width=8, channels=2))

@@ -43,7 +43,7 @@ def test_training_learns_with_every_optimizer(stripes, tmp_path, optimizer):
     before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
     assert train(run, stripes, tmp_path / "run", command="test")
     after = evaluate(checkpoint.load(tmp_path / "run"), stripes.images).bits_per_dim
-    assert after < 0.6 * before
+    assert after < 0.75 * before
 
 
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
