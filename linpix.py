@@ -94,6 +94,7 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     evaluating = command("training", "evaluate", "bits/dim of a model on the test images")
     _model_flags(evaluating, positional=True)
     evaluating.add_argument("--data", required=True, help="folder of the data set; fetched if it is empty")
+    _device_flag(evaluating)
     evaluating.add_argument("--limit", type=_number(int, 1), help="only the first N test images")
     evaluating.add_argument("--grid", help="write a grid of samples to this .png file")
 
@@ -138,6 +139,10 @@ def _checkpoints_flag(parser: argparse.ArgumentParser) -> None:
                         help="folder of checkpoints, or LINPIX_CHECKPOINTS; else that of the checkout")
 
 
+def _device_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
+
+
 def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     _model_flags(parser)
     parser.add_argument("--count", type=_number(int, 1, 1_000_000), default=1, help="images to make")
@@ -160,6 +165,7 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("preset", choices=sorted(PRESETS), help="architecture")
     parser.add_argument("--data", required=True, help="folder of the data set; fetched if it is empty")
     parser.add_argument("--out", required=True, help="checkpoint folder; FOLDER.training holds log and resume state")
+    _device_flag(parser)
     parser.add_argument("--attention", choices=get_args(Attention), default="linear", help="attention kind")
     parser.add_argument("--twin-of", default="", help="name of the model that this one is trained to be compared with")
     parser.add_argument("--init", help="begin with the weights of this model")

@@ -25,7 +25,7 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
     """Draw one image per seed.
 
     labels: one per image, None for the unconditional start · known: (B, T) uint8, whose first `prefix`
-    sub-pixels are given and kept · returns (B, T) uint8.
+    sub-pixels are given and kept · returns (B, T) uint8, on the CPU.
     """
     count, config = len(seeds), net.config
     start = torch.tensor([net.start_index(label) for label in labels or [None] * count])
@@ -44,7 +44,7 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
             parameters = net.step(canvas, t, start, state, slots)
             u = noise[:, position - prefix]
             canvas[:, position] = draw_subpixel(net, parameters, t, u, heat)
-    return canvas
+    return canvas.cpu()
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def decode_threads(net: Transformer, rows: int) -> Iterator[None]:
 
 def noise_of(seeds: NDArray[np.int64], t: NDArray[np.int64]) -> Tensor:
     """The two uniforms of each seed at each position: seeds (B,), t (n,) or (B, n); returns (B, n, 2) float32."""
-    return torch.from_numpy(uniforms(seeds[:, None], t)[..., :2].copy())
+    return torch.from_numpy(uniforms(seeds[:, None], t)[..., :2].copy()).to(torch.get_default_device())
 
 
 def draw_subpixel(net: Transformer, parameters: Tensor, t: Tensor, u: Tensor, temperature: Tensor) -> Tensor:

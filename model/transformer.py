@@ -61,6 +61,11 @@ class Transformer(nn.Module):
         self.head = nn.Linear(config.d_model, 3 * config.mixtures)
         self.multiplications = sum(p.numel() for p in self.layers.parameters())  # of one token, about
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are; new tensors are made on torch's default device, which must be the same."""
+        return self.inputs.table.device
+
     def _run(self, x: Tensor, attend: Attend) -> Tensor:
         for index, layer in enumerate(self.layers):
             x = layer(x, index, attend)
@@ -98,7 +103,7 @@ class Transformer(nn.Module):
     @torch.inference_mode()
     def parameters_of(self, images: Tensor | np.ndarray) -> Tensor:
         """Unconditional mixture parameters of whole images. images: (B, T) uint8; returns (B, T, 3 * K) float32."""
-        images = torch.as_tensor(images)
+        images = torch.as_tensor(images).to(self.device)
         if images.dtype != torch.uint8 or images.dim() != 2 or images.shape[1] != self.config.subpixels:
             raise ValueError(f"images must be uint8 of shape (B, {self.config.subpixels}), "
                              f"got {images.dtype} of shape {tuple(images.shape)}")

@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+import torch
+
 from model import checkpoint as checkpoints
 from model.config import PRESETS
 from model.importer import import_reference
@@ -17,7 +19,16 @@ from training.loop import Run, TrainConfig
 from training.loop import train as train_run
 
 
+def _choose_device(given: argparse.Namespace) -> None:
+    """Make everything that follows on the CUDA GPU, if --device asks for it or is auto and there is one."""
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch sees no CUDA GPU here; leave the flag out, or install a CUDA build")
+    if given.device != "cpu" and torch.cuda.is_available():
+        torch.set_default_device("cuda")
+
+
 def train(given: argparse.Namespace) -> None:
+    _choose_device(given)
     out = Path(given.out)
     state = out.with_name(out.name + ".training") / "state.pt"
     if state.exists() and not given.resume:
@@ -46,6 +57,7 @@ def train(given: argparse.Namespace) -> None:
 
 
 def evaluate(given: argparse.Namespace) -> None:
+    _choose_device(given)
     if given.grid and not Path(given.grid).parent.is_dir():
         raise ValueError(f"--grid {given.grid}: its folder does not exist; make it first")
     found = checkpoints.read(checkpoints.find(given.model, given.checkpoints))

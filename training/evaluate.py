@@ -37,9 +37,9 @@ def summary(bits: Tensor, seconds: float) -> Evaluation:
 
 def bits_of(net: Transformer, images: NDArray[np.uint8], *, batch: int = 16, progress: bool = False) -> Tensor:
     """Bits/dim of each image over all its T sub-pixels: (count, T) uint8 -> (count,) float64."""
-    parts = [_nats(net, torch.from_numpy(images[at:at + batch].copy()))
+    parts = [_nats(net, torch.from_numpy(images[at:at + batch].copy()).to(net.device))
              for at in tqdm(range(0, len(images), batch), disable=not progress, desc="evaluate", unit="batch")]
-    return torch.cat(parts) * bits_per_dim(1.0, net.config)
+    return torch.cat(parts).cpu() * bits_per_dim(1.0, net.config)
 
 
 def _nats(net: Transformer, images: Tensor) -> Tensor:

@@ -213,10 +213,10 @@ def can_compile() -> bool:
 
 def loss_function(net: Transformer, config: TrainConfig) -> Callable[[Tensor, Tensor], Tensor]:
     """(images, start) -> mean bits/dim of the batch; compiled where asked for and possible."""
-    bf16 = config.bf16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    bf16 = config.bf16 and (net.device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
     def loss(images: Tensor, start: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        with torch.autocast(net.device.type, torch.bfloat16, enabled=bf16):
             parameters = net(images, start)
         likelihood = mixture.log_likelihood(parameters[:, first:], images[:, first:])
         return -likelihood.sum(1).mean() * bits_per_dim(1.0, net.config)
@@ -276,7 +276,8 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
                 optimizer.zero_grad()
                 for group in optimizer.param_groups:
                     group["lr"] = config.learning_rate * share * group["share"]
-            loss = loss_of(*batches(run.step))
+            images, start = batches(run.step)
+            loss = loss_of(images.to(run.net.device), start.to(run.net.device))
             loss.backward()
             # each group by itself: clipped together, a spike of the head's would silence the layers
             norms = [nn.utils.clip_grad_norm_(group["params"], config.clip)
