@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from model import checkpoint
@@ -84,7 +85,8 @@ def test_complete_keeps_what_is_known(tiny, tmp_path):
     (["train", "tiny", "--data", "nowhere", "--out", "TINY"], "--init"),
     (["train", "tiny", "--data", "nowhere", "--out", "TINY", "--resume"], "--init"),
     (["train", "tiny", "--data", "PICTURES", "--out", "OUT", "--batch", "0"], "batch must be at least 1"),
-    (["evaluate", "TINY", "--data", "PICTURES", "--device", "cuda"], "sees no CUDA GPU"),
+    pytest.param(["evaluate", "TINY", "--data", "PICTURES", "--device", "cuda"], "sees no CUDA GPU",
+                 marks=[pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"), pytest.mark.cuda]),
     (["import", "TINY/config.json", "--heads", "2", "--out", "OUT"], "config.json"),
 ])
 def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, arguments, words):
