@@ -160,7 +160,7 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
 
 def _train_flags(parser: argparse.ArgumentParser) -> None:
     from model.config import PRESETS, Attention
-    from training.loop import TrainConfig
+    from training.run import TrainConfig
 
     parser.add_argument("preset", choices=sorted(PRESETS), help="architecture")
     parser.add_argument("--data", required=True, help="folder of the data set; fetched if it is empty")

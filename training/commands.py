@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 
 from model import checkpoint as checkpoints
-from model.config import PRESETS
+from model.config import PRESETS, ModelConfig
 from model.importer import import_reference
 from training.datasets import load
 from training.evaluate import evaluate as evaluate_net
 from training.export import card, first_marginal, provenance, sample_grid
 from training.export import export as export_run
-from training.loop import Run, TrainConfig
 from training.loop import train as train_run
+from training.run import Run, TrainConfig
 
 
 def _choose_device(given: argparse.Namespace) -> None:
@@ -84,9 +84,11 @@ def import_(given: argparse.Namespace) -> None:
     out = Path(given.out)
     if out.exists():
         raise ValueError(f"--out {out} exists already; give a new folder")
-    data = Path(given.data) if given.data else None
-    net, facts = import_reference(Path(given.reference), given.heads, given.attention,
-                                  data and (lambda config: first_marginal(load(data, "train", config))))
+
+    def marginal(config: ModelConfig) -> list[float]:
+        return first_marginal(load(Path(given.data), "train", config))
+
+    net, facts = import_reference(Path(given.reference), given.heads, given.attention, marginal if given.data else None)
     source = provenance("unknown", (), command=given.command_line, **facts)
     checkpoints.save(out, net, source, card(out.name, net.config, source))
     print(f"written to {out}", file=sys.stderr)

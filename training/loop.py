@@ -6,86 +6,29 @@ rate are computed from that number, so a resumed run goes on as if it had not st
 
 import csv
 import dataclasses
-import json
 import math
-import os
 import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 from model import checkpoint, mixture
-from model.config import ModelConfig, bits_per_dim
+from model.config import bits_per_dim
 from model.inputs import START
 from model.transformer import Transformer
 from training.datasets import Dataset
 from training.evaluate import evaluate
 from training.export import card, provenance, sample_grid
-
-Optimizer = Literal["adamw", "radam", "muon"]
-STATE_VERSION = 1
-
-
-def _setting(default: Any, text: str) -> Any:
-    """A field that explains itself: the text is the flag's help."""
-    return field(default=default, metadata={"help": text})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
-    """How to train. Everything that decides the run's course; limits of one sitting are arguments of train."""
-
-    images: int = _setting(400_000, "images of the whole schedule; the learning rate ends there")
-    batch: int = _setting(16, "images a step")
-    optimizer: Optimizer = _setting("muon", "adamw, radam, or muon (for the layers' matrices; AdamW for the rest)")
-    learning_rate: float = _setting(1.5e-3, "at its peak")
-    head_share: float = _setting(0.1, "learning rate of the head and its norm, as a share of the others'")
-    final_learning_rate: float = _setting(0.02, "share of the peak at the schedule's end (cosine decay)")
-    warmup_images: int = _setting(8_000, "linear rise to the peak")
-    weight_decay: float = _setting(0.05, "of the layers' matrices only")
-    betas: tuple[float, float] = _setting((0.9, 0.95), "decay of Adam's two averages")
-    clip: float = _setting(1.0, "largest gradient norm of a group: the layers' matrices, the head, the rest")
-    ema: float = _setting(0.998, "decay a step of the averaged weights, the ones that are exported")
-    unconditional: float = _setting(0.5, "share of images that begin with the unconditional start")
-    seed: int = _setting(0, "of initial weights, order of images, and labels left out")
-    validation: int = _setting(1_000, "last training images, held out to watch the run; at most a tenth")
-    bf16: bool = _setting(True, "bf16 autocast, where the processor has it")
-    compile: bool = _setting(True, "torch.compile, where a C++ compiler is there")
-
-    def __post_init__(self) -> None:
-        for name in ("images", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("warmup_images", "weight_decay", "validation", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        for name in ("learning_rate", "clip"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("ema", "unconditional", "final_learning_rate", "head_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
-        if self.optimizer not in get_args(Optimizer):
-            raise ValueError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
-
-    def learning_rate_share(self, images: int) -> float:
-        """Share of the peak learning rate after that many images: linear warm-up, cosine decay."""
-        if images < self.warmup_images:
-            return (images + self.batch) / (self.warmup_images + self.batch)
-        done = min(1.0, (images - self.warmup_images) / max(1, self.images - self.warmup_images))
-        return self.final_learning_rate + (1 - self.final_learning_rate) * 0.5 * (1 + math.cos(math.pi * done))
+from training.run import Run, TrainConfig
 
 
 class Batches:
@@ -109,97 +52,6 @@ class Batches:
         if epoch != self._epoch:
             self._epoch, self._order = epoch, np.random.default_rng((self.config.seed, 0, epoch)).permutation(count)
         return int(self._order[index])
-
-
-def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """Decay for matrices, none for biases, norms and tables; muon takes the layers' matrices, AdamW the rest.
-
-    The head and the norm before it have a learning rate of their own: where scales are small, the loss is so sharp
-    in their weights that at the layers' rate they oscillate, with gradients a hundred times those of all else.
-    """
-    matrices = [p for layer in net.layers for p in layer.parameters() if p.dim() == 2]
-    head = [*net.norm.parameters(), *net.head.parameters()]
-    chosen = {id(p) for p in matrices + head}
-    rest = [p for p in net.parameters() if id(p) not in chosen]
-    lr, betas = config.learning_rate, config.betas
-    decayed = {"params": matrices, "weight_decay": config.weight_decay, "share": 1.0}
-    others = [{"params": rest, "weight_decay": 0.0, "share": 1.0},
-              {"params": head, "weight_decay": 0.0, "share": config.head_share}]
-    if config.optimizer == "radam":
-        return [torch.optim.RAdam([decayed, *others], lr=lr, betas=betas, decoupled_weight_decay=True)]
-    if config.optimizer == "adamw":
-        return [torch.optim.AdamW([decayed, *others], lr=lr, betas=betas, fused=True)]
-    return [torch.optim.Muon([decayed], lr=lr, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=lr, betas=betas, fused=True)]
-
-
-class Run:
-    """Weights, averaged weights, optimiser state and counters: what a save holds and a resume restores."""
-
-    def __init__(self, model: ModelConfig, config: TrainConfig) -> None:
-        torch.manual_seed(config.seed)
-        self.model, self.config = model, config
-        self.net = Transformer(model)
-        self.averaged = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(config.ema))
-        self.optimizers = optimizers(self.net, config)
-        self.step, self.minutes = 0, 0.0
-
-    @property
-    def images(self) -> int:
-        return self.step * self.config.batch
-
-    @property
-    def exported(self) -> Transformer:
-        """The averaged weights: the ones to evaluate, draw from and ship."""
-        net = self.averaged.module
-        assert isinstance(net, Transformer)
-        return net
-
-    def start_from(self, net: Transformer) -> None:
-        """Begin with the weights of another checkpoint of the same architecture."""
-        if dataclasses.replace(net.config, twin_of="") != dataclasses.replace(self.model, twin_of=""):
-            raise ValueError("--init needs a checkpoint of the same architecture; "
-                             f"it has {net.config}, this run has {self.model}")
-        self.net.load_state_dict(net.state_dict())
-        self.exported.load_state_dict(net.state_dict())
-
-    def save(self, path: Path) -> None:
-        state = {"version": STATE_VERSION, "model": json.dumps(self.model.to_json()),
-                 "config": json.dumps(dataclasses.asdict(self.config)), "step": self.step, "minutes": self.minutes,
-                 "net": self.net.state_dict(), "averaged": self.averaged.state_dict(),
-                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
-        temporary = path.with_name(path.name + ".new")
-        torch.save(state, temporary)
-        os.replace(temporary, path)
-
-    @classmethod
-    def resumed(cls, path: Path, model: ModelConfig, changes: dict[str, Any]) -> "Run":
-        """Continue from a save with its settings, but for changes. Raises ValueError where that cannot be."""
-        try:
-            state = torch.load(path, weights_only=True, map_location="cpu")
-            saved = json.loads(state["config"])
-            same = state["version"] == STATE_VERSION and ModelConfig.from_json(json.loads(state["model"])) == model
-        except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
-            raise ValueError(f"{path} is damaged ({type(error).__name__}); restore it, or begin again with another "
-                             "--out and --init") from error
-        if not same:
-            raise ValueError(f"{path} was saved by a run of another architecture; give this run another --out")
-        saved["betas"] = tuple(saved["betas"])
-        for name in ("optimizer", "batch", "seed", "validation"):  # these decide what has been seen, or fit the state
-            if changes.get(name, saved[name]) != saved[name]:
-                raise ValueError(f"{path} was saved with --{name} {saved[name]}; resume with the same, "
-                                 f"got {changes[name]}")
-        run = cls(model, TrainConfig(**saved | changes))
-        run.net.load_state_dict(state["net"])
-        run.averaged.load_state_dict(state["averaged"])
-        for optimizer, kept in zip(run.optimizers, state["optimizers"], strict=True):
-            settings = [{name: value for name, value in group.items() if name != "params"}
-                        for group in optimizer.param_groups]
-            optimizer.load_state_dict(kept)  # this brings back the old settings too
-            for group, new in zip(optimizer.param_groups, settings, strict=True):
-                group.update(new)
-        run.step, run.minutes = state["step"], state["minutes"]
-        return run
 
 
 def can_compile() -> bool:

@@ -18,7 +18,8 @@ from model import checkpoint
 from model.config import PRESETS
 from training.datasets import Dataset
 from training.evaluate import evaluate
-from training.loop import Batches, Run, TrainConfig, train
+from training.loop import Batches, train
+from training.run import Run, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = PRESETS["tiny"]
