@@ -48,7 +48,7 @@ def train(given: argparse.Namespace) -> None:
     else:
         run = Run(config, TrainConfig(**changes))
         if given.init:
-            run.start_from(checkpoints.load(checkpoints.find(given.init, given.checkpoints)))
+            run.start_from(checkpoints.read(checkpoints.find(given.init, given.checkpoints)))
     complete = train_run(run, data, out, command=given.command_line, max_minutes=given.max_minutes,
                          max_images=given.max_images, save_minutes=given.save_minutes,
                          evaluate_minutes=given.evaluate_minutes)

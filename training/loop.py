@@ -116,7 +116,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         bits = {"validation": found.bits_per_dim} if found else {}
         log.write(run, **bits)
         (side / f"samples-{run.images:08}.png").write_bytes(sample_grid(run.exported, 20))
-        source = provenance(data.name, data.classes, images=run.images, steps=run.step, minutes=run.minutes,
+        source = provenance(data.name, data.classes, **run.history,
                             seed=config.seed, command=command, settings=dataclasses.asdict(config), bits_per_dim=bits)
         checkpoint.save(folder, run.exported, source, card(folder.name, run.model, source))
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.transformer import Transformer
 
@@ -100,6 +101,7 @@ class Run:
         self.averaged = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(config.ema))
         self.optimizers = optimizers(self.net, config)
         self.step, self.minutes = 0, 0.0
+        self.inherited: dict[str, float] = {"images": 0, "steps": 0, "minutes": 0}
 
     @property
     def images(self) -> int:
@@ -112,17 +114,26 @@ class Run:
         assert isinstance(net, Transformer)
         return net
 
-    def start_from(self, net: Transformer) -> None:
-        """Begin with the weights of another checkpoint of the same architecture."""
+    def start_from(self, other: Checkpoint) -> None:
+        """Begin with the weights of a checkpoint of the same architecture, and add up what both have seen."""
+        net = other.net
         if replace(net.config, twin_of="") != replace(self.model, twin_of=""):
             raise ValueError("--init needs a checkpoint of the same architecture; "
                              f"it has {net.config}, this run has {self.model}")
         self.net.load_state_dict(net.state_dict())
         self.exported.load_state_dict(net.state_dict())
+        self.inherited = {name: other.provenance.get(name, 0) for name in self.inherited}
+
+    @property
+    def history(self) -> dict[str, float]:
+        """Images, steps and minutes of training behind the weights, those of --init included."""
+        own = {"images": self.images, "steps": self.step, "minutes": round(self.minutes, 1)}
+        return {name: own[name] + self.inherited[name] for name in own}
 
     def save(self, path: Path) -> None:
         state = {"version": STATE_VERSION, "model": json.dumps(self.model.to_json()),
                  "config": json.dumps(asdict(self.config)), "step": self.step, "minutes": self.minutes,
+                 "inherited": self.inherited,
                  "net": self.net.state_dict(), "averaged": self.averaged.state_dict(),
                  "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
         temporary = path.with_name(path.name + ".new")
@@ -156,4 +167,5 @@ class Run:
             for group, new in zip(optimizer.param_groups, settings, strict=True):
                 group.update(new)
         run.step, run.minutes = state["step"], state["minutes"]
+        run.inherited |= state.get("inherited", {})
         return run

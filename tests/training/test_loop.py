@@ -119,6 +119,21 @@ def test_a_resumed_run_keeps_its_settings_but_for_those_given_anew(stripes, tmp_
     assert [group["weight_decay"] for group in groups] == [0.3, 0.0, 0.0]
 
 
+def test_a_run_that_begins_with_the_weights_of_another_adds_up_what_both_have_seen(stripes, tmp_path):
+    train(Run(TINY, SETTINGS), stripes, tmp_path / "first", command="test", max_images=80)
+    first = checkpoint.read(tmp_path / "first")
+    run = Run(TINY, SETTINGS)
+    run.start_from(first)
+    assert torch.equal(run.net.head.weight, first.net.head.weight)
+    train(run, stripes, tmp_path / "second", command="test", max_images=40)
+    again = Run.resumed(tmp_path / "second.training" / "state.pt", TINY, {})
+    train(again, stripes, tmp_path / "second", command="test", max_images=8)
+    source = checkpoint.read(tmp_path / "second").provenance
+    assert (source["images"], source["steps"]) == (128, 16)
+    with pytest.raises(ValueError, match="same architecture"):
+        Run(dataclasses.replace(TINY, layers=1), SETTINGS).start_from(first)
+
+
 def test_a_save_of_another_architecture_or_optimizer_is_refused(stripes, tmp_path):
     train(Run(TINY, SETTINGS), stripes, tmp_path / "run", command="test", max_images=8)
     state = tmp_path / "run.training" / "state.pt"
