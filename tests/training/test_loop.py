@@ -23,7 +23,8 @@ from training.run import Run, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = PRESETS["tiny"]
-SETTINGS = TrainConfig(images=640, batch=8, warmup_images=80, ema=0.9, compile=False, validation=10)
+SETTINGS = TrainConfig(images=640, batch=8, warmup_images=80, learning_rate=3e-3, head_share=1.0,
+                       ema=0.9, compile=False, validation=10)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_training_learns_with_every_optimizer(stripes, tmp_path, optimizer):
     before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
     assert train(run, stripes, tmp_path / "run", command="test")
     after = evaluate(checkpoint.load(tmp_path / "run"), stripes.images).bits_per_dim
-    assert after < 0.75 * before
+    assert after < 0.6 * before
 
 
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
