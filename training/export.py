@@ -73,7 +73,8 @@ attention that predicts each sub-pixel from all earlier ones, as a mixture of {c
 {figures}
 
 Data: {_ATTRIBUTION.get(source['data'], source['data'])}. Trained by `{source['command']}` (commit {source['commit']},
-seed {source.get('seed', 'unknown')}). It draws images like those it was trained on and knows nothing else.
+seed {source.get('seed', 'unknown')}). {source.get('history', '')}
+It draws images like those it was trained on and knows nothing else.
 """
 
 
