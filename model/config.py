@@ -121,7 +121,7 @@ PRESETS: dict[str, ModelConfig] = {
     "mnist": ModelConfig(classes=10, norm="pre", neighbours=_LOCAL_CONTEXT),
     "cifar10": ModelConfig(height=32, width=32, channels=3, layers=16, classes=10, norm="pre",
                            look_ups=("previous", "row", "column", "channel")),
-    "mnist-small": ModelConfig(layers=4, heads=4, d_model=128, d_ff=512, classes=10, norm="pre",
+    "mnist-small": ModelConfig(layers=4, heads=4, d_model=128, d_ff=512, classes=10, norm="post",
                                look_ups=("previous", "row", "column"), neighbours=_LOCAL_CONTEXT),
     "tiny": ModelConfig(height=8, width=8, layers=2, heads=2, key_dim=8, value_dim=8, d_model=16,
                         d_ff=32, mixtures=3, classes=10, norm="pre", neighbours=_LOCAL_CONTEXT),
