@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 .PHONY: venv run test check
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml $(wildcard csrc/*)
+$(STAMP): pyproject.toml setup.py $(wildcard csrc/*.*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || \
 	  $(BIN)/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH_SPEC)'

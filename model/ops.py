@@ -2,29 +2,96 @@
 
 The reference is definition, fallback and test oracle. A compiled library that is present adds
 its implementation of the same schema, and everything that calls the operator gets faster.
+decode_quantum and prefill have no reference here: theirs is Transformer.step and Transformer.prefill.
 """
+
+import os
+import platform
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from model.attention import phi
+
 _library = torch.library.Library("linpix", "DEF")
 _library.define("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z,"
                 " Tensor slots, float eps) -> Tensor")
+# What is packed into weights and sizes: model/packing.py. The pools canvas, known, S and z are indexed by slots (B,).
+_library.define("decode_quantum(Tensor(a!) canvas, Tensor known, Tensor(b!) S, Tensor(c!) z, Tensor slots,"
+                " Tensor positions, Tensor steps, Tensor start, Tensor seeds, Tensor temperatures,"
+                " Tensor[] weights, int[] sizes, float eps, int threads) -> (Tensor, Tensor)")
+_library.define("prefill(Tensor canvas, Tensor(a!) S, Tensor(b!) z, Tensor slots, Tensor lengths, Tensor start,"
+                " Tensor[] weights, int[] sizes, float eps, int threads) -> ()")
+_library.define("cpu_kernel() -> str")
+_library.define("cpu_has_fast_bf16() -> bool")
 
 
 def recurrent_step_reference(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor,
                              slots: Tensor, eps: float) -> Tensor:
-    """Fold one token per row into its slot's state and read the state out (equations 18-20).
+    """Fold T tokens per row, one after the other, into its slot's state and read it out (equations 18-20).
 
-    q, k: (B, H, D) after the feature map · v: (B, H, M) · S: (N, H, D, M) · z: (N, H, D), both
-    changed in place at slots · slots: (B,) int64, no slot twice except 0 · returns (B, H, M).
+    q, k: (B, T, H, D) before the feature map · v: (B, T, H, M), all float32 or bfloat16 · S: (N, H, D, M) ·
+    z: (N, H, D), both float32, changed in place at slots · slots: (B,) int64, no slot twice except 0 ·
+    returns (B, T, H, M), of v's dtype.
     """
-    S_new = S[slots] + k[..., None] * v[..., None, :]
-    z_new = z[slots] + k
+    S_new, z_new, read = S[slots], z[slots], []
+    q, k, values = phi(q.to(S.dtype)), phi(k.to(S.dtype)), v.to(S.dtype)
+    for t in range(q.shape[1]):
+        S_new = S_new + k[:, t, ..., None] * values[:, t, ..., None, :]
+        z_new = z_new + k[:, t]
+        numerator = (q[:, t, ..., None, :] @ S_new)[..., 0, :]
+        read.append(numerator / ((q[:, t] * z_new).sum(-1, keepdim=True) + eps))
     S[slots] = S_new
     z[slots] = z_new
-    numerator = (q[..., None, :] @ S_new)[..., 0, :]
-    return numerator / ((q * z_new).sum(-1, keepdim=True) + eps)
+    return torch.stack(read, 1).to(v.dtype) if read else torch.empty_like(v)
 
 
 _library.impl("recurrent_step", recurrent_step_reference, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("linpix::recurrent_step")
+def _recurrent_step_shape(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor, slots: Tensor, eps: float) -> Tensor:
+    return v.new_empty(v.shape)
+
+
+@torch.library.register_fake("linpix::decode_quantum")
+def _decode_quantum_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor,
+                          steps: Tensor, start: Tensor, seeds: Tensor, temperatures: Tensor, weights: list[Tensor],
+                          sizes: list[int], eps: float, threads: int) -> tuple[Tensor, Tensor]:
+    longest = torch.library.get_ctx().new_dynamic_size()  # the most steps of any row
+    return temperatures.new_empty(len(slots), longest), known.new_empty(len(slots))
+
+
+@torch.library.register_fake("linpix::prefill")
+def _prefill_shape(canvas: Tensor, S: Tensor, z: Tensor, slots: Tensor, lengths: Tensor, start: Tensor,
+                   weights: list[Tensor], sizes: list[int], eps: float, threads: int) -> None:
+    return None
+
+
+def find_library(kind: str) -> Path | None:
+    """csrc, compiled for "cpu" or "cuda" when LinPix was installed, or None. LINPIX_KERNEL=none hides it."""
+    path = Path(__file__).with_name(f"liblinpix_{kind}.so")
+    return path if path.exists() and os.environ.get("LINPIX_KERNEL") != "none" else None
+
+
+compiled = find_library("cpu") is not None  # absent is fine; present but broken raises here, loudly
+if compiled:
+    torch.ops.load_library(str(find_library("cpu")))
+
+
+def kernel() -> str:
+    """The instruction set that the compiled kernels use here, or "none"."""
+    return str(torch.ops.linpix.cpu_kernel()) if compiled else "none"
+
+
+def why() -> str:
+    """Why that one, in a sentence."""
+    machine = platform.machine()
+    if compiled:
+        forced = os.environ.get("LINPIX_KERNEL")
+        return ("LINPIX_KERNEL asks for it" if forced
+                else f"the best of those compiled in that this {machine} processor can run")
+    if os.environ.get("LINPIX_KERNEL") == "none":
+        return "LINPIX_KERNEL=none hides the compiled kernels"
+    return "csrc was not compiled when LinPix was installed; install a C++20 compiler such as g++, then LinPix again"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model import ops  # noqa: F401  (registers linpix::recurrent_step)
+from model import ops
 from model.attention import linear_attention, phi, recurrent_state, softmax_attention
 from model.config import ModelConfig
 
@@ -58,7 +58,8 @@ class RecurrentState:
 
     def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
         S, z = self.S[:, layer], self.z[:, layer]
-        return torch.ops.linpix.recurrent_step(phi(q), phi(k), v, S, z, slots, self.eps)
+        step = torch.ops.linpix.recurrent_step if S.dtype == torch.float32 else ops.recurrent_step_reference
+        return step(q[:, None], k[:, None], v[:, None], S, z, slots, self.eps)[:, 0]
 
     def clear(self, slot: int) -> None:
         self.S[slot] = 0

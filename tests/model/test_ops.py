@@ -1,50 +1,97 @@
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
 
+from model import ops
+from model.attention import phi
 from model.ops import recurrent_step_reference
 
 EPS = 1e-6
+NEEDS_KERNELS = pytest.mark.skipif(not ops.compiled, reason=ops.why())
 
 
-def step_inputs(rows: int, slots: int = 80) -> tuple[Tensor, ...]:
-    """q, k, v, S, z and shuffled slots; S and z are views into a pool of three layers; D = 5 is not M = 4."""
+def step_inputs(rows: int, slots: int = 80, *, tokens: int = 1, D: int = 5, M: int = 4,
+                dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """q, k, v, S, z and shuffled slots; S and z are views into a pool of two layers; D is not M."""
     random = torch.Generator().manual_seed(rows)
-    q, k = torch.rand(rows, 3, 5, generator=random), torch.rand(rows, 3, 5, generator=random)
-    v = torch.randn(rows, 3, 4, generator=random)
-    S = torch.randn(slots, 2, 3, 5, 4, generator=random)[:, 1]
-    z = torch.rand(slots, 2, 3, 5, generator=random)[:, 1]
+    q, k = (torch.randn(rows, tokens, 3, D, generator=random).to(dtype) for _ in range(2))
+    v = torch.randn(rows, tokens, 3, M, generator=random).to(dtype)
+    S = torch.randn(slots, 2, 3, D, M, generator=random)[:, 1]
+    z = torch.rand(slots, 2, 3, D, generator=random)[:, 1] + 1
     return q, k, v, S, z, torch.randperm(slots - 1, generator=random)[:rows] + 1
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor, slots: Tensor) -> Tensor:
-    """Equations 18 to 20, row by row and head by head."""
+    """Equations 18 to 20, row by row, token by token and head by head."""
     y = torch.empty_like(v)
     for row, slot in enumerate(slots.tolist()):
-        for head in range(q.shape[1]):
-            S[slot, head] += torch.outer(k[row, head], v[row, head])
-            z[slot, head] += k[row, head]
-            y[row, head] = q[row, head] @ S[slot, head] / (q[row, head] @ z[slot, head] + EPS)
+        for t in range(q.shape[1]):
+            for head in range(q.shape[2]):
+                mapped_q, mapped_k = phi(q[row, t, head]), phi(k[row, t, head])
+                S[slot, head] += torch.outer(mapped_k, v[row, t, head])
+                z[slot, head] += mapped_k
+                y[row, t, head] = mapped_q @ S[slot, head] / (mapped_q @ z[slot, head] + EPS)
     return y
 
 
+@pytest.mark.parametrize("tokens", [1, 4])
 @pytest.mark.parametrize("rows", [1, 3, 64])
-def test_the_reference_is_equations_18_to_20(rows):
-    q, k, v, S, z, slots = step_inputs(rows)
+def test_the_reference_is_equations_18_to_20(rows, tokens):
+    q, k, v, S, z, slots = step_inputs(rows, tokens=tokens)
     S_naive, z_naive = S.clone(), z.clone()
     y = recurrent_step_reference(q, k, v, S, z, slots, EPS)
     y_naive = naive(q, k, v, S_naive, z_naive, slots)
     torch.testing.assert_close((y, S, z), (y_naive, S_naive, z_naive))
 
 
+@pytest.mark.parametrize(("D", "M"), [(5, 4), (8, 8), (32, 32), (16, 48), (33, 65)])
+@pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("rows", [1, 3, 64])
-def test_a_step_agrees_with_the_reference(rows):
+def test_a_step_agrees_with_the_reference(rows, tokens, D, M):
     """The operator may be a compiled library's; the state too, free slots included."""
-    q, k, v, S, z, slots = step_inputs(rows)
+    q, k, v, S, z, slots = step_inputs(rows, tokens=tokens, D=D, M=M)
     S_reference, z_reference = S.clone(), z.clone()
     y = torch.ops.linpix.recurrent_step(q, k, v, S, z, slots, EPS)
     y_reference = recurrent_step_reference(q, k, v, S_reference, z_reference, slots, EPS)
     torch.testing.assert_close((y, S, z), (y_reference, S_reference, z_reference))
+
+
+def test_bfloat16_inputs_are_computed_in_float32_and_rounded_once():
+    q, k, v, S, z, slots = step_inputs(3, tokens=2, D=32, M=32, dtype=torch.bfloat16)
+    S_float, z_float = S.clone(), z.clone()
+    y = torch.ops.linpix.recurrent_step(q, k, v, S, z, slots, EPS)
+    y_float = torch.ops.linpix.recurrent_step(q.float(), k.float(), v.float(), S_float, z_float, slots, EPS)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, y_float.to(torch.bfloat16))
+    assert torch.equal(S, S_float) and torch.equal(z, z_float)
+
+
+def test_inputs_may_be_views_as_a_projection_leaves_them():
+    q, k, v, S, z, slots = step_inputs(3, D=4, M=4)
+    S_copied, z_copied = S.clone(), z.clone()
+    packed = torch.cat([q, k, v], -1)
+    parts = packed.split(4, -1)
+    y = torch.ops.linpix.recurrent_step(*parts, S, z, slots, EPS)
+    y_copied = torch.ops.linpix.recurrent_step(*(part.contiguous() for part in parts), S_copied, z_copied, slots, EPS)
+    assert torch.equal(y, y_copied) and torch.equal(S, S_copied) and torch.equal(z, z_copied)
+
+
+@pytest.mark.parametrize("steps", [784, 3072])
+def test_the_state_stays_close_to_float64_over_a_whole_image(steps):
+    """Relative Frobenius norm of the error of S and z, at most 1e-5."""
+    random = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, steps, 2, 32, generator=random) for _ in range(3))
+    S, z, slots = torch.zeros(2, 2, 32, 32), torch.zeros(2, 2, 32), torch.tensor([1])
+    for t in range(steps):
+        torch.ops.linpix.recurrent_step(q[:, t:t + 1], k[:, t:t + 1], v[:, t:t + 1], S, z, slots, EPS)
+    mapped, values = phi(k[0].double()), v[0].double()
+    S_exact, z_exact = torch.einsum("thd,thm->hdm", mapped, values), mapped.sum(0)
+    assert float((S[1] - S_exact).norm() / S_exact.norm()) < 1e-5
+    assert float((z[1] - z_exact).norm() / z_exact.norm()) < 1e-5
 
 
 def test_state_changes_in_place_at_slots_and_nowhere_else():
@@ -66,8 +113,43 @@ def test_several_padding_rows_share_slot_0_and_disturb_no_one():
     torch.testing.assert_close((y[:3], S[1:], z[1:]), (y_alone, S_alone[1:], z_alone[1:]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_the_schema_says_what_the_operator_does():
-    q, k, v, S, z, slots = step_inputs(3)
+def test_the_schema_says_what_the_operator_does(dtype):
+    q, k, v, S, z, slots = step_inputs(3, tokens=2, dtype=dtype)
     torch.library.opcheck(torch.ops.linpix.recurrent_step.default,
                           (q, k, v, S.contiguous(), z.contiguous(), slots, EPS))
+
+
+@NEEDS_KERNELS
+@pytest.mark.parametrize(("name", "change", "message"), [
+    ("slots", lambda x: x + 80, r"slots must be in 0\.\.79, got"),
+    ("slots", lambda x: x - 99, r"slots must be in 0\.\.79, got -"),
+    ("slots", lambda x: x * 0 + 7, "slot 7 stands twice"),
+    ("slots", lambda x: x[:2], r"slots must have shape \(3\), got \(2\)"),
+    ("slots", lambda x: x.int(), "slots must have dtype Long"),
+    ("q", lambda x: x[:, 0], r"q must have shape \(B, T, H"),
+    ("q", lambda x: x.double(), "must be float32 or bfloat16, got Double"),
+    ("k", lambda x: x[..., :3], "k must have shape"),
+    ("k", lambda x: x.bfloat16(), "k must have dtype Float"),
+    ("v", lambda x: x[0], r"v must have shape \(B, T, H, M\)"),
+    ("S", lambda x: x.bfloat16(), "S must have dtype Float"),
+    ("S", lambda x: x.mT.contiguous().mT, "each slot of S and z must be contiguous"),
+    ("z", lambda x: x[:79], r"z must have shape \(80, 3, 5\), got \(79, 3, 5\)"),
+], ids=lambda x: x if isinstance(x, str) and x.isidentifier() else "")
+def test_what_cannot_be_is_an_error_that_says_what_it_saw(name, change, message):
+    given = dict(zip(("q", "k", "v", "S", "z", "slots"), step_inputs(3), strict=True))
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.linpix.recurrent_step(*(given | {name: change(given[name])}).values(), EPS)
+
+
+@NEEDS_KERNELS
+def test_without_the_library_everything_is_computed_in_torch():
+    code = ("import torch; from model import ops; assert not ops.compiled and ops.kernel() == 'none', ops.kernel(); "
+            "q = torch.ones(1, 1, 1, 2); "
+            "print(torch.ops.linpix.recurrent_step(q, q, q, torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2), "
+            "torch.tensor([1]), 1e-6)); print(ops.why())")
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"LINPIX_KERNEL": "none"},
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "hides the compiled kernels" in done.stdout

@@ -1,0 +1,78 @@
+// Who does what: rows are dealt to threads, or the columns of a few rows are.
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "decode.h"
+#include "team.h"
+
+namespace linpix {
+namespace {
+
+// Zeroed, since columns beyond a matrix's own are read and multiplied by zero weights.
+class Scratch {
+ public:
+  explicit Scratch(size_t bytes) : at_(std::aligned_alloc(64, (bytes + 63) / 64 * 64)) {
+    if (!at_) throw std::bad_alloc();
+    std::memset(at_.get(), 0, bytes);
+  }
+  void* get() const { return at_.get(); }
+
+ private:
+  struct Free {
+    void operator()(void* at) const { std::free(at); }
+  };
+  std::unique_ptr<void, Free> at_;
+};
+
+// work(thread's share, its own scratch, the scratch that a share has in common, task). With fewer tasks than it takes to
+// keep the threads busy, all of them work on one after the other, each on its columns; else each claims tasks and does
+// them alone, so nobody waits for anybody.
+template <class Work>
+void deal(const Kernels& kernels, const Model& m, int tasks, int tokens, bool split, int threads, Work work) {
+  const size_t own_bytes = kernels.own_bytes(m, tokens), common_bytes = kernels.common_bytes(m, tokens);
+  std::vector<Scratch> own, common;
+  for (int i = 0; i < threads; ++i) {
+    own.emplace_back(own_bytes);
+    if (i == 0 || !split) common.emplace_back(common_bytes);
+  }
+  if (split) {
+    Barrier barrier{threads};
+    run_together(threads, [&](int i) {
+      for (int task = 0; task < tasks; ++task)
+        work(Share{i, threads, &barrier}, own[i].get(), common[0].get(), task);
+    });
+    return;
+  }
+  int next = 0;
+  run_together(threads, [&](int i) {
+    for (int task; (task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < tasks;)
+      work(Share{0, 1, nullptr}, own[i].get(), common[i].get(), task);
+  });
+}
+
+}  // namespace
+
+void decode(const Kernels& kernels, const Model& m, const Rows& rows, int threads) {
+  if (rows.count == 0) return;
+  if (rows.count < SPLIT_BELOW * threads)  // one block of rows, or several in lockstep
+    return deal(kernels, m, 1, rows.count, threads > 1, threads, [&](Share share, void* own, void* common, int) {
+      kernels.decode(m, rows, 0, rows.count, share, own, common);
+    });
+  // blocks of equal size, as many for each thread
+  const int rounds = (rows.count + DECODE_ROWS * threads - 1) / (DECODE_ROWS * threads), tasks = rounds * threads;
+  const int most = (rows.count + tasks - 1) / tasks;
+  deal(kernels, m, tasks, most, false, threads, [&](Share share, void* own, void* common, int task) {
+    const int first = (int)((int64_t)task * rows.count / tasks), last = (int)((int64_t)(task + 1) * rows.count / tasks);
+    kernels.decode(m, rows, first, last, share, own, common);
+  });
+}
+
+void prefill(const Kernels& kernels, const Model& m, const Rows& rows, int threads) {
+  deal(kernels, m, rows.count, PREFILL_TOKENS, rows.count < threads, threads,
+       [&](Share share, void* own, void* common, int row) { kernels.prefill(m, rows, row, share, own, common); });
+}
+
+}  // namespace linpix

@@ -1,0 +1,103 @@
+// What the kernels work on: plain pointers and sizes, checked by ops.cpp and by nobody after it.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace linpix {
+
+constexpr int TILE = 16;  // columns of a weight block
+
+inline int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
+
+// The weights of a linear layer, packed by model/packing.py: `groups` of `columns` output columns each, a group cut
+// into panels of at most PANEL blocks of 16 columns. In memory: panel after panel, in it k after k (bfloat16: pair of
+// k after pair), for each k its blocks side by side.
+struct Matrix {
+  const void* weights;  // float or bfloat16
+  const float* bias;    // groups * columns
+  int groups, columns, depth;  // columns: a multiple of 16; depth: even
+
+  static constexpr int PANEL = 4;  // blocks of a panel at most
+};
+
+struct Norm {
+  const float *weight, *bias;
+};
+
+struct Layer {
+  Matrix qkv;  // a group per head: its q, k and v side by side
+  Matrix out, up, down;
+  Norm norm1, norm2;
+};
+
+struct Model {
+  int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures, subpixels;
+  bool pre_norm, gelu, elu_scale, bf16;
+  float eps;
+  const Layer* layer;
+  Norm norm;
+  Matrix head;  // always float: rounded to bfloat16, a mean is off by a grey level; groups: logits, means, log-scales
+  // Inputs: the sum of `values` look-ups of earlier sub-pixels (the first is the previous one) and `places` of t.
+  int values, places;
+  const float* table;       // rows of d_model
+  const int32_t* source;    // (T, values): where a value stands, -1 outside the image
+  const int32_t* base;      // (values): its table's first row
+  const int32_t* place;     // (T, places): rows of the table
+  const double* marginal;   // cumulative, of sub-pixel 0 of a model without a start token; else null
+};
+
+// The rows of one call, and the pools that their slots index.
+struct Rows {
+  int count;
+  int64_t most_steps;
+  uint8_t* canvas;    // (N, T)
+  const bool* known;  // (N, T)
+  float *S, *z;       // (N, L, H, D, M) and (N, L, H, D)
+  const int64_t *slots, *positions, *steps, *start, *seeds;  // (count)
+  const float* temperatures;                                 // (count)
+  float* log_probs;  // (count, most_steps)
+  bool* finite;      // (count)
+};
+
+// Threads that take the same steps side by side, each its share of the columns. One alone never waits.
+struct Barrier {
+  int members;
+  int arrived = 0, round = 0;
+};
+
+struct Share {
+  int index, count;
+  Barrier* barrier;
+};
+
+// One version of the kernels, compiled for one instruction set.
+struct Kernels {
+  const char* name;
+  bool fast_bf16;
+  // bytes that a pass of so many tokens needs: of its own, and of what the threads of a share have in common
+  size_t (*own_bytes)(const Model&, int tokens);
+  size_t (*common_bytes)(const Model&, int tokens);
+  // Rows first .. last-1, every one by its number of steps.
+  void (*decode)(const Model&, const Rows&, int first, int last, Share, void* own, void* common);
+  // Tokens 0 .. steps-1 of one row, folded into its slot; steps counts start token and sub-pixels.
+  void (*prefill)(const Model&, const Rows&, int row, Share, void* own, void* common);
+  // One layer's attention alone: see recurrent_step in model/ops.py. Row `row`, head `head`.
+  void (*attend)(float* q, float* k, const float* v, float* S, float* z, int D, int M, float eps, float* y);
+};
+
+constexpr int PREFILL_TOKENS = 32;  // tokens of one row that go through the layers together
+constexpr int DECODE_ROWS = 16;     // rows that do, at most
+
+constexpr int SPLIT_BELOW = 4;      // rows a thread: with fewer, threads share out the columns instead of the rows
+
+// Every row by its number of steps; every row's tokens 0 .. steps - 1.
+void decode(const Kernels&, const Model&, const Rows&, int threads);
+void prefill(const Kernels&, const Model&, const Rows&, int threads);
+
+extern const Kernels kernels_portable;
+#if defined(__x86_64__)
+extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512bf16;
+#endif
+
+}  // namespace linpix

@@ -1,0 +1,259 @@
+// Sixteen floats at a time, on whatever registers the instruction set has.
+//
+// Every kernel source is compiled once for each instruction set, with LINPIX_ISA naming the namespace that keeps the
+// versions apart. Nothing here includes the standard library: an inline function of its, compiled for AVX-512, could
+// be the one that the linker keeps for all. Results are the same for the same instruction set, whatever is inlined
+// where: the build forbids contraction (-ffp-contract=off), and multiply-adds are spelled out.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define LINPIX_INLINE inline __attribute__((always_inline))
+
+namespace linpix::LINPIX_ISA {
+
+constexpr int LANES = 16;
+#if defined(__AVX512F__)
+constexpr int NATIVE = 16;  // floats of one register
+#elif defined(__AVX2__)
+constexpr int NATIVE = 8;
+#else
+constexpr int NATIVE = 4;
+#endif
+constexpr int PARTS = LANES / NATIVE;
+
+typedef float NativeFloats __attribute__((vector_size(4 * NATIVE)));
+typedef int32_t NativeInts __attribute__((vector_size(4 * NATIVE)));
+
+struct Ints {
+  NativeInts part[PARTS];
+};
+
+struct Floats {
+  NativeFloats part[PARTS];
+
+  Floats() = default;
+  LINPIX_INLINE Floats(float x) {
+    for (int i = 0; i < PARTS; ++i) part[i] = x - NativeFloats{};  // x + 0 would make -0 a 0
+  }
+};
+
+#define LINPIX_EACH(expression)                                  \
+  Floats result_;                                                  \
+  for (int i = 0; i < PARTS; ++i) result_.part[i] = expression;  \
+  return result_
+
+LINPIX_INLINE Floats operator+(Floats a, Floats b) { LINPIX_EACH(a.part[i] + b.part[i]); }
+LINPIX_INLINE Floats operator-(Floats a, Floats b) { LINPIX_EACH(a.part[i] - b.part[i]); }
+LINPIX_INLINE Floats operator*(Floats a, Floats b) { LINPIX_EACH(a.part[i] * b.part[i]); }
+LINPIX_INLINE Floats operator/(Floats a, Floats b) { LINPIX_EACH(a.part[i] / b.part[i]); }
+LINPIX_INLINE Floats operator-(Floats a) { LINPIX_EACH(-a.part[i]); }
+
+// a < b ? yes : no, lane by lane; a NaN in a or b chooses no
+LINPIX_INLINE Floats where_less(Floats a, Floats b, Floats yes, Floats no) {
+  LINPIX_EACH(a.part[i] < b.part[i] ? yes.part[i] : no.part[i]);
+}
+// a NaN in x stays
+LINPIX_INLINE Floats at_least(Floats x, float low) { return where_less(x, low, low, x); }
+LINPIX_INLINE Floats at_most(Floats x, float high) { return where_less(high, x, high, x); }
+LINPIX_INLINE Floats magnitude(Floats x) {
+  LINPIX_EACH((NativeFloats)((NativeInts)x.part[i] & 0x7fffffff));
+}
+
+LINPIX_INLINE NativeFloats native_multiply_add(NativeFloats a, NativeFloats b, NativeFloats c) {
+#if defined(__AVX512F__)
+  return (NativeFloats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (NativeFloats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (NativeFloats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+// a * b + c, rounded once where the processor can
+LINPIX_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+  LINPIX_EACH(native_multiply_add(a.part[i], b.part[i], c.part[i]));
+}
+
+LINPIX_INLINE Floats load(const float* from) {
+  Floats r;
+  memcpy(&r, from, sizeof r);
+  return r;
+}
+LINPIX_INLINE void store(float* to, Floats x) { memcpy(to, &x, sizeof x); }
+// the first n lanes only; the others are 0
+LINPIX_INLINE Floats load_some(const float* from, int n) {
+  alignas(64) float lanes[LANES] = {};
+  for (int i = 0; i < n; ++i) lanes[i] = from[i];
+  return load(lanes);
+}
+LINPIX_INLINE void store_some(float* to, Floats x, int n) {
+  alignas(64) float lanes[LANES];
+  store(lanes, x);
+  for (int i = 0; i < n; ++i) to[i] = lanes[i];
+}
+
+// In one fixed order: halves onto halves.
+LINPIX_INLINE float sum(Floats x) {
+  alignas(64) float lanes[LANES];
+  store(lanes, x);
+  for (int width = LANES / 2; width >= 1; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+// --- bfloat16: the upper half of a float -----------------------------------------------------------------------
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+// to the nearest, ties to even; a NaN stays one
+LINPIX_INLINE void store(bfloat16* to, Floats x) {
+#if defined(__AVX512BF16__)
+  __m256bh rounded = _mm512_cvtneps_pbh((__m512)x.part[0]);
+  memcpy(to, &rounded, sizeof rounded);
+#else
+  alignas(64) uint32_t bits[LANES];
+  memcpy(bits, &x, sizeof bits);
+  for (int i = 0; i < LANES; ++i) {
+    const uint32_t rounded = (bits[i] + 0x7fff + (bits[i] >> 16 & 1)) >> 16;
+    const bool nan = (bits[i] & 0x7fffffff) > 0x7f800000;
+    to[i].bits = (uint16_t)(nan ? bits[i] >> 16 | 0x40 : rounded);
+  }
+#endif
+}
+
+// What a matrix product multiplies at once: per lane one float, or a pair of bfloat16 with neighbouring k.
+template <class T>
+struct Operand;
+
+template <>
+struct Operand<float> {
+  static constexpr int K = 1;  // values of k in one multiplication
+  Floats x;
+  static LINPIX_INLINE Operand load(const float* from) { return {linpix::LINPIX_ISA::load(from)}; }
+  static LINPIX_INLINE Operand broadcast(const float* from) { return {Floats(*from)}; }
+  LINPIX_INLINE Floats times(Operand other, Floats sum) const { return multiply_add(x, other.x, sum); }
+};
+
+template <>
+struct Operand<bfloat16> {
+  static constexpr int K = 2;
+  Ints x;
+  static LINPIX_INLINE Operand load(const bfloat16* from) {
+    Operand r;
+    memcpy(&r.x, from, sizeof r.x);
+    return r;
+  }
+  static LINPIX_INLINE Operand broadcast(const bfloat16* from) {
+    int32_t pair;
+    memcpy(&pair, from, sizeof pair);
+    Operand r;
+    for (int i = 0; i < PARTS; ++i) r.x.part[i] = pair - NativeInts{};
+    return r;
+  }
+  LINPIX_INLINE Floats times(Operand other, Floats sum) const {
+    Floats r;
+    for (int i = 0; i < PARTS; ++i) {
+#if defined(__AVX512BF16__)
+      r.part[i] = (NativeFloats)_mm512_dpbf16_ps((__m512)sum.part[i], (__m512bh)x.part[i], (__m512bh)other.x.part[i]);
+#else
+      const NativeFloats low = (NativeFloats)(x.part[i] << 16), other_low = (NativeFloats)(other.x.part[i] << 16);
+      const NativeInts mask = (int32_t)0xffff0000 - NativeInts{};
+      const NativeFloats high = (NativeFloats)(x.part[i] & mask), other_high = (NativeFloats)(other.x.part[i] & mask);
+      r.part[i] = native_multiply_add(high, other_high, native_multiply_add(low, other_low, sum.part[i]));
+#endif
+    }
+    return r;
+  }
+};
+
+// --- functions, each to a few units in the last place ----------------------------------------------------------
+
+// e^x, by 2^n e^r with |r| <= ln(2)/2; below -87 it stays at e^-87, above 88 at e^88
+LINPIX_INLINE Floats exp(Floats x) {
+  x = at_most(at_least(x, -87.0f), 88.0f);
+  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
+  const Floats shifted = multiply_add(x, 1.44269504f, shift);
+  const Floats n = shifted - shift;
+  Floats r = multiply_add(n, -0.693145752f, x);
+  r = multiply_add(n, -1.42860677e-6f, r);
+  Floats p = 1.0f / 720;
+  p = multiply_add(p, r, 1.0f / 120);
+  p = multiply_add(p, r, 1.0f / 24);
+  p = multiply_add(p, r, 1.0f / 6);
+  p = multiply_add(p, r, 0.5f);
+  p = multiply_add(p, r, 1.0f);
+  p = multiply_add(p, r, 1.0f);
+  LINPIX_EACH((NativeFloats)((NativeInts)p.part[i] + ((NativeInts)shifted.part[i] << 23)));
+}
+
+// 2 * atanh(s) for |s| <= 1/3
+LINPIX_INLINE Floats twice_atanh(Floats s) {
+  const Floats s2 = s * s;
+  Floats p = 2.0f / 15;
+  p = multiply_add(p, s2, 2.0f / 13);
+  p = multiply_add(p, s2, 2.0f / 11);
+  p = multiply_add(p, s2, 2.0f / 9);
+  p = multiply_add(p, s2, 2.0f / 7);
+  p = multiply_add(p, s2, 2.0f / 5);
+  p = multiply_add(p, s2, 2.0f / 3);
+  return multiply_add(p * s2, s, 2.0f * s);
+}
+
+// ln x of a positive, normal x
+LINPIX_INLINE Floats log(Floats x) {
+  Floats m, e;
+  for (int i = 0; i < PARTS; ++i) {
+    const NativeInts bits = (NativeInts)x.part[i];
+    const NativeInts exponent = (bits - 0x3f3504f3) >> 23;  // so that the mantissa is in [sqrt(1/2), sqrt(2))
+    m.part[i] = (NativeFloats)(bits - (exponent << 23));
+    e.part[i] = __builtin_convertvector(exponent, NativeFloats);
+  }
+  const Floats s = twice_atanh((m - 1.0f) / (m + 1.0f));
+  return multiply_add(e, 0.693145752f, multiply_add(e, 1.42860677e-6f, s));
+}
+
+// ln(1 + x) for 0 <= x <= 1
+LINPIX_INLINE Floats log1p(Floats x) { return twice_atanh(x / (x + 2.0f)); }
+
+// 1 - e^-x for x >= 0, to its own precision however small x is
+LINPIX_INLINE Floats one_minus_exp(Floats x) {
+  Floats p = -1.0f / 40320;
+  p = multiply_add(p, x, 1.0f / 5040);
+  p = multiply_add(p, x, -1.0f / 720);
+  p = multiply_add(p, x, 1.0f / 120);
+  p = multiply_add(p, x, -1.0f / 24);
+  p = multiply_add(p, x, 1.0f / 6);
+  p = multiply_add(p, x, -0.5f);
+  p = multiply_add(p, x, 1.0f);
+  return where_less(x, 0.5f, p * x, 1.0f - exp(-x));
+}
+
+// x Phi(x), with erfc by Abramowitz and Stegun, 7.1.26: absolute error of erfc at most 1.5e-7
+LINPIX_INLINE Floats gelu(Floats x) {
+  const Floats z = magnitude(x) * 0.707106781f;
+  const Floats t = Floats(1.0f) / multiply_add(z, 0.3275911f, 1.0f);
+  Floats p = 1.061405429f;
+  p = multiply_add(p, t, -1.453152027f);
+  p = multiply_add(p, t, 1.421413741f);
+  p = multiply_add(p, t, -0.284496736f);
+  p = multiply_add(p, t, 0.254829592f);
+  const Floats half_erfc = 0.5f * (p * t * exp(-(z * z)));  // of |x| / sqrt(2)
+  return x * where_less(x, 0.0f, half_erfc, Floats(1.0f) - half_erfc);
+}
+
+// the feature map elu(x) + 1
+LINPIX_INLINE Floats phi(Floats x) { return where_less(0.0f, x, x + 1.0f, exp(x)); }
+
+#undef LINPIX_EACH
+}  // namespace linpix::LINPIX_ISA

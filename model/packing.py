@@ -1,0 +1,152 @@
+"""The compiled engine's door: which models it can run, and their weights in the layout that csrc reads."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from model import ops
+from model.config import ModelConfig
+from model.transformer import Layer, Transformer
+
+TILE = 16   # columns of a block: those of one AVX-512 register
+PANEL = 4   # blocks of a panel at most
+_BEFORE_LAYERS = 9  # tensors of Packed.weights
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of the layers' matrix products
+
+
+def _round_up(n: int) -> int:
+    return -(-n // TILE) * TILE
+
+
+def pack_matrix(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """Rearrange a linear layer's weight (groups * columns, depth) into panels; returns one dimension.
+
+    A group's columns and the depth are padded with zeros to multiples of 16, its blocks of 16 columns dealt to
+    panels of at most 4 as evenly as can be. In a panel k follows k (of bfloat16: pairs of k), each with its
+    blocks side by side, so a step reads the panel from end to end.
+    """
+    pair = 2 if dtype == torch.bfloat16 else 1
+    columns, depth = weight.shape[0] // groups, weight.shape[1]
+    padded = weight.new_zeros(groups, _round_up(columns), _round_up(depth))
+    padded[:, :columns, :depth] = weight.unflatten(0, (groups, columns))
+    blocks = padded.unflatten(1, (-1, TILE)).unflatten(3, (-1, pair))  # (groups, blocks, 16, k, pair)
+    panels = -(-blocks.shape[1] // PANEL)
+    return torch.cat([panel.permute(2, 0, 1, 3).flatten()
+                      for group in blocks for panel in torch.tensor_split(group, panels)]).to(dtype)
+
+
+def pack_bias(bias: Tensor, groups: int) -> Tensor:
+    """Bias (groups * columns), each group padded to a multiple of 16."""
+    columns = bias.shape[0] // groups
+    padded = bias.new_zeros(groups, _round_up(columns))
+    padded[:, :columns] = bias.unflatten(0, (groups, columns))
+    return padded.flatten().float()
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A model as csrc's operators take it.
+
+    weights: table, source, base, place, marginal, final norm (weight, bias), head (weight, bias), and for each layer
+    qkv, out (weight, bias each), norm1, up, down, norm2. sizes: H, D, M, d_model, d_ff, K, classes, and as 0 or 1
+    whether it is pre-norm, has gelu, and draws with the published sampler's scale.
+    """
+
+    weights: list[Tensor]
+    sizes: list[int]
+    eps: float
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of the layers' packed matrices: what every step reads."""
+        return sum(w.nbytes for w in self.weights[_BEFORE_LAYERS:] if w.dtype == self.weights[_BEFORE_LAYERS].dtype)
+
+    def decode(self, canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor,
+               steps: Tensor, start: Tensor, seeds: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        """Advance each of B rows from its position by its number of steps.
+
+        Pools, indexed by slot: canvas (N, T) uint8, changed in place but where known (N, T) bool is set ·
+        S (N, L, H, D, M), z (N, L, H, D) float32, changed in place. Rows: slots, positions, steps, start, seeds (B,)
+        int64, no slot twice except 0, whose rows are not computed · temperatures (B,) float32.
+        Returns the log-probability of each sub-pixel at temperature 1, (B, most steps) float32 in nats, 0 after a
+        row's last, and (B,) bool, false where a row's parameters were not finite.
+        """
+        log_probs, finite = torch.ops.linpix.decode_quantum(
+            canvas, known, S, z, slots, positions, steps, start, seeds, temperatures,
+            self.weights, self.sizes, self.eps, torch.get_num_threads())
+        return log_probs, finite
+
+    def prefill(self, canvas: Tensor, S: Tensor, z: Tensor, slots: Tensor, lengths: Tensor, start: Tensor) -> None:
+        """Fold the first lengths (B,) inputs of each row into its clear slot: start token, x_0 .. x_{length-2}.
+
+        Goes through the same numbers as as many steps of decode, bit for bit.
+        """
+        torch.ops.linpix.prefill(canvas, S, z, slots, lengths, start, self.weights, self.sizes, self.eps,
+                                 torch.get_num_threads())
+
+
+@torch.no_grad()
+def pack(net: Transformer, dtype: torch.dtype) -> Packed:
+    """dtype: of the layers' matrices, float32 or bfloat16; the head stays float32, as all else."""
+    config = net.config
+
+    def linear(module: nn.Linear, groups: int = 1, dtype: torch.dtype = dtype) -> list[Tensor]:
+        return [pack_matrix(module.weight.float(), groups, dtype), pack_bias(module.bias.float(), groups)]
+
+    def norm(module: nn.LayerNorm) -> list[Tensor]:
+        return [module.weight.detach().float().clone(), module.bias.detach().float().clone()]
+
+    inputs = net.inputs
+    source = torch.where(inputs.outside, -1, inputs.source).to(torch.int32).contiguous()
+    marginal = torch.tensor(config.first_marginal, dtype=torch.float64).cumsum(0)
+    weights = [inputs.table.detach().float().clone(), source, inputs.base[0].to(torch.int32).contiguous(),
+               inputs.positional.to(torch.int32).contiguous(), marginal, *norm(net.norm),
+               *linear(net.head, 3, torch.float32)]
+    keys, values = config.heads * config.key_dim, config.heads * config.value_dim
+    for layer in net.layers:
+        assert isinstance(layer, Layer)
+        q, k, v = (part.unflatten(0, (config.heads, -1)) for part in layer.qkv.weight.split([keys, keys, values]))
+        q_bias, k_bias, v_bias = (part.unflatten(0, (config.heads, -1))
+                                  for part in layer.qkv.bias.split([keys, keys, values]))
+        by_head = torch.cat([q, k, v], 1).flatten(0, 1).float()  # each head's q, k, v side by side
+        weights += [pack_matrix(by_head, config.heads, dtype),
+                    pack_bias(torch.cat([q_bias, k_bias, v_bias], 1).flatten().float(), config.heads),
+                    *linear(layer.out), *norm(layer.norm1), *linear(layer.up), *linear(layer.down),
+                    *norm(layer.norm2)]
+    sizes = [config.heads, config.key_dim, config.value_dim, config.d_model, config.d_ff, config.mixtures,
+             config.classes, config.norm == "pre", config.activation == "gelu", config.scale_transform == "elu"]
+    return Packed(weights, [int(size) for size in sizes], config.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    engine: str        # eager or compiled
+    precision: str     # fp32 or bf16
+    warning: str = ""  # why it is slower than it could be, and the cure
+
+
+def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto") -> Choice:
+    """What is meant by engine auto, eager or compiled and precision auto, fp32 or bf16 for a model, here.
+
+    auto is compiled where that can be, and bf16 where the processor has it. Raises ValueError with the cure.
+    """
+    obstacle = ""
+    if not ops.compiled:
+        obstacle = ops.why()
+    elif config.attention != "linear":
+        obstacle = f"it knows linear attention only, and this model's is {config.attention}"
+    elif config.d_model % TILE:
+        obstacle = f"it wants a d_model that is a multiple of {TILE}, and this model's is {config.d_model}"
+    if engine == "compiled" and obstacle:
+        raise ValueError(f"the compiled engine cannot run this model: {obstacle}; or use --engine eager")
+    if engine == "eager" or obstacle:
+        if precision == "bf16":
+            raise ValueError("the eager engine computes in fp32, so use --precision fp32"
+                             + (f"; the compiled engine cannot run this model: {obstacle}" if obstacle else
+                                ", or --engine compiled"))
+        slow = engine == "auto" and not ops.compiled
+        return Choice("eager", "fp32", f"decoding in the eager engine, slowly: {obstacle}" if slow else "")
+    if precision == "auto":
+        precision = "bf16" if torch.ops.linpix.cpu_has_fast_bf16() else "fp32"
+    return Choice("compiled", precision)

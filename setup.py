@@ -1,0 +1,71 @@
+"""Compiles csrc into model/liblinpix_cpu.so. Where that cannot be, the install goes on, and LinPix runs without it.
+
+Only torch's stable ABI is used, so the library made here loads into torch 2.10 and later. torch itself is not
+imported: in pip's isolated builds it cannot be, though its headers lie beside the interpreter.
+"""
+
+import os
+import platform
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, LinkError
+
+STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # 2.10
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
+# The kernels' source is compiled once for each; the best that the processor can run is chosen when it is loaded.
+INSTRUCTION_SETS: dict[str, list[str]] = {"portable": []}
+if platform.machine().lower() in ("x86_64", "amd64"):
+    INSTRUCTION_SETS |= {"avx2": ["-mavx2", "-mfma"], "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16"]}
+
+
+def torch_folder() -> Path | None:
+    """Where torch's headers and libraries are: importable, or beside the interpreter of an isolated build."""
+    spec = find_spec("torch")
+    places = [Path(spec.origin).parent] if spec and spec.origin else []
+    places += [Path(sysconfig.get_path(kind)) / "torch" for kind in ("platlib", "purelib")]
+    return next((place for place in places if (place / "include/torch/csrc/stable/library.h").exists()), None)
+
+
+class BuildKernels(build_ext):
+    """One shared library from several versions of one source; a failure is a warning."""
+
+    def get_ext_filename(self, name: str) -> str:
+        return name.replace(".", os.sep) + ".so"  # not a Python module: no tag of a Python version
+
+    def build_extension(self, extension: Extension) -> None:
+        torch = torch_folder()
+        if torch is None:
+            self.warn("csrc is not compiled, since there is no torch of 2.10 or later to compile it against; "
+                      "LinPix will run, slowly. Install torch, then LinPix again.")
+            return
+        common = ["-std=c++20", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wno-psabi"]
+        headers = ["-isystem", str(torch / "include"), STABLE_ABI]
+        jobs = [("common", source, headers) for source in ("csrc/ops.cpp", "csrc/decode.cpp", "csrc/team.cpp")]
+        jobs += [(name, "csrc/kernels.cpp", [*flags, f"-DLINPIX_ISA={name}"])
+                 for name, flags in INSTRUCTION_SETS.items()]
+        try:
+            objects = []
+            for name, source, flags in jobs:
+                objects += self.compiler.compile([source], output_dir=os.path.join(self.build_temp, name),
+                                                 extra_postargs=common + flags)
+            self.compiler.link_shared_object(objects, self.get_ext_fullpath(extension.name),
+                                             libraries=["torch_cpu", "pthread"], library_dirs=[str(torch / "lib")],
+                                             target_lang="c++")
+        except (CompileError, LinkError) as error:
+            self.warn(f"csrc is not compiled ({error}); LinPix will run, slowly. "
+                      "Install a C++20 compiler such as g++, then LinPix again.")
+
+    def get_outputs(self) -> list[str]:
+        return [path for path in super().get_outputs() if os.path.exists(path)]
+
+    def copy_extensions_to_source(self) -> None:
+        if any(os.path.exists(self.get_ext_fullpath(extension.name)) for extension in self.extensions):
+            super().copy_extensions_to_source()
+
+
+kernels = Extension("model.liblinpix_cpu", ["csrc/ops.cpp"], depends=sorted(map(str, Path("csrc").glob("*"))))
+setup(ext_modules=[kernels], cmdclass={"build_ext": BuildKernels})

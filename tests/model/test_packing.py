@@ -1,0 +1,351 @@
+"""The compiled engine against the transformer that it was packed from, and against itself, bit for bit."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model import mixture, ops
+from model.config import PRESETS, ModelConfig
+from model.generate import generate
+from model.inputs import START
+from model.packing import PRECISIONS, Packed, choose, pack, pack_bias, pack_matrix
+from model.state import RecurrentState
+from model.transformer import Transformer
+
+pytestmark = pytest.mark.skipif(not ops.compiled, reason=ops.why())
+
+TINY = PRESETS["tiny"]
+WIDER = dataclasses.replace(TINY, d_model=48, d_ff=80, heads=3, key_dim=16, value_dim=32, layers=3)
+SHAPES = {
+    "tiny": TINY,
+    "wider": WIDER,
+    "post-norm": dataclasses.replace(WIDER, norm="post"),
+    "relu": dataclasses.replace(WIDER, activation="relu"),
+    "odd sizes": dataclasses.replace(TINY, heads=3, key_dim=5, value_dim=7, d_ff=37, mixtures=17),
+    "one head, long keys": dataclasses.replace(TINY, heads=1, key_dim=40, value_dim=33),
+    "position": dataclasses.replace(WIDER, look_ups=("previous", "position"), neighbours=()),
+    "previous only": dataclasses.replace(TINY, look_ups=("previous",), neighbours=()),
+    "colour": dataclasses.replace(WIDER, channels=3, look_ups=("previous", "row", "column", "channel"),
+                                  neighbours=((-1, 0, 0), (0, -1, 0), (0, 0, -2))),
+    "no classes": dataclasses.replace(TINY, classes=0),
+    "no start token": dataclasses.replace(TINY, classes=0, first_marginal=tuple([0.25, 0.5, 0.25] + [0.0] * 253)),
+    "published scale": dataclasses.replace(TINY, scale_transform="elu"),
+}
+
+
+def net_of(config: ModelConfig) -> Transformer:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(config).eval().requires_grad_(False)
+        for parameter in net.parameters():  # norms and biases too: as made, they are ones and zeros
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return net
+
+
+class Pool:
+    """Slots and images of one packed model, as an engine has them."""
+
+    def __init__(self, config: ModelConfig, packed: Packed, slots: int) -> None:
+        self.config, self.packed = config, packed
+        state = RecurrentState(config, slots)
+        self.S, self.z = state.S, state.z
+        self.canvas = torch.zeros(slots + 1, config.subpixels, dtype=torch.uint8)
+        self.known = torch.zeros(slots + 1, config.subpixels, dtype=torch.bool)
+
+    def decode(self, slots: list[int], positions: list[int], steps: list[int], seeds: list[int], *,
+               start: int = START, temperatures: list[float] | None = None) -> tuple[Tensor, Tensor]:
+        at = torch.tensor(slots)
+        return self.packed.decode(self.canvas, self.known, self.S, self.z, at, torch.tensor(positions),
+                                  torch.tensor(steps), torch.full_like(at, start), torch.tensor(seeds),
+                                  torch.tensor(temperatures or [1.0] * len(slots)))
+
+    def prefill(self, slots: list[int], lengths: list[int]) -> None:
+        at = torch.tensor(slots)
+        self.packed.prefill(self.canvas, self.S, self.z, at, torch.tensor(lengths), torch.full_like(at, START))
+
+
+def images_of(config: ModelConfig, count: int) -> Tensor:
+    images = torch.randint(0, 256, (count, config.subpixels), generator=torch.Generator().manual_seed(1),
+                           dtype=torch.uint8)
+    if config.first_marginal:
+        images[:, 0] = 1
+    return images
+
+
+def log_probs_of(net: Transformer, images: Tensor) -> Tensor:
+    """By the parallel form in float64."""
+    found = mixture.log_likelihood(net.double().parameters_of(images).double(), images)
+    net.float()
+    if net.config.first_marginal:
+        found[:, 0] = torch.tensor(net.config.first_marginal).double()[images[:, 0].long()].log()
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_forced_decoding_gives_the_transformers_log_probabilities(shape, rows, threads):
+    config = SHAPES[shape]
+    net, images = net_of(config), images_of(SHAPES[shape], rows)
+    exact = log_probs_of(net, images)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for precision, bound in (("fp32", 1e-4), ("bf16", 0.1)):
+            pool = Pool(config, pack(net, PRECISIONS[precision]), rows)
+            pool.canvas[1:], pool.known[:] = images, True
+            found, finite = pool.decode(list(range(1, rows + 1)), [0] * rows, [config.subpixels] * rows, [0] * rows)
+            assert bool(finite.all())
+            assert float((found - exact).abs().max()) < bound
+            assert torch.equal(pool.canvas[1:], images)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_draws_what_the_plain_decode_loop_draws(shape):
+    """Level (c): engines round differently, so a draw next to a boundary may fall on the other side."""
+    net, seeds = net_of(SHAPES[shape]), [5, 2**53 - 1, 7]
+    expected = generate(net, seeds, temperature=0.7)
+    pool = Pool(net.config, pack(net, torch.float32), 3)
+    pool.decode([1, 2, 3], [0] * 3, [net.config.subpixels] * 3, seeds, temperatures=[0.7] * 3)
+    assert float((pool.canvas[1:] == expected).float().mean()) > 0.95
+
+
+def test_temperature_0_draws_the_likeliest_components_mean():
+    net = net_of(TINY)
+    expected = generate(net, [1, 2], temperature=0.0)
+    pool = Pool(TINY, pack(net, torch.float32), 2)
+    pool.decode([1, 2], [0, 0], [64, 64], [3, 4], temperatures=[0.0, 0.0])
+    assert float((pool.canvas[1:] == expected).float().mean()) > 0.95
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("shape", ["tiny", "post-norm", "odd sizes", "no start token"])
+def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precision):
+    """Alone, among 2, 7 or 64, in other slots, in quanta of any length, with other rows forced, hot or cold."""
+    config = SHAPES[shape]
+    packed, T = pack(net_of(config), PRECISIONS[precision]), config.subpixels
+    alone = Pool(config, packed, 1)
+    log_probs, _ = alone.decode([1], [0], [T], [77])
+    for rows, k, slot in ((1, 5, 1), (2, T, 2), (7, 13, 3), (64, 8, 50)):
+        random = np.random.default_rng(rows)
+        pool = Pool(config, packed, 80)
+        pool.S[:], pool.z[:] = torch.nan, torch.nan  # slots that nobody has must not be read
+        others = [s for s in range(1, 81) if s != slot][: rows - 1]
+        slots = [*others[: rows // 2], slot, *others[rows // 2:]]
+        pool.S[slots], pool.z[slots] = 0, 0
+        pool.known[others[::2]] = True
+        pool.canvas[others] = images_of(config, rows)[: rows - 1]
+        seeds = [77 if s == slot else int(s) for s in slots]
+        heat = [1.0 if s == slot else float(random.choice([0.0, 0.5, 3.0])) for s in slots]
+        joins = {s: int(random.integers(0, 20)) if s != slot else 3 for s in slots}  # quanta before a row begins
+        at, found, quantum = dict.fromkeys(slots, 0), [], 0
+        while at[slot] < T:
+            here = [s for s in slots if joins[s] <= quantum and at[s] < T]
+            quantum += 1
+            if not here:
+                continue
+            steps = [min(k, T - at[s]) if s == slot else min(int(random.integers(0, k + 1)), T - at[s]) for s in here]
+            probs, _ = pool.decode(here, [at[s] for s in here], steps, [seeds[slots.index(s)] for s in here],
+                                   temperatures=[heat[slots.index(s)] for s in here])
+            if slot in here:
+                found.append(probs[here.index(slot), : steps[here.index(slot)]])
+            for s, count in zip(here, steps, strict=True):
+                at[s] += count
+        assert torch.equal(pool.canvas[slot], alone.canvas[1])
+        assert torch.equal(torch.cat(found), log_probs[0])
+        assert torch.equal(pool.S[slot], alone.S[1]) and torch.equal(pool.z[slot], alone.z[1])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("shape", ["tiny", "post-norm", "odd sizes", "no start token"])
+def test_prefill_leaves_what_decoding_leaves_bit_for_bit_whatever_is_beside(shape, precision):
+    config = SHAPES[shape]
+    packed, images = pack(net_of(config), PRECISIONS[precision]), images_of(config, 6)
+    lengths = [1, 7, 31, 32, 33, 64]
+    stepped, together = Pool(config, packed, 6), Pool(config, packed, 6)
+    for pool in (stepped, together):
+        pool.canvas[1:], pool.known[:] = images, True
+    stepped.decode(list(range(1, 7)), [0] * 6, lengths, [0] * 6)
+    together.prefill(list(range(1, 7)), lengths)
+    assert torch.equal(together.S[1:], stepped.S[1:]) and torch.equal(together.z[1:], stepped.z[1:])
+    for slot, length in zip(range(1, 7), lengths, strict=True):
+        alone = Pool(config, packed, 6)
+        alone.canvas[1:] = images
+        alone.prefill([slot], [length])
+        assert torch.equal(alone.S[slot], together.S[slot]) and torch.equal(alone.z[slot], together.z[slot])
+        assert not bool(alone.S[[s for s in range(7) if s != slot]].any())
+
+
+@pytest.mark.parametrize("shape", ["wider", "odd sizes"])
+def test_prefill_leaves_what_the_transformers_prefill_leaves(shape):
+    net, images = net_of(SHAPES[shape]), images_of(SHAPES[shape], 3)
+    pool, state = Pool(net.config, pack(net, torch.float32), 3), RecurrentState(net.config, 3)
+    pool.canvas[1:] = images
+    pool.prefill([1, 2, 3], [40, 40, 40])
+    net.prefill(images, 40, torch.full((3,), START), state, torch.tensor([1, 2, 3]))
+    torch.testing.assert_close((pool.S, pool.z), (state.S, state.z), rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_the_padding_slot_are_left_out():
+    packed = pack(net_of(TINY), torch.float32)
+    alone, padded = Pool(TINY, packed, 2), Pool(TINY, packed, 2)
+    probs, _ = alone.decode([2], [0], [64], [9])
+    padded_probs, finite = padded.decode([0, 2, 0], [0, 0, 0], [64, 64, 64], [1, 9, 2])
+    assert torch.equal(padded.canvas[2], alone.canvas[2]) and torch.equal(padded_probs[1], probs[0])
+    assert not bool(padded_probs[[0, 2]].any()) and not bool(padded.S[0].any()) and bool(finite.all())
+
+
+def test_a_row_that_is_not_finite_is_named_and_the_others_are_as_they_were():
+    packed = pack(net_of(TINY), torch.float32)
+    clean, sick = Pool(TINY, packed, 20), Pool(TINY, packed, 20)
+    sick.S[7] = torch.nan
+    slots = list(range(1, 21))
+    clean.decode(slots, [0] * 20, [10] * 20, slots)
+    _, finite = sick.decode(slots, [0] * 20, [10] * 20, slots)
+    assert [slot for slot, fine in zip(slots, finite.tolist(), strict=True) if not fine] == [7]
+    others = [slot for slot in slots if slot != 7]
+    assert torch.equal(sick.canvas[others], clean.canvas[others]) and torch.equal(sick.S[others], clean.S[others])
+
+
+def test_two_engines_in_two_threads_do_not_disturb_each_other():
+    shapes = [SHAPES["wider"], SHAPES["post-norm"]]
+    packed = [pack(net_of(shape), torch.float32) for shape in shapes]
+
+    def draw(index: int) -> Tensor:
+        pool = Pool(shapes[index], packed[index], 30)
+        for t in range(0, 64, 4):
+            pool.decode(list(range(1, 31)), [t] * 30, [4] * 30, list(range(30)))
+        return pool.canvas
+
+    expected, found = [draw(0), draw(1)], [[], []]
+    threads = [threading.Thread(target=lambda i=i: found[i].extend(draw(i) for _ in range(3))) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in range(2):
+        assert len(found[index]) == 3
+        assert all(torch.equal(canvas, expected[index]) for canvas in found[index])
+
+
+def test_decoding_holds_no_lock_of_pythons():
+    """Another thread counts on while a quantum runs."""
+    config = dataclasses.replace(PRESETS["mnist-small"], classes=0)
+    pool, beats, over = Pool(config, pack(net_of(config), torch.float32), 64), [], threading.Event()
+
+    def count() -> None:
+        while not over.wait(0.001):
+            beats.append(1)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    pool.decode(list(range(1, 65)), [0] * 64, [784] * 64, [0] * 64)
+    over.set()
+    thread.join()
+    assert len(beats) > 10
+
+
+@pytest.mark.parametrize("kernel", ["portable", "avx2", "avx512", "avx512bf16"])
+def test_every_version_of_the_kernels_that_this_processor_runs_is_right(kernel):
+    """In a process of its own, since the choice is made once: the forced test above, and the bitwise one."""
+    asked = subprocess.run([sys.executable, "-c", "from model import ops; print(ops.kernel())"], capture_output=True,
+                           text=True, env=os.environ | {"LINPIX_KERNEL": kernel})
+    if "on this processor" in asked.stderr:
+        return  # this machine cannot; another one's test run can
+    assert asked.stdout.strip() == kernel, asked.stderr
+    ended = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", __file__, "-p", "no:cacheprovider", "-k",
+                            "transformers_log_probabilities or bit_for_bit or plain_decode_loop"],
+                           capture_output=True, text=True, env=os.environ | {"LINPIX_KERNEL": kernel})
+    assert ended.returncode == 0, ended.stdout[-3000:]
+
+
+def test_packed_matrices_hold_every_weight_once_and_zeros():
+    weight, bias = torch.arange(1.0, 1 + 3 * 37 * 21).view(3 * 37, 21), torch.arange(1.0, 1 + 3 * 37)
+    for dtype in (torch.float32, torch.float64):
+        packed = pack_matrix(weight, 3, dtype)
+        assert packed.shape == (3 * 48 * 32,)
+        assert sorted(packed[packed != 0].tolist()) == weight.flatten().tolist()
+    assert pack_bias(bias, 3).view(3, 48)[:, :37].flatten().tolist() == bias.tolist()
+
+
+def arguments(**changes):
+    """Those of decode_quantum for three rows of a pool of five."""
+    packed = pack(net_of(TINY), torch.float32)
+    pool = Pool(TINY, packed, 5)
+    row = torch.tensor([0, 0, 0])
+    given = {"canvas": pool.canvas, "known": pool.known, "S": pool.S, "z": pool.z, "slots": torch.tensor([1, 5, 3]),
+             "positions": row, "steps": row + 4, "start": row + START, "seeds": row, "temperatures": torch.ones(3),
+             "weights": packed.weights, "sizes": packed.sizes, "eps": 1e-6, "threads": 2}
+    return given | {name: change(given[name]) for name, change in changes.items()}
+
+
+@pytest.mark.parametrize(("name", "change", "message"), [
+    ("slots", lambda x: x + 3, r"slots must be in 0\.\.5, got 8 in row 1"),
+    ("slots", lambda x: x * 0 + 2, "slot 2 stands twice"),
+    ("slots", lambda x: x[:2], r"start must have shape \(2\), got \(3\)"),
+    ("positions", lambda x: x + 62, "row 0 goes from 62 by 4 steps, but an image has 64 sub-pixels"),
+    ("positions", lambda x: x - 1, "row 0 goes from -1"),
+    ("steps", lambda x: x - 5, "by -1 steps"),
+    ("steps", lambda x: x.int(), "steps must have dtype Long, got Int"),
+    ("start", lambda x: x - 1, r"start must be in 256\.\.266, got 255"),
+    ("start", lambda x: x + 11, r"start must be in 256\.\.266, got 267"),
+    ("temperatures", lambda x: -x, "temperatures must be at least 0"),
+    ("temperatures", lambda x: x * torch.nan, "temperatures must be at least 0"),
+    ("canvas", lambda x: x[:, :63], r"canvas must have shape \(6, 64\), got \(6, 63\)"),
+    ("canvas", lambda x: x.int(), "canvas must have dtype Byte, got Int"),
+    ("known", lambda x: x[:5], r"known must have shape \(6, 64\)"),
+    ("S", lambda x: x[:5], "S must have shape"),
+    ("S", lambda x: x.transpose(3, 4), "S must be contiguous"),
+    ("z", lambda x: x.double(), "z must have dtype Float"),
+    ("weights", lambda x: x[:-1], "weights must hold 9 tensors and 12 a layer"),
+    ("weights", lambda x: [x[0][:300], *x[1:]], "beyond a table of 300 rows"),
+    ("weights", lambda x: [x[0], x[1] + 1, *x[2:]], "source and place must point before t"),
+    ("weights", lambda x: [*x[:9], x[9][:-1], *x[10:]], "qkv must have shape"),
+    ("weights", lambda x: [*x[:9], x[9].half(), *x[10:]], "qkv must have dtype Float, got Half"),
+    ("sizes", lambda x: x[:-1], "sizes must hold 10 integers, got 9"),
+    ("sizes", lambda x: [x[0] + 1, *x[1:]], "must have shape"),
+    ("sizes", lambda x: [-1, *x[1:]], r"sizes\[0\] is -1"),
+    ("threads", lambda x: 0, r"threads must be in 1\.\.1024, got 0"),
+], ids=lambda x: x if isinstance(x, str) and x.isidentifier() else "")
+def test_what_cannot_be_decoded_is_an_error_that_says_what_it_saw(name, change, message):
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.linpix.decode_quantum(*arguments(**{name: change}).values())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_schemas_say_what_the_operators_do():
+    given = arguments()
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.linpix.decode_quantum.default, tuple(given.values()), test_utils=checks)
+    torch.library.opcheck(torch.ops.linpix.prefill.default,
+                          (given["canvas"], given["S"], given["z"], given["slots"], given["steps"], given["start"],
+                           given["weights"], given["sizes"], 1e-6, 2), test_utils=checks)
+
+
+def test_auto_is_the_compiled_engine_for_what_it_can_run_and_the_eager_one_else():
+    bf16 = bool(torch.ops.linpix.cpu_has_fast_bf16())
+    assert dataclasses.astuple(choose(TINY)) == ("compiled", "bf16" if bf16 else "fp32", "")
+    assert choose(TINY, precision="fp32").precision == "fp32"
+    assert choose(TINY, "eager").engine == "eager"
+    assert choose(dataclasses.replace(TINY, attention="softmax")).engine == "eager"
+    assert choose(dataclasses.replace(TINY, d_model=24)).engine == "eager"
+
+
+@pytest.mark.parametrize(("change", "engine", "precision", "message"), [
+    ({"attention": "softmax"}, "compiled", "auto", "linear attention only"),
+    ({"d_model": 24}, "compiled", "auto", "multiple of 16, and this model's is 24"),
+    ({"attention": "softmax"}, "auto", "bf16", "--precision fp32"),
+    ({}, "eager", "bf16", "--engine compiled"),
+])
+def test_what_cannot_be_chosen_says_why_and_what_to_do(change, engine, precision, message):
+    with pytest.raises(ValueError, match=message):
+        choose(dataclasses.replace(TINY, **change), engine, precision)
