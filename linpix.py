@@ -96,6 +96,10 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     evaluating.add_argument("--data", required=True, help="folder of the data set; fetched if it is empty")
     _device_flag(evaluating)
     evaluating.add_argument("--limit", type=_number(int, 1), help="only the first N test images")
+    evaluating.add_argument("--engine", choices=("auto", "eager", "compiled"), default="eager",
+                            help="what computes: torch in parallel, or the compiled kernels step by step")
+    evaluating.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto",
+                            help="of the compiled engine's matrix products")
     evaluating.add_argument("--grid", help="write a grid of samples to this .png file")
 
     exporting = command("training", "export", "evaluate a run on all test images and write it as a checkpoint to ship")

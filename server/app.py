@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
 
+from model import ops
 from server import catalogue, envelope, images, operations
 from server.backends import BACKENDS
 from server.batcher import Batcher
@@ -38,7 +39,9 @@ def create_app(settings: Settings, batchers: dict[str, Batcher] | None = None) -
     """The service over these batchers, or those that the settings name. Raises before anything listens."""
     batchers = batchers or catalogue.batchers(settings)
     keys = Keys(settings.api_keys.read_text()) if settings.api_keys else None
-    metrics = Metrics([batcher.labels for batcher in batchers.values()], BACKENDS, release(), "eager")
+    compiled = any(batcher.engine.name == "compiled" for batcher in batchers.values())
+    metrics = Metrics([batcher.labels for batcher in batchers.values()], BACKENDS, release(),
+                      ops.kernel() if compiled else "eager")
     worker = Worker(batchers, metrics, settings.request_timeout)
 
     @contextlib.asynccontextmanager

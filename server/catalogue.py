@@ -6,7 +6,7 @@ from model import checkpoint
 from model.checkpoint import CheckpointError
 from server.backends import free_bytes
 from server.batcher import Batcher
-from server.engine import Engine
+from server.engine import new_engine
 from server.settings import Settings
 
 _FIRST = ("mnist", "mnist-small")  # the default model, where they exist
@@ -14,7 +14,6 @@ _FIRST = ("mnist", "mnist-small")  # the default model, where they exist
 
 def batchers(settings: Settings) -> dict[str, Batcher]:
     """A batcher per model, the default one first. Raises CheckpointError or ValueError with the cure."""
-    engine_of(settings.engine, settings.precision)
     found: dict[str, Batcher] = {}
     for folder in folders(settings):
         loaded = checkpoint.read(folder)
@@ -25,7 +24,8 @@ def batchers(settings: Settings) -> dict[str, Batcher]:
         if (needed := loaded.net.config.state_bytes * (slots + 1)) > (free := free_bytes()):
             raise ValueError(f"{slots} slots of {loaded.name} take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} "
                              f"are free; lower {'--slots' if linear else '--softmax-slots'}, or leave the model out")
-        found[loaded.name] = Batcher(Engine(loaded, slots, poison=settings.poison), settings.max_queue)
+        found[loaded.name] = Batcher(
+            new_engine(loaded, slots, settings.engine, settings.precision, poison=settings.poison), settings.max_queue)
     return found
 
 
@@ -39,10 +39,3 @@ def folders(settings: Settings) -> list[Path]:
                               "or make one with linpix train")
     return sorted(found, key=lambda folder: (_FIRST.index(folder.name) if folder.name in _FIRST else 9, folder.name))
 
-
-def engine_of(engine: str, precision: str) -> None:
-    """Refuse an engine or precision that this build does not have."""
-    if engine == "compiled":
-        raise ValueError("engine compiled is not in this build; use --engine auto or --engine eager")
-    if precision == "bf16":
-        raise ValueError("the eager engine computes in fp32; use --precision auto or --precision fp32")

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from tqdm import tqdm
 
 from model import checkpoint as checkpoints
+from model import ops
 from model.checkpoint import Checkpoint
 from model.grid import tile
 from model.philox import MAX_SEED
@@ -25,9 +26,8 @@ from server import app, pictures, report
 from server.backends import BACKENDS
 from server.batcher import Batcher
 from server.bulk import produce
-from server.catalogue import engine_of
 from server.compare import Comparison, ComparisonPlan, find_twin
-from server.engine import Engine, ImageSpec
+from server.engine import ImageSpec, new_engine
 from server.settings import Settings
 
 
@@ -65,9 +65,8 @@ def complete(given: argparse.Namespace) -> None:
 
 def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher]:
     _check_output(given.out)
-    engine_of(given.engine, given.precision)
     loaded = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
-    return loaded, Batcher(Engine(loaded, slots), max_queue=given.count)
+    return loaded, Batcher(new_engine(loaded, slots, given.engine, given.precision), max_queue=given.count)
 
 
 def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher,
@@ -153,7 +152,8 @@ def compare(given: argparse.Namespace) -> None:
 
 
 def doctor(given: argparse.Namespace) -> None:
-    facts = {"engine": "eager", "why": "this build has no compiled kernels", "device": "cpu",
+    facts = {"engine": "compiled" if ops.compiled else "eager", "kernel": ops.kernel(), "why": ops.why(),
+             "precision": "bf16" if ops.compiled and torch.ops.linpix.cpu_has_fast_bf16() else "fp32", "device": "cpu",
              "instruction_set": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads(),
              "bf16_matrix_products": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
              "python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform()}

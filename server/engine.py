@@ -1,5 +1,9 @@
-"""The eager engine: images in slots, advanced together a quantum at a time. Torch begins here."""
+"""Engines: images in slots, advanced together a quantum at a time. Torch begins here.
 
+Engine does it in torch, step by step, where one can read it; CompiledEngine has csrc do a quantum in one call.
+"""
+
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +14,10 @@ from torch import Tensor
 
 from model.checkpoint import Checkpoint
 from model.generate import decode_threads, draw_subpixel, noise_of
-from model.state import new_state
+from model.packing import PRECISIONS, choose, pack
+from model.state import RecurrentState, new_state
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +66,12 @@ class Engine:
         self.canvas[at] = 0 if first.canvas is None else torch.from_numpy(first.canvas)
         self.known[at] = False if first.known is None else torch.from_numpy(first.known)
         if first.prefix:
-            self.net.prefill(self.canvas[at[:1]], first.prefix, self.start[at[:1]], self.state, at[:1])
+            self.prefill(at[:1], first.prefix)
             self.state.copy(slots[0], list(slots[1:]))
+
+    def prefill(self, slots: Tensor, length: int) -> None:
+        """Fold the first `length` inputs of the images in these clear slots: start token, x_0 .. x_{length-2}."""
+        self.net.prefill(self.canvas[slots], length, self.start[slots], self.state, slots)
 
     @torch.inference_mode()
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> None:
@@ -93,3 +104,36 @@ class Engine:
     def image(self, slot: int) -> NDArray[np.uint8]:
         """The sub-pixels of a slot's image, (T,); those not decoded yet are 0, or as they were given."""
         return self.canvas[slot].numpy().copy()
+
+
+class CompiledEngine(Engine):
+    """The same with csrc's kernels. An image does not depend on what else is in the batch, bit for bit."""
+
+    name = "compiled"
+
+    def __init__(self, checkpoint: Checkpoint, slots: int, *, precision: str = "fp32", poison: bool = False) -> None:
+        super().__init__(checkpoint, slots, poison=poison)
+        assert isinstance(self.state, RecurrentState)
+        self.precision = precision
+        self.packed, self.S, self.z = pack(self.net, PRECISIONS[precision]), self.state.S, self.state.z
+
+    def prefill(self, slots: Tensor, length: int) -> None:
+        self.packed.prefill(self.canvas, self.S, self.z, slots, torch.full_like(slots, length), self.start[slots])
+
+    @torch.inference_mode()
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> None:
+        """As Engine.quantum, in any order of steps; one call without the GIL."""
+        at = torch.tensor(slots)
+        self.packed.decode(self.canvas, self.known, self.S, self.z, at, torch.tensor(positions), torch.tensor(steps),
+                           self.start[at], self.seed[at], self.temperature[at])
+
+
+def new_engine(checkpoint: Checkpoint, slots: int, engine: str = "auto", precision: str = "auto", *,
+               poison: bool = False) -> Engine:
+    """The engine of that name and precision, or the best that there is for this model. Raises ValueError."""
+    chosen = choose(checkpoint.net.config, engine, precision)
+    if chosen.warning:
+        logger.warning("%s: %s", checkpoint.name, chosen.warning)
+    if chosen.engine == "eager":
+        return Engine(checkpoint, slots, poison=poison)
+    return CompiledEngine(checkpoint, slots, precision=chosen.precision, poison=poison)

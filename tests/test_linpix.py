@@ -12,7 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from model import checkpoint
+from model import checkpoint, ops
+
+ENGINE = "compiled" if ops.compiled else "eager"  # of --engine auto
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -39,7 +41,7 @@ def test_sample_writes_one_png_per_image_named_by_index_and_seed(tiny, tmp_path)
                                   "--json").stdout)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["00000-7.png", "00001-8.png", "00002-9.png"]
     assert {"images", "seconds", "images_per_second", "engine", "precision", "seeds"} <= printed.keys()
-    assert (printed["images"], printed["seeds"], printed["engine"]) == (3, [7, 8, 9], "eager")
+    assert (printed["images"], printed["seeds"], printed["engine"]) == (3, [7, 8, 9], ENGINE)
     assert pixels(tmp_path / "out" / "00000-7.png").shape == (8, 8)
 
 
@@ -76,7 +78,7 @@ def test_complete_keeps_what_is_known(tiny, tmp_path):
     (["sample", "--model", "TINY", "--out", "OUT/none/grid.png"], "its folder does not exist"),
     (["sample", "--model", "TINY", "--label", "cat", "--out", "OUT"], "0, 1, 2"),
     (["sample", "--model", "TINY", "--label", "10", "--out", "OUT"], "0, 1, 2"),
-    (["sample", "--model", "TINY", "--engine", "compiled", "--out", "OUT"], "--engine eager"),
+    (["sample", "--model", "TINY", "--engine", "eager", "--precision", "bf16", "--out", "OUT"], "--engine compiled"),
     (["sample", "--model", "TINY", "--seed", str(2**53 - 1), "--count", "2", "--out", "OUT"], "2^53"),
     (["complete", "missing.png", "--model", "TINY", "--out", "OUT"], "missing.png"),
     (["complete", "TINY/config.json", "--model", "TINY", "--out", "OUT"], "PNG"),
@@ -119,7 +121,8 @@ def test_every_command_explains_itself(command):
 
 def test_doctor_says_which_engine_runs_and_why():
     facts = json.loads(succeeds("doctor", "--json").stdout)
-    assert facts["engine"] == "eager"
+    assert facts["engine"] == ENGINE
+    assert facts["kernel"] == ops.kernel()
     assert facts["why"]
     assert facts["torch"]
 

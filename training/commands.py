@@ -11,6 +11,7 @@ import torch
 from model import checkpoint as checkpoints
 from model.config import PRESETS, ModelConfig
 from model.importer import import_reference
+from model.packing import PRECISIONS, choose, pack
 from training.datasets import load
 from training.evaluate import evaluate as evaluate_net
 from training.export import card, first_marginal, provenance, sample_grid
@@ -62,13 +63,16 @@ def evaluate(given: argparse.Namespace) -> None:
         raise ValueError(f"--grid {given.grid}: its folder does not exist; make it first")
     found = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
     data = load(Path(given.data), "test", found.net.config)
-    measured = evaluate_net(found.net, data.images[:given.limit], progress=sys.stderr.isatty())
+    chosen = choose(found.net.config, given.engine, given.precision)
+    packed = pack(found.net, PRECISIONS[chosen.precision]) if chosen.engine == "compiled" else None
+    measured = evaluate_net(found.net, data.images[:given.limit], packed=packed, progress=sys.stderr.isatty())
     text = (f"{measured.bits_per_dim:.4f} bits/dim +- {measured.interval:.4f} (95 %), {measured.images:,} test images "
             f"in {measured.seconds:.0f} s")
     if given.grid:
         Path(given.grid).write_bytes(sample_grid(found.net, 100))
         text += f"; samples in {given.grid}"
-    result = {"model": found.name, "checkpoint": found.digest, **dataclasses.asdict(measured)}
+    result = {"model": found.name, "checkpoint": found.digest, "engine": chosen.engine,
+              "precision": chosen.precision, **dataclasses.asdict(measured)}
     print(json.dumps(result) if given.json else text)
 
 

@@ -20,6 +20,7 @@ from model.config import PRESETS
 from model.transformer import Transformer
 
 ROOT = Path(__file__).resolve().parents[2]
+EAGER = ("--engine", "eager")  # flags that make `slow` slow
 
 
 class Process:
@@ -85,7 +86,7 @@ def server(tiny: Path) -> Iterator[Process]:
 
 @pytest.fixture(scope="session")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one checkpoint, `slow`: the size of mnist-small, random weights, most of a second an image."""
+    """A folder with one checkpoint, `slow`: mnist-small with random weights. EAGER: most of a second an image."""
     folder = tmp_path_factory.mktemp("slow") / "slow"
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 
 from server.app import create_app
 from server.settings import Settings
-from tests.server.conftest import ROOT, eventually, serving
+from tests.server.conftest import EAGER, ROOT, eventually, serving
 from tests.server.test_images import events_of, occluded
 
 
@@ -95,7 +95,7 @@ def test_a_thread_that_ends_lets_nobody_wait(tiny, monkeypatch):
 
 
 def test_a_request_over_its_time_is_504_and_frees_its_slots(slow):
-    with serving(slow, "--request-timeout", "0.3") as server, server.client() as client:
+    with serving(slow, *EAGER, "--request-timeout", "0.3") as server, server.client() as client:
         answer = client.post("/v1/images/generations", json={"n": 8})
         assert answer.status_code == 504
         assert answer.json()["error"]["code"] == "deadline_passed"
@@ -188,7 +188,7 @@ def test_a_request_that_could_never_fit_is_not_told_to_try_again(tiny):
 
 
 def test_a_full_queue_is_429_and_says_when_to_come_back(slow):
-    with serving(slow, "--slots", "2", "--max-queue", "1") as server, ThreadPoolExecutor(3) as pool:
+    with serving(slow, *EAGER, "--slots", "2", "--max-queue", "1") as server, ThreadPoolExecutor(3) as pool:
         def ask(n):
             return httpx.post(server.url + "/v1/images/generations", json={"n": n}, timeout=60)
 
@@ -206,7 +206,7 @@ def test_a_full_queue_is_429_and_says_when_to_come_back(slow):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_slots(slow, stream):
-    with serving(slow, "--slots", "4") as server:
+    with serving(slow, *EAGER, "--slots", "4") as server:
         client = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
         body = json.dumps({"n": 8, "stream": stream}).encode()
         client.sendall(b"POST /v1/images/generations HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -221,7 +221,7 @@ def test_a_client_that_leaves_frees_its_slots(slow, stream):
 
 
 def test_sigterm_finishes_what_runs_and_refuses_what_comes(slow):
-    with serving(slow) as server, ThreadPoolExecutor(2) as pool, server.client() as client:
+    with serving(slow, *EAGER) as server, ThreadPoolExecutor(2) as pool, server.client() as client:
         running = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 2}))
         streaming = pool.submit(lambda: client.post("/v1/images/generations", json={"stream": True}))
         assert eventually(lambda: server.metric("linpix_requests_running") == 2)
@@ -237,7 +237,8 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(slow):
 
 
 def test_what_the_drain_timeout_cuts_off_is_told_so(slow):
-    with serving(slow, "--drain-timeout", "0.1") as server, ThreadPoolExecutor(2) as pool, server.client() as client:
+    with serving(slow, *EAGER, "--drain-timeout", "0.1") as server, ThreadPoolExecutor(2) as pool, \
+            server.client() as client:
         plain = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 16}))
         streaming = pool.submit(lambda: client.post("/v1/images/generations", json={"stream": True, "n": 16}))
         assert eventually(lambda: server.metric("linpix_requests_running") == 2)
@@ -305,8 +306,7 @@ def test_a_bad_comparison_is_refused(server, body, param, words):
     (["--slots", "0"], "--slots"),
     (["--slots", "x"], "--slots"),
     (["--slots", "10000000", "--models", "SLOW"], "lower --slots"),  # 629 GiB, at 66 KiB a slot
-    (["--engine", "compiled"], "--engine eager"),
-    (["--precision", "bf16"], "--precision fp32"),
+    (["--engine", "eager", "--precision", "bf16"], "--precision fp32"),
     (["--api-keys", "missing"], "missing"),
     (["--checkpoints", "missing"], "--checkpoints"),
 ])
