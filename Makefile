@@ -1,4 +1,4 @@
-# make venv | run | test | check: everything that the README's commands need.
+# make venv | run | test | check | bench | sanitize: everything that the README's commands need.
 PYTHON ?= python3
 VENV   ?= .venv
 # The torch to install. On Linux the plain index has CUDA builds of several gigabytes; TORCH_INDEX_URL can name
@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv run test check
+.PHONY: venv run test check bench sanitize
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml setup.py $(wildcard csrc/*.*)
@@ -32,3 +32,17 @@ test: venv
 check: venv
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+bench: venv
+	$(BIN)/python -m tests.benchmarks.decode
+
+# The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, and their threads under ThreadSanitizer.
+CXX ?= g++
+CXXTEST := $(CXX) -std=c++20 -O1 -g -ffp-contract=off -Wall -Wextra -Wno-psabi -DLINPIX_ISA=portable \
+           -Icsrc csrc/tests/test_kernels.cpp csrc/kernels.cpp csrc/decode.cpp csrc/team.cpp -pthread
+sanitize:
+	mkdir -p build
+	$(CXXTEST) -fsanitize=address,undefined -fno-sanitize-recover=all -o build/test_kernels_asan
+	build/test_kernels_asan
+	$(CXXTEST) -fsanitize=thread -o build/test_kernels_tsan
+	build/test_kernels_tsan

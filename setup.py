@@ -12,7 +12,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import CompileError, LinkError
+from setuptools.errors import CompileError, ExecError, LinkError
 
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # 2.10
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
@@ -31,7 +31,7 @@ def torch_folder() -> Path | None:
 
 
 class BuildKernels(build_ext):
-    """One shared library from several versions of one source; a failure is a warning."""
+    """One shared library from several versions of one source. It is optional: a failure becomes a warning."""
 
     def get_ext_filename(self, name: str) -> str:
         return name.replace(".", os.sep) + ".so"  # not a Python module: no tag of a Python version
@@ -39,33 +39,26 @@ class BuildKernels(build_ext):
     def build_extension(self, extension: Extension) -> None:
         torch = torch_folder()
         if torch is None:
-            self.warn("csrc is not compiled, since there is no torch of 2.10 or later to compile it against; "
-                      "LinPix will run, slowly. Install torch, then LinPix again.")
-            return
+            raise CompileError("there is no torch of 2.10 or later to compile csrc against; LinPix will decode slowly. "
+                               "Install torch, then LinPix again")
         common = ["-std=c++20", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wno-psabi"]
         headers = ["-isystem", str(torch / "include"), STABLE_ABI]
         jobs = [("common", source, headers) for source in ("csrc/ops.cpp", "csrc/decode.cpp", "csrc/team.cpp")]
         jobs += [(name, "csrc/kernels.cpp", [*flags, f"-DLINPIX_ISA={name}"])
                  for name, flags in INSTRUCTION_SETS.items()]
+        objects = []
         try:
-            objects = []
             for name, source, flags in jobs:
                 objects += self.compiler.compile([source], output_dir=os.path.join(self.build_temp, name),
                                                  extra_postargs=common + flags)
             self.compiler.link_shared_object(objects, self.get_ext_fullpath(extension.name),
                                              libraries=["torch_cpu", "pthread"], library_dirs=[str(torch / "lib")],
                                              target_lang="c++")
-        except (CompileError, LinkError) as error:
-            self.warn(f"csrc is not compiled ({error}); LinPix will run, slowly. "
-                      "Install a C++20 compiler such as g++, then LinPix again.")
-
-    def get_outputs(self) -> list[str]:
-        return [path for path in super().get_outputs() if os.path.exists(path)]
-
-    def copy_extensions_to_source(self) -> None:
-        if any(os.path.exists(self.get_ext_fullpath(extension.name)) for extension in self.extensions):
-            super().copy_extensions_to_source()
+        except (CompileError, LinkError, ExecError) as error:
+            raise CompileError(f"{error}; LinPix will decode slowly. "
+                               "Install a C++20 compiler such as g++, then LinPix again") from error
 
 
-kernels = Extension("model.liblinpix_cpu", ["csrc/ops.cpp"], depends=sorted(map(str, Path("csrc").glob("*"))))
+kernels = Extension("model.liblinpix_cpu", ["csrc/ops.cpp"], depends=sorted(map(str, Path("csrc").glob("*.*"))),
+                    optional=True)
 setup(ext_modules=[kernels], cmdclass={"build_ext": BuildKernels})

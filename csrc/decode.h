@@ -78,8 +78,9 @@ struct Kernels {
   // bytes that a pass of so many tokens needs: of its own, and of what the threads of a share have in common
   size_t (*own_bytes)(const Model&, int tokens);
   size_t (*common_bytes)(const Model&, int tokens);
-  // Rows first .. last-1, every one by its number of steps.
-  void (*decode)(const Model&, const Rows&, int first, int last, Share, void* own, void* common);
+  // Rows first .. last-1, at most `most` of them, every one by its number of steps. Scratch is laid out for `most` rows,
+  // always the same for those who use it one after the other: columns beyond a matrix's own must stay zero in it.
+  void (*decode)(const Model&, const Rows&, int first, int last, int most, Share, void* own, void* common);
   // Tokens 0 .. steps-1 of one row, folded into its slot; steps counts start token and sub-pixels.
   void (*prefill)(const Model&, const Rows&, int row, Share, void* own, void* common);
   // One layer's attention alone: see recurrent_step in model/ops.py. Row `row`, head `head`.
@@ -87,9 +88,6 @@ struct Kernels {
 };
 
 constexpr int PREFILL_TOKENS = 32;  // tokens of one row that go through the layers together
-constexpr int DECODE_ROWS = 16;     // rows that do, at most
-
-constexpr int SPLIT_BELOW = 4;      // rows a thread: with fewer, threads share out the columns instead of the rows
 
 // Every row by its number of steps; every row's tokens 0 .. steps - 1.
 void decode(const Kernels&, const Model&, const Rows&, int threads);

@@ -509,8 +509,7 @@ void settle_subpixel(const Model& m, const Rows& rows, int row, int64_t step, co
 // --- entry points --------------------------------------------------------------------------------------------------
 
 template <class T>
-void decode(const Model& m, const Rows& rows, int first, int last, Share share, void* own, void* common) {
-  const int most = last - first;
+void decode(const Model& m, const Rows& rows, int first, int last, int most, Share share, void* own, void* common) {
   Pass<T> pass(m, rows, share, most, own, common);
   const int width = m.head.groups * m.head.columns;
   alignas(64) float scratch[256];
@@ -551,8 +550,8 @@ size_t own_bytes(const Model& m, int tokens) {
 size_t common_bytes(const Model& m, int tokens) {
   return m.bf16 ? Pass<bfloat16>::common_bytes(m, tokens) : Pass<float>::common_bytes(m, tokens);
 }
-void decode_any(const Model& m, const Rows& rows, int first, int last, Share share, void* own, void* common) {
-  (m.bf16 ? decode<bfloat16> : decode<float>)(m, rows, first, last, share, own, common);
+void decode_any(const Model& m, const Rows& rows, int first, int last, int most, Share share, void* own, void* common) {
+  (m.bf16 ? decode<bfloat16> : decode<float>)(m, rows, first, last, most, share, own, common);
 }
 void prefill_any(const Model& m, const Rows& rows, int row, Share share, void* own, void* common) {
   (m.bf16 ? prefill<bfloat16> : prefill<float>)(m, rows, row, share, own, common);

@@ -1,0 +1,277 @@
+// The kernels without torch: `make sanitize` runs this under the sanitizers, a test under an emulated arm64.
+//
+// Every buffer is a heap block of its exact size, so that a read or write beyond it is seen.
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "decode.h"
+#include "philox.h"
+#include "team.h"
+#include "vec.h"
+
+namespace linpix {
+namespace {
+
+std::atomic<int> failures = 0;
+
+void expect(bool true_, const char* what) {
+  if (!true_) std::printf("FAILED: %s\n", what);
+  failures += !true_;
+}
+
+// --- philox: the published vectors (Random123, kat_vectors) -------------------------------------------------------
+
+void philox_gives_its_published_vectors() {
+  struct {
+    Words counter;
+    uint32_t key0, key1;
+    Words result;
+  } const known[] = {
+      {{{0, 0, 0, 0}}, 0, 0, {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}}},
+      {{{~0u, ~0u, ~0u, ~0u}}, ~0u, ~0u, {{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}}},
+      {{{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0xa4093822, 0x299f31d0,
+       {{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}},
+  };
+  for (const auto& k : known) {
+    const Words found = philox4x32(k.counter, k.key0, k.key1);
+    for (int i = 0; i < 4; ++i) expect(found.word[i] == k.result.word[i], "philox");
+  }
+  expect(uniform(0) > 0 && uniform(~0u) < 1 && 1 - uniform(~0u) > 0, "uniforms are inside (0, 1)");
+}
+
+// --- functions -----------------------------------------------------------------------------------------------------
+
+using portable::Floats;
+
+float lane(Floats x) {
+  float lanes[portable::LANES];
+  portable::store(lanes, x);
+  return lanes[portable::LANES - 1];
+}
+
+void functions_are_those_of_the_library() {
+  double worst_exp = 0, worst_log = 0, worst_log1p = 0, worst_one_minus = 0, worst_gelu = 0;
+  for (int i = -8000; i <= 8000; ++i) {
+    const float x = i / 100.0f;
+    worst_exp = std::max(worst_exp, std::abs(lane(portable::exp(x)) / std::exp((double)x) - 1));
+    worst_gelu = std::max(worst_gelu, std::abs(lane(portable::gelu(x)) - x * 0.5 * std::erfc(-x / std::sqrt(2.0))));
+    const float positive = std::exp(x);
+    worst_log = std::max(worst_log, std::abs(lane(portable::log(positive)) - std::log((double)positive)) /
+                                        std::max(1.0, std::abs(std::log((double)positive))));
+    if (positive <= 1)
+      worst_log1p = std::max(worst_log1p, std::abs(lane(portable::log1p(positive)) / std::log1p((double)positive) - 1));
+    worst_one_minus = std::max(worst_one_minus,
+                               std::abs(lane(portable::one_minus_exp(positive)) / -std::expm1(-(double)positive) - 1));
+  }
+  expect(worst_exp < 3e-7, "exp");
+  expect(worst_log < 3e-7, "log");
+  expect(worst_log1p < 3e-7, "log1p");
+  expect(worst_one_minus < 3e-7, "1 - exp(-x)");
+  expect(worst_gelu < 1e-6, "gelu");
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  expect(std::isnan(lane(portable::exp(nan))) && std::isnan(lane(portable::phi(nan))) &&
+             std::isnan(lane(portable::gelu(nan))), "a NaN stays one");
+}
+
+// --- attention -----------------------------------------------------------------------------------------------------
+
+std::mt19937 generator(0);
+
+std::vector<float> numbers(size_t n, float scale = 1) {
+  std::normal_distribution<float> normal(0, scale);
+  std::vector<float> x(n);
+  for (float& one : x) one = normal(generator);
+  x.shrink_to_fit();
+  return x;
+}
+
+void attention_is_equations_18_to_20(int D, int M) {
+  std::vector<float> S(D * M), z(D), y(M);
+  std::vector<double> S_exact(D * M), z_exact(D);
+  for (int t = 0; t < 50; ++t) {
+    std::vector<float> q = numbers(D), k = numbers(D), v = numbers(M);
+    const auto phi = [](double x) { return x > 0 ? x + 1 : std::exp(x); };
+    double normaliser = 1e-6;
+    std::vector<double> numerator(M);
+    for (int d = 0; d < D; ++d) {
+      z_exact[d] += phi(k[d]);
+      normaliser += phi(q[d]) * z_exact[d];
+      for (int m = 0; m < M; ++m) {
+        S_exact[d * M + m] += phi(k[d]) * v[m];
+        numerator[m] += phi(q[d]) * S_exact[d * M + m];
+      }
+    }
+    kernels_portable.attend(q.data(), k.data(), v.data(), S.data(), z.data(), D, M, 1e-6f, y.data());
+    for (int m = 0; m < M; ++m) expect(std::abs(y[m] - numerator[m] / normaliser) < 1e-5, "attention");
+  }
+  for (int i = 0; i < D * M; ++i) expect(std::abs(S[i] - S_exact[i]) < 1e-4, "the state");
+}
+
+// --- a whole model ---------------------------------------------------------------------------------------------------
+
+struct Shape {
+  int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures;
+  bool pre_norm, gelu, bf16;
+};
+
+constexpr int HEIGHT = 6, WIDTH = 6, PIXELS = HEIGHT * WIDTH, CLASSES = 3;
+
+// Random weights in blocks of their exact sizes.
+class Net {
+ public:
+  explicit Net(Shape s) {
+    m.layers = s.layers, m.heads = s.heads, m.key_dim = s.key_dim, m.value_dim = s.value_dim, m.d_model = s.d_model;
+    m.d_ff = s.d_ff, m.mixtures = s.mixtures, m.subpixels = PIXELS;
+    m.pre_norm = s.pre_norm, m.gelu = s.gelu, m.bf16 = s.bf16, m.eps = 1e-6f;
+    for (int l = 0; l < s.layers; ++l)
+      layers_.push_back({matrix(s.heads, 2 * s.key_dim + s.value_dim, s.d_model, s.bf16),
+                         matrix(1, s.d_model, s.heads * s.value_dim, s.bf16), matrix(1, s.d_ff, s.d_model, s.bf16),
+                         matrix(1, s.d_model, s.d_ff, s.bf16), norm(), norm()});
+    m.layer = layers_.data();
+    m.norm = norm();
+    m.head = matrix(3, s.mixtures, s.d_model, false);
+    m.values = 2, m.places = 1;
+    const int rows = 2 * 257 + CLASSES + PIXELS;
+    m.table = keep(numbers((size_t)rows * s.d_model, 0.5f));
+    for (int t = 0; t < PIXELS; ++t) {
+      source_.push_back(t - 1);
+      source_.push_back(t >= WIDTH ? t - WIDTH : -1);
+      place_.push_back(2 * 257 + CLASSES + t);
+    }
+    m.source = source_.data(), m.place = place_.data(), m.base = base_;
+  }
+  Model m{};
+
+ private:
+  const float* keep(std::vector<float> x) { return floats_.emplace_back(std::move(x)).data(); }
+  Norm norm() { return {keep(numbers(m.d_model)), keep(numbers(m.d_model))}; }
+  Matrix matrix(int groups, int columns, int depth, bool bf16) {
+    const int wide = round_up(columns, TILE), deep = round_up(depth, TILE);
+    const std::vector<float> w = numbers((size_t)groups * wide * deep, 1 / std::sqrt((float)deep));
+    const void* weights;
+    if (bf16) {
+      std::vector<uint16_t> halves;
+      for (float x : w) {
+        uint32_t bits;
+        memcpy(&bits, &x, sizeof bits);
+        halves.push_back((uint16_t)(bits >> 16));
+      }
+      weights = halves_.emplace_back(std::move(halves)).data();
+    } else {
+      weights = keep(w);
+    }
+    return {weights, keep(numbers((size_t)groups * wide)), groups, wide, deep};
+  }
+
+  std::vector<Layer> layers_;
+  std::vector<std::vector<float>> floats_;
+  std::vector<std::vector<uint16_t>> halves_;
+  std::vector<int32_t> source_, place_;
+  const int32_t base_[2] = {0, 257 + CLASSES};
+};
+
+// Slots, images and rows of one call.
+struct Batch {
+  Batch(const Model& m, int slots)
+      : m(m), canvas((slots + 1) * PIXELS), known((slots + 1) * PIXELS), S((size_t)(slots + 1) * m.layers * m.heads *
+        m.key_dim * m.value_dim), z((size_t)(slots + 1) * m.layers * m.heads * m.key_dim) {}
+
+  std::vector<float> decode(std::vector<int64_t> at, std::vector<int64_t> positions, std::vector<int64_t> steps,
+                            std::vector<int64_t> seeds, int threads) {
+    int64_t most = 0;
+    for (int64_t n : steps) most = std::max(most, n);
+    std::vector<int64_t> start(at.size(), 256);
+    std::vector<float> heat(at.size(), 1), log_probs(at.size() * most);
+    std::vector<char> finite(at.size(), 1);
+    Rows rows = pools(at, start, steps);
+    rows.most_steps = most, rows.positions = positions.data(), rows.seeds = seeds.data();
+    rows.temperatures = heat.data(), rows.log_probs = log_probs.data(), rows.finite = (bool*)finite.data();
+    linpix::decode(kernels_portable, m, rows, threads);
+    for (char fine : finite) expect(fine, "parameters are finite");
+    return log_probs;
+  }
+  void prefill(std::vector<int64_t> at, std::vector<int64_t> lengths, int threads) {
+    std::vector<int64_t> start(at.size(), 256);
+    linpix::prefill(kernels_portable, m, pools(at, start, lengths), threads);
+  }
+  Rows pools(std::vector<int64_t>& at, std::vector<int64_t>& start, std::vector<int64_t>& steps) {
+    Rows rows{};
+    rows.count = (int)at.size(), rows.canvas = canvas.data(), rows.known = (const bool*)known.data();
+    rows.S = S.data(), rows.z = z.data(), rows.slots = at.data(), rows.start = start.data(), rows.steps = steps.data();
+    return rows;
+  }
+
+  const Model& m;
+  std::vector<uint8_t> canvas;
+  std::vector<char> known;
+  std::vector<float> S, z;
+};
+
+std::vector<int64_t> counting(int n, int64_t from) {
+  std::vector<int64_t> x(n);
+  for (int i = 0; i < n; ++i) x[i] = from + i;
+  return x;
+}
+
+void an_image_is_the_same_alone_and_in_a_batch(Shape shape) {
+  const Net net(shape);
+  Batch alone(net.m, 1);
+  const std::vector<float> expected = alone.decode({1}, {0}, {PIXELS}, {5}, 1);
+  for (int threads : {1, 2, 3})
+    for (int rows : {1, 2, 9, 41}) {
+      Batch batch(net.m, rows);
+      for (int t = 0; t < PIXELS; t += 10) {
+        std::vector<int64_t> steps(rows, std::min(10, PIXELS - t));
+        const std::vector<float> found =
+            batch.decode(counting(rows, 1), std::vector<int64_t>(rows, t), steps, counting(rows, 5), threads);
+        for (int64_t i = 0; i < steps[0]; ++i) expect(found[i] == expected[t + i], "log-probabilities, bit for bit");
+      }
+      for (int t = 0; t < PIXELS; ++t) expect(batch.canvas[PIXELS + t] == alone.canvas[PIXELS + t], "sub-pixels");
+      Batch filled(net.m, rows);
+      filled.canvas = batch.canvas;
+      filled.prefill(counting(rows, 1), std::vector<int64_t>(rows, PIXELS), threads);
+      expect(filled.S == batch.S && filled.z == batch.z, "prefill leaves what decoding leaves, bit for bit");
+    }
+}
+
+void callers_on_several_threads_take_turns() {
+  const Net net({2, 2, 8, 8, 16, 32, 3, true, true, false});
+  Batch expected(net.m, 20);
+  expected.decode(counting(20, 1), std::vector<int64_t>(20, 0), std::vector<int64_t>(20, PIXELS), counting(20, 0), 2);
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller)
+    callers.emplace_back([&] {
+      for (int round = 0; round < 5; ++round) {
+        Batch batch(net.m, 20);
+        for (int t = 0; t < PIXELS; t += 6)
+          batch.decode(counting(20, 1), std::vector<int64_t>(20, t), std::vector<int64_t>(20, 6), counting(20, 0), 2);
+        expect(batch.canvas == expected.canvas, "callers do not disturb each other");
+      }
+    });
+  for (std::thread& caller : callers) caller.join();
+}
+
+}  // namespace
+}  // namespace linpix
+
+int main() {
+  using namespace linpix;
+  philox_gives_its_published_vectors();
+  functions_are_those_of_the_library();
+  for (const auto& [D, M] : {std::pair{8, 8}, {32, 32}, {5, 7}, {17, 48}, {33, 65}, {1, 1}})
+    attention_is_equations_18_to_20(D, M);
+  for (bool bf16 : {false, true}) {
+    an_image_is_the_same_alone_and_in_a_batch({2, 2, 8, 8, 16, 32, 3, true, true, bf16});
+    an_image_is_the_same_alone_and_in_a_batch({2, 3, 5, 7, 48, 37, 17, false, false, bf16});
+    an_image_is_the_same_alone_and_in_a_batch({1, 4, 32, 32, 128, 512, 10, false, true, bf16});
+  }
+  callers_on_several_threads_take_turns();
+  if (failures) std::printf("%d failures\n", failures.load());
+  return failures != 0;
+}
