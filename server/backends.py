@@ -2,7 +2,7 @@
 
 `linear` and `stateful-softmax` keep a memory per image and take one step a sub-pixel; `softmax` keeps
 nothing but the image and runs the parallel form over the whole prefix at every position, which is the
-paper's baseline.
+paper's baseline. `linear` is run by the compiled engine as well, where that is there.
 """
 
 import dataclasses
@@ -17,7 +17,8 @@ from model.attention import softmax_attention
 from model.config import Attention, ModelConfig
 from model.generate import decode_threads, draw_subpixel
 from model.inputs import START
-from model.state import new_state
+from model.packing import PRECISIONS, choose, pack
+from model.state import RecurrentState, new_state
 from model.transformer import Attend, Transformer
 
 BACKENDS = ("linear", "softmax", "stateful-softmax")
@@ -26,6 +27,9 @@ PASS_SIZE = 2**19    # tokens x d_model of a parallel pass, at most: bounds memo
 
 class Backend:
     """A network, and the memory of the images that it decodes: in slots 1..rows, or none."""
+
+    engine, precision = "eager", "fp32"
+    stride = 1  # sub-pixels of one call of step, at most
 
     def __init__(self, name: str, net: Transformer, rows: int) -> None:
         self.name, self.net, self.rows = name, net, rows
@@ -80,6 +84,30 @@ class Backend:
             with decode_threads(self.net, rows):
                 parameters = self.net.step(canvas, positions, self._start[:rows], self.state, self._slots[:rows])
         canvas[:, t] = draw_subpixel(self.net, parameters, positions, u, self._heat[:rows])
+
+
+class CompiledBackend(Backend):
+    """Linear attention in the compiled engine. A call takes a row of sub-pixels, as a quantum of the service does."""
+
+    engine = "compiled"
+
+    def __init__(self, net: Transformer, rows: int) -> None:
+        super().__init__("linear", net, rows)
+        assert isinstance(self.state, RecurrentState)
+        self.precision = choose(net.config).precision
+        self.stride = net.config.width * net.config.channels
+        self._packed, self._S, self._z = pack(net, PRECISIONS[self.precision]), self.state.S, self.state.z
+        self._canvas = torch.zeros(rows + 1, net.config.subpixels, dtype=torch.uint8)
+        self._unknown = torch.zeros_like(self._canvas, dtype=torch.bool)
+
+    def step(self, canvas: Tensor, t: int, u: Tensor) -> Generator[None, None, None]:
+        """Draw sub-pixels t .. t + stride - 1, image i with seed i: u is drawn anew, from the same seeds."""
+        rows, end = len(canvas), min(t + self.stride, self.net.config.subpixels)
+        steps = torch.full((rows,), end - t)
+        self._packed.decode(self._canvas, self._unknown, self._S, self._z, self._slots[:rows],
+                            torch.full_like(steps, t), steps, self._start[:rows], torch.arange(rows), self._heat[:rows])
+        canvas[:, t:end] = self._canvas[1:rows + 1, t:end]
+        yield
 
 
 @torch.inference_mode()

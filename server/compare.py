@@ -21,10 +21,12 @@ import torch
 from model import checkpoint as checkpoints
 from model.checkpoint import Checkpoint
 from model.generate import noise_of
+from model.packing import choose
 from model.transformer import Transformer
 from server.backends import (
     BACKENDS,
     Backend,
+    CompiledBackend,
     attention_of,
     first_position,
     free_bytes,
@@ -33,10 +35,11 @@ from server.backends import (
     rows_together,
     state_bytes,
 )
-from server.engine import Engine
 from server.figures import PAPER
 
-CHEAP_FIRST = ("linear", "stateful-softmax", "softmax")
+Kind = tuple[str, str]  # backend, engine
+CHEAP_FIRST: tuple[Kind, ...] = (("linear", "compiled"), ("linear", "eager"), ("stateful-softmax", "eager"),
+                                 ("softmax", "eager"))
 UNIT_S = 0.05        # a unit of work ends after this, so that live requests get their turn
 BURST, BURST_S = 4, 0.05  # a step is taken so often, or for so long, in a row, and the quickest counts
 ROUNDS = 40          # over the positions of one cell, at most
@@ -102,15 +105,23 @@ class _OutOfTime(Exception):
 
 @dataclass(slots=True, eq=False)
 class Cell:
-    """One backend at one batch size: a line of the report."""
+    """One backend in one engine at one batch size: a line of the report."""
 
     backend: str
+    engine: str
     batch: int
     spent: float = 0.0
     rounds: int = 0
     round_seconds: float = 0.0    # what the next round will take; 0 before the survey
     decoded: float | None = None  # seconds of a whole decode
     note: str = ""                # why there is no figure
+
+    @property
+    def kind(self) -> Kind:
+        return self.backend, self.engine
+
+    def __str__(self) -> str:
+        return f"{self.backend}{'' if self.engine == 'eager' else ' (compiled)'} at batch {self.batch}"
 
 
 class Comparison:
@@ -133,10 +144,12 @@ class Comparison:
         self._coarse = sorted({first, length // 4, length // 2, length * 3 // 4, length - 1})
         self._positions = sorted({*self._coarse, max(first, tenth // 2), max(first, tenth - 1),
                                   length - tenth, length - 1 - tenth // 2})
-        self._names = [name for name in CHEAP_FIRST if name in plan.backends]
-        self.cells = [Cell(name, batch) for batch in sorted({1, *plan.batches}) for name in self._names]
-        self._backends: dict[str, Backend] = {}
-        self._samples: dict[tuple[str, int, int], list[float]] = {}  # step seconds by backend, rows, position
+        best = choose(dataclasses.replace(config, attention="linear"))
+        self._precisions = {"eager": "fp32", best.engine: best.precision}  # by engine, of those that can run here
+        self._kinds = [kind for kind in CHEAP_FIRST if kind[0] in plan.backends and kind[1] in self._precisions]
+        self.cells = [Cell(*kind, batch) for batch in sorted({1, *plan.batches}) for kind in self._kinds]
+        self._backends: dict[Kind, Backend] = {}
+        self._samples: dict[tuple[Kind, int, int], list[float]] = {}  # step seconds by kind, rows, position
         self._spent = self._unit_began = 0.0
         self._deadline = math.inf  # in time spent, not on the wall
         self._difference: float | None = None
@@ -190,7 +203,7 @@ class Comparison:
 
     def _survey(self) -> Iterator[None]:
         """Each cell's figure from few positions, before any gets a better one."""
-        for cell in sorted(self.cells, key=lambda cell: CHEAP_FIRST.index(cell.backend)):
+        for cell in sorted(self.cells, key=lambda cell: CHEAP_FIRST.index(cell.kind)):
             if not cell.note:
                 yield from self._visit(cell, self._coarse[0], burst=1)
                 self._samples.pop(self._key(cell, self._coarse[0]), None)  # that was to warm up
@@ -220,14 +233,14 @@ class Comparison:
     def _surveyed(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.round_seconds]
 
-    def _key(self, cell: Cell, t: int) -> tuple[str, int, int]:
+    def _key(self, cell: Cell, t: int) -> tuple[Kind, int, int]:
         """Cells whose batch is larger than what goes through the network together share their samples."""
-        return cell.backend, rows_together(cell.backend, self._config, cell.batch, t), t
+        return cell.kind, rows_together(cell.backend, self._config, cell.batch, t), t
 
     def _steps(self, cell: Cell) -> dict[int, float]:
         """Seconds of a step of the batch, by position. Of groups of rows, one stands for all."""
         keys = [key for t in self._positions if (key := self._key(cell, t)) in self._samples]
-        return {t: _usual(self._samples[backend, rows, t]) * cell.batch / rows for backend, rows, t in keys}
+        return {t: _usual(self._samples[kind, rows, t]) * cell.batch / rows for kind, rows, t in keys}
 
     def _seconds(self, cell: Cell) -> float:
         """Of decoding the batch: measured if it was, else from the steps."""
@@ -246,23 +259,25 @@ class Comparison:
         self._canvas = torch.randint(256, (rows, self._length), dtype=torch.uint8, generator=generator)
         self._u = torch.full((rows, 2), 0.5)
         nets: dict[str, Transformer] = {}
-        for name in self._names:
+        for kind in self._kinds:
+            name, engine = kind
             if (attention := attention_of(name)) not in nets:
                 source = self._sources[attention]
                 nets[attention] = source.net if source else random_net(self._config, attention)
                 yield
             net, free, rows = nets[attention], free_bytes(), 1
             for cell in self.cells:
-                if cell.backend == name:
+                if cell.kind == kind:
                     needed = state_bytes(name, net.config) * cell.batch
                     if needed > MEMORY_SHARE * free:
                         cell.note = (f"its states would take {needed / 2**30:.1f} GiB, and of the free "
                                      f"{free / 2**30:.1f} GiB at most {MEMORY_SHARE:.0%} may be used")
                     else:
                         rows = max(rows, cell.batch)
-            backend = self._backends[name] = Backend(name, net, rows)
+            backend = self._backends[kind] = (CompiledBackend(net, rows) if engine == "compiled"
+                                              else Backend(name, net, rows))
             yield from backend.fill(self._canvas[:1])
-            if name == "stateful-softmax" and "softmax" in self._names:
+            if name == "stateful-softmax" and ("softmax", "eager") in self._kinds:
                 length = self._length
                 at = {t for t in (self._coarse[0], length // 8, length // 4, length // 2, length - 1)
                       if t >= first_position(self._config)}
@@ -283,13 +298,14 @@ class Comparison:
             yield
 
     def _visit(self, cell: Cell, t: int, burst: int = BURST) -> Iterator[None]:
-        """Time a step of a cell at t. The first of a burst warms the caches for the others."""
+        """Time a step of a cell at t, or a call's steps that t is one of. The first of a burst warms the caches."""
         began = self._elapsed()
-        key = self._key(cell, t)
+        key, backend = self._key(cell, t), self._backends[cell.kind]
+        at = min(t, self._length - backend.stride)
         taken: list[float] = []
         while len(taken) < burst and sum(taken) < BURST_S:
-            step = self._backends[cell.backend].step(self._canvas[: key[1]], t, self._u[: key[1]])
-            taken.append((yield from self._timed(step)))
+            step = backend.step(self._canvas[: key[1]], at, self._u[: key[1]])
+            taken.append((yield from self._timed(step)) / backend.stride)
         self._samples.setdefault(key, []).append(min(taken))
         cell.spent += self._elapsed() - began
         yield
@@ -298,18 +314,19 @@ class Comparison:
         """What one round over the positions is going to take."""
         steps = self._steps(cell)
         at = np.interp(self._positions, list(steps), list(steps.values())).tolist()
-        passes = [x * self._key(cell, t)[1] / cell.batch for t, x in zip(self._positions, at, strict=True)]
+        share = self._backends[cell.kind].stride / cell.batch
+        passes = [x * self._key(cell, t)[1] * share for t, x in zip(self._positions, at, strict=True)]
         return sum(x * min(BURST, math.ceil(BURST_S / x)) for x in passes)
 
     def _decode(self, cell: Cell) -> Iterator[None]:
         """Draw the batch's images from start to end, with seeds 0, 1, 2, ..., and time that."""
-        backend = self._backends[cell.backend]
+        backend = self._backends[cell.kind]
         yield from backend.clear(cell.batch)
         began = self._clock()
         canvas = torch.zeros(cell.batch, self._length, dtype=torch.uint8)
         noise = noise_of(np.arange(cell.batch), np.arange(self._length))
         seconds = self._clock() - began
-        for t in range(self._length):
+        for t in range(0, self._length, backend.stride):
             rows = self._key(cell, t)[1]
             for group in range(0, cell.batch, rows):
                 some = slice(group, group + rows)
@@ -319,11 +336,12 @@ class Comparison:
 
     def _describe(self) -> dict[str, Any]:
         """report.json, as far as it is."""
-        lost = [name for name in self._names if self._sources[attention_of(name)] is None]
-        busy = [f"{cell.decoded:.3g} s for {usual:.3g} s ({cell.backend} at batch {cell.batch})"
+        names = dict.fromkeys(name for name, _ in self._kinds)
+        lost = [name for name in names if self._sources[attention_of(name)] is None]
+        busy = [f"{cell.decoded:.3g} s for {usual:.3g} s ({cell})"
                 for cell in self.cells if cell.decoded is not None
                 and cell.decoded > BUSY * (usual := integrate(self._steps(cell), self._length))]
-        notes = [f"No figure for {cell.backend} at batch {cell.batch}: {cell.note}."
+        notes = [f"No figure for {cell}: {cell.note}."
                  for cell in self.cells if cell.note]
         if lost:
             notes.append(f"Random weights of the same architecture for {' and '.join(lost)}, for want of a "
@@ -340,8 +358,8 @@ class Comparison:
         steps, seconds = (self._steps(cell), self._seconds(cell)) if cell.round_seconds else ({}, None)
         estimated = cell.decoded is None
         return {
-            "backend": cell.backend, "engine": Engine.name, "weights": source.name if source else None,
-            "batch": cell.batch,
+            "backend": cell.backend, "engine": cell.engine, "weights": source.name if source else None,
+            "precision": self._precisions[cell.engine], "batch": cell.batch,
             "images_per_second": _rounded(cell.batch / seconds if seconds else None),
             "seconds_per_image": _rounded(seconds),  # until the batch's images are done
             "state_bytes": state_bytes(cell.backend, self._config),

@@ -10,15 +10,17 @@ import pytest
 import torch
 
 from model import checkpoint as checkpoints
+from model import ops
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.generate import generate, noise_of
+from model.packing import choose
 from model.transformer import Transformer
 from server import backends, compare
-from server.backends import BACKENDS, Backend
+from server.backends import BACKENDS, Backend, CompiledBackend
 from server.compare import Comparison, ComparisonPlan, find_twin, integrate
 
-CONFIG = ModelConfig(height=4, width=5, layers=2, heads=2, key_dim=4, value_dim=4, d_model=8, d_ff=16,
+CONFIG = ModelConfig(height=4, width=5, layers=2, heads=2, key_dim=4, value_dim=4, d_model=16, d_ff=16,
                      mixtures=2, classes=3, neighbours=((-1, 0, 0),))
 TICK = 0.001
 
@@ -64,12 +66,13 @@ def test_a_report_has_a_line_for_every_backend_and_batch():
     assert {"model", "digest", "machine", "budget_s", "created", "paper", "largest_logit_difference",
             "results"} <= report.keys()
     assert {"cpu", "cores", "threads", "torch", "platform"} <= report["machine"].keys()
-    assert [(r["backend"], r["batch"]) for r in report["results"]] == [
-        (backend, batch) for batch in (1, 3) for backend in ("linear", "stateful-softmax", "softmax")]
+    compiled = [("linear", "compiled", choose(CONFIG).precision)] if ops.compiled else []
+    kinds = [*compiled, *((backend, "eager", "fp32") for backend in ("linear", "stateful-softmax", "softmax"))]
+    assert [(r["backend"], r["engine"], r["precision"], r["batch"]) for r in report["results"]] == [
+        (*kind, batch) for batch in (1, 3) for kind in kinds]
     for result in report["results"]:
         assert {"backend", "engine", "batch", "images_per_second", "seconds_per_image", "state_bytes",
                 "step_seconds", "estimated", "positions", "bits_per_dim", "tail_over_head"} <= result.keys()
-        assert result["engine"] == "eager"
         rate = result["batch"] / result["seconds_per_image"]
         assert result["images_per_second"] == pytest.approx(rate, rel=1e-3)
 
@@ -108,6 +111,17 @@ def test_the_baseline_draws_the_images_that_generate_draws():
                 for _ in backend.step(canvas[some], t, noise[some, t]):
                     pass
         assert torch.equal(canvas, generate(net, [0, 1, 2]))
+
+
+@pytest.mark.skipif(not ops.compiled, reason=ops.why())
+def test_the_compiled_engine_draws_the_images_that_generate_draws():
+    """Rows of sub-pixels at a time, and nearly everywhere the same: it rounds in another order."""
+    net = make().net
+    backend, canvas = CompiledBackend(net, 3), torch.zeros(3, 20, dtype=torch.uint8)
+    for t in range(0, 20, backend.stride):
+        list(backend.step(canvas, t, torch.zeros(3, 2)))
+    assert backend.stride == 5
+    assert float((canvas == generate(net, [0, 1, 2])).float().mean()) > 0.8
 
 
 def test_with_less_time_the_figure_comes_from_some_positions():
