@@ -1,7 +1,8 @@
 """What HTTP costs: images/s of many requests at once, over that of `linpix sample` at the same batch size.
 
-    python -m tests.benchmarks.http --model mnist-small --batch 64 [--repeat 3]
+    python -m tests.benchmarks.http [--model mnist-small | --preset mnist] [--batch 64] [--repeat 3]
 
+A preset has random weights, which does not change its speed.
 Both are measured in turn, as whole processes of this machine; the ratio is of medians.
 """
 
@@ -16,8 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import torch
 
 from model import checkpoint
+from model.config import PRESETS
+from model.transformer import Transformer
 from tests.server.conftest import ROOT, serving
 
 
@@ -40,21 +44,33 @@ def served(url: str, requests: int, n: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="mnist-small")
+    parser.add_argument("--model", default="mnist-small", help="a checkpoint, by name or folder")
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="instead of a checkpoint, with random weights")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=3)
     given = parser.parse_args()
-    folder = checkpoint.find(given.model).resolve()
+    with tempfile.TemporaryDirectory() as made:
+        if given.preset:
+            folder = Path(made) / given.preset
+            torch.manual_seed(0)
+            source = {"data": "random weights", "class_names": [str(label) for label in range(10)]}
+            checkpoint.save(folder, Transformer(PRESETS[given.preset]), source, "# random\n")
+        else:
+            folder = checkpoint.find(given.model).resolve()
+        measure(folder, given.batch, given.repeat)
+
+
+def measure(folder: Path, batch: int, repeat: int) -> None:
     rates: dict[str, list[float]] = {"sample": [], "http, n=1": [], "http, n=8": []}
-    with serving(folder.parent, "--models", folder.name, "--slots", str(given.batch)) as server, \
+    with serving(folder.parent, "--models", folder.name, "--slots", str(batch)) as server, \
             tempfile.TemporaryDirectory() as out:
         served(server.url, 1, 1)  # warm
-        for _ in range(given.repeat):
-            rates["sample"].append(sampled(str(folder), given.batch, Path(out)))
-            rates["http, n=1"].append(served(server.url, given.batch, 1))
-            rates["http, n=8"].append(served(server.url, given.batch // 8, 8))
+        for _ in range(repeat):
+            rates["sample"].append(sampled(str(folder), batch, Path(out)))
+            rates["http, n=1"].append(served(server.url, batch, 1))
+            rates["http, n=8"].append(served(server.url, batch // 8, 8))
     base = statistics.median(rates["sample"])
-    print(f"| {given.model}, batch {given.batch} | images/s | of `linpix sample` |\n|---|---|---|")
+    print(f"| {folder.name}, batch {batch} | images/s | of `linpix sample` |\n|---|---|---|")
     for name, values in rates.items():
         print(f"| {name} | {statistics.median(values):.1f} ({min(values):.1f}..{max(values):.1f}) "
               f"| {statistics.median(values) / base:.2f} |")

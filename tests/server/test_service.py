@@ -1,5 +1,6 @@
 """Limits, leaving and stopping, against real server processes."""
 
+import base64
 import json
 import shutil
 import signal
@@ -14,6 +15,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from model import ops
 from server.app import create_app
 from server.settings import Settings
 from tests.server.conftest import EAGER, ROOT, eventually, serving
@@ -111,6 +113,18 @@ def test_freed_slots_may_be_poisoned_without_anybody_noticing(tiny):
         answers = list(pool.map(lambda _: client.post("/v1/images/generations", json=body), range(8)))
     values = {item["b64_json"] for answer in answers for item in answer.json()["data"] if item["seed"] == 5}
     assert len(values) <= 2  # one image, but for the rounding of another batch size
+
+
+@pytest.mark.skipif(not ops.compiled, reason=ops.why())
+def test_a_seed_gives_the_same_bytes_over_http_among_twenty_others_and_from_the_command_line(tiny, tmp_path):
+    with serving(tiny.parent, "--slots", "16") as server, ThreadPoolExecutor(21) as pool, server.client() as client:
+        bodies = [{"seed": 100 + i, "n": 1 + i % 3, "temperature": 0.5 + i / 20, "label": i % 10} for i in range(20)]
+        bodies.insert(11, {"seed": 77, "label": 3})
+        answers = list(pool.map(lambda body: client.post("/v1/images/generations", json=body), bodies))
+    [served] = answers[11].json()["data"]
+    subprocess.run([sys.executable, str(ROOT / "linpix.py"), "sample", "--model", str(tiny), "--seed", "77", "--label",
+                    "3", "--out", str(tmp_path / "out")], check=True, capture_output=True)
+    assert base64.b64decode(served["b64_json"]) == (tmp_path / "out/00000-77.png").read_bytes()
 
 
 def test_what_a_save_leaves_beside_checkpoints_is_not_served(tiny, tmp_path):
