@@ -27,9 +27,8 @@ class Scratch {
   std::unique_ptr<void, Free> at_;
 };
 
-// work(thread's share, its own scratch, the scratch that a share has in common, task). With fewer tasks than it takes to
-// keep the threads busy, all of them work on one after the other, each on its columns; else each claims tasks and does
-// them alone, so nobody waits for anybody.
+// work(thread's share, its own scratch, the scratch that a share has in common, task). Split: all threads work on one
+// task after the other, each on its columns. Else each claims tasks and does them alone, so nobody waits for anybody.
 template <class Work>
 void deal(const Kernels& kernels, const Model& m, int tasks, int tokens, bool split, int threads, Work work) {
   const size_t own_bytes = kernels.own_bytes(m, tokens), common_bytes = kernels.common_bytes(m, tokens);
@@ -53,26 +52,17 @@ void deal(const Kernels& kernels, const Model& m, int tasks, int tokens, bool sp
   });
 }
 
-// Whether the weights, which every thread with rows of its own reads at its own pace, stay in the cache that they
-// share: half of a last-level cache of 32 MiB. What the system says of its size may be that of all sockets together.
-bool stay_in_cache(const Model& m) {
-  const Layer& l = m.layer[0];
-  long weights = 0;
-  for (const Matrix* w : {&l.qkv, &l.out, &l.up, &l.down}) weights += (long)w->groups * w->columns * w->depth;
-  return weights * m.layers * (m.bf16 ? 2 : 4) <= 16 << 20;
-}
-
 }  // namespace
 
 void decode(const Kernels& kernels, const Model& m, const Rows& rows, int threads) {
   if (rows.count == 0) return;
-  const bool cheap = stay_in_cache(m);  // where reading weights is dear, more rows share one reading of them
-  if (rows.count <= (cheap ? 4 : 8) * threads)
+  // Few rows share out the columns; where reading weights is dear, more rows than else share one reading of them.
+  if (rows.count <= (m.far ? 8 : 4) * threads)
     return deal(kernels, m, 1, rows.count, threads > 1, threads, [&](Share share, void* own, void* common, int) {
       kernels.decode(m, rows, 0, rows.count, rows.count, share, own, common);
     });
   // blocks of equal size, as many for each thread
-  const int most_rows = cheap ? 16 : 32, rounds = (rows.count + most_rows * threads - 1) / (most_rows * threads);
+  const int most_rows = m.far ? 32 : 16, rounds = (rows.count + most_rows * threads - 1) / (most_rows * threads);
   const int tasks = rounds * threads, most = (rows.count + tasks - 1) / tasks;
   deal(kernels, m, tasks, most, false, threads, [&](Share share, void* own, void* common, int task) {
     const int first = (int)((int64_t)task * rows.count / tasks), last = (int)((int64_t)(task + 1) * rows.count / tasks);

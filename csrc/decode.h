@@ -16,7 +16,8 @@ inline int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 struct Matrix {
   const void* weights;  // float or bfloat16
   const float* bias;    // groups * columns
-  int groups, columns, depth;  // columns: a multiple of 16; depth: even
+  int groups, columns, depth;  // columns and depth: multiples of 16
+  bool far = false;            // of a model whose weights do not stay in the cache that the cores share
 
   static constexpr int PANEL = 4;  // blocks of a panel at most
 };
@@ -33,7 +34,7 @@ struct Layer {
 
 struct Model {
   int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures, subpixels;
-  bool pre_norm, gelu, elu_scale, bf16;
+  bool pre_norm, gelu, elu_scale, bf16, far;  // far: as of its matrices
   float eps;
   const Layer* layer;
   Norm norm;
@@ -78,8 +79,8 @@ struct Kernels {
   // bytes that a pass of so many tokens needs: of its own, and of what the threads of a share have in common
   size_t (*own_bytes)(const Model&, int tokens);
   size_t (*common_bytes)(const Model&, int tokens);
-  // Rows first .. last-1, at most `most` of them, every one by its number of steps. Scratch is laid out for `most` rows,
-  // always the same for those who use it one after the other: columns beyond a matrix's own must stay zero in it.
+  // Rows first .. last-1, at most `most` of them, every one by its number of steps. Scratch is laid out for `most`,
+  // the same for all who use it one after the other: columns beyond a matrix's own must stay zero in it.
   void (*decode)(const Model&, const Rows&, int first, int last, int most, Share, void* own, void* common);
   // Tokens 0 .. steps-1 of one row, folded into its slot; steps counts start token and sub-pixels.
   void (*prefill)(const Model&, const Rows&, int row, Share, void* own, void* common);

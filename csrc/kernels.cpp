@@ -24,14 +24,13 @@ constexpr int TILE_ROWS = 6, TILE_BLOCKS = 1;
 #else
 constexpr int TILE_ROWS = 3, TILE_BLOCKS = 1;
 #endif
-// With so few rows, weights are waited for: they are asked for so many bytes before they are needed.
-constexpr int PREFETCH_ROWS = 2, AHEAD = 2048;
+constexpr int FEW_ROWS = 2, AHEAD = 2048;  // with so few rows, weights are waited for; bytes to ask for them ahead
 
 using Tile = float[TILE_ROWS][TILE_BLOCKS * LANES];
 
-// ROWS rows of a times BLOCKS blocks of a panel that is `width` blocks wide.
-template <int ROWS, int BLOCKS, class T>
-void tile(const T* a, int stride, const T* w, int width, int depth, Tile& result) {
+// ROWS rows of a times BLOCKS blocks of a panel that is `width` blocks wide. ASK: prefetch weights `ahead` bytes on.
+template <int ROWS, int BLOCKS, bool ASK, class T>
+void tile(const T* a, int stride, const T* w, int width, int depth, Tile& result, int ahead) {
   using Op = Operand<T>;
   Floats sums[ROWS][BLOCKS];  // in registers: every loop over it is unrolled before they are dealt out
 #pragma GCC unroll 8
@@ -43,7 +42,7 @@ void tile(const T* a, int stride, const T* w, int width, int depth, Tile& result
 #pragma GCC unroll 8
     for (int b = 0; b < BLOCKS; ++b) {
       weights[b] = Op::load(w + b * LANES * Op::K);
-      if (ROWS <= PREFETCH_ROWS) __builtin_prefetch((const char*)(w + b * LANES * Op::K) + AHEAD);
+      if (ASK) __builtin_prefetch((const char*)(w + b * LANES * Op::K) + ahead, 0, ROWS <= FEW_ROWS ? 3 : 2);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
@@ -58,26 +57,26 @@ void tile(const T* a, int stride, const T* w, int width, int depth, Tile& result
     for (int b = 0; b < BLOCKS; ++b) store(&result[r][b * LANES], sums[r][b]);
 }
 
-template <int ROWS, class T>
-void tile_of(int blocks, const T* a, int stride, const T* w, int width, int depth, Tile& result) {
-  if (blocks == 1) return tile<ROWS, 1>(a, stride, w, width, depth, result);
+template <int ROWS, bool ASK, class T>
+void tile_of(int blocks, const T* a, int stride, const T* w, int width, int depth, Tile& result, int ahead) {
+  if (blocks == 1) return tile<ROWS, 1, ASK>(a, stride, w, width, depth, result, ahead);
   if constexpr (TILE_BLOCKS >= 2)
-    if (blocks == 2) return tile<ROWS, 2>(a, stride, w, width, depth, result);
+    if (blocks == 2) return tile<ROWS, 2, ASK>(a, stride, w, width, depth, result, ahead);
   if constexpr (TILE_BLOCKS >= 3)
-    if (blocks == 3) return tile<ROWS, 3>(a, stride, w, width, depth, result);
-  if constexpr (TILE_BLOCKS >= 4) return tile<ROWS, 4>(a, stride, w, width, depth, result);
+    if (blocks == 3) return tile<ROWS, 3, ASK>(a, stride, w, width, depth, result, ahead);
+  if constexpr (TILE_BLOCKS >= 4) return tile<ROWS, 4, ASK>(a, stride, w, width, depth, result, ahead);
 }
 
-template <class T>
-void tile_of(int rows, int blocks, const T* a, int stride, const T* w, int width, int depth, Tile& result) {
+template <bool ASK, class T>
+void tile_of(int rows, int blocks, const T* a, int stride, const T* w, int width, int depth, Tile& result, int ahead) {
   switch (rows) {
-    case 1: return tile_of<1>(blocks, a, stride, w, width, depth, result);
-    case 2: return tile_of<2>(blocks, a, stride, w, width, depth, result);
-    case 3: return tile_of<3>(blocks, a, stride, w, width, depth, result);
+    case 1: return tile_of<1, ASK>(blocks, a, stride, w, width, depth, result, ahead);
+    case 2: return tile_of<2, ASK>(blocks, a, stride, w, width, depth, result, ahead);
+    case 3: return tile_of<3, ASK>(blocks, a, stride, w, width, depth, result, ahead);
 #if defined(__AVX512F__) || defined(__aarch64__)
-    case 4: return tile_of<4>(blocks, a, stride, w, width, depth, result);
-    case 5: return tile_of<5>(blocks, a, stride, w, width, depth, result);
-    case 6: return tile_of<6>(blocks, a, stride, w, width, depth, result);
+    case 4: return tile_of<4, ASK>(blocks, a, stride, w, width, depth, result, ahead);
+    case 5: return tile_of<5, ASK>(blocks, a, stride, w, width, depth, result, ahead);
+    case 6: return tile_of<6, ASK>(blocks, a, stride, w, width, depth, result, ahead);
 #endif
   }
 }
@@ -107,7 +106,14 @@ void product(const T* a, int stride, int rows, const Matrix& m, int first, int l
       for (int b = 0; b < width; b += TILE_BLOCKS) {
         alignas(64) Tile sums;
         const int wide = least(TILE_BLOCKS, width - b);
-        tile_of(count, wide, a + row * stride, stride, w + b * LANES * Operand<T>::K, width, m.depth, sums);
+        const T *from = a + row * stride, *block = w + b * LANES * Operand<T>::K;
+        const int panel_bytes = width * LANES * m.depth * (int)sizeof(T);
+        if (rows <= FEW_ROWS)
+          tile_of<true>(count, wide, from, stride, block, width, m.depth, sums, AHEAD);
+        else if (m.far && tiles > 1 && i == tiles - 1)  // with this panel in a near cache, there is time for the next
+          tile_of<true>(count, wide, from, stride, block, width, m.depth, sums, panel_bytes);
+        else
+          tile_of<false>(count, wide, from, stride, block, width, m.depth, sums, 0);
         for (int r = 0; r < count; ++r)
           for (int c = 0; c < wide * LANES; c += LANES) {
             const int to = column + b * LANES + c;

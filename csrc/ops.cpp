@@ -173,6 +173,10 @@ Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
 
 // --- decode_quantum, prefill -----------------------------------------------------------------------------------------
 
+// Half of the 32 MiB of last-level cache that a few cores usually share. The system's own figure is of no use: it may
+// be that of a whole socket.
+constexpr size_t FAR_BYTES = 16 << 20;
+
 // What model/packing.py makes of a transformer, taken apart again; see `Packed` there for the order.
 class Parts {
  public:
@@ -224,6 +228,11 @@ class Parts {
                          norm(w[4], w[5], "norm1"), norm(w[10], w[11], "norm2")});
     }
     model.layer = layers_.data();
+    size_t bytes = 0;
+    for (size_t i = first; i < weights.size(); ++i) bytes += weights[i].numel() * weights[i].element_size();
+    model.far = bytes > FAR_BYTES;
+    for (Layer& layer : layers_)
+      for (Matrix* matrix : {&layer.qkv, &layer.out, &layer.up, &layer.down}) matrix->far = model.far;
   }
 
   Model model{};
