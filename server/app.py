@@ -126,6 +126,7 @@ class Server(uvicorn.Server):
 
 def serve(settings: Settings) -> None:
     """Run the service until a signal ends it."""
+    sys.setswitchinterval(0.0005)  # the engine thread takes back the GIL between quanta; by default it may wait 5 ms
     app = create_app(settings)
     config = uvicorn.Config(app, host=settings.host, port=settings.port, log_level="warning", workers=1,
                             timeout_graceful_shutdown=10, server_header=False)
