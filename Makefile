@@ -36,7 +36,8 @@ check: venv
 bench: venv
 	$(BIN)/python -m tests.benchmarks.decode
 
-# The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, and their threads under ThreadSanitizer.
+# The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, the portable kernels and this processor's;
+# and their threads under ThreadSanitizer.
 CXX ?= g++
 CXXTEST := $(CXX) -std=c++20 -O1 -g -ffp-contract=off -Wall -Wextra -Wno-psabi -DLINPIX_ISA=portable \
            -Icsrc csrc/tests/test_kernels.cpp csrc/kernels.cpp csrc/decode.cpp csrc/team.cpp -pthread
@@ -44,5 +45,7 @@ sanitize:
 	mkdir -p build
 	$(CXXTEST) -fsanitize=address,undefined -fno-sanitize-recover=all -o build/test_kernels_asan
 	build/test_kernels_asan
+	$(CXXTEST) -march=native -fsanitize=address,undefined -fno-sanitize-recover=all -o build/test_kernels_native
+	build/test_kernels_native
 	$(CXXTEST) -fsanitize=thread -o build/test_kernels_tsan
 	build/test_kernels_tsan

@@ -1,4 +1,4 @@
-"""Compiles csrc into model/liblinpix_cpu.so. Where that cannot be, the install goes on, and LinPix runs without it.
+"""Compiles csrc into a shared library in model/. Where that cannot be, the install goes on, and LinPix runs without it.
 
 Only torch's stable ABI is used, so the library made here loads into torch 2.10 and later. torch itself is not
 imported: in pip's isolated builds it cannot be, though its headers lie beside the interpreter.
@@ -6,6 +6,7 @@ imported: in pip's isolated builds it cannot be, though its headers lie beside t
 
 import os
 import platform
+import re
 import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,6 +38,9 @@ class BuildKernels(build_ext):
         return name.replace(".", os.sep) + ".so"  # not a Python module: no tag of a Python version
 
     def build_extension(self, extension: Extension) -> None:
+        places = [Path(self.get_ext_fullpath(extension.name)).parent, *([Path("model")] if self.editable_mode else [])]
+        for stale in (path for place in places for path in place.glob("liblinpix_cpu*.so")):
+            stale.unlink()  # should this build fail, the last one's must not be taken for its own
         torch = torch_folder()
         if torch is None:
             raise CompileError("there is no torch of 2.10 or later to compile csrc against; LinPix will decode slowly. "
@@ -55,10 +59,12 @@ class BuildKernels(build_ext):
                                              libraries=["torch_cpu", "pthread"], library_dirs=[str(torch / "lib")],
                                              target_lang="c++")
         except (CompileError, LinkError, ExecError) as error:
-            raise CompileError(f"{error}; LinPix will decode slowly. "
-                               "Install a C++20 compiler such as g++, then LinPix again") from error
+            raise CompileError(f"{error}; LinPix will decode slowly. Install a C++20 compiler such as g++ and torch "
+                               "2.10 or later, then LinPix again") from error
 
 
-kernels = Extension("model.liblinpix_cpu", ["csrc/ops.cpp"], depends=sorted(map(str, Path("csrc").glob("*.*"))),
-                    optional=True)
+schemas = re.search(r"^SCHEMAS = (\d+)", Path("model/ops.py").read_text(), re.MULTILINE)
+assert schemas, "model/ops.py says which version of the operators' schemas this is"
+kernels = Extension(f"model.liblinpix_cpu_{schemas[1]}", ["csrc/ops.cpp"], optional=True,
+                    depends=sorted(map(str, Path("csrc").glob("*.*"))))
 setup(ext_modules=[kernels], cmdclass={"build_ext": BuildKernels})

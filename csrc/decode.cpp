@@ -1,4 +1,5 @@
 // Who does what: rows are dealt to threads, or the columns of a few rows are.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -31,11 +32,11 @@ class Scratch {
 // task after the other, each on its columns. Else each claims tasks and does them alone, so nobody waits for anybody.
 template <class Work>
 void deal(const Kernels& kernels, const Model& m, int tasks, int tokens, bool split, int threads, Work work) {
-  const size_t own_bytes = kernels.own_bytes(m, tokens), common_bytes = kernels.common_bytes(m, tokens);
+  const Sizes sizes = kernels.sizes(m, tokens);
   std::vector<Scratch> own, common;
   for (int i = 0; i < threads; ++i) {
-    own.emplace_back(own_bytes);
-    if (i == 0 || !split) common.emplace_back(common_bytes);
+    own.emplace_back(sizes.own);
+    if (i == 0 || !split) common.emplace_back(sizes.common);
   }
   if (split) {
     Barrier barrier{threads};
@@ -52,13 +53,21 @@ void deal(const Kernels& kernels, const Model& m, int tasks, int tokens, bool sp
   });
 }
 
+// Threads that find work in every product: no more than its panels, and no more than heads.
+int sharers(const Model& m, int threads) {
+  for (const Matrix* w : {&m.layer[0].out, &m.layer[0].up})
+    threads = std::min(threads, (w->columns / TILE + Matrix::PANEL - 1) / Matrix::PANEL);
+  return std::min(threads, m.heads);
+}
+
 }  // namespace
 
 void decode(const Kernels& kernels, const Model& m, const Rows& rows, int threads) {
   if (rows.count == 0) return;
+  const int together = sharers(m, threads);
   // Few rows share out the columns; where reading weights is dear, more rows than else share one reading of them.
-  if (rows.count <= (m.far ? 8 : 4) * threads)
-    return deal(kernels, m, 1, rows.count, threads > 1, threads, [&](Share share, void* own, void* common, int) {
+  if (rows.count <= (m.far ? 8 : 4) * together)
+    return deal(kernels, m, 1, rows.count, true, together, [&](Share share, void* own, void* common, int) {
       kernels.decode(m, rows, 0, rows.count, rows.count, share, own, common);
     });
   // blocks of equal size, as many for each thread
@@ -71,7 +80,8 @@ void decode(const Kernels& kernels, const Model& m, const Rows& rows, int thread
 }
 
 void prefill(const Kernels& kernels, const Model& m, const Rows& rows, int threads) {
-  deal(kernels, m, rows.count, PREFILL_TOKENS, rows.count < threads, threads,
+  const bool split = rows.count < threads;
+  deal(kernels, m, rows.count, PREFILL_TOKENS, split, split ? sharers(m, threads) : threads,
        [&](Share share, void* own, void* common, int row) { kernels.prefill(m, rows, row, share, own, common); });
 }
 

@@ -8,7 +8,8 @@ namespace linpix {
 
 constexpr int TILE = 16;  // columns of a weight block
 
-inline int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
+// Inlined everywhere: a copy compiled for AVX-512 must not become the one that the linker keeps for all.
+inline __attribute__((always_inline)) int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
 // The weights of a linear layer, packed by model/packing.py: `groups` of `columns` output columns each, a group cut
 // into panels of at most PANEL blocks of 16 columns. In memory: panel after panel, in it k after k (bfloat16: pair of
@@ -72,13 +73,16 @@ struct Share {
   Barrier* barrier;
 };
 
+// Bytes of scratch for a pass of so many tokens: of each thread, and of what the threads of a share have in common.
+struct Sizes {
+  size_t own, common;
+};
+
 // One version of the kernels, compiled for one instruction set.
 struct Kernels {
   const char* name;
   bool fast_bf16;
-  // bytes that a pass of so many tokens needs: of its own, and of what the threads of a share have in common
-  size_t (*own_bytes)(const Model&, int tokens);
-  size_t (*common_bytes)(const Model&, int tokens);
+  Sizes (*sizes)(const Model&, int tokens);
   // Rows first .. last-1, at most `most` of them, every one by its number of steps. Scratch is laid out for `most`,
   // the same for all who use it one after the other: columns beyond a matrix's own must stay zero in it.
   void (*decode)(const Model&, const Rows&, int first, int last, int most, Share, void* own, void* common);

@@ -231,36 +231,31 @@ LINPIX_INLINE void store_as(bfloat16* to, Floats x) { store(to, x); }
 template <class T>
 class Pass {
  public:
-  static size_t own_bytes(const Model& m, int tokens) {
-    const int group = m.layer[0].qkv.columns;
-    return bytes<float>(tokens * m.d_model) + bytes<T>(tokens * m.d_model) + bytes<float>(tokens * group) +
-           bytes<float>(tokens * m.d_model) + bytes<float>(tokens * m.head.groups * m.head.columns) +
-           bytes<float>(round_up(m.value_dim, LANES)) + bytes<Token>(tokens);
-  }
-  static size_t common_bytes(const Model& m, int tokens) {
-    return bytes<float>(tokens * m.d_model) + bytes<T>(tokens * m.layer[0].out.depth) +
-           bytes<T>(tokens * m.layer[0].down.depth);
-  }
-
+  // For `most` tokens at most. Without own and common it only counts the bytes that it would take of them.
   Pass(const Model& model, const Rows& rows, Share share, int most, void* own, void* common)
       : m(model), rows(rows), share(share) {
-    char* at = (char*)own;
+    uintptr_t at = (uintptr_t)own;
+    token = take<Token>(at, most);
     x = take<float>(at, most * m.d_model);
     a = take<T>(at, most * m.d_model);
     qkv = take<float>(at, most * m.layer[0].qkv.columns);
     features = take<float>(at, most * m.d_model);
     parameters = take<float>(at, most * m.head.groups * m.head.columns);
     read = take<float>(at, round_up(m.value_dim, LANES));
-    token = take<Token>(at, most);
-    at = (char*)common;
+    scratch = take<float>(at, m.head.columns);
+    own_bytes = at - (uintptr_t)own;
+    at = (uintptr_t)common;
     sum = take<float>(at, most * m.d_model);
     y = take<T>(at, most * m.layer[0].out.depth);
     hidden = take<T>(at, most * m.layer[0].down.depth);
+    common_bytes = at - (uintptr_t)common;
   }
 
+  size_t own_bytes, common_bytes;
   Token* token;       // of this pass
   int tokens = 0;
   float* parameters;  // (tokens, 3, columns): what head() leaves
+  float* scratch;     // K, rounded up
 
   // All layers; the last one only as far as its state if nothing is to be predicted.
   void run(bool predict) {
@@ -296,11 +291,9 @@ class Pass {
 
  private:
   template <class U>
-  static size_t bytes(size_t count) { return (count * sizeof(U) + 63) / 64 * 64; }
-  template <class U>
-  static U* take(char*& at, size_t count) {
+  static U* take(uintptr_t& at, size_t count) {
     U* taken = (U*)at;
-    at += bytes<U>(count);
+    at += (count * sizeof(U) + 63) / 64 * 64;
     return taken;
   }
 
@@ -446,7 +439,7 @@ uint8_t draw(const Mixture& p, float u0, float u1, float temperature, bool elu_s
   store(logistic, log(u1) - log(1 - u1));
   const float x = p.means[picked] + scale[0] * temperature * logistic[0];
   const float value = (x + 1) / 2 * 255;
-  if (!(value > 0)) return 0;  // NaN too: such a row is reported, not drawn
+  if (!(value > 0)) return 0;  // NaN too: the row is reported as not finite
   return value > 255 ? 255 : (uint8_t)__builtin_nearbyintf(value);
 }
 
@@ -491,7 +484,7 @@ uint8_t draw_marginal(const double* cumulative, float u0) {
 }
 
 // The sub-pixel of one row at one position: drawn, or the known one; and its log-probability.
-void settle_subpixel(const Model& m, const Rows& rows, int row, int64_t step, const float* parameters, float* scratch) {
+void finish_subpixel(const Model& m, const Rows& rows, int row, int64_t step, const float* parameters, float* scratch) {
   const int64_t t = rows.positions[row] + step, slot = rows.slots[row];
   uint8_t* pixel = rows.canvas + slot * m.subpixels + t;
   const bool known = rows.known[slot * m.subpixels + t];
@@ -518,7 +511,6 @@ template <class T>
 void decode(const Model& m, const Rows& rows, int first, int last, int most, Share share, void* own, void* common) {
   Pass<T> pass(m, rows, share, most, own, common);
   const int width = m.head.groups * m.head.columns;
-  alignas(64) float scratch[256];
   for (int64_t step = 0;; ++step) {
     pass.tokens = 0;
     for (int row = first; row < last; ++row) {
@@ -532,7 +524,7 @@ void decode(const Model& m, const Rows& rows, int first, int last, int most, Sha
       pass.head();
       int r = 0;
       for (int row = first; row < last; ++row)
-        if (step < rows.steps[row]) settle_subpixel(m, rows, row, step, pass.parameters + r++ * width, scratch);
+        if (step < rows.steps[row]) finish_subpixel(m, rows, row, step, pass.parameters + r++ * width, pass.scratch);
     }
     wait(share);  // until the sub-pixels that the next step looks up are there
   }
@@ -550,12 +542,12 @@ void prefill(const Model& m, const Rows& rows, int row, Share share, void* own, 
   }
 }
 
-size_t own_bytes(const Model& m, int tokens) {
-  return m.bf16 ? Pass<bfloat16>::own_bytes(m, tokens) : Pass<float>::own_bytes(m, tokens);
+template <class T>
+Sizes sizes_of(const Model& m, int tokens) {
+  const Pass<T> counted(m, Rows{}, Share{}, tokens, nullptr, nullptr);
+  return {counted.own_bytes, counted.common_bytes};
 }
-size_t common_bytes(const Model& m, int tokens) {
-  return m.bf16 ? Pass<bfloat16>::common_bytes(m, tokens) : Pass<float>::common_bytes(m, tokens);
-}
+Sizes sizes(const Model& m, int tokens) { return (m.bf16 ? sizes_of<bfloat16> : sizes_of<float>)(m, tokens); }
 void decode_any(const Model& m, const Rows& rows, int first, int last, int most, Share share, void* own, void* common) {
   (m.bf16 ? decode<bfloat16> : decode<float>)(m, rows, first, last, most, share, own, common);
 }
@@ -579,6 +571,6 @@ const Kernels LINPIX_JOIN(kernels_, LINPIX_ISA) = {
 #else
     false,
 #endif
-    LINPIX_ISA::own_bytes, LINPIX_ISA::common_bytes, LINPIX_ISA::decode_any, LINPIX_ISA::prefill_any,
+    LINPIX_ISA::sizes, LINPIX_ISA::decode_any, LINPIX_ISA::prefill_any,
     LINPIX_ISA::attend};
 }

@@ -133,13 +133,14 @@ void attend_all(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
       for (int64_t i = 0; i < M; ++i) put(to + i, result[i]);
     }
   };
-  // Rows of one slot (0 only) must follow one another, so heads are dealt, and rows where there are enough of them.
+  // Rows may share slot 0, so it is the heads that are dealt.
   const bool small = B * tokens * H * D * M < 1 << 18;
   const int members = small ? 1 : (int)std::min<int64_t>(torch::stable::get_num_threads(), H);
+  std::vector<std::vector<float>> scratch(members, std::vector<float>(2 * D + 2 * M));
   run_together(members, [&](int member) {
-    std::vector<float> scratch(2 * D + 2 * M);
     for (int64_t row = 0; row < B; ++row)
-      for (int64_t h = member * H / members; h < (member + 1) * H / members; ++h) one_head(row, h, scratch.data());
+      for (int64_t h = member * H / members; h < (member + 1) * H / members; ++h)
+        one_head(row, h, scratch[member].data());
   });
 }
 
@@ -186,7 +187,9 @@ class Parts {
     STD_TORCH_CHECK(weights.size() >= first + each && (weights.size() - first) % each == 0, op, ": weights must hold ",
                     first, " tensors and ", each, " a layer, got ", weights.size());
     for (size_t i = 0; i < 7; ++i)
-      STD_TORCH_CHECK((i == 6 ? 0 : 1) <= sizes[i] && sizes[i] <= 1 << 20, op, ": sizes[", i, "] is ", sizes[i]);
+      STD_TORCH_CHECK((i == 6 ? 0 : 1) <= sizes[i] && sizes[i] <= 1 << 15, op, ": sizes[", i, "] is ", sizes[i]);
+    STD_TORCH_CHECK(sizes[0] * (2 * sizes[1] + sizes[2]) <= 1 << 24, op, ": heads, key_dim and value_dim are ",
+                    sizes[0], ", ", sizes[1], " and ", sizes[2], ", too large together");
     model.heads = (int)sizes[0];
     model.key_dim = (int)sizes[1];
     model.value_dim = (int)sizes[2];
@@ -219,7 +222,7 @@ class Parts {
     model.head = matrix(weights[7], weights[8], "head", 3, model.mixtures, model.d_model, false);
     for (size_t i = first; i < weights.size(); i += each) {
       const Tensor* w = &weights[i];
-      const int width = model.heads * model.value_dim;
+      const int width = model.heads * model.value_dim;  // below 2^30
       layers_.push_back({matrix(w[0], w[1], "qkv", model.heads, 2 * model.key_dim + model.value_dim, model.d_model,
                                 model.bf16),
                          matrix(w[2], w[3], "out", 1, model.d_model, width, model.bf16),
@@ -244,7 +247,7 @@ class Parts {
     depth = round_up(depth, TILE);
     const ScalarType type = bf16 ? ScalarType::BFloat16 : ScalarType::Float;
     return {checked<void>(w, op_, name, type, {(int64_t)groups * columns * depth}),
-            checked<float>(bias, op_, name, ScalarType::Float, {groups * columns}), groups, columns, depth};
+            checked<float>(bias, op_, name, ScalarType::Float, {(int64_t)groups * columns}), groups, columns, depth};
   }
   Norm norm(const Tensor& weight, const Tensor& bias, const char* name) {
     return {checked<float>(weight, op_, name, ScalarType::Float, {model.d_model}),
@@ -254,8 +257,8 @@ class Parts {
   void check_look_ups() {
     const Model& m = model;
     for (int i = 0; i < m.values; ++i)
-      STD_TORCH_CHECK(0 <= m.base[i] && m.base[i] + 256 + (i == 0 ? classes : 0) < table_rows_, op_, ": base[", i,
-                      "] is ", m.base[i], ", beyond a table of ", table_rows_, " rows");
+      STD_TORCH_CHECK(0 <= m.base[i] && (int64_t)m.base[i] + 256 + (i == 0 ? classes : 0) < table_rows_, op_,
+                      ": base[", i, "] is ", m.base[i], ", beyond a table of ", table_rows_, " rows");
     bool inside = true;
     for (int64_t t = 0; t < m.subpixels; ++t) {
       for (int i = 0; i < m.values; ++i) inside &= -1 <= m.source[t * m.values + i] && m.source[t * m.values + i] < t;

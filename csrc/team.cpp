@@ -7,12 +7,14 @@
 #endif
 
 #include <atomic>
+#include <cstdint>
 #include <mutex>
 #include <thread>
 
 namespace linpix {
 namespace {
 
+constexpr uint64_t MOST = 4096;  // threads
 constexpr int SPINS = 2000;  // of some 40 cycles: 20 to 30 microseconds
 
 void pause_briefly() {
@@ -25,12 +27,11 @@ class Team {
  public:
   void run(int members, const std::function<void(int)>& work) {
     const std::lock_guard<std::mutex> alone(one_call_at_a_time_);
-    for (; size_ < members; ++size_) std::thread(&Team::serve, this, size_, round_.load()).detach();
+    for (; size_ < members; ++size_) std::thread(&Team::serve, this, size_, call_.load()).detach();
     work_ = &work;
-    members_ = members;
-    left_.store(size_ - 1);
-    round_.fetch_add(1);
-    round_.notify_all();
+    left_.store(members - 1);
+    call_.store((call_.load() / MOST + 1) * MOST + members);
+    call_.notify_all();
     work(0);
     for (int spins = 0, left; (left = left_.load()) != 0; ++spins)
       if (spins < SPINS)
@@ -40,24 +41,24 @@ class Team {
   }
 
  private:
-  void serve(int index, unsigned seen) {
+  void serve(int index, uint64_t seen) {
     for (;;) {
-      for (int spins = 0; round_.load() == seen; ++spins)
+      for (int spins = 0; call_.load() == seen; ++spins)
         if (spins < SPINS)
           pause_briefly();
         else
-          round_.wait(seen);
-      ++seen;
-      if (index < members_) (*work_)(index);
+          call_.wait(seen);
+      seen = call_.load();  // a call that this thread has no part in may be missed: nobody waits for it
+      if (index >= (int)(seen % MOST)) continue;
+      (*work_)(index);
       if (left_.fetch_sub(1) == 1) left_.notify_all();
     }
   }
 
   std::mutex one_call_at_a_time_;
   int size_ = 1;  // threads, the caller's included
-  int members_ = 0;
   const std::function<void(int)>* work_ = nullptr;
-  std::atomic<unsigned> round_{0};
+  std::atomic<uint64_t> call_{0};  // number of the call * MOST + its members
   std::atomic<int> left_{0};
 };
 

@@ -3,6 +3,7 @@
 The reference is definition, fallback and test oracle. A compiled library that is present adds
 its implementation of the same schema, and everything that calls the operator gets faster.
 decode_quantum and prefill have no reference here: theirs is Transformer.step and Transformer.prefill.
+LINPIX_KERNEL=portable|avx2|avx512|avx512bf16 chooses among the versions that a processor can run.
 """
 
 import os
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from model.attention import phi
+
+SCHEMAS = 1  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
 
 _library = torch.library.Library("linpix", "DEF")
 _library.define("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z,"
@@ -60,7 +63,7 @@ def _decode_quantum_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, s
                           steps: Tensor, start: Tensor, seeds: Tensor, temperatures: Tensor, weights: list[Tensor],
                           sizes: list[int], eps: float, threads: int) -> tuple[Tensor, Tensor]:
     longest = torch.library.get_ctx().new_dynamic_size()  # the most steps of any row
-    return temperatures.new_empty(len(slots), longest), known.new_empty(len(slots))
+    return temperatures.new_empty(slots.shape[0], longest), known.new_empty(slots.shape[0])
 
 
 @torch.library.register_fake("linpix::prefill")
@@ -71,13 +74,27 @@ def _prefill_shape(canvas: Tensor, S: Tensor, z: Tensor, slots: Tensor, lengths:
 
 def find_library(kind: str) -> Path | None:
     """csrc, compiled for "cpu" or "cuda" when LinPix was installed, or None. LINPIX_KERNEL=none hides it."""
-    path = Path(__file__).with_name(f"liblinpix_{kind}.so")
+    path = Path(__file__).with_name(f"liblinpix_{kind}_{SCHEMAS}.so")
     return path if path.exists() and os.environ.get("LINPIX_KERNEL") != "none" else None
 
 
-compiled = find_library("cpu") is not None  # absent is fine; present but broken raises here, loudly
-if compiled:
-    torch.ops.load_library(str(find_library("cpu")))
+def _load() -> bool:
+    """Whether there is a compiled library. One that is there but broken is an error, not a slow service."""
+    if (path := find_library("cpu")) is None:
+        return False
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        raise OSError(f"the compiled kernels cannot be loaded ({error}); install LinPix again, or decode slowly with "
+                      "LINPIX_KERNEL=none") from error
+    try:
+        torch.ops.linpix.cpu_kernel()
+    except RuntimeError as error:  # its text begins with a place in the source
+        raise ValueError(str(error).splitlines()[0].partition(", ")[2].partition(", ")[2]) from error
+    return True
+
+
+compiled = _load()
 
 
 def kernel() -> str:
@@ -86,12 +103,12 @@ def kernel() -> str:
 
 
 def why() -> str:
-    """Why that one, in a sentence."""
-    machine = platform.machine()
+    """Why that one, or why none and what to do about it, in a sentence."""
+    asked = os.environ.get("LINPIX_KERNEL")
     if compiled:
-        forced = os.environ.get("LINPIX_KERNEL")
-        return ("LINPIX_KERNEL asks for it" if forced
-                else f"the best of those compiled in that this {machine} processor can run")
-    if os.environ.get("LINPIX_KERNEL") == "none":
+        return ("LINPIX_KERNEL asks for it" if asked
+                else f"the best of those compiled in that this {platform.machine()} processor can run")
+    if asked == "none":
         return "LINPIX_KERNEL=none hides the compiled kernels"
-    return "csrc was not compiled when LinPix was installed; install a C++20 compiler such as g++, then LinPix again"
+    return ("csrc was not compiled when LinPix was installed, which takes torch 2.10 or later, installed before, and a "
+            "C++20 compiler such as g++; install LinPix again with both")

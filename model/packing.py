@@ -11,7 +11,7 @@ from model.transformer import Layer, Transformer
 
 TILE = 16   # columns of a block: those of one AVX-512 register
 PANEL = 4   # blocks of a panel at most
-_BEFORE_LAYERS = 9  # tensors of Packed.weights
+_BEFORE_LAYERS, _EACH_LAYER = 9, 12  # tensors of Packed.weights
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of the layers' matrix products
 
 
@@ -60,7 +60,8 @@ class Packed:
     @property
     def step_bytes(self) -> int:
         """Bytes of the layers' packed matrices: what every step reads."""
-        return sum(w.nbytes for w in self.weights[_BEFORE_LAYERS:] if w.dtype == self.weights[_BEFORE_LAYERS].dtype)
+        layers = self.weights[_BEFORE_LAYERS:]
+        return sum(w.nbytes for i, w in enumerate(layers) if i % _EACH_LAYER in (0, 2, 6, 8))
 
     def decode(self, canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor,
                steps: Tensor, start: Tensor, seeds: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,6 +132,10 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto") -
 
     auto is compiled where that can be, and bf16 where the processor has it. Raises ValueError with the cure.
     """
+    if engine not in ("auto", "eager", "compiled"):
+        raise ValueError(f"engine must be auto, eager or compiled, got {engine!r}")
+    if precision not in ("auto", *PRECISIONS):
+        raise ValueError(f"precision must be auto, {' or '.join(PRECISIONS)}, got {precision!r}")
     obstacle = ""
     if not ops.compiled:
         obstacle = ops.why()

@@ -7,6 +7,7 @@ paper's baseline. `linear` is run by the compiled engine as well, where that is 
 
 import dataclasses
 import os
+import time
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from model.state import RecurrentState, new_state
 from model.transformer import Attend, Transformer
 
 BACKENDS = ("linear", "softmax", "stateful-softmax")
+QUANTUM_S = 0.05     # a call of the compiled engine lasts so long at most: live requests wait for its end
 PASS_SIZE = 2**19    # tokens x d_model of a parallel pass, at most: bounds memory, and more is no faster
 
 
@@ -87,7 +89,7 @@ class Backend:
 
 
 class CompiledBackend(Backend):
-    """Linear attention in the compiled engine. A call takes a row of sub-pixels, as a quantum of the service does."""
+    """Linear attention in the compiled engine. A step is a row of sub-pixels, in calls as long as a quantum."""
 
     engine = "compiled"
 
@@ -99,15 +101,22 @@ class CompiledBackend(Backend):
         self._packed, self._S, self._z = pack(net, PRECISIONS[self.precision]), self.state.S, self.state.z
         self._canvas = torch.zeros(rows + 1, net.config.subpixels, dtype=torch.uint8)
         self._unknown = torch.zeros_like(self._canvas, dtype=torch.bool)
+        self._quantum = 1  # sub-pixels of a call, as learned from the last one
 
     def step(self, canvas: Tensor, t: int, u: Tensor) -> Generator[None, None, None]:
         """Draw sub-pixels t .. t + stride - 1, image i with seed i: u is drawn anew, from the same seeds."""
         rows, end = len(canvas), min(t + self.stride, self.net.config.subpixels)
-        steps = torch.full((rows,), end - t)
-        self._packed.decode(self._canvas, self._unknown, self._S, self._z, self._slots[:rows],
-                            torch.full_like(steps, t), steps, self._start[:rows], torch.arange(rows), self._heat[:rows])
-        canvas[:, t:end] = self._canvas[1:rows + 1, t:end]
-        yield
+        while t < end:
+            count = min(self._quantum, end - t)
+            steps = torch.full((rows,), count)
+            began = time.perf_counter()
+            self._packed.decode(self._canvas, self._unknown, self._S, self._z, self._slots[:rows],
+                                torch.full_like(steps, t), steps, self._start[:rows], torch.arange(rows),
+                                self._heat[:rows])
+            self._quantum = max(1, int(QUANTUM_S * count / (time.perf_counter() - began)))
+            canvas[:, t:t + count] = self._canvas[1:rows + 1, t:t + count]
+            t += count
+            yield
 
 
 @torch.inference_mode()

@@ -24,8 +24,13 @@ def batchers(settings: Settings) -> dict[str, Batcher]:
         if (needed := loaded.net.config.state_bytes * (slots + 1)) > (free := free_bytes()):
             raise ValueError(f"{slots} slots of {loaded.name} take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} "
                              f"are free; lower {'--slots' if linear else '--softmax-slots'}, or leave the model out")
-        found[loaded.name] = Batcher(
-            new_engine(loaded, slots, settings.engine, settings.precision, poison=settings.poison), settings.max_queue)
+        # softmax has no compiled engine: what is asked for is meant for the linear models beside it
+        wanted = (settings.engine, settings.precision) if linear else ("auto", "auto")
+        try:
+            engine = new_engine(loaded, slots, *wanted, poison=settings.poison)
+        except ValueError as error:
+            raise ValueError(f"{loaded.name}: {error}; or leave it out with --models") from error
+        found[loaded.name] = Batcher(engine, settings.max_queue)
     return found
 
 

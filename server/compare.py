@@ -305,8 +305,8 @@ class Comparison:
         taken: list[float] = []
         while len(taken) < burst and sum(taken) < BURST_S:
             step = backend.step(self._canvas[: key[1]], at, self._u[: key[1]])
-            taken.append((yield from self._timed(step)) / backend.stride)
-        self._samples.setdefault(key, []).append(min(taken))
+            taken.append((yield from self._timed(step)))
+        self._samples.setdefault(key, []).append(min(taken) / backend.stride)
         cell.spent += self._elapsed() - began
         yield
 

@@ -122,10 +122,13 @@ class CompiledEngine(Engine):
 
     @torch.inference_mode()
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> None:
-        """As Engine.quantum, in any order of steps; one call without the GIL."""
+        """As Engine.quantum, in any order of steps; one call without the GIL. Raises FloatingPointError."""
         at = torch.tensor(slots)
-        self.packed.decode(self.canvas, self.known, self.S, self.z, at, torch.tensor(positions), torch.tensor(steps),
-                           self.start[at], self.seed[at], self.temperature[at])
+        _, finite = self.packed.decode(self.canvas, self.known, self.S, self.z, at, torch.tensor(positions),
+                                       torch.tensor(steps), self.start[at], self.seed[at], self.temperature[at])
+        if not bool(finite.all()):
+            raise FloatingPointError(f"{self.checkpoint.name} gave parameters that are not finite, "
+                                     f"in slots {at[~finite].tolist()}")
 
 
 def new_engine(checkpoint: Checkpoint, slots: int, engine: str = "auto", precision: str = "auto", *,

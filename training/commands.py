@@ -58,7 +58,10 @@ def train(given: argparse.Namespace) -> None:
 
 
 def evaluate(given: argparse.Namespace) -> None:
-    _choose_device(given)
+    if given.engine == "eager":
+        _choose_device(given)
+    elif given.device == "cuda":
+        raise ValueError(f"--engine {given.engine} evaluates on the CPU; leave out --device cuda, or say eager")
     if given.grid and not Path(given.grid).parent.is_dir():
         raise ValueError(f"--grid {given.grid}: its folder does not exist; make it first")
     found = checkpoints.read(checkpoints.find(given.model, given.checkpoints))

@@ -171,3 +171,14 @@ def test_after_a_failed_quantum_its_requests_are_named_and_every_slot_is_free():
     assert batcher.abandon() == ["a", "b"]
     assert batcher.scheduler.free == [1, 2]
     assert [row.request for row in batcher.scheduler.waiting] == ["c"]
+
+
+@pytest.mark.skipif(not ops.compiled, reason=ops.why())
+def test_parameters_that_are_not_finite_are_an_error_and_no_picture():
+    source = loaded()
+    with torch.no_grad():
+        source.net.head.bias[0] = torch.nan
+    engine = new_engine(source, 2, "compiled")
+    engine.take([1, 2], [ImageSpec(seed=0), ImageSpec(seed=1)])
+    with pytest.raises(FloatingPointError, match=r"tiny gave parameters that are not finite, in slots \[1, 2\]"):
+        engine.quantum([1, 2], [0, 0], [4, 4])

@@ -1,6 +1,7 @@
 """Limits, leaving and stopping, against real server processes."""
 
 import base64
+import dataclasses
 import json
 import shutil
 import signal
@@ -13,9 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+import torch
 from fastapi.testclient import TestClient
 
-from model import ops
+from model import checkpoint, ops
+from model.config import PRESETS
+from model.transformer import Transformer
 from server.app import create_app
 from server.settings import Settings
 from tests.server.conftest import EAGER, ROOT, eventually, serving
@@ -113,6 +117,20 @@ def test_freed_slots_may_be_poisoned_without_anybody_noticing(tiny):
         answers = list(pool.map(lambda _: client.post("/v1/images/generations", json=body), range(8)))
     values = {item["b64_json"] for answer in answers for item in answer.json()["data"] if item["seed"] == 5}
     assert len(values) <= 2  # one image, but for the rounding of another batch size
+
+
+@pytest.mark.skipif(not ops.compiled, reason=ops.why())
+def test_a_softmax_model_is_served_beside_a_linear_one_whatever_engine_that_is_to_have(tiny, tmp_path):
+    shutil.copytree(tiny, tmp_path / "tiny")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(dataclasses.replace(PRESETS["tiny"], attention="softmax"))
+    checkpoint.save(tmp_path / "soft", net, {"data": "random weights", "class_names": list("0123456789")}, "# soft\n")
+    with serving(tmp_path, "--engine", "compiled", "--precision", "bf16") as server, server.client() as client:
+        listed = client.get("/v1/models").json()["data"]
+        models = {model["id"]: (model["engine"], model["precision"]) for model in listed}
+        assert models == {"tiny": ("compiled", "bf16"), "soft": ("eager", "fp32")}
+        assert client.post("/v1/images/generations", json={"model": "soft"}).status_code == 200
 
 
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())
