@@ -1,25 +1,21 @@
 // The operators' CPU side: checks that name what they saw, then plain pointers. Schemas stand in model/ops.py.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <initializer_list>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "checks.h"
 #include "decode.h"
+#include "parts.h"
 #include "team.h"
 
 namespace linpix {
 namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 // --- which kernels -------------------------------------------------------------------------------------------------
 
@@ -50,44 +46,6 @@ const Kernels& chosen_kernels() {
 
 std::string cpu_kernel() { return chosen_kernels().name; }
 bool cpu_has_fast_bf16() { return chosen_kernels().fast_bf16; }
-
-// --- checks --------------------------------------------------------------------------------------------------------
-
-std::string text(const std::vector<int64_t>& sizes) {
-  std::string s = "(";
-  for (size_t i = 0; i < sizes.size(); ++i) s += (i ? ", " : "") + std::to_string(sizes[i]);
-  return s + ")";
-}
-
-std::vector<int64_t> sizes_of(const Tensor& x) {
-  std::vector<int64_t> sizes;
-  for (int64_t i = 0; i < x.dim(); ++i) sizes.push_back(x.size(i));
-  return sizes;
-}
-
-void check_kind(const Tensor& x, const char* op, const char* name, ScalarType type, const std::vector<int64_t>& sizes) {
-  STD_TORCH_CHECK(x.is_cpu(), op, ": ", name, " must be on the CPU, like the other tensors");
-  STD_TORCH_CHECK(x.scalar_type() == type, op, ": ", name, " must have dtype ", torch::headeronly::toString(type),
-                  ", got ", torch::headeronly::toString(x.scalar_type()));
-  STD_TORCH_CHECK(sizes_of(x) == sizes, op, ": ", name, " must have shape ", text(sizes), ", got ", text(sizes_of(x)));
-}
-
-template <class T>
-T* checked(const Tensor& x, const char* op, const char* name, ScalarType type, const std::vector<int64_t>& sizes) {
-  check_kind(x, op, name, type, sizes);
-  STD_TORCH_CHECK(x.is_contiguous(), op, ": ", name, " must be contiguous");
-  return (T*)x.data_ptr();
-}
-
-void check_slots(const int64_t* slots, int64_t rows, int64_t pool, const char* op) {
-  std::vector<bool> taken(pool);
-  for (int64_t i = 0; i < rows; ++i) {
-    STD_TORCH_CHECK(0 <= slots[i] && slots[i] < pool, op, ": slots must be in 0..", pool - 1, ", got ", slots[i],
-                    " in row ", i);
-    STD_TORCH_CHECK(slots[i] == 0 || !taken[slots[i]], op, ": slot ", slots[i], " stands twice; only slot 0 may");
-    taken[slots[i]] = true;
-  }
-}
 
 // --- recurrent_step --------------------------------------------------------------------------------------------------
 
@@ -173,105 +131,6 @@ Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
 }
 
 // --- decode_quantum, prefill -----------------------------------------------------------------------------------------
-
-// Half of the 32 MiB of last-level cache that a few cores usually share. The system's own figure is of no use: it may
-// be that of a whole socket.
-constexpr size_t FAR_BYTES = 16 << 20;
-
-// What model/packing.py makes of a transformer, taken apart again; see `Packed` there for the order.
-class Parts {
- public:
-  Parts(const char* op, const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps) : op_(op) {
-    STD_TORCH_CHECK(sizes.size() == 10, op, ": sizes must hold 10 integers, got ", sizes.size());
-    constexpr size_t first = 9, each = 12;
-    STD_TORCH_CHECK(weights.size() >= first + each && (weights.size() - first) % each == 0, op, ": weights must hold ",
-                    first, " tensors and ", each, " a layer, got ", weights.size());
-    for (size_t i = 0; i < 7; ++i)
-      STD_TORCH_CHECK((i == 6 ? 0 : 1) <= sizes[i] && sizes[i] <= 1 << 15, op, ": sizes[", i, "] is ", sizes[i]);
-    STD_TORCH_CHECK(sizes[0] * (2 * sizes[1] + sizes[2]) <= 1 << 24, op, ": heads, key_dim and value_dim are ",
-                    sizes[0], ", ", sizes[1], " and ", sizes[2], ", too large together");
-    model.heads = (int)sizes[0];
-    model.key_dim = (int)sizes[1];
-    model.value_dim = (int)sizes[2];
-    model.d_model = (int)sizes[3];
-    model.d_ff = (int)sizes[4];
-    model.mixtures = (int)sizes[5];
-    classes = sizes[6];
-    model.pre_norm = sizes[7];
-    model.gelu = sizes[8];
-    model.elu_scale = sizes[9];
-    model.eps = (float)eps;
-    model.layers = (int)((weights.size() - first) / each);
-    STD_TORCH_CHECK(model.d_model % TILE == 0, op, ": d_model must be a multiple of ", TILE, ", got ", model.d_model);
-    const Tensor &table = weights[0], &source = weights[1], &base = weights[2], &place = weights[3];
-    STD_TORCH_CHECK(table.dim() == 2 && source.dim() == 2 && place.dim() == 2 && source.size(1) >= 1, op,
-                    ": table, source and place must have two dimensions");
-    table_rows_ = table.size(0);
-    model.subpixels = (int)source.size(0);
-    model.values = (int)source.size(1);
-    model.places = (int)place.size(1);
-    model.table = checked<float>(table, op, "table", ScalarType::Float, {table_rows_, model.d_model});
-    model.source = checked<int32_t>(source, op, "source", ScalarType::Int, {model.subpixels, model.values});
-    model.base = checked<int32_t>(base, op, "base", ScalarType::Int, {model.values});
-    model.place = checked<int32_t>(place, op, "place", ScalarType::Int, {model.subpixels, model.places});
-    const Tensor& marginal = weights[4];
-    if (marginal.numel()) model.marginal = checked<double>(marginal, op, "marginal", ScalarType::Double, {256});
-    model.norm = norm(weights[5], weights[6], "norm");
-    check_look_ups();
-    model.bf16 = weights[first].scalar_type() == ScalarType::BFloat16;
-    model.head = matrix(weights[7], weights[8], "head", 3, model.mixtures, model.d_model, false);
-    for (size_t i = first; i < weights.size(); i += each) {
-      const Tensor* w = &weights[i];
-      const int width = model.heads * model.value_dim;  // below 2^30
-      layers_.push_back({matrix(w[0], w[1], "qkv", model.heads, 2 * model.key_dim + model.value_dim, model.d_model,
-                                model.bf16),
-                         matrix(w[2], w[3], "out", 1, model.d_model, width, model.bf16),
-                         matrix(w[6], w[7], "up", 1, model.d_ff, model.d_model, model.bf16),
-                         matrix(w[8], w[9], "down", 1, model.d_model, model.d_ff, model.bf16),
-                         norm(w[4], w[5], "norm1"), norm(w[10], w[11], "norm2")});
-    }
-    model.layer = layers_.data();
-    size_t bytes = 0;
-    for (size_t i = first; i < weights.size(); ++i) bytes += weights[i].numel() * weights[i].element_size();
-    model.far = bytes > FAR_BYTES;
-    for (Layer& layer : layers_)
-      for (Matrix* matrix : {&layer.qkv, &layer.out, &layer.up, &layer.down}) matrix->far = model.far;
-  }
-
-  Model model{};
-  int64_t classes;
-
- private:
-  Matrix matrix(const Tensor& w, const Tensor& bias, const char* name, int groups, int columns, int depth, bool bf16) {
-    columns = round_up(columns, TILE);
-    depth = round_up(depth, TILE);
-    const ScalarType type = bf16 ? ScalarType::BFloat16 : ScalarType::Float;
-    return {checked<void>(w, op_, name, type, {(int64_t)groups * columns * depth}),
-            checked<float>(bias, op_, name, ScalarType::Float, {(int64_t)groups * columns}), groups, columns, depth};
-  }
-  Norm norm(const Tensor& weight, const Tensor& bias, const char* name) {
-    return {checked<float>(weight, op_, name, ScalarType::Float, {model.d_model}),
-            checked<float>(bias, op_, name, ScalarType::Float, {model.d_model})};
-  }
-  // What is looked up lies inside the table and before t, whatever the image holds.
-  void check_look_ups() {
-    const Model& m = model;
-    for (int i = 0; i < m.values; ++i)
-      STD_TORCH_CHECK(0 <= m.base[i] && (int64_t)m.base[i] + 256 + (i == 0 ? classes : 0) < table_rows_, op_,
-                      ": base[", i, "] is ", m.base[i], ", beyond a table of ", table_rows_, " rows");
-    bool inside = true;
-    for (int64_t t = 0; t < m.subpixels; ++t) {
-      for (int i = 0; i < m.values; ++i) inside &= -1 <= m.source[t * m.values + i] && m.source[t * m.values + i] < t;
-      for (int i = 0; i < m.places; ++i)
-        inside &= 0 <= m.place[t * m.places + i] && m.place[t * m.places + i] < table_rows_;
-    }
-    STD_TORCH_CHECK(inside, op_, ": source and place must point before t and into the table");
-  }
-
-  const char* op_;
-  int64_t table_rows_ = 0;
-  std::vector<Layer> layers_;
-};
 
 // The pools and what both operators are told of every row.
 Rows rows_of(const char* op, const Model& m, int64_t classes, const Tensor& canvas, const Tensor& S, const Tensor& z,

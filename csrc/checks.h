@@ -1,0 +1,52 @@
+// What an operator is given, checked: an error says what it saw.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <string>
+#include <vector>
+
+namespace linpix {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline std::string text(const std::vector<int64_t>& sizes) {
+  std::string s = "(";
+  for (size_t i = 0; i < sizes.size(); ++i) s += (i ? ", " : "") + std::to_string(sizes[i]);
+  return s + ")";
+}
+
+inline std::vector<int64_t> sizes_of(const Tensor& x) {
+  std::vector<int64_t> sizes;
+  for (int64_t i = 0; i < x.dim(); ++i) sizes.push_back(x.size(i));
+  return sizes;
+}
+
+inline void check_kind(const Tensor& x, const char* op, const char* name, ScalarType type, const std::vector<int64_t>& sizes) {
+  STD_TORCH_CHECK(x.is_cpu(), op, ": ", name, " must be on the CPU, like the other tensors");
+  STD_TORCH_CHECK(x.scalar_type() == type, op, ": ", name, " must have dtype ", torch::headeronly::toString(type),
+                  ", got ", torch::headeronly::toString(x.scalar_type()));
+  STD_TORCH_CHECK(sizes_of(x) == sizes, op, ": ", name, " must have shape ", text(sizes), ", got ", text(sizes_of(x)));
+}
+
+template <class T>
+T* checked(const Tensor& x, const char* op, const char* name, ScalarType type, const std::vector<int64_t>& sizes) {
+  check_kind(x, op, name, type, sizes);
+  STD_TORCH_CHECK(x.is_contiguous(), op, ": ", name, " must be contiguous");
+  return (T*)x.data_ptr();
+}
+
+inline void check_slots(const int64_t* slots, int64_t rows, int64_t pool, const char* op) {
+  std::vector<bool> taken(pool);
+  for (int64_t i = 0; i < rows; ++i) {
+    STD_TORCH_CHECK(0 <= slots[i] && slots[i] < pool, op, ": slots must be in 0..", pool - 1, ", got ", slots[i],
+                    " in row ", i);
+    STD_TORCH_CHECK(slots[i] == 0 || !taken[slots[i]], op, ": slot ", slots[i], " stands twice; only slot 0 may");
+    taken[slots[i]] = true;
+  }
+}
+
+}  // namespace linpix

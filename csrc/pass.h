@@ -1,0 +1,217 @@
+// A pass: some tokens through all layers, on one thread's share of the columns.
+#pragma once
+
+#include <sched.h>
+
+#include "attention.h"
+#include "decode.h"
+#include "product.h"
+#include "vec.h"
+
+namespace linpix::LINPIX_ISA {
+namespace {
+
+// Until every thread of the share has come here.
+void wait(Share share) {
+  if (share.count == 1) return;
+  Barrier& b = *share.barrier;
+  const int round = __atomic_load_n(&b.round, __ATOMIC_RELAXED);
+  if (__atomic_add_fetch(&b.arrived, 1, __ATOMIC_ACQ_REL) == b.members) {
+    __atomic_store_n(&b.arrived, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&b.round, round + 1, __ATOMIC_RELEASE);
+    return;
+  }
+  for (int spins = 0; __atomic_load_n(&b.round, __ATOMIC_ACQUIRE) == round; ++spins) {
+    if (spins < 4000) {
+#if defined(__x86_64__)
+      _mm_pause();
+#endif
+    } else {
+      sched_yield();  // more threads than cores: let the other one run
+    }
+  }
+}
+
+struct Token {
+  int64_t slot;
+  int64_t t;      // the position being predicted
+  int64_t start;  // start index of its image
+  bool folded;    // false at position 0 of a model without a start token: there is nothing to fold in
+};
+
+LINPIX_INLINE void store_as(float* to, Floats x) { store(to, x); }
+LINPIX_INLINE void store_as(bfloat16* to, Floats x) { store(to, x); }
+
+template <class T>
+class Pass {
+ public:
+  // For `most` tokens at most. Without own and common it only counts the bytes that it would take of them.
+  Pass(const Model& model, const Rows& rows, Share share, int most, void* own, void* common)
+      : m(model), rows(rows), share(share) {
+    uintptr_t at = (uintptr_t)own;
+    token = take<Token>(at, most);
+    x = take<float>(at, most * m.d_model);
+    a = take<T>(at, most * m.d_model);
+    qkv = take<float>(at, most * m.layer[0].qkv.columns);
+    features = take<float>(at, most * m.d_model);
+    parameters = take<float>(at, most * m.head.groups * m.head.columns);
+    read = take<float>(at, round_up(m.value_dim, LANES));
+    scratch = take<float>(at, m.head.columns);
+    own_bytes = at - (uintptr_t)own;
+    at = (uintptr_t)common;
+    sum = take<float>(at, most * m.d_model);
+    y = take<T>(at, most * m.layer[0].out.depth);
+    hidden = take<T>(at, most * m.layer[0].down.depth);
+    common_bytes = at - (uintptr_t)common;
+  }
+
+  size_t own_bytes, common_bytes;
+  Token* token;       // of this pass
+  int tokens = 0;
+  float* parameters;  // (tokens, 3, columns): what head() leaves
+  float* scratch;     // K, rounded up
+
+  // All layers; the last one only as far as its state if nothing is to be predicted.
+  void run(bool predict) {
+    embed();
+    settle(x, nullptr, m.layer[0].norm1);
+    for (int l = 0; l < m.layers; ++l) {
+      const Layer& layer = m.layer[l];
+      attention(l);
+      if (l == m.layers - 1 && !predict) return;
+      wait(share);
+      columns(y, layer.out, [&](int r, int c, Floats s) { add_residual(r, c, s); });
+      wait(share);
+      settle(sum, &layer.norm1, layer.norm2);
+      if (m.gelu)
+        columns(a, layer.up, [&](int r, int c, Floats s) { store_as(hidden + r * layer.down.depth + c, gelu(s)); });
+      else
+        columns(a, layer.up,
+                [&](int r, int c, Floats s) { store_as(hidden + r * layer.down.depth + c, at_least(s, 0.0f)); });
+      wait(share);
+      columns(hidden, layer.down, [&](int r, int c, Floats s) { add_residual(r, c, s); });
+      wait(share);
+      settle(sum, &layer.norm2, l + 1 < m.layers ? m.layer[l + 1].norm1 : Norm{});
+    }
+  }
+
+  // Mixture parameters of every token, from x.
+  void head() {
+    const int width = m.head.groups * m.head.columns;
+    for (int r = 0; r < tokens; ++r) normalise(x + r * m.d_model, m.norm, features + r * m.d_model);
+    product(features, m.d_model, tokens, m.head, 0, m.head.groups * panels_of(m.head.columns),
+            [&](int r, int c, Floats s) { store(parameters + r * width + c, s); });
+  }
+
+ private:
+  template <class U>
+  static U* take(uintptr_t& at, size_t count) {
+    U* taken = (U*)at;
+    at += (count * sizeof(U) + 63) / 64 * 64;
+    return taken;
+  }
+
+  // This thread's share of the panels of a matrix.
+  template <class Epilogue>
+  void columns(const T* from, const Matrix& w, Epilogue epilogue) {
+    const int panels = w.groups * panels_of(w.columns);
+    product(from, w.depth, tokens, w, share.index * panels / share.count, (share.index + 1) * panels / share.count,
+            epilogue);
+  }
+
+  void add_residual(int r, int c, Floats s) { store(sum + r * m.d_model + c, load(x + r * m.d_model + c) + s); }
+
+  void embed() {
+    for (int r = 0; r < tokens; ++r) {
+      const Token& k = token[r];
+      const uint8_t* image = rows.canvas + k.slot * m.subpixels;
+      const int32_t *source = m.source + k.t * m.values, *place = m.place + k.t * m.places;
+      float* to = x + r * m.d_model;
+      for (int i = 0; i < m.values + m.places; ++i) {
+        int64_t row;
+        if (i >= m.values)
+          row = place[i - m.values];
+        else if (source[i] >= 0)
+          row = m.base[i] + image[source[i]];
+        else
+          row = m.base[i] + (i == 0 ? k.start : 256);
+        const float* from = m.table + row * m.d_model;
+        for (int c = 0; c < m.d_model; c += LANES) store(to + c, i ? load(to + c) + load(from + c) : load(from + c));
+      }
+    }
+  }
+
+  void normalise(const float* from, Norm norm, float* to) {
+    const int n = m.d_model;
+    Floats total = 0.0f, squares = 0.0f;
+    for (int c = 0; c < n; c += LANES) total = total + load(from + c);
+    const Floats mean = linpix::LINPIX_ISA::sum(total) / (float)n;
+    for (int c = 0; c < n; c += LANES) {
+      const Floats centred = load(from + c) - mean;
+      squares = multiply_add(centred, centred, squares);
+    }
+    const Floats scale = 1.0f / __builtin_sqrtf(linpix::LINPIX_ISA::sum(squares) / (float)n + 1e-5f);
+    for (int c = 0; c < n; c += LANES)
+      store(to + c, multiply_add((load(from + c) - mean) * scale, load(norm.weight + c), load(norm.bias + c)));
+  }
+
+  // Between two sub-layers: the residual stream x from what the last one left, and a, which the next one multiplies.
+  // Post-norm: x = norm(from), a = x. Pre-norm: x = from, a = norm(x).
+  void settle(const float* from, const Norm* post, Norm pre) {
+    const int n = m.d_model;
+    for (int r = 0; r < tokens; ++r) {
+      float* to = x + r * n;
+      if (!m.pre_norm && post)
+        normalise(from + r * n, *post, to);
+      else if (from != x)
+        memcpy(to, from + r * n, n * sizeof(float));
+      const float* next = to;
+      if (m.pre_norm && pre.weight) {
+        normalise(to, pre, features + r * n);
+        next = features + r * n;
+      }
+      for (int c = 0; c < n; c += LANES) store_as(a + r * n + c, load(next + c));
+    }
+  }
+
+  // This thread's share of the heads: projections, feature map, state, read-out into y.
+  void attention(int l) {
+    const Matrix& w = m.layer[l].qkv;
+    const int D = m.key_dim, M = m.value_dim, panels = panels_of(w.columns), stride = m.layer[l].out.depth;
+    for (int h = share.index * m.heads / share.count; h < (share.index + 1) * m.heads / share.count; ++h) {
+      product(a, m.d_model, tokens, w, h * panels, (h + 1) * panels,
+              [&](int r, int c, Floats s) { store(qkv + r * w.columns + c - h * w.columns, s); });
+      for (int r = 0; r < tokens; ++r) {
+        T* to = y + r * stride + h * M;
+        float* q = qkv + r * w.columns;
+        if (token[r].folded) {
+          const int64_t state = (token[r].slot * m.layers + l) * m.heads + h;
+          map_features(q, 2 * D);
+          attend_mapped(q, q + D, q + 2 * D, rows.S + state * D * M, rows.z + state * D, D, M, m.eps, read);
+        } else {
+          for (int i = 0; i < M; ++i) read[i] = 0;
+        }
+        for (int i = 0; i < M; i += LANES) {
+          alignas(64) T rounded[LANES];
+          store_as(rounded, load(read + i));
+          memcpy(to + i, rounded, least(LANES, M - i) * sizeof(T));
+        }
+      }
+    }
+  }
+
+  const Model& m;
+  const Rows& rows;
+  const Share share;
+  float* x;         // (tokens, d_model): the residual stream
+  T* a;             // (tokens, d_model): what a sub-layer multiplies
+  float* qkv;       // (tokens, q k v of one head)
+  float* features;  // (tokens, d_model)
+  float* read;      // M, rounded up
+  float* sum;       // (tokens, d_model): a sub-layer's output and its residual. From here on, common to the share:
+  T* y;             // (tokens, H * M)
+  T* hidden;        // (tokens, d_ff)
+};
+
+}  // namespace
+}  // namespace linpix::LINPIX_ISA

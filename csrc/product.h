@@ -1,0 +1,123 @@
+// The matrix product: some rows times a packed weight, in one order of addition whatever the rows beside.
+//
+// One accumulator per output, k after k: so an output does not depend on how many rows a tile has, bit for bit.
+#pragma once
+
+#include "decode.h"
+#include "vec.h"
+
+namespace linpix::LINPIX_ISA {
+namespace {
+
+// Accumulators that fit in the registers beside one row of weights and one value of a.
+#if defined(__AVX512F__)
+constexpr int TILE_ROWS = 6, TILE_BLOCKS = 4;
+#elif defined(__AVX2__)
+constexpr int TILE_ROWS = 3, TILE_BLOCKS = 2;
+#elif defined(__aarch64__)
+constexpr int TILE_ROWS = 6, TILE_BLOCKS = 1;
+#else
+constexpr int TILE_ROWS = 3, TILE_BLOCKS = 1;
+#endif
+constexpr int FEW_ROWS = 2, AHEAD = 2048;  // with so few rows, weights are waited for; bytes to ask for them ahead
+
+using Tile = float[TILE_ROWS][TILE_BLOCKS * LANES];
+
+// ROWS rows of a times BLOCKS blocks of a panel that is `width` blocks wide. ASK: prefetch weights `ahead` bytes on.
+template <int ROWS, int BLOCKS, bool ASK, class T>
+void tile(const T* a, int stride, const T* w, int width, int depth, Tile& result, int ahead) {
+  using Op = Operand<T>;
+  Floats sums[ROWS][BLOCKS];  // in registers: every loop over it is unrolled before they are dealt out
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int b = 0; b < BLOCKS; ++b) sums[r][b] = 0.0f;
+  for (int k = 0; k < depth; k += Op::K, w += width * LANES * Op::K) {
+    Op weights[BLOCKS];
+#pragma GCC unroll 8
+    for (int b = 0; b < BLOCKS; ++b) {
+      weights[b] = Op::load(w + b * LANES * Op::K);
+      if (ASK) __builtin_prefetch((const char*)(w + b * LANES * Op::K) + ahead, 0, ROWS <= FEW_ROWS ? 3 : 2);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+      const Op value = Op::broadcast(a + r * stride + k);
+#pragma GCC unroll 8
+      for (int b = 0; b < BLOCKS; ++b) sums[r][b] = value.times(weights[b], sums[r][b]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int b = 0; b < BLOCKS; ++b) store(&result[r][b * LANES], sums[r][b]);
+}
+
+template <int ROWS, bool ASK, class T>
+void tile_of(int blocks, const T* a, int stride, const T* w, int width, int depth, Tile& result, int ahead) {
+  if (blocks == 1) return tile<ROWS, 1, ASK>(a, stride, w, width, depth, result, ahead);
+  if constexpr (TILE_BLOCKS >= 2)
+    if (blocks == 2) return tile<ROWS, 2, ASK>(a, stride, w, width, depth, result, ahead);
+  if constexpr (TILE_BLOCKS >= 3)
+    if (blocks == 3) return tile<ROWS, 3, ASK>(a, stride, w, width, depth, result, ahead);
+  if constexpr (TILE_BLOCKS >= 4) return tile<ROWS, 4, ASK>(a, stride, w, width, depth, result, ahead);
+}
+
+template <bool ASK, class T>
+void tile_of(int rows, int blocks, const T* a, int stride, const T* w, int width, int depth, Tile& result, int ahead) {
+  switch (rows) {
+    case 1: return tile_of<1, ASK>(blocks, a, stride, w, width, depth, result, ahead);
+    case 2: return tile_of<2, ASK>(blocks, a, stride, w, width, depth, result, ahead);
+    case 3: return tile_of<3, ASK>(blocks, a, stride, w, width, depth, result, ahead);
+#if defined(__AVX512F__) || defined(__aarch64__)
+    case 4: return tile_of<4, ASK>(blocks, a, stride, w, width, depth, result, ahead);
+    case 5: return tile_of<5, ASK>(blocks, a, stride, w, width, depth, result, ahead);
+    case 6: return tile_of<6, ASK>(blocks, a, stride, w, width, depth, result, ahead);
+#endif
+  }
+}
+
+int least(int a, int b) { return a < b ? a : b; }
+
+int panels_of(int columns) {
+  const int blocks = columns / LANES;
+  return (blocks + Matrix::PANEL - 1) / Matrix::PANEL;
+}
+
+// Panels first .. last-1 of m (counted through all its groups) for `rows` rows of a; epilogue(row, column, sums) gets
+// sixteen columns at a time, while they are in the nearest cache. column counts through the padded groups.
+template <class T, class Epilogue>
+void product(const T* a, int stride, int rows, const Matrix& m, int first, int last, Epilogue epilogue) {
+  const int panels = panels_of(m.columns), blocks = m.columns / LANES;
+  const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  for (int panel = first; panel < last; ++panel) {
+    // blocks of a group are dealt to its panels as evenly as can be, the wider ones first: as in model/packing.py
+    const int group = panel / panels, at = panel % panels;
+    const int begin = at * (blocks / panels) + least(at, blocks % panels);
+    const int width = blocks / panels + (at < blocks % panels);
+    const int column = group * m.columns + begin * LANES;
+    const T* w = (const T*)m.weights + (size_t)column * m.depth;
+    for (int i = 0; i < tiles; ++i) {
+      const int row = i * rows / tiles, count = (i + 1) * rows / tiles - row;
+      for (int b = 0; b < width; b += TILE_BLOCKS) {
+        alignas(64) Tile sums;
+        const int wide = least(TILE_BLOCKS, width - b);
+        const T *from = a + row * stride, *block = w + b * LANES * Operand<T>::K;
+        const int panel_bytes = width * LANES * m.depth * (int)sizeof(T);
+        if (rows <= FEW_ROWS)
+          tile_of<true>(count, wide, from, stride, block, width, m.depth, sums, AHEAD);
+        else if (m.far && tiles > 1 && i == tiles - 1)  // with this panel in a near cache, there is time for the next
+          tile_of<true>(count, wide, from, stride, block, width, m.depth, sums, panel_bytes);
+        else
+          tile_of<false>(count, wide, from, stride, block, width, m.depth, sums, 0);
+        for (int r = 0; r < count; ++r)
+          for (int c = 0; c < wide * LANES; c += LANES) {
+            const int to = column + b * LANES + c;
+            epilogue(row + r, to, load(&sums[r][c]) + load(m.bias + to));
+          }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace linpix::LINPIX_ISA
