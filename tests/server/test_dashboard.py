@@ -19,7 +19,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.conftest import ROOT, Process, eventually, serving
+from tests.server.conftest import EAGER, ROOT, Process, eventually, serving
 from tests.server.test_images import occluded
 
 DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/linpix.json").read_text())
@@ -60,7 +60,7 @@ class Prometheus:
 @pytest.fixture(scope="module")
 def started(tiny: Path) -> Iterator[Process]:
     """A server of its own, since what it counts is compared."""
-    with serving(tiny.parent, "--slots", "2", "--max-queue", "4") as process:
+    with serving(tiny.parent, *EAGER, "--slots", "2", "--max-queue", "4") as process:  # slow enough to be full
         yield process
 
 
