@@ -44,15 +44,16 @@ def markdown(report: Report) -> str:
     dataset, title = dataset_of(report)
     paper, results = report["paper"][dataset], report["results"]
     engines = sorted({result["engine"] for result in results})
-    rows = [(backend, engine) for backend in ORDER for engine in engines
-            if backend in paper or results_of(results, backend, engine)]
+    rows = [(backend, engine) for backend in ORDER
+            for engine in [engine for engine in engines if results_of(results, backend, engine)]
+            or ([""] if backend in paper else [])]  # the paper has backends that did not run here
     batches = sorted({result["batch"] for result in results})
 
     def at(backend: str, engine: str, batch: int) -> Result:
         return next((r for r in results_of(results, backend, engine) if r["batch"] == batch), {})
 
     def name(backend: str, engine: str) -> str:
-        return f"{backend} ({engine})" if len(engines) > 1 else backend
+        return f"{backend} ({engine})" if engine and len(engines) > 1 else backend
 
     throughput = [["backend", "bits/dim", *(f"images/s, B = {batch}" for batch in batches),
                    "paper: bits/dim", "paper: images/s"]]

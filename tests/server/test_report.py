@@ -137,3 +137,10 @@ def test_the_papers_tables_are_whole():
         assert set(PAPER[dataset]) == set(figures.ORDER)
         for row in PAPER[dataset].values():
             assert set(row) == {"bits_per_dim", "images_per_second", "cpu_seconds", "gpu_seconds"}
+
+
+def test_a_backend_has_rows_of_the_engines_that_it_ran_in_and_no_others(report):
+    report["results"].append(report["results"][0] | {"engine": "compiled"})
+    names = [line.split(" | ")[0].removeprefix("| ") for line in markdown(report).splitlines()]
+    assert "linear (compiled)" in names and "linear (eager)" in names and "softmax (eager)" in names
+    assert "lsh-1" in names and not {"softmax (compiled)", "lsh-1 (eager)", "lsh-1 (compiled)"} & set(names)
