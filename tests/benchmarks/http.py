@@ -1,8 +1,9 @@
-"""What HTTP costs: images/s of many requests at once, over that of `linpix sample` at the same batch size.
+"""What HTTP costs: images/s of many clients at once, over that of `linpix sample` at the same batch size.
 
-    python -m tests.benchmarks.http [--model mnist-small | --preset mnist] [--batch 64] [--repeat 3]
+    python -m tests.benchmarks.http [--model mnist-small | --preset mnist] [--batch 64] [--rounds 4] [--repeat 3]
 
-A preset has random weights, which does not change its speed.
+So many clients as fill the batch each send `--rounds` requests, one after the other; sample makes as many images. One
+round is a single burst, most of which may be its beginning and its end. A preset has random weights, which does not change its speed.
 Both are measured in turn, as whole processes of this machine; the ratio is of medians.
 """
 
@@ -25,21 +26,25 @@ from model.transformer import Transformer
 from tests.server.conftest import ROOT, serving
 
 
-def sampled(model: str, batch: int, folder: Path) -> float:
-    command = [sys.executable, str(ROOT / "linpix.py"), "sample", "--model", model, "--count", str(batch),
+def sampled(model: str, batch: int, rounds: int, folder: Path) -> float:
+    command = [sys.executable, str(ROOT / "linpix.py"), "sample", "--model", model, "--count", str(batch * rounds),
                "--batch", str(batch), "--out", str(folder), "--json"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return float(json.loads(printed)["images_per_second"])
 
 
-def served(url: str, requests: int, n: int) -> float:
-    with httpx.Client(base_url=url, timeout=600, limits=httpx.Limits(max_connections=requests)) as client, \
-            ThreadPoolExecutor(requests) as pool:
+def served(url: str, clients: int, rounds: int, n: int) -> float:
+    with httpx.Client(base_url=url, timeout=600, limits=httpx.Limits(max_connections=clients)) as http, \
+            ThreadPoolExecutor(clients) as pool:
+
+        def ask(_: int) -> list[int]:
+            return [http.post("/v1/images/generations", json={"n": n}).status_code for _ in range(rounds)]
+
         began = time.perf_counter()
-        answers = list(pool.map(lambda _: client.post("/v1/images/generations", json={"n": n}), range(requests)))
+        answers = list(pool.map(ask, range(clients)))
         seconds = time.perf_counter() - began
-    assert all(answer.status_code == 200 for answer in answers)
-    return requests * n / seconds
+    assert all(status == 200 for statuses in answers for status in statuses)
+    return clients * rounds * n / seconds
 
 
 def main() -> None:
@@ -47,6 +52,7 @@ def main() -> None:
     parser.add_argument("--model", default="mnist-small", help="a checkpoint, by name or folder")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="instead of a checkpoint, with random weights")
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=4, help="requests of each client")
     parser.add_argument("--repeat", type=int, default=3)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
@@ -57,18 +63,18 @@ def main() -> None:
             checkpoint.save(folder, Transformer(PRESETS[given.preset]), source, "# random\n")
         else:
             folder = checkpoint.find(given.model).resolve()
-        measure(folder, given.batch, given.repeat)
+        measure(folder, given.batch, given.rounds, given.repeat)
 
 
-def measure(folder: Path, batch: int, repeat: int) -> None:
+def measure(folder: Path, batch: int, rounds: int, repeat: int) -> None:
     rates: dict[str, list[float]] = {"sample": [], "http, n=1": [], "http, n=8": []}
     with serving(folder.parent, "--models", folder.name, "--slots", str(batch)) as server, \
             tempfile.TemporaryDirectory() as out:
-        served(server.url, 1, 1)  # warm
+        served(server.url, 1, 1, 1)  # warm
         for _ in range(repeat):
-            rates["sample"].append(sampled(str(folder), batch, Path(out)))
-            rates["http, n=1"].append(served(server.url, batch, 1))
-            rates["http, n=8"].append(served(server.url, batch // 8, 8))
+            rates["sample"].append(sampled(str(folder), batch, rounds, Path(out)))
+            rates["http, n=1"].append(served(server.url, batch, rounds, 1))
+            rates["http, n=8"].append(served(server.url, batch // 8, rounds, 8))
     base = statistics.median(rates["sample"])
     print(f"| {folder.name}, batch {batch} | images/s | of `linpix sample` |\n|---|---|---|")
     for name, values in rates.items():
