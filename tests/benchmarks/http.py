@@ -3,7 +3,8 @@
     python -m tests.benchmarks.http [--model mnist-small | --preset mnist] [--batch 64] [--rounds 4] [--repeat 3]
 
 So many clients as fill the batch each send `--rounds` requests, one after the other; sample makes as many images. One
-round is a single burst, most of which may be its beginning and its end. A preset has random weights, which does not change its speed.
+round is a single burst, most of which may be its beginning and its end. A preset has random weights, which does not
+change its speed.
 Both are measured in turn, as whole processes of this machine; the ratio is of medians.
 """
 
