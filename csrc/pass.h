@@ -39,9 +39,6 @@ struct Token {
   bool folded;    // false at position 0 of a model without a start token: there is nothing to fold in
 };
 
-LINPIX_INLINE void store_as(float* to, Floats x) { store(to, x); }
-LINPIX_INLINE void store_as(bfloat16* to, Floats x) { store(to, x); }
-
 template <class T>
 class Pass {
  public:
@@ -84,10 +81,10 @@ class Pass {
       wait(share);
       settle(sum, &layer.norm1, layer.norm2);
       if (m.gelu)
-        columns(a, layer.up, [&](int r, int c, Floats s) { store_as(hidden + r * layer.down.depth + c, gelu(s)); });
+        columns(a, layer.up, [&](int r, int c, Floats s) { store(hidden + r * layer.down.depth + c, gelu(s)); });
       else
         columns(a, layer.up,
-                [&](int r, int c, Floats s) { store_as(hidden + r * layer.down.depth + c, at_least(s, 0.0f)); });
+                [&](int r, int c, Floats s) { store(hidden + r * layer.down.depth + c, at_least(s, 0.0f)); });
       wait(share);
       columns(hidden, layer.down, [&](int r, int c, Floats s) { add_residual(r, c, s); });
       wait(share);
@@ -170,7 +167,7 @@ class Pass {
         normalise(to, pre, features + r * n);
         next = features + r * n;
       }
-      for (int c = 0; c < n; c += LANES) store_as(a + r * n + c, load(next + c));
+      for (int c = 0; c < n; c += LANES) store(a + r * n + c, load(next + c));
     }
   }
 
@@ -193,7 +190,7 @@ class Pass {
         }
         for (int i = 0; i < M; i += LANES) {
           alignas(64) T rounded[LANES];
-          store_as(rounded, load(read + i));
+          store(rounded, load(read + i));
           memcpy(to + i, rounded, least(LANES, M - i) * sizeof(T));
         }
       }
