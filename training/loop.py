@@ -1,7 +1,8 @@
 """The training loop: images in, a checkpoint folder out, and nothing lost but the steps since the last save.
 
-A run is a function of its settings and the number of steps done: batches, labels and the learning
-rate are computed from that number, so a resumed run goes on as if it had not stopped.
+A run is a function of its settings and the number of steps done: batches, labels and the learning rate are
+computed from that number, so a resumed run goes on as if it had not stopped. (With --minutes, the learning rate
+follows the clock.)
 """
 
 import csv
@@ -104,11 +105,9 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     stop = _stop_signals()
     began = saved = evaluated = time.monotonic()
     minutes_before, images_before = run.minutes, run.images
-    limit = min(config.images, images_before + max_images)
     losses: list[Tensor] = []
 
     def keep() -> None:
-        run.minutes = minutes_before + (time.monotonic() - began) / 60
         run.save(side / "state.pt")
 
     def publish() -> None:
@@ -122,8 +121,9 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
 
     bar = tqdm(total=config.images, initial=run.images, unit="image", disable=not sys.stderr.isatty())
     try:
-        while run.images < limit and not stop and (time.monotonic() - began) / 60 < max_minutes:
-            share = config.learning_rate_share(run.images)
+        while not (config.complete(run.images, run.minutes) or stop or run.images >= images_before + max_images
+                   or run.minutes >= minutes_before + max_minutes):
+            share = config.learning_rate_share(run.images, run.minutes)
             for optimizer in run.optimizers:
                 optimizer.zero_grad()
                 for group in optimizer.param_groups:
@@ -145,8 +145,8 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
             losses.append(loss.detach())
             bar.update(config.batch)
             now = time.monotonic()
+            run.minutes = minutes_before + (now - began) / 60
             if len(losses) == 100:
-                run.minutes = minutes_before + (now - began) / 60
                 train_bits = float(torch.stack(losses).mean())
                 log.write(run, train=train_bits, norm=float(norm), learning_rate=config.learning_rate * share)
                 bar.set_postfix(bits=f"{train_bits:.4f}")
@@ -163,7 +163,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     finally:
         bar.close()
         log.close()
-    return run.images >= config.images
+    return config.complete(run.images, run.minutes)
 
 
 def _stop_signals() -> list[int]:

@@ -29,6 +29,7 @@ class TrainConfig:
     """How to train. Everything that decides the run's course; limits of one sitting are arguments of train."""
 
     images: int = _setting(400_000, "images of the whole schedule; the learning rate ends there")
+    minutes: float = _setting(0.0, "minutes of the whole schedule, which then ends with them or the images; 0: images")
     batch: int = _setting(16, "images a step")
     optimizer: Optimizer = _setting("muon", "adamw, radam, or muon (for the layers' matrices; AdamW for the rest)")
     learning_rate: float = _setting(1.5e-3, "at its peak")
@@ -49,7 +50,7 @@ class TrainConfig:
         for name in ("images", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("warmup_images", "weight_decay", "validation", "seed"):
+        for name in ("minutes", "warmup_images", "weight_decay", "validation", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in ("learning_rate", "clip"):
@@ -61,11 +62,16 @@ class TrainConfig:
         if self.optimizer not in get_args(Optimizer):
             raise ValueError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
 
-    def learning_rate_share(self, images: int) -> float:
-        """Share of the peak learning rate after that many images: linear warm-up, cosine decay."""
+    def complete(self, images: int, minutes: float) -> bool:
+        """Whether the schedule is over after so many images and minutes."""
+        return images >= self.images or 0 < self.minutes <= minutes
+
+    def learning_rate_share(self, images: int, minutes: float) -> float:
+        """Share of the peak learning rate after so many images and minutes: linear warm-up, cosine decay."""
         if images < self.warmup_images:
             return (images + self.batch) / (self.warmup_images + self.batch)
-        done = min(1.0, (images - self.warmup_images) / max(1, self.images - self.warmup_images))
+        done = (images - self.warmup_images) / max(1, self.images - self.warmup_images)
+        done = min(1.0, max(done, minutes / self.minutes if self.minutes else 0.0))
         return self.final_learning_rate + (1 - self.final_learning_rate) * 0.5 * (1 + math.cos(math.pi * done))
 
 

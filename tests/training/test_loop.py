@@ -93,7 +93,7 @@ def test_an_unlabelled_data_set_trains_unconditionally(stripes):
 
 def test_the_learning_rate_rises_linearly_and_falls_to_its_final_share():
     config = TrainConfig(images=1000, batch=10, warmup_images=100, final_learning_rate=0.1)
-    shares = [config.learning_rate_share(images) for images in range(0, 1001, 10)]
+    shares = [config.learning_rate_share(images, 0.0) for images in range(0, 1001, 10)]
     assert shares[0] < 0.15
     assert max(shares) == pytest.approx(1.0)
     assert shares == sorted(shares[:11]) + sorted(shares[11:], reverse=True)
