@@ -1,4 +1,5 @@
-"""Compiles csrc into a shared library in model/. Where that cannot be, the install goes on, and LinPix runs without it.
+"""Compiles csrc into shared libraries in model/: for the processor, and for a CUDA GPU where torch is made for one and
+there is an nvcc. Where that cannot be, the install goes on, and LinPix runs without it.
 
 Only torch's stable ABI is used, so the library made here loads into torch 2.10 and later. torch itself is not
 imported: in pip's isolated builds it cannot be, though its headers lie beside the interpreter.
@@ -7,7 +8,10 @@ imported: in pip's isolated builds it cannot be, though its headers lie beside t
 import os
 import platform
 import re
+import shutil
+import subprocess
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,12 +27,28 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     INSTRUCTION_SETS |= {"avx2": ["-mavx2", "-mfma"], "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16"]}
 
 
+CUDA_TARGETS = ("80", "90")  # compute capabilities; the second is also kept as PTX, for GPUs to come
+
+
 def torch_folder() -> Path | None:
     """Where torch's headers and libraries are: importable, or beside the interpreter of an isolated build."""
     spec = find_spec("torch")
     places = [Path(spec.origin).parent] if spec and spec.origin else []
     places += [Path(sysconfig.get_path(kind)) / "torch" for kind in ("platlib", "purelib")]
     return next((place for place in places if (place / "include/torch/csrc/stable/library.h").exists()), None)
+
+
+def cuda_of(torch: Path) -> str | None:
+    """The CUDA version that a torch was made for, or None."""
+    found = re.search(r"^cuda: .*= ['\"]([\d.]+)['\"]", (torch / "version.py").read_text(), re.MULTILINE)
+    return found[1] if found else None
+
+
+def nvcc() -> Path | None:
+    """The CUDA compiler of CUDA_HOME, else that of the PATH."""
+    home = os.environ.get("CUDA_HOME")
+    found = shutil.which("nvcc", path=os.path.join(home, "bin")) if home else shutil.which("nvcc")
+    return Path(found).resolve() if found else None
 
 
 class BuildKernels(build_ext):
@@ -39,9 +59,13 @@ class BuildKernels(build_ext):
 
     def build_extension(self, extension: Extension) -> None:
         places = [Path(self.get_ext_fullpath(extension.name)).parent, *([Path("model")] if self.editable_mode else [])]
-        for stale in (path for place in places for path in place.glob("liblinpix_cpu*.so")):
+        kind = extension.name.split("_")[1]
+        for stale in (path for place in places for path in place.glob(f"liblinpix_{kind}*.so")):
             stale.unlink()  # should this build fail, the last one's must not be taken for its own
         torch = torch_folder()
+        if kind == "cuda":
+            self.build_cuda(extension, torch)
+            return
         if torch is None:
             raise CompileError("there is no torch of 2.10 or later to compile csrc against; LinPix will decode slowly. "
                                "Install torch, then LinPix again")
@@ -62,9 +86,43 @@ class BuildKernels(build_ext):
             raise CompileError(f"{error}; LinPix will decode slowly. Install a C++20 compiler such as g++ and torch "
                                "2.10 or later, then LinPix again") from error
 
+    def build_cuda(self, extension: Extension, torch: Path | None) -> None:
+        """Not asked for, it is not missed: most machines have a torch without CUDA. A GPU is not looked for."""
+        version = cuda_of(torch) if torch else None
+        if torch is None or version is None:
+            return
+        compiler = nvcc()
+        if compiler is None:
+            raise CompileError(f"torch is made for CUDA {version}, but there is no nvcc on the PATH or in CUDA_HOME to "
+                               "compile csrc/cuda with; LinPix will decode on the processor. Install the CUDA "
+                               f"{version} toolkit, then LinPix again")
+        folder, target = Path(self.build_temp) / "cuda", Path(self.get_ext_fullpath(extension.name))
+        folder.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        targets = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in CUDA_TARGETS]
+        common = [str(compiler), "-std=c++17", "-O3", "-DUSE_CUDA", "-Icsrc", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+        newest = f"-gencode=arch=compute_{CUDA_TARGETS[-1]},code=compute_{CUDA_TARGETS[-1]}"
+        kernels = [*common, "-fmad=false", *targets, newest]
+        jobs = [[*kernels, "-c", str(source)] for source in sorted(Path("csrc/cuda").glob("*.cu"))]
+        jobs += [[*common, STABLE_ABI, "-isystem", str(torch / "include"), "-c", str(source)]
+                 for source in sorted(Path("csrc/cuda").glob("*.cpp"))]
+        outputs = [folder / f"{Path(job[-1]).stem}.o" for job in jobs]
+        try:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                for done in [pool.submit(subprocess.run, [*job, "-o", str(output)], check=True)
+                             for job, output in zip(jobs, outputs, strict=True)]:
+                    done.result()
+            beside = ["torch_cpu", *(["torch_cuda"] if (torch / "lib/libtorch_cuda.so").exists() else [])]
+            subprocess.run([*common, "-shared", *map(str, outputs), f"-L{torch / 'lib'}",
+                            *(f"-l{name}" for name in beside), "-o", str(target)], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise CompileError(f"{error}; LinPix will decode on the processor. Install the CUDA {version} toolkit, "
+                               "then LinPix again") from error
+
 
 schemas = re.search(r"^SCHEMAS = (\d+)", Path("model/ops.py").read_text(), re.MULTILINE)
 assert schemas, "model/ops.py says which version of the operators' schemas this is"
-kernels = Extension(f"model.liblinpix_cpu_{schemas[1]}", ["csrc/ops.cpp"], optional=True,
-                    depends=sorted(map(str, Path("csrc").glob("*.*"))))
-setup(ext_modules=[kernels], cmdclass={"build_ext": BuildKernels})
+libraries = [Extension(f"model.liblinpix_{kind}_{schemas[1]}", [source], optional=True,
+                       depends=sorted(map(str, Path("csrc").glob("**/*.*"))))
+             for kind, source in (("cpu", "csrc/ops.cpp"), ("cuda", "csrc/cuda/ops.cpp"))]
+setup(ext_modules=libraries, cmdclass={"build_ext": BuildKernels})

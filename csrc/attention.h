@@ -1,7 +1,7 @@
 // Linear attention on one head's state: fold a token in, read the state out.
 #pragma once
 
-#include "vec.h"
+#include "functions.h"
 
 namespace linpix::LINPIX_ISA {
 namespace {

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "target.h"
+
 namespace linpix {
 
 using torch::headeronly::ScalarType;
@@ -26,7 +28,11 @@ inline std::vector<int64_t> sizes_of(const Tensor& x) {
 }
 
 inline void check_kind(const Tensor& x, const char* op, const char* name, ScalarType type, const std::vector<int64_t>& sizes) {
+#if defined(USE_CUDA)
+  STD_TORCH_CHECK(x.is_cuda(), op, ": ", name, " must be on the GPU, like the other tensors");
+#else
   STD_TORCH_CHECK(x.is_cpu(), op, ": ", name, " must be on the CPU, like the other tensors");
+#endif
   STD_TORCH_CHECK(x.scalar_type() == type, op, ": ", name, " must have dtype ", torch::headeronly::toString(type),
                   ", got ", torch::headeronly::toString(x.scalar_type()));
   STD_TORCH_CHECK(sizes_of(x) == sizes, op, ": ", name, " must have shape ", text(sizes), ", got ", text(sizes_of(x)));

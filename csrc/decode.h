@@ -4,9 +4,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "target.h"
+
 namespace linpix {
 
-constexpr int TILE = 16;  // columns of a weight block
+// Columns and depth of packed weights are padded to multiples of it.
+#if defined(LINPIX_ONE_LANE)
+constexpr int TILE = 32;
+#else
+constexpr int TILE = 16;
+#endif
 
 // Inlined everywhere: a copy compiled for AVX-512 must not become the one that the linker keeps for all.
 inline __attribute__((always_inline)) int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "decode.h"
+#include "functions.h"
 #include "philox.h"
-#include "vec.h"
 
 namespace linpix::LINPIX_ISA {
 namespace {
@@ -13,14 +13,14 @@ struct Mixture {
   int K;
 };
 
-bool all_finite(const float* x, int n) {
+LINPIX_FUNCTION bool all_finite(const float* x, int n) {
   bool finite = true;
   for (int i = 0; i < n; ++i) finite &= x[i] - x[i] == 0;
   return finite;
 }
 
 // model.mixture.draw: u0 picks the component, u1 the value.
-uint8_t draw(const Mixture& p, float u0, float u1, float temperature, bool elu_scale, float* weights) {
+LINPIX_FUNCTION uint8_t draw(const Mixture& p, float u0, float u1, float temperature, bool elu_scale, float* weights) {
   int best = 0;
   for (int j = 1; j < p.K; ++j)
     if (p.logits[j] > p.logits[best]) best = j;
@@ -47,11 +47,11 @@ uint8_t draw(const Mixture& p, float u0, float u1, float temperature, bool elu_s
   const float x = p.means[picked] + scale[0] * temperature * logistic[0];
   const float value = (x + 1) / 2 * 255;
   if (!(value > 0)) return 0;  // NaN too: the row is reported as not finite
-  return value > 255 ? 255 : (uint8_t)__builtin_nearbyintf(value);
+  return value > 255 ? 255 : (uint8_t)nearest(value);
 }
 
 // model.mixture.log_likelihood of one value; terms is scratch for K floats.
-float log_probability(const Mixture& p, int value, float* terms) {
+LINPIX_FUNCTION float log_probability(const Mixture& p, int value, float* terms) {
   const auto lanes = [](int j) {
     Floats r;
     alignas(64) float index[LANES];
@@ -84,14 +84,15 @@ float log_probability(const Mixture& p, int value, float* terms) {
   return result[0];
 }
 
-uint8_t draw_marginal(const double* cumulative, float u0) {
+LINPIX_FUNCTION uint8_t draw_marginal(const double* cumulative, float u0) {
   int value = 0;
   while (value < 255 && !(cumulative[value] > u0 * cumulative[255])) ++value;
   return (uint8_t)value;
 }
 
 // The sub-pixel of one row at one position: drawn, or the known one; and its log-probability.
-void finish_subpixel(const Model& m, const Rows& rows, int row, int64_t step, const float* parameters, float* scratch) {
+LINPIX_FUNCTION void finish_subpixel(const Model& m, const Rows& rows, int row, int64_t step, const float* parameters,
+                                     float* scratch) {
   const int64_t t = rows.positions[row] + step, slot = rows.slots[row];
   uint8_t* pixel = rows.canvas + slot * m.subpixels + t;
   const bool known = rows.known[slot * m.subpixels + t];
@@ -101,7 +102,7 @@ void finish_subpixel(const Model& m, const Rows& rows, int row, int64_t step, co
   if (m.marginal && t == 0) {
     if (!known) *pixel = draw_marginal(m.marginal, u0);
     const double mass = m.marginal[*pixel] - (*pixel ? m.marginal[*pixel - 1] : 0);
-    log_prob = (float)__builtin_log(mass / m.marginal[255]);
+    log_prob = (float)natural_log(mass / m.marginal[255]);
     return;
   }
   const int width = m.head.columns;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -165,12 +166,21 @@ std::vector<int64_t> checked_steps(const char* op, const Model& m, const Rows& r
   return real;
 }
 
-std::tuple<Tensor, Tensor> decode_quantum(Tensor canvas, const Tensor& known, Tensor S, Tensor z, const Tensor& slots,
+using Maybe = std::optional<Tensor>;
+
+void check_not_deferred(const char* op, const Maybe& pairs, const Maybe& scale, const Maybe& saturated) {
+  STD_TORCH_CHECK(!pairs && !scale && !saturated, op, ": pairs, scale and saturated must be None on the CPU, whose state "
+                  "is float32 and written at every step");
+}
+
+std::tuple<Tensor, Tensor> decode_quantum(Tensor canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs,
+                                          const Maybe& scale, Maybe saturated, const Tensor& slots,
                                           const Tensor& positions, const Tensor& steps, const Tensor& start,
                                           const Tensor& seeds, const Tensor& temperatures,
                                           const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes,
-                                          double eps, int64_t threads) {
+                                          double eps, int64_t most, int64_t threads) {
   const char* op = "decode_quantum";
+  check_not_deferred(op, pairs, scale, saturated);
   const Parts parts(op, weights, sizes, eps);
   const Model& m = parts.model;
   Rows rows = rows_of(op, m, parts.classes, canvas, S, z, slots, start, threads);
@@ -184,7 +194,9 @@ std::tuple<Tensor, Tensor> decode_quantum(Tensor canvas, const Tensor& known, Te
   for (int64_t i = 0; i < B; ++i)
     STD_TORCH_CHECK(rows.temperatures[i] >= 0, op, ": temperatures must be at least 0, got ", rows.temperatures[i]);
   rows.steps = real.data();
-  for (int64_t n : real) rows.most_steps = n > rows.most_steps ? n : rows.most_steps;
+  rows.most_steps = most;
+  for (int64_t i = 0; i < B; ++i)
+    STD_TORCH_CHECK(real[i] <= most, op, ": row ", i, " takes ", real[i], " steps, and most is ", most);
   Tensor log_probs = torch::stable::new_zeros(temperatures, {B, rows.most_steps});
   Tensor finite = torch::stable::new_empty(known, {B});
   rows.log_probs = (float*)log_probs.data_ptr();
@@ -194,10 +206,11 @@ std::tuple<Tensor, Tensor> decode_quantum(Tensor canvas, const Tensor& known, Te
   return {log_probs, finite};
 }
 
-void prefill_slots(const Tensor& canvas, Tensor S, Tensor z, const Tensor& slots, const Tensor& lengths,
-                   const Tensor& start, const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes,
-                   double eps, int64_t threads) {
+void prefill_slots(const Tensor& canvas, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated,
+                   const Tensor& slots, const Tensor& lengths, const Tensor& start, const std::vector<Tensor>& weights,
+                   const std::vector<int64_t>& sizes, double eps, [[maybe_unused]] int64_t most, int64_t threads) {
   const char* op = "prefill";
+  check_not_deferred(op, pairs, scale, saturated);
   const Parts parts(op, weights, sizes, eps);
   Rows rows = rows_of(op, parts.model, parts.classes, canvas, S, z, slots, start, threads);
   const std::vector<int64_t> real = checked_steps(

@@ -6,6 +6,12 @@
 
 namespace linpix {
 
+#if defined(LINPIX_ONE_LANE)
+constexpr bool ON_GPU = true;
+#else
+constexpr bool ON_GPU = false;
+#endif
+
 // Half of the 32 MiB of last-level cache that a few cores usually share. The system's own figure is of no use: it may
 // be that of a whole socket.
 constexpr size_t FAR_BYTES = 16 << 20;
@@ -34,7 +40,8 @@ class Parts {
     model.elu_scale = sizes[9];
     model.eps = (float)eps;
     model.layers = (int)((weights.size() - first) / each);
-    STD_TORCH_CHECK(model.d_model % TILE == 0, op, ": d_model must be a multiple of ", TILE, ", got ", model.d_model);
+    constexpr int unit = ON_GPU ? 8 : TILE;
+    STD_TORCH_CHECK(model.d_model % unit == 0, op, ": d_model must be a multiple of ", unit, ", got ", model.d_model);
     const Tensor &table = weights[0], &source = weights[1], &base = weights[2], &place = weights[3];
     STD_TORCH_CHECK(table.dim() == 2 && source.dim() == 2 && place.dim() == 2 && source.size(1) >= 1, op,
                     ": table, source and place must have two dimensions");
@@ -49,9 +56,16 @@ class Parts {
     const Tensor& marginal = weights[4];
     if (marginal.numel()) model.marginal = checked<double>(marginal, op, "marginal", ScalarType::Double, {256});
     model.norm = norm(weights[5], weights[6], "norm");
-    check_look_ups();
+    if (!ON_GPU) check_look_ups();  // on a GPU they would have to be waited for; pack made them of a valid configuration
     model.bf16 = weights[first].scalar_type() == ScalarType::BFloat16;
-    model.head = matrix(weights[7], weights[8], "head", 3, model.mixtures, model.d_model, false);
+    if (ON_GPU) {  // k after k, unpadded: a lane takes a column
+      const int64_t columns = 3 * model.mixtures;
+      model.head = {checked<float>(weights[7], op, "head", ScalarType::Float, {model.d_model, columns}),
+                    checked<float>(weights[8], op, "head", ScalarType::Float, {columns}), 3, model.mixtures,
+                    model.d_model};
+    } else {
+      model.head = matrix(weights[7], weights[8], "head", 3, model.mixtures, model.d_model, false);
+    }
     for (size_t i = first; i < weights.size(); i += each) {
       const Tensor* w = &weights[i];
       const int width = model.heads * model.value_dim;  // below 2^30

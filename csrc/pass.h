@@ -6,7 +6,7 @@
 #include "attention.h"
 #include "decode.h"
 #include "product.h"
-#include "vec.h"
+#include "functions.h"
 
 namespace linpix::LINPIX_ISA {
 namespace {

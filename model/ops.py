@@ -15,17 +15,24 @@ from torch import Tensor
 
 from model.attention import phi
 
-SCHEMAS = 1  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
+SCHEMAS = 2  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
 
 _library = torch.library.Library("linpix", "DEF")
 _library.define("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z,"
                 " Tensor slots, float eps) -> Tensor")
 # What is packed into weights and sizes: model/packing.py. The pools canvas, known, S and z are indexed by slots (B,).
-_library.define("decode_quantum(Tensor(a!) canvas, Tensor known, Tensor(b!) S, Tensor(c!) z, Tensor slots,"
-                " Tensor positions, Tensor steps, Tensor start, Tensor seeds, Tensor temperatures,"
-                " Tensor[] weights, int[] sizes, float eps, int threads) -> (Tensor, Tensor)")
-_library.define("prefill(Tensor canvas, Tensor(a!) S, Tensor(b!) z, Tensor slots, Tensor lengths, Tensor start,"
-                " Tensor[] weights, int[] sizes, float eps, int threads) -> ()")
+# pairs, scale and saturated belong to deferred state, which a GPU's memory wants; a processor's does not: None there.
+# most: steps, or tokens, of any row, since a number that lies on a GPU would have to be waited for.
+DECODE_QUANTUM = (
+    "decode_quantum(Tensor(a!) canvas, Tensor known, Tensor(b!) S, Tensor(c!) z, Tensor(d!)? pairs, Tensor? scale,"
+    " Tensor(e!)? saturated, Tensor slots, Tensor positions, Tensor steps, Tensor start, Tensor seeds,"
+    " Tensor temperatures, Tensor[] weights, int[] sizes, float eps, int most, int threads) -> (Tensor, Tensor)")
+PREFILL = (
+    "prefill(Tensor canvas, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor? scale, Tensor(d!)? saturated,"
+    " Tensor slots, Tensor lengths, Tensor start, Tensor[] weights, int[] sizes, float eps, int most, int threads)"
+    " -> ()")
+_library.define(DECODE_QUANTUM)
+_library.define(PREFILL)
 _library.define("cpu_kernel() -> str")
 _library.define("cpu_has_fast_bf16() -> bool")
 
@@ -59,16 +66,17 @@ def _recurrent_step_shape(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor,
 
 
 @torch.library.register_fake("linpix::decode_quantum")
-def _decode_quantum_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor,
+def _decode_quantum_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, pairs: Tensor | None,
+                          scale: Tensor | None, saturated: Tensor | None, slots: Tensor, positions: Tensor,
                           steps: Tensor, start: Tensor, seeds: Tensor, temperatures: Tensor, weights: list[Tensor],
-                          sizes: list[int], eps: float, threads: int) -> tuple[Tensor, Tensor]:
-    longest = torch.library.get_ctx().new_dynamic_size()  # the most steps of any row
-    return temperatures.new_empty(slots.shape[0], longest), known.new_empty(slots.shape[0])
+                          sizes: list[int], eps: float, most: int, threads: int) -> tuple[Tensor, Tensor]:
+    return temperatures.new_empty(slots.shape[0], most), known.new_empty(slots.shape[0])
 
 
 @torch.library.register_fake("linpix::prefill")
-def _prefill_shape(canvas: Tensor, S: Tensor, z: Tensor, slots: Tensor, lengths: Tensor, start: Tensor,
-                   weights: list[Tensor], sizes: list[int], eps: float, threads: int) -> None:
+def _prefill_shape(canvas: Tensor, S: Tensor, z: Tensor, pairs: Tensor | None, scale: Tensor | None,
+                   saturated: Tensor | None, slots: Tensor, lengths: Tensor, start: Tensor, weights: list[Tensor],
+                   sizes: list[int], eps: float, most: int, threads: int) -> None:
     return None
 
 
@@ -78,23 +86,29 @@ def find_library(kind: str) -> Path | None:
     return path if path.exists() and os.environ.get("LINPIX_KERNEL") != "none" else None
 
 
-def _load() -> bool:
+def _load(kind: str) -> bool:
     """Whether there is a compiled library. One that is there but broken is an error, not a slow service."""
-    if (path := find_library("cpu")) is None:
+    if (path := find_library(kind)) is None:
         return False
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
         raise OSError(f"the compiled kernels cannot be loaded ({error}); install LinPix again, or decode slowly with "
                       "LINPIX_KERNEL=none") from error
+    return True
+
+
+def _check_choice() -> None:
     try:
         torch.ops.linpix.cpu_kernel()
     except RuntimeError as error:  # its text begins with a place in the source
         raise ValueError(str(error).splitlines()[0].partition(", ")[2].partition(", ")[2]) from error
-    return True
 
 
-compiled = _load()
+compiled = _load("cpu")
+if compiled:
+    _check_choice()
+gpu = _load("cuda") and torch.cuda.is_available()  # whether there are CUDA kernels, and a GPU to run them
 
 
 def kernel() -> str:
@@ -112,3 +126,17 @@ def why() -> str:
         return "LINPIX_KERNEL=none hides the compiled kernels"
     return ("csrc was not compiled when LinPix was installed, which takes torch 2.10 or later, installed before, and a "
             "C++20 compiler such as g++; install LinPix again with both")
+
+
+def why_no_gpu() -> str:
+    """Why decoding does not run on a GPU and what to do about it, in a sentence; "" where it can."""
+    if gpu:
+        return ""
+    if torch.version.cuda is None:
+        return "this torch is made without CUDA; install one that is made with it, then LinPix again"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA GPU here"
+    if os.environ.get("LINPIX_KERNEL") == "none":
+        return "LINPIX_KERNEL=none hides the compiled kernels"
+    return ("csrc/cuda was not compiled when LinPix was installed, which takes torch with CUDA, installed before, and "
+            f"nvcc; install the CUDA {torch.version.cuda} toolkit, then LinPix again")

@@ -10,13 +10,15 @@ from model.config import ModelConfig
 from model.transformer import Layer, Transformer
 
 TILE = 16   # columns of a block: those of one AVX-512 register
+GPU_TILE = 32  # columns and depth are padded to multiples of it on a GPU
+GPU_HEADS, GPU_D_MODEL = (8, 16, 32, 64), 512  # sizes of heads that it has kernels for; the largest d_model
 PANEL = 4   # blocks of a panel at most
 _BEFORE_LAYERS, _EACH_LAYER = 9, 12  # tensors of Packed.weights
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of the layers' matrix products
 
 
-def _round_up(n: int) -> int:
-    return -(-n // TILE) * TILE
+def _round_up(n: int, unit: int = TILE) -> int:
+    return -(-n // unit) * unit
 
 
 def pack_matrix(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
@@ -36,12 +38,29 @@ def pack_matrix(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
                       for group in blocks for panel in torch.tensor_split(group, panels)]).to(dtype)
 
 
-def pack_bias(bias: Tensor, groups: int) -> Tensor:
-    """Bias (groups * columns), each group padded to a multiple of 16."""
+def pack_bias(bias: Tensor, groups: int, unit: int = TILE) -> Tensor:
+    """Bias (groups * columns), each group padded to a multiple of unit."""
     columns = bias.shape[0] // groups
-    padded = bias.new_zeros(groups, _round_up(columns))
+    padded = bias.new_zeros(groups, _round_up(columns, unit))
     padded[:, :columns] = bias.unflatten(0, (groups, columns))
     return padded.flatten().float()
+
+
+def pack_tiles(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """The same for a GPU: tiles of 8 columns, in each stages of 32 k; returns one dimension.
+
+    Columns of a group and depth are padded with zeros to multiples of 32. A stage of bfloat16 holds, lane after lane of
+    a warp, what that lane hands to two mma.m16n8k16: column lane / 4, and of k the pairs lane % 4 * 2 + (0, 8, 16,
+    24). One of float32 holds k after k, each with its 8 columns.
+    """
+    columns, depth = weight.shape[0] // groups, weight.shape[1]
+    padded = weight.new_zeros(groups, _round_up(columns, GPU_TILE), _round_up(depth, GPU_TILE))
+    padded[:, :columns, :depth] = weight.unflatten(0, (groups, columns))
+    tiles = padded.flatten(0, 1).unflatten(0, (-1, 8)).unflatten(2, (-1, GPU_TILE))  # (tiles, 8, stages, 32)
+    if dtype == torch.float32:
+        return tiles.permute(0, 2, 3, 1).flatten()
+    lanes = tiles.unflatten(3, (4, 4, 2))  # k as eighths, pairs of a lane, halves of a pair
+    return lanes.permute(0, 2, 1, 4, 3, 5).flatten().to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +75,9 @@ class Packed:
     weights: list[Tensor]
     sizes: list[int]
     eps: float
+
+    def to(self, device: str) -> "Packed":
+        return Packed([weight.to(device) for weight in self.weights], self.sizes, self.eps)
 
     @property
     def step_bytes(self) -> int:
@@ -73,9 +95,10 @@ class Packed:
         Returns the log-probability of each sub-pixel at temperature 1, (B, most steps) float32 in nats, 0 after a
         row's last, and (B,) bool, false where a row's parameters were not finite.
         """
+        most = int(steps[slots != 0].max()) if bool((slots != 0).any()) else 0
         log_probs, finite = torch.ops.linpix.decode_quantum(
-            canvas, known, S, z, slots, positions, steps, start, seeds, temperatures,
-            self.weights, self.sizes, self.eps, torch.get_num_threads())
+            canvas, known, S, z, None, None, None, slots, positions, steps, start, seeds, temperatures,
+            self.weights, self.sizes, self.eps, most, torch.get_num_threads())
         return log_probs, finite
 
     def prefill(self, canvas: Tensor, S: Tensor, z: Tensor, slots: Tensor, lengths: Tensor, start: Tensor) -> None:
@@ -83,17 +106,21 @@ class Packed:
 
         Goes through the same numbers as as many steps of decode, bit for bit.
         """
-        torch.ops.linpix.prefill(canvas, S, z, slots, lengths, start, self.weights, self.sizes, self.eps,
-                                 torch.get_num_threads())
+        torch.ops.linpix.prefill(canvas, S, z, None, None, None, slots, lengths, start, self.weights, self.sizes,
+                                 self.eps, int(lengths.max()), torch.get_num_threads())
 
 
 @torch.no_grad()
-def pack(net: Transformer, dtype: torch.dtype) -> Packed:
-    """dtype: of the layers' matrices, float32 or bfloat16; the head stays float32, as all else."""
+def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
+    """dtype: of the layers' matrices, float32 or bfloat16; the head stays float32, as all else.
+
+    gpu: in the layout of the CUDA kernels. The tensors stay where the model is: `Packed.to` moves them.
+    """
     config = net.config
 
-    def linear(module: nn.Linear, groups: int = 1, dtype: torch.dtype = dtype) -> list[Tensor]:
-        return [pack_matrix(module.weight.float(), groups, dtype), pack_bias(module.bias.float(), groups)]
+    def matrix(weight: Tensor, bias: Tensor, groups: int = 1) -> list[Tensor]:
+        arranged = (pack_tiles if gpu else pack_matrix)(weight.float(), groups, dtype)
+        return [arranged, pack_bias(bias.float(), groups, GPU_TILE if gpu else TILE)]
 
     def norm(module: nn.LayerNorm) -> list[Tensor]:
         return [module.weight.detach().float().clone(), module.bias.detach().float().clone()]
@@ -101,23 +128,52 @@ def pack(net: Transformer, dtype: torch.dtype) -> Packed:
     inputs = net.inputs
     source = torch.where(inputs.outside, -1, inputs.source).to(torch.int32).contiguous()
     marginal = torch.tensor(config.first_marginal, dtype=torch.float64).cumsum(0)
+    head_weight, head_bias = net.head.weight.detach().float(), net.head.bias.detach().float()
+    head = ([head_weight.T.contiguous(), head_bias.clone()] if gpu else
+            [pack_matrix(head_weight, 3, torch.float32), pack_bias(head_bias, 3)])
     weights = [inputs.table.detach().float().clone(), source, inputs.base[0].to(torch.int32).contiguous(),
-               inputs.positional.to(torch.int32).contiguous(), marginal, *norm(net.norm),
-               *linear(net.head, 3, torch.float32)]
-    keys, values = config.heads * config.key_dim, config.heads * config.value_dim
+               inputs.positional.to(torch.int32).contiguous(), marginal, *norm(net.norm), *head]
     for layer in net.layers:
         assert isinstance(layer, Layer)
-        q, k, v = (part.unflatten(0, (config.heads, -1)) for part in layer.qkv.weight.split([keys, keys, values]))
-        q_bias, k_bias, v_bias = (part.unflatten(0, (config.heads, -1))
-                                  for part in layer.qkv.bias.split([keys, keys, values]))
-        by_head = torch.cat([q, k, v], 1).flatten(0, 1).float()  # each head's q, k, v side by side
-        weights += [pack_matrix(by_head, config.heads, dtype),
-                    pack_bias(torch.cat([q_bias, k_bias, v_bias], 1).flatten().float(), config.heads),
-                    *linear(layer.out), *norm(layer.norm1), *linear(layer.up), *linear(layer.down),
+        by_head = [torch.cat(_heads(part, config), 1).flatten(0, 1).float()  # each head's q, k, v side by side
+                   for part in (layer.qkv.weight, layer.qkv.bias)]
+        weights += [*matrix(*by_head, config.heads), *matrix(layer.out.weight, layer.out.bias), *norm(layer.norm1),
+                    *matrix(layer.up.weight, layer.up.bias), *matrix(layer.down.weight, layer.down.bias),
                     *norm(layer.norm2)]
     sizes = [config.heads, config.key_dim, config.value_dim, config.d_model, config.d_ff, config.mixtures,
              config.classes, config.norm == "pre", config.activation == "gelu", config.scale_transform == "elu"]
     return Packed(weights, [int(size) for size in sizes], config.eps)
+
+
+def _heads(qkv: Tensor, config: ModelConfig) -> list[Tensor]:
+    """q, k and v of a qkv weight or bias, each (H, D or M, ...)."""
+    keys, values = config.heads * config.key_dim, config.heads * config.value_dim
+    return [part.unflatten(0, (config.heads, -1)) for part in qkv.split([keys, keys, values])]
+
+
+@torch.no_grad()
+def state_scale(net: Transformer) -> Tensor:
+    """Powers of two, (L, H), such that no |S| / scale can pass float16's 65,504 in an image: a proof, not a guess.
+
+    What a layer's projection is given is bounded: by its LayerNorm (the normalised row has length sqrt(d_model)), or in
+    the first layer of a post-norm model by the look-ups that are summed. So are keys and values, and S is at most T
+    times their product. The bound is loose, which costs nothing: float16 keeps its 11 bits down to 2^-14 of a scale.
+    """
+    config, largest = net.config, []
+    for index, layer in enumerate(net.layers):
+        assert isinstance(layer, Layer)
+        before = layer.norm1 if config.norm == "pre" else None if index == 0 else net.layers[index - 1].norm2
+        weight, bias = layer.qkv.weight.double(), layer.qkv.bias.double()
+        if before is None:
+            look_ups = net.inputs.base.shape[-1] + net.inputs.positional.shape[-1]
+            most = (net.inputs.table.double() @ weight.T).abs().amax(0) * look_ups + bias.abs()
+        else:
+            assert isinstance(before, nn.LayerNorm)
+            most = ((weight * before.weight).norm(dim=1) * config.d_model**0.5
+                    + (weight @ before.bias.double() + bias).abs())
+        _, k, v = _heads(most * 1.02, config)  # for products rounded to bfloat16
+        largest.append((1 + k.amax(1)) * v.amax(1) * config.subpixels)
+    return torch.exp2(torch.ceil(torch.log2(torch.stack(largest) / 65504)).clamp(-20, 60)).float()
 
 
 @dataclass(frozen=True, slots=True)

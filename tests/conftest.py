@@ -50,11 +50,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """With LINPIX_FORBID_SKIPS a test that was left out fails the run, unless it wanted a GPU."""
+    """With LINPIX_FORBID_SKIPS a test that was left out fails the run, unless it wanted a GPU or its compiler."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if not os.environ.get("LINPIX_FORBID_SKIPS") or reporter is None:
         return
-    left_out = [report for report in reporter.stats.get("skipped", []) if "cuda" not in report.keywords]
+    left_out = [report for report in reporter.stats.get("skipped", []) if not {"cuda", "nvcc"} & set(report.keywords)]
     if left_out:
         reporter.write_line(f"{len(left_out)} tests were skipped, and LINPIX_FORBID_SKIPS is set", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

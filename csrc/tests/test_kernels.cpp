@@ -13,7 +13,7 @@
 #include "decode.h"
 #include "philox.h"
 #include "team.h"
-#include "vec.h"
+#include "functions.h"
 
 namespace linpix {
 namespace {

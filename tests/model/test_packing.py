@@ -283,9 +283,10 @@ def arguments(**changes):
     packed = pack(net_of(TINY), torch.float32)
     pool = Pool(TINY, packed, 5)
     row = torch.tensor([0, 0, 0])
-    given = {"canvas": pool.canvas, "known": pool.known, "S": pool.S, "z": pool.z, "slots": torch.tensor([1, 5, 3]),
-             "positions": row, "steps": row + 4, "start": row + START, "seeds": row, "temperatures": torch.ones(3),
-             "weights": packed.weights, "sizes": packed.sizes, "eps": 1e-6, "threads": 2}
+    given = {"canvas": pool.canvas, "known": pool.known, "S": pool.S, "z": pool.z, "pairs": None, "scale": None,
+             "saturated": None, "slots": torch.tensor([1, 5, 3]), "positions": row, "steps": row + 4,
+             "start": row + START, "seeds": row, "temperatures": torch.ones(3), "weights": packed.weights,
+             "sizes": packed.sizes, "eps": 1e-6, "most": 4, "threads": 2}
     return given | {name: change(given[name]) for name, change in changes.items()}
 
 
@@ -317,6 +318,8 @@ def arguments(**changes):
     ("sizes", lambda x: [x[0] + 1, *x[1:]], "must have shape"),
     ("sizes", lambda x: [2**15, 2**15, *x[2:]], "too large together"),
     ("sizes", lambda x: [-1, *x[1:]], r"sizes\[0\] is -1"),
+    ("pairs", lambda x: torch.zeros(1), "must be None on the CPU"),
+    ("most", lambda x: 3, "row 0 takes 4 steps, and most is 3"),
     ("threads", lambda x: 0, r"threads must be in 1\.\.1024, got 0"),
 ], ids=lambda x: x if isinstance(x, str) and x.isidentifier() else "")
 def test_what_cannot_be_decoded_is_an_error_that_says_what_it_saw(name, change, message):
@@ -329,8 +332,8 @@ def test_the_schemas_say_what_the_operators_do():
     given = arguments()
     torch.library.opcheck(torch.ops.linpix.decode_quantum.default, tuple(given.values()))
     torch.library.opcheck(torch.ops.linpix.prefill.default,
-                          (given["canvas"], given["S"], given["z"], given["slots"], given["steps"], given["start"],
-                           given["weights"], given["sizes"], 1e-6, 2))
+                          (given["canvas"], given["S"], given["z"], None, None, None, given["slots"], given["steps"],
+                           given["start"], given["weights"], given["sizes"], 1e-6, 4, 2))
 
 
 def test_auto_is_the_compiled_engine_for_what_it_can_run_and_the_eager_one_else():

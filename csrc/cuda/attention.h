@@ -1,0 +1,204 @@
+// Linear attention of one token after the other on the state of a slot, a warp for each row and head.
+//
+// Decode is bound by this traffic. A lane holds 16-byte chunks of S, one in each of its rows, so that all of D x M is on
+// its way at once and every sector that is fetched is used: lanes of one group share their rows (key dims), lanes of
+// the same number in their groups share their columns (value dims).
+#pragma once
+
+#include "../functions.h"
+#include "kernels.h"
+#include "threads.h"
+
+namespace linpix::LINPIX_ISA {
+
+// Of the fold schedule, and of nothing else: a token at t finds the tokens from folded(t) on in pairs, and completes
+// its group if the next one begins another.
+LINPIX_INLINE int64_t folded(int64_t t, int defer) { return t - t % defer; }
+LINPIX_INLINE bool completes(int64_t t, int defer) { return (t + 1) % defer == 0; }
+
+// N neighbours, in as few loads and stores as there can be.
+template <class V, int N>
+struct alignas(N * sizeof(V) < 16 ? N * sizeof(V) : 16) Run {
+  V x[N];
+  static LINPIX_INLINE Run& at(const V* place) { return *(Run*)place; }
+};
+
+template <class Element>
+struct Stored;  // how an element of S is kept
+template <>
+struct Stored<float> {
+  static LINPIX_INLINE void read(const Chunk& from, float (&to)[4], float) {
+    for (int e = 0; e < 4; ++e) to[e] = float_of(from.word[e]);
+  }
+  static LINPIX_INLINE int round(float (&)[4], float) { return 0; }
+  static LINPIX_INLINE Chunk write(const float (&from)[4], float) {
+    return {{bits_of(from[0]), bits_of(from[1]), bits_of(from[2]), bits_of(from[3])}};
+  }
+};
+template <>
+struct Stored<float16> {
+  static constexpr float MOST = 65504;
+  static LINPIX_INLINE void read(const Chunk& from, float (&to)[8], float scale) {
+    for (int e = 0; e < 8; ++e) to[e] = widened(float16{(uint16_t)(from.word[e / 2] >> e % 2 * 16)}) * scale;
+  }
+  // to what read would give back; returns how many had to be clamped
+  static LINPIX_INLINE int round(float (&x)[8], float scale) {
+    int clamped = 0;
+    for (int e = 0; e < 8; ++e) {
+      const float y = x[e] * (1 / scale);  // exact: a power of two
+      const bool beyond = magnitude(y).x > MOST;
+      clamped += beyond;
+      x[e] = (beyond ? (y < 0 ? -MOST : MOST) : widened(halved(y))) * scale;
+    }
+    return clamped;
+  }
+  static LINPIX_INLINE Chunk write(const float (&from)[8], float scale) {
+    Chunk c;
+    for (int w = 0; w < 4; ++w)
+      c.word[w] = halved(from[2 * w] * (1 / scale)).bits | (uint32_t)halved(from[2 * w + 1] * (1 / scale)).bits << 16;
+    return c;
+  }
+};
+
+// T: of y. Element: of S, as it is kept.
+template <class T, class Element, int D, int M>
+struct Attend {
+  static constexpr int BLOCK = 4 * WARP, PER_SM = D * M > 1024 ? 2 : sizeof(Element) == 4 ? 5 : 4;
+  static constexpr int E = 16 / (int)sizeof(Element);  // elements of a chunk
+  static constexpr int LANES_A_ROW = M / E;         // lanes that share their rows: a group
+  static constexpr int GROUPS = WARP / LANES_A_ROW < D ? WARP / LANES_A_ROW : D;
+  static constexpr int R = D / GROUPS;              // rows of a lane
+  static_assert(LANES_A_ROW >= 1 && LANES_A_ROW * GROUPS <= WARP && R * GROUPS == D, "heads that a warp can share out");
+
+  struct Lane {
+    float S[R][E], z[R], y[E], normaliser;
+    int64_t row, head, at, t, live;  // at: of its state; t: of the first token; live: tokens that take part
+    int group, place;                // of the lane
+    float scale;
+  };
+
+  LINPIX_BODY run(Threads<BLOCK>& threads, const AttendCall& call) {
+    const Pass& p = call.pass;
+    const Model& m = p.model;
+    const int64_t first = m.marginal ? 1 : 0;  // the first token that is folded in
+    const int C = p.pools.defer;
+    typename Threads<BLOCK>::template Own<Lane> own;
+
+    threads.each([&](int i) {  // what the kernel before this one does not write: the state
+      Lane& l = own[i];
+      const int64_t number = threads.x * (BLOCK / WARP) + i / WARP;
+      l.row = number / m.heads;
+      l.head = number % m.heads;
+      l.place = i % WARP % LANES_A_ROW;
+      l.group = i % WARP / LANES_A_ROW;
+      l.live = 0;
+      l.t = 0;
+      if (l.row >= p.rows.count || l.group >= GROUPS) return;
+      const int64_t slot = p.rows.slots[l.row];
+      l.t = (p.rows.positions ? p.rows.positions[l.row] : 0) + p.step;
+      l.live = p.rows.steps[l.row] - p.step;
+      l.at = (slot * m.layers + call.layer) * m.heads + l.head;
+      l.scale = p.pools.scale ? p.pools.scale[call.layer * m.heads + l.head] : 1.0f;
+      if (l.live <= 0) return;
+      const bool empty = folded(l.t, C) <= first;  // nothing was folded yet: whatever is there is another's
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        if (empty)
+          for (int e = 0; e < E; ++e) l.S[r][e] = 0;
+        else
+          Stored<Element>::read(load_streaming(state(p, l, r)), l.S[r], l.scale);
+      }
+      const Run<float, R>& z = Run<float, R>::at(p.pools.z + l.at * D + l.group * R);
+#pragma unroll
+      for (int r = 0; r < R; ++r) l.z[r] = l.t <= first ? 0 : z.x[r];
+      const int64_t begin = folded(l.t, C);
+      for (int64_t t = begin < first ? first : begin; t < l.t; ++t) fold_pair(l, pair(p, l, t));
+    });
+
+    threads.follow();
+    for (int j = 0; j < p.tokens; ++j) {
+      threads.each([&](int i) {
+        Lane& l = own[i];
+        for (int e = 0; e < E; ++e) l.y[e] = 0;
+        l.normaliser = 0;
+        const int64_t t = l.t + j;
+        if (j >= l.live || t < first) return;
+        const float* q = p.buffers.qkv + (l.row * p.tokens + j) * m.heads * call.group + l.head * call.group;
+        const Run<float, R> queries = Run<float, R>::at(q + l.group * R), keys = Run<float, R>::at(q + D + l.group * R);
+        Run<float, E> value = Run<float, E>::at(q + 2 * D + l.place * E);
+        Run<uint16_t, R> rounded_keys;
+        Run<uint16_t, E> rounded_value;
+#pragma unroll
+        for (int e = 0; e < E; ++e) {
+          rounded_value.x[e] = rounded(value.x[e]).bits;
+          if (C > 1) value.x[e] = widened(bfloat16{rounded_value.x[e]});  // as later steps will find it
+        }
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          const float mapped_q = phi(queries.x[r]).x, mapped_k = phi(keys.x[r]).x;
+          rounded_keys.x[r] = rounded(mapped_k).bits;
+          const float key = C > 1 ? widened(bfloat16{rounded_keys.x[r]}) : mapped_k;
+          l.z[r] = l.z[r] + key;
+          l.normaliser = multiply_add(mapped_q, l.z[r], l.normaliser);
+          for (int e = 0; e < E; ++e) {
+            l.S[r][e] = multiply_add(key, value.x[e], l.S[r][e]);
+            l.y[e] = multiply_add(mapped_q, l.S[r][e], l.y[e]);
+          }
+        }
+        if (!completes(t, C)) {
+          if (l.place == 0) Run<uint16_t, R>::at(pair(p, l, t) + l.group * R) = rounded_keys;
+          if (l.group == 0) Run<uint16_t, E>::at(pair(p, l, t) + D + l.place * E) = rounded_value;
+        } else {
+          int clamped = 0;
+#pragma unroll
+          for (int r = 0; r < R; ++r) {
+            clamped += Stored<Element>::round(l.S[r], l.scale);
+            if (j + C >= l.live || j + C >= p.tokens)  // no later token of this pass completes a group
+              store_streaming(state(p, l, r), Stored<Element>::write(l.S[r], l.scale));
+          }
+          if (clamped) count(p.pools.saturated, clamped);
+        }
+      });
+#pragma unroll
+      for (int stride = LANES_A_ROW; stride < LANES_A_ROW * GROUPS; stride *= 2) {
+        threads.add_across(stride, [&](int i) -> float& { return own[i].normaliser; });
+#pragma unroll
+        for (int e = 0; e < E; ++e) threads.add_across(stride, [&](int i) -> float& { return own[i].y[e]; });
+      }
+      threads.each([&](int i) {
+        const Lane& l = own[i];
+        if (j >= l.live || l.group) return;
+        Run<T, E> y;
+#pragma unroll
+        for (int e = 0; e < E; ++e) store(y.x + e, l.t + j < first ? 0 : l.y[e] / (l.normaliser + m.eps));
+        Run<T, E>::at((T*)p.buffers.y + (l.row * p.tokens + j) * call.depth + l.head * M + l.place * E) = y;
+      });
+    }
+    threads.each([&](int i) {
+      const Lane& l = own[i];
+      if (l.live <= 0 || l.place) return;
+      Run<float, R>& z = Run<float, R>::at(p.pools.z + l.at * D + l.group * R);
+#pragma unroll
+      for (int r = 0; r < R; ++r) z.x[r] = l.z[r];
+    });
+  }
+
+ private:
+  static LINPIX_INLINE Element* state(const Pass& p, const Lane& l, int r) {
+    return (Element*)p.pools.S + l.at * D * M + (l.group * R + r) * M + l.place * E;
+  }
+  static LINPIX_INLINE uint16_t* pair(const Pass& p, const Lane& l, int64_t t) {
+    return p.pools.pairs + (l.at * p.pools.defer + t % p.pools.defer) * (D + M);
+  }
+  static LINPIX_INLINE void fold_pair(Lane& l, const uint16_t* pair) {
+    const Run<uint16_t, R> keys = Run<uint16_t, R>::at(pair + l.group * R);
+    const Run<uint16_t, E> value = Run<uint16_t, E>::at(pair + D + l.place * E);
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+#pragma unroll
+      for (int e = 0; e < E; ++e)
+        l.S[r][e] = multiply_add(widened(bfloat16{keys.x[r]}), widened(bfloat16{value.x[e]}), l.S[r][e]);
+  }
+};
+
+}  // namespace linpix::LINPIX_ISA

@@ -1,0 +1,28 @@
+// The first and the last kernel of a step.
+#include "ends.h"
+
+namespace linpix {
+
+using namespace linpix::LINPIX_ISA;
+
+int embed(const EndCall& call, void* stream) {
+  constexpr int WARPS = Embed::BLOCK / WARP;
+  const int64_t tokens = (int64_t)call.pass.rows.count * call.pass.tokens;
+  return launch<Embed>(Grid{(tokens + WARPS - 1) / WARPS}, 0, stream, false, call);
+}
+
+int finish(const EndCall& call, void* stream, bool overlapped) {
+  constexpr int WARPS = Finish::BLOCK / WARP;
+  const int bytes = WARPS * Finish::floats(call.pass.model) * (int)sizeof(float);
+  return launch<Finish>(Grid{(call.pass.rows.count + WARPS - 1) / WARPS}, bytes, stream, overlapped, call);
+}
+
+const char* explain(int error) {
+#if defined(__CUDACC__)
+  return cudaGetErrorString((cudaError_t)error);
+#else
+  return error ? "none can be, on the host" : "none";
+#endif
+}
+
+}  // namespace linpix

@@ -1,0 +1,164 @@
+// The operators' CUDA side: checks that name what they saw, buffers, then plain pointers on the current stream.
+//
+// Nothing here waits for the GPU, so calls can be recorded in a CUDA graph; what lies in its memory (slots, positions,
+// steps) is therefore not looked at, and model/cuda.py answers for it. Compiled with LINPIX_EMULATE, the same serves
+// tests on a processor, as operators of their own.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "../checks.h"
+#include "../parts.h"
+#include "kernels.h"
+#if defined(USE_CUDA)
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#else
+#include "threads.h"
+#endif
+
+namespace linpix {
+namespace {
+
+using Maybe = std::optional<Tensor>;
+
+#if defined(USE_CUDA)
+// Makes the GPU of a tensor the current one, and knows its stream.
+class Device {
+ public:
+  explicit Device(const Tensor& on) : guard_(on.get_device_index()) {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(on.get_device_index(), &stream));
+  }
+  void* stream = nullptr;
+
+ private:
+  torch::stable::accelerator::DeviceGuard guard_;
+};
+#else
+struct Device {
+  explicit Device(const Tensor&) {}
+  void* stream = nullptr;
+};
+#endif
+
+void check(const char* op, int error) { STD_TORCH_CHECK(error == 0, op, ": CUDA error: ", explain(error)); }
+
+// A pass over what the tensors hold, with buffers for so many tokens of each row.
+class Call {
+ public:
+  Call(const char* op, const Tensor& canvas, const Tensor& S, const Tensor& z, const Maybe& pairs, const Maybe& scale,
+       const Maybe& saturated, const Tensor& slots, const Tensor& steps, const Tensor& start,
+       const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t tokens)
+      : parts_(op, weights, sizes, eps) {
+    const Model& m = pass.model = parts_.model;
+    STD_TORCH_CHECK(attends(m.key_dim, m.value_dim), op, ": heads must be of size 8, 16, 32 or 64, keys and values alike, "
+                    "got ", m.key_dim, " and ", m.value_dim);
+    STD_TORCH_CHECK(m.d_model <= MOST_D_MODEL, op, ": d_model must be at most ", MOST_D_MODEL, ", got ", m.d_model);
+    STD_TORCH_CHECK(slots.dim() == 1, op, ": slots must have shape (B,), got ", text(sizes_of(slots)));
+    STD_TORCH_CHECK(canvas.dim() == 2, op, ": canvas must have shape (N, T), got ", text(sizes_of(canvas)));
+    const int64_t B = slots.size(0), N = canvas.size(0), L = m.layers, H = m.heads, D = m.key_dim, M = m.value_dim;
+    STD_TORCH_CHECK(B <= 1 << 16, op, ": at most 65536 rows, got ", B);
+    Rows& rows = pass.rows;
+    rows.count = (int)B;
+    rows.canvas = checked<uint8_t>(canvas, op, "canvas", ScalarType::Byte, {N, m.subpixels});
+    rows.slots = checked<int64_t>(slots, op, "slots", ScalarType::Long, {B});
+    rows.steps = checked<int64_t>(steps, op, "steps", ScalarType::Long, {B});
+    rows.start = checked<int64_t>(start, op, "start", ScalarType::Long, {B});
+    Pools& pools = pass.pools;
+    pools.defer = 1;
+    if (pairs) {
+      STD_TORCH_CHECK(pairs->dim() == 5 && pairs->size(3) >= 2, op, ": pairs must have shape (N, L, H, defer, D + M) with "
+                      "defer at least 2, got ", text(sizes_of(*pairs)));
+      pools.defer = (int)pairs->size(3);
+      pools.pairs = checked<uint16_t>(*pairs, op, "pairs", ScalarType::BFloat16, {N, L, H, pools.defer, D + M});
+    }
+    const bool half = S.scalar_type() == ScalarType::Half;
+    if (half) {
+      STD_TORCH_CHECK(pairs && scale && saturated, op, ": a float16 S wants pairs, scale and saturated: rounded at every "
+                      "step, it would lose what is added");
+      pools.scale = checked<float>(*scale, op, "scale", ScalarType::Float, {L, H});
+      pools.saturated = checked<int64_t>(*saturated, op, "saturated", ScalarType::Long, {1});
+    }
+    pools.S = checked<void>(S, op, "S", half ? ScalarType::Half : ScalarType::Float, {N, L, H, D, M});
+    pools.z = checked<float>(z, op, "z", ScalarType::Float, {N, L, H, D});
+
+    const int64_t count = B * tokens;
+    const Layer& layer = m.layer[0];
+    const ScalarType type = m.bf16 ? ScalarType::BFloat16 : ScalarType::Float;
+    const auto buffer = [&](int64_t columns, ScalarType kind, bool zeroed = false) {
+      const std::vector<int64_t> shape = {count, columns};
+      held_.push_back(zeroed ? torch::stable::new_zeros(z, shape, kind) : torch::stable::new_empty(z, shape, kind));
+      return held_.back().data_ptr();
+    };
+    pass.buffers.sum = (float*)buffer(m.d_model, ScalarType::Float);
+    pass.buffers.x = (float*)buffer(m.d_model, ScalarType::Float);
+    pass.buffers.qkv = (float*)buffer((int64_t)layer.qkv.groups * layer.qkv.columns, ScalarType::Float);
+    pass.buffers.y = buffer(layer.out.depth, type, H * M < layer.out.depth);  // padded columns are multiplied by zero
+    pass.buffers.hidden = buffer(layer.down.depth, type);
+  }
+
+  Pass pass{};
+
+ private:
+  Parts parts_;
+  std::vector<Tensor> held_;
+};
+
+std::tuple<Tensor, Tensor> decode_quantum(Tensor canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs,
+                                          const Maybe& scale, Maybe saturated, const Tensor& slots,
+                                          const Tensor& positions, const Tensor& steps, const Tensor& start,
+                                          const Tensor& seeds, const Tensor& temperatures,
+                                          const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes,
+                                          double eps, int64_t most, int64_t) {
+  const char* op = "decode_quantum";
+  const Device device(slots);
+  Call call(op, canvas, S, z, pairs, scale, saturated, slots, steps, start, weights, sizes, eps, 1);
+  Rows& rows = call.pass.rows;
+  const int64_t B = rows.count, T = call.pass.model.subpixels;
+  STD_TORCH_CHECK(0 <= most && most <= T, op, ": most must be in 0..", T, ", got ", most);
+  rows.known = checked<bool>(known, op, "known", ScalarType::Bool, {canvas.size(0), T});
+  rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {B});
+  rows.seeds = checked<int64_t>(seeds, op, "seeds", ScalarType::Long, {B});
+  rows.temperatures = checked<float>(temperatures, op, "temperatures", ScalarType::Float, {B});
+  rows.most_steps = most;
+  Tensor log_probs = torch::stable::new_zeros(temperatures, {B, most});
+  Tensor finite = torch::stable::fill_(torch::stable::new_empty(known, {B}), 1);
+  rows.log_probs = (float*)log_probs.data_ptr();
+  rows.finite = (bool*)finite.data_ptr();
+  if (B) check(op, decode(call.pass, (int)most, device.stream));
+  return {log_probs, finite};
+}
+
+void prefill_slots(const Tensor& canvas, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated,
+                   const Tensor& slots, const Tensor& lengths, const Tensor& start, const std::vector<Tensor>& weights,
+                   const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t) {
+  const char* op = "prefill";
+  const Device device(slots);
+  Call call(op, canvas, S, z, pairs, scale, saturated, slots, lengths, start, weights, sizes, eps,
+            most < CHUNK ? most : CHUNK);
+  STD_TORCH_CHECK(0 <= most && most <= call.pass.model.subpixels, op, ": most must be in 0..",
+                  call.pass.model.subpixels, ", got ", most);
+  if (call.pass.rows.count) check(op, prefill(call.pass, most, device.stream));
+}
+
+}  // namespace
+}  // namespace linpix
+
+#if defined(USE_CUDA)
+STABLE_TORCH_LIBRARY_IMPL(linpix, CUDA, library) {
+  library.impl("decode_quantum", TORCH_BOX(&linpix::decode_quantum));
+  library.impl("prefill", TORCH_BOX(&linpix::prefill_slots));
+}
+#else
+// Threads of a phase in the other order, for tests: what they compute must not change.
+extern "C" void linpix_backwards(bool yes) { linpix::gpu::backwards = yes; }
+
+STABLE_TORCH_LIBRARY_IMPL(linpix_emulated, CPU, library) {
+  library.impl("decode_quantum", TORCH_BOX(&linpix::decode_quantum));
+  library.impl("prefill", TORCH_BOX(&linpix::prefill_slots));
+}
+#endif

@@ -1,0 +1,39 @@
+// The product's tiles: for a few rows, columns are spread over as many multiprocessors as there are; for many, each
+// weight that is read serves 64 of them.
+#include "product.h"
+
+namespace linpix {
+namespace {
+
+using namespace linpix::LINPIX_ISA;
+
+constexpr int FEW = 64;             // rows, at most, for which the small tiles are taken
+constexpr int SHARED = 160 << 10;   // bytes of shared memory that every GPU from sm_80 on gives to a block
+
+template <class Kernel>
+int start(const ProductCall& call, void* stream, bool overlapped) {
+  const int tiles = call.weights.groups * call.weights.columns / WIDE;
+  const Grid grid = {(call.rows + Kernel::ROWS - 1) / Kernel::ROWS, (tiles + Kernel::TILES - 1) / Kernel::TILES};
+  return launch<Kernel>(grid, Kernel::shared_bytes(call.weights.depth), stream, overlapped, call);
+}
+
+template <Product PRODUCT>
+int start(const ProductCall& call, bool bf16, void* stream, bool overlapped) {
+  if (!bf16) return start<Multiply<float, PRODUCT, 1, 1, 1, 4, 8>>(call, stream, overlapped);
+  using Few = Multiply<bfloat16, PRODUCT, 1, 1, 1, 4, 16>;
+  using Many = Multiply<bfloat16, PRODUCT, 2, 4, 2, 4, 3>;
+  if (call.rows <= FEW || Many::shared_bytes(call.weights.depth) > SHARED) return start<Few>(call, stream, overlapped);
+  return start<Many>(call, stream, overlapped);
+}
+
+}  // namespace
+
+int multiply(Product product, const ProductCall& call, bool bf16, void* stream, bool overlapped) {
+  switch (product) {
+    case Product::qkv: return start<Product::qkv>(call, bf16, stream, overlapped);
+    case Product::up: return start<Product::up>(call, bf16, stream, overlapped);
+    default: return start<Product::add>(call, bf16, stream, overlapped);
+  }
+}
+
+}  // namespace linpix

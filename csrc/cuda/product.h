@@ -1,0 +1,222 @@
+// The matrix product: some rows times a packed weight, with what comes before it (residual and norm) and after it.
+//
+// An output has one accumulator and takes k in order, by the same instruction in tiles of every shape. So it does not
+// depend on how many rows there are, bit for bit; K is never split.
+#pragma once
+
+#include "../functions.h"
+#include "kernels.h"
+#include "norm.h"
+#include "threads.h"
+
+namespace linpix::LINPIX_ISA {
+
+constexpr int STEP = 32;  // k of a stage; packed weights hold whole stages
+constexpr int WIDE = 8;   // columns of a tile of weights
+
+LINPIX_INLINE void put_pair(float* to, float x, float y) { to[0] = x, to[1] = y; }
+LINPIX_INLINE void put_pair(bfloat16* to, float x, float y) {
+  *(uint32_t*)to = rounded(x).bits | (uint32_t)rounded(y).bits << 16;
+}
+
+// What a warp multiplies in one stage: 16 * MT rows of a by NT tiles of weights. Packed weights are tile after tile, in
+// each stage after stage (model/packing.py). Sums lie as mma.m16n8k16 leaves them: lane i has rows i / 4 and i / 4 + 8,
+// columns i % 4 * 2 and the next.
+template <class T, int MT, int NT>
+struct Stage;
+
+template <int MT, int NT>
+struct Stage<bfloat16, MT, NT> {
+  static constexpr int PAD = 8;  // elements after a row of a, so that rows begin in different banks
+  static constexpr int TILE_BYTES = STEP * WIDE * 2;
+  uint32_t a[2][MT][4], b[NT][4];
+
+  // a: this warp's first row, at this stage's first column; weights: its first tile, of this stage
+  LINPIX_INLINE void load(int lane, const bfloat16* from, int stride, const char* weights) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+          a[half][m][r] = *(const uint32_t*)(from + (m * 16 + lane / 4 + r % 2 * 8) * stride + half * 16 + r / 2 * 8 +
+                                             lane % 4 * 2);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      const Chunk c = *(const Chunk*)(weights + n * TILE_BYTES + lane * 16);  // two fragments, one after the other
+#pragma unroll
+      for (int w = 0; w < 4; ++w) b[n][w] = c.word[w];
+    }
+  }
+
+  template <class Threads, class Stages, class Sums>
+  static LINPIX_INLINE void multiply(Threads& threads, Stages& stage, Sums& sums) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+          threads.multiply([&](int i) -> uint32_t(&)[4] { return stage[i].a[half][m]; },
+                           [&](int i) { return stage[i].b[n] + 2 * half; },
+                           [&](int i) -> float(&)[4] { return sums[i].value[m][n]; });
+  }
+};
+
+// In float32, without matrix instructions: for checking, and for whoever wants every bit.
+template <int MT, int NT>
+struct Stage<float, MT, NT> {
+  static constexpr int PAD = 4;
+  static constexpr int TILE_BYTES = STEP * WIDE * 4;
+  const float *a, *weights;  // in shared memory
+  int stride;
+
+  LINPIX_INLINE void load(int lane, const float* from, int stride_, const char* tiles) {
+    a = from + lane / 4 * stride_;
+    weights = (const float*)tiles + lane % 4 * 2;
+    stride = stride_;
+  }
+  template <class Threads, class Stages, class Sums>
+  static LINPIX_INLINE void multiply(Threads& threads, Stages& stage, Sums& sums) {
+    threads.each([&](int i) {
+      const Stage s = stage[i];
+#pragma unroll 4
+      for (int k = 0; k < STEP; ++k)
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+          for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+              sums[i].value[m][n][c] = multiply_add(s.a[(m * 16 + c / 2 * 8) * s.stride + k],
+                                                    s.weights[(n * STEP + k) * WIDE + c % 2], sums[i].value[m][n][c]);
+    });
+  }
+};
+
+// WM x WN warps, each with MT x NT tiles of sums; STAGES of weights on their way or in use.
+template <class T, Product PRODUCT, int MT, int NT, int WM, int WN, int STAGES>
+struct Multiply {
+  using Part = Stage<T, MT, NT>;
+  static constexpr int BLOCK = WM * WN * WARP, PER_SM = 512 / BLOCK;
+  static constexpr int ROWS = 16 * MT * WM, TILES = NT * WN, STAGE_BYTES = TILES * Part::TILE_BYTES;
+  struct Sums {
+    float value[MT][NT][4];
+  };
+
+  static int shared_bytes(int depth) { return STAGES * STAGE_BYTES + ROWS * (depth + Part::PAD) * (int)sizeof(T); }
+
+  LINPIX_BODY run(Threads<BLOCK>& threads, const ProductCall& call) {
+    const int depth = call.weights.depth, stages = depth / STEP, stride = depth + Part::PAD;
+    const int columns = call.weights.groups * call.weights.columns, tiles = columns / WIDE;
+    const int64_t first_row = threads.x * ROWS;
+    const int first_tile = threads.y * TILES, rows = (int)(call.rows - first_row < ROWS ? call.rows - first_row : ROWS);
+    char* const weights = threads.shared;
+    T* const a = (T*)(threads.shared + STAGES * STAGE_BYTES);
+
+    const auto load = [&](int stage) {  // a group of copies, be it empty: they are counted
+      threads.each([&](int i) {
+        constexpr int CHUNKS = Part::TILE_BYTES / 16;
+        for (int c = i; stage < stages && c < TILES * CHUNKS; c += BLOCK)
+          if (const int tile = first_tile + c / CHUNKS; tile < tiles)
+            threads.copy(weights + stage % STAGES * STAGE_BYTES + c * 16,
+                         (const char*)call.weights.weights +
+                             ((size_t)tile * stages + stage) * Part::TILE_BYTES + c % CHUNKS * 16);
+        threads.end_group();
+      });
+    };
+    for (int stage = 0; stage < STAGES - 1; ++stage) load(stage);  // weights: nobody writes them
+    threads.follow();
+    if constexpr (PRODUCT == Product::add) {
+      const int chunks = depth * (int)sizeof(T) / 16;  // of a row
+      threads.each([&](int i) {
+        for (int c = i; c < rows * chunks; c += BLOCK)
+          threads.copy((char*)(a + c / chunks * stride) + c % chunks * 16,
+                       (const char*)((const T*)call.a + (first_row + c / chunks) * depth) + c % chunks * 16);
+        threads.end_group();
+      });
+    } else {
+      settle(threads, call, a, stride, first_row, rows);
+    }
+    threads.each([&](int) { threads.template wait<0>(); });
+
+    typename Threads<BLOCK>::template Own<Sums> sums;
+    threads.each([&](int i) {
+#pragma unroll
+      for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+          for (int c = 0; c < 4; ++c) sums[i].value[m][n][c] = 0;
+    });
+    for (int stage = 0; stage < stages; ++stage) {
+      threads.each([&](int) { threads.template wait<STAGES - 2>(); });  // so this stage is there,
+      threads.barrier();                                               // and nobody still uses the one before it
+      load(stage + STAGES - 1);
+      typename Threads<BLOCK>::template Own<Part> part;
+      threads.each([&](int i) {
+        const int warp = i / WARP;
+        part[i].load(i % WARP, a + warp / WN * 16 * MT * stride + stage * STEP, stride,
+                     weights + stage % STAGES * STAGE_BYTES + warp % WN * NT * Part::TILE_BYTES);
+      });
+      Part::multiply(threads, part, sums);
+    }
+
+    threads.each([&](int i) {
+      const int warp = i / WARP, lane = i % WARP;
+#pragma unroll
+      for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int row = warp / WN * 16 * MT + m * 16 + lane / 4 + half * 8;
+            const int column = (first_tile + warp % WN * NT + n) * WIDE + lane % 4 * 2;
+            if (row >= rows || column >= columns) continue;
+            const float x = sums[i].value[m][n][2 * half] + call.weights.bias[column];
+            const float y = sums[i].value[m][n][2 * half + 1] + call.weights.bias[column + 1];
+            const int64_t at = first_row + row;
+            if constexpr (PRODUCT == Product::qkv) {
+              put_pair((float*)call.out + at * columns + column, x, y);
+            } else if constexpr (PRODUCT == Product::up) {
+              put_pair((T*)call.out + at * columns + column, activate(x, call.gelu), activate(y, call.gelu));
+            } else if (column < call.d_model) {
+              const float* residual = call.x + at * call.d_model + column;
+              put_pair((float*)call.out + at * call.d_model + column, residual[0] + x, residual[1] + y);
+            }
+          }
+    });
+  }
+
+ private:
+  static LINPIX_INLINE float activate(float x, bool as_gelu) { return as_gelu ? gelu(x).x : at_least(x, 0).x; }
+
+  // The residual stream from what the last sub-layer left, and from it what is multiplied: see ProductCall.
+  LINPIX_BODY settle(Threads<BLOCK>& threads, const ProductCall& call, T* a, int stride, int64_t first_row, int rows) {
+    const int n = call.d_model, depth = call.weights.depth;
+    typename Threads<BLOCK>::template Own<RowPart> own;
+    for (int first = 0; first < rows; first += BLOCK / WARP) {  // a row for each warp
+      threads.each([&](int i) {
+        const int row = first + i / WARP;
+#pragma unroll
+        for (int c = 0; c < RowPart::MOST; ++c) own[i].value[c] = 0;
+        if (row < rows)
+          each_column(own[i], i % WARP, n, [&](float& x, int c) { x = call.sum[(first_row + row) * n + c]; });
+      });
+      if (call.post.weight) normalise(threads, own, call.post, n);
+      threads.each([&](int i) {
+        const int row = first + i / WARP;
+        if (row < rows && threads.y == 0)
+          each_column(own[i], i % WARP, n, [&](float& x, int c) { call.x[(first_row + row) * n + c] = x; });
+      });
+      if (call.pre.weight) normalise(threads, own, call.pre, n);
+      threads.each([&](int i) {
+        const int row = first + i / WARP;
+        if (row < rows)
+          each_column(own[i], i % WARP, depth, [&](float& x, int c) { store(a + row * stride + c, x); });
+      });
+    }
+  }
+};
+
+}  // namespace linpix::LINPIX_ISA

@@ -1,0 +1,246 @@
+// A kernel, written once: on a GPU its threads are the hardware's, in a test they are loops on the host.
+//
+// A kernel is a type with BLOCK (threads of a block), PER_SM (blocks that must fit on a multiprocessor, which bounds
+// its registers) and `run(Threads<BLOCK>&, const Call&)`. Its body is a list of phases: `each` has every thread do
+// something, reading nothing that another thread of the same phase writes; `barrier` stands between phases that do
+// depend. What a thread keeps from phase to phase is an `Own`. Across the 32 lanes of a warp there are `add_across` and
+// `multiply`, which need no barrier.
+//
+// On the host a phase is a loop over the threads, forwards or backwards (`backwards`, for tests: a result that changes
+// with it lacks a barrier), and an asynchronous copy is done when it is waited for and not before.
+#pragma once
+
+#include <stdint.h>
+
+#include "lane.h"
+
+#if !defined(__CUDACC__)
+#include <functional>
+#include <memory>
+#include <vector>
+#endif
+
+namespace linpix::LINPIX_ISA {
+
+constexpr int WARP = 32;
+
+struct Grid {
+  int64_t x;  // blocks
+  int y = 1;
+};
+
+#if defined(__CUDACC__)
+// ------------------------------------------------------------------------------------------------ on a GPU
+
+#define LINPIX_BODY static __device__ __forceinline__ void
+
+template <int COUNT>
+class Threads {
+ public:
+  template <class T>
+  struct Own {  // in the thread's registers: its number, asked for on the host, is not looked at here
+    T mine;
+    __device__ __forceinline__ T& operator[](int) { return mine; }
+  };
+
+  int64_t x;  // this block of the grid
+  int y;
+  char* shared;
+
+  __device__ __forceinline__ Threads(char* shared) : x(blockIdx.x), y((int)blockIdx.y), shared(shared) {}
+
+  template <class F>
+  __device__ __forceinline__ void each(F f) {
+    f((int)threadIdx.x);
+  }
+  __device__ __forceinline__ void barrier() { __syncthreads(); }
+
+  // Ends what may run beside the kernel before this one: reading what that one does not write. From here on, all that
+  // was written before is seen, and the kernel after this one may begin the same way.
+  __device__ __forceinline__ void follow() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+  }
+
+  // value(thread) of each lane becomes the sum of its own and that of the lane whose number differs by `stride` (xor).
+  template <class F>
+  __device__ __forceinline__ void add_across(int stride, F value) {
+    float& mine = value((int)threadIdx.x);
+    mine = mine + __shfl_xor_sync(0xffffffffu, mine, stride);
+  }
+
+  // sums(thread)[4] += a(thread)[4] x b(thread)[2] of a warp: 16 x 16 times 16 x 8 bfloat16, as mma.m16n8k16 has them
+  // lie in registers (PTX manual, "Matrix Fragments for mma.m16n8k16").
+  template <class A, class B, class C>
+  __device__ __forceinline__ void multiply(A a, B b, C sums) {
+    const int i = (int)threadIdx.x;
+    const uint32_t(&l)[4] = a(i);
+    const uint32_t* r = b(i);
+    float(&c)[4] = sums(i);
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(l[0]), "r"(l[1]), "r"(l[2]), "r"(l[3]), "r"(r[0]), "r"(r[1]));
+  }
+
+  // 16 bytes into shared memory; done when waited for
+  __device__ __forceinline__ void copy(void* to, const void* from) {
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+  }
+  __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  // until at most `left` groups of this thread's copies are under way; others see them after a barrier
+  template <int LEFT>
+  __device__ __forceinline__ void wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+  }
+};
+
+// 16 bytes of state, which are not wanted again before the next step: they pass through the caches without staying
+struct alignas(16) Chunk {
+  uint32_t word[4];
+};
+__device__ __forceinline__ Chunk load_streaming(const void* from) {
+  const uint4 x = __ldcs((const uint4*)from);
+  return {{x.x, x.y, x.z, x.w}};
+}
+__device__ __forceinline__ void store_streaming(void* to, const Chunk& c) {
+  __stcs((uint4*)to, make_uint4(c.word[0], c.word[1], c.word[2], c.word[3]));
+}
+__device__ __forceinline__ void count(int64_t* at, int64_t n) { atomicAdd((unsigned long long*)at, (unsigned long long)n); }
+
+template <class Kernel, class Call>
+__global__ void __launch_bounds__(Kernel::BLOCK, Kernel::PER_SM) enter(const __grid_constant__ Call call) {
+  extern __shared__ __align__(128) char shared[];
+  Threads<Kernel::BLOCK> threads(shared);
+  Kernel::run(threads, call);
+}
+
+// On stream, after what is on it already. `overlapped`: the launch before it was one of ours, so this one may begin while
+// that one ends (see follow; on Hopper and later). Returns a cudaError_t.
+template <class Kernel, class Call>
+int launch(Grid grid, int shared_bytes, void* stream, bool overlapped, const Call& call) {
+  if (shared_bytes > 48 << 10) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(enter<Kernel, Call>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    if (error != cudaSuccess) return error;
+  }
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3((unsigned)grid.x, (unsigned)grid.y);
+  config.blockDim = dim3(Kernel::BLOCK);
+  config.dynamicSmemBytes = (size_t)shared_bytes;
+  config.stream = (cudaStream_t)stream;
+  config.attrs = &overlap;
+  config.numAttrs = overlapped ? 1 : 0;
+  return cudaLaunchKernelEx(&config, enter<Kernel, Call>, call);
+}
+
+#else
+// ------------------------------------------------------------------------------------------------ on the host
+
+#define LINPIX_BODY static void
+
+inline bool backwards = false;
+
+template <int COUNT>
+class Threads {
+ public:
+  template <class T>
+  class Own {
+   public:
+    T& operator[](int thread) { return all_[thread]; }
+
+   private:
+    std::unique_ptr<T[]> all_ = std::make_unique<T[]>(COUNT);
+  };
+
+  int64_t x;
+  int y;
+  char* shared;
+
+  Threads(int64_t x, int y, int shared_bytes)
+      : x(x), y(y), memory_((size_t)shared_bytes / 16 + 1, Block16{{-1, -1}}) {  // NaN, to begin with
+    shared = (char*)memory_.data();
+  }
+
+  template <class F>
+  void each(F f) {
+    for (int i = 0; i < COUNT; ++i) f(backwards ? COUNT - 1 - i : i);
+  }
+  void barrier() {}
+  void follow() {}
+
+  template <class F>
+  void add_across(int stride, F value) {
+    std::vector<float> before;
+    for (int i = 0; i < COUNT; ++i) before.push_back(value(i));
+    for (int i = 0; i < COUNT; ++i) value(i) = before[i] + before[i ^ stride];
+  }
+
+  template <class A, class B, class C>
+  void multiply(A a, B b, C sums) {
+    const auto half = [](uint32_t pair, int i) { return widened(bfloat16{(uint16_t)(pair >> 16 * i)}); };
+    for (int warp = 0; warp < COUNT; warp += WARP)
+      for (int row = 0; row < 16; ++row)
+        for (int column = 0; column < 8; ++column) {
+          float& sum = sums(warp + row % 8 * 4 + column / 2)[row / 8 * 2 + column % 2];
+          for (int k = 0; k < 16; ++k)
+            sum = multiply_add(half(a(warp + row % 8 * 4 + k % 8 / 2)[row / 8 + k / 8 * 2], k % 2),
+                               half(b(warp + column * 4 + k % 8 / 2)[k / 8], k % 2), sum);
+        }
+  }
+
+  void copy(void* to, const void* from) { open_.push_back([=] { memcpy(to, from, 16); }); }
+  // Groups are those of the whole block: called by each thread, the first call of a round ends it.
+  void end_group() {
+    if (++ended_ % COUNT == 0) {
+      groups_.push_back(std::move(open_));
+      open_.clear();
+    }
+  }
+  template <int LEFT>
+  void wait() {
+    if (++waited_ % COUNT) return;
+    while (groups_.size() > LEFT) {
+      for (const auto& copy : groups_.front()) copy();
+      groups_.erase(groups_.begin());
+    }
+  }
+
+ private:
+  struct alignas(16) Block16 {
+    int64_t word[2];
+  };
+  std::vector<Block16> memory_;
+  std::vector<std::function<void()>> open_;
+  std::vector<std::vector<std::function<void()>>> groups_;
+  int64_t ended_ = 0, waited_ = 0;
+};
+
+struct alignas(16) Chunk {
+  uint32_t word[4];
+};
+inline Chunk load_streaming(const void* from) {
+  Chunk c;
+  memcpy(&c, from, sizeof c);
+  return c;
+}
+inline void store_streaming(void* to, const Chunk& c) { memcpy(to, &c, sizeof c); }
+inline void count(int64_t* at, int64_t n) { *at += n; }
+
+template <class Kernel, class Call>
+int launch(Grid grid, int shared_bytes, void*, bool, const Call& call) {
+  for (int y = 0; y < grid.y; ++y)
+    for (int64_t x = 0; x < grid.x; ++x) {
+      Threads<Kernel::BLOCK> threads(backwards ? grid.x - 1 - x : x, y, shared_bytes);
+      Kernel::run(threads, call);
+    }
+  return 0;
+}
+#endif
+
+}  // namespace linpix::LINPIX_ISA

@@ -1,0 +1,8 @@
+// Which library is being compiled: the processor's, whose kernels name their instruction set by LINPIX_ISA, or the GPU's
+// (USE_CUDA), or the GPU's emulated on the host for tests (LINPIX_EMULATE).
+#pragma once
+
+#if defined(USE_CUDA) || defined(LINPIX_EMULATE)
+#define LINPIX_ONE_LANE
+#define LINPIX_ISA gpu
+#endif

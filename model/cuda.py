@@ -1,0 +1,177 @@
+"""Decoding on a GPU: a pool of slots in its memory, and a CUDA graph for each number of rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from model.packing import PRECISIONS, pack, state_scale
+from model.state import PADDING_SLOT
+from model.transformer import Transformer
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a graph; the rest of a batch is padding
+StatePrecision = Literal["fp32", "fp16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFormat:
+    """How S is kept. What decode costs on a GPU is reading and writing it."""
+
+    precision: StatePrecision = "fp32"  # fp16 halves the traffic; z stays float32
+    defer: int = 1                      # tokens that wait until they are added to S together; 1: none waits
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("fp32", "fp16"):
+            raise ValueError(f"state must be fp32 or fp16, got {self.precision!r}")
+        if not 1 <= self.defer <= 64:
+            raise ValueError(f"defer must be in 1..64, got {self.defer}")
+        if self.precision == "fp16" and self.defer == 1:
+            raise ValueError("an fp16 state that is written at every step loses what is added: use --defer 8 with it")
+
+
+@dataclass(slots=True)
+class _Rows:
+    """What a graph reads and writes of its rows, always at the same place."""
+
+    numbers: Tensor       # (5, bucket) int64: slots, positions, steps left, start, seeds
+    temperatures: Tensor  # (bucket,) float32
+    finite: Tensor        # (bucket,) bool
+    graph: Any = field(default=None)  # torch.cuda.CUDAGraph, once recorded
+
+
+class GpuPool:
+    """One model's weights and slots on a GPU. Slots need no clearing: position 0 means an empty state."""
+
+    def __init__(self, net: Transformer, slots: int, *, precision: str = "bf16", state: StateFormat | None = None,
+                 device: str = "cuda", operators: Any = None) -> None:
+        """operators: where decode_quantum and prefill are; given by tests, with another device, to emulate a GPU."""
+        config, self.format = net.config, state or StateFormat()
+        self.config, self.device = config, device
+        self._operators, self._recorded = operators or torch.ops.linpix, operators is None
+        self._packed = pack(net, PRECISIONS[precision], gpu=True).to(device)
+        shape, half = (slots + 1, config.layers, config.heads), self.format.precision == "fp16"
+        self.S = torch.zeros(*shape, config.key_dim, config.value_dim, device=device,
+                             dtype=torch.float16 if half else torch.float32)
+        self.z = torch.zeros(*shape, config.key_dim, device=device)
+        self.pairs = self.scale = self._saturated = None
+        if self.format.defer > 1:
+            self.pairs = torch.zeros(*shape, self.format.defer, config.key_dim + config.value_dim, device=device,
+                                     dtype=torch.bfloat16)
+        if half:
+            self.scale = state_scale(net).to(device)
+            self._saturated = torch.zeros(1, dtype=torch.int64, device=device)
+        self.canvas = torch.zeros(slots + 1, config.subpixels, dtype=torch.uint8, device=device)
+        self.known = torch.zeros(slots + 1, config.subpixels, dtype=torch.bool, device=device)
+        row = config.width * config.channels
+        self.stride = max(steps for steps in range(1, 9) if row % steps == 0)  # steps of one graph
+        self._rows: dict[int, _Rows] = {}
+
+    @property
+    def slot_bytes(self) -> int:
+        """State of one image."""
+        parts = [part for part in (self.S, self.z, self.pairs) if part is not None]
+        return sum(part[0].nbytes for part in parts)
+
+    def saturated(self) -> int:
+        """Elements of S so far that float16 could not hold, and that were clamped. None should be."""
+        return 0 if self._saturated is None else int(self._saturated)
+
+    def put(self, slots: Sequence[int], canvas: Tensor | None, known: Tensor | None) -> None:
+        """What these slots' images begin with: (T,) uint8 and bool, or nothing."""
+        at = torch.tensor(slots, device=self.device)
+        self.canvas[at] = 0 if canvas is None else canvas.to(self.device)
+        self.known[at] = False if known is None else known.to(self.device)
+
+    def images(self, slots: Sequence[int]) -> Tensor:
+        """(B, T) uint8, on the processor."""
+        return self.canvas[torch.tensor(slots, device=self.device)].cpu()
+
+    def clear(self, slot: int) -> None:
+        """Nothing: an image's first token finds an empty state, whatever lies there."""
+
+    def poison(self, slot: int) -> None:
+        for part in (self.S, self.z, self.pairs):
+            if part is not None:
+                part[slot] = torch.nan
+
+    def copy(self, source: int, targets: list[int]) -> None:
+        for part in (self.S, self.z, self.pairs):
+            if part is not None:
+                part[targets] = part[source].clone()
+
+    @torch.inference_mode()
+    def prefill(self, slots: Sequence[int], lengths: Sequence[int], start: Sequence[int]) -> None:
+        """Fold the first inputs of each image into its slot: start token, x_0 .. x_{length-2}."""
+        self._check(slots, [0] * len(slots), lengths, start)
+        at, ends, starts = (torch.tensor(list(x), device=self.device) for x in (slots, lengths, start))
+        self._operators.prefill(self.canvas, self.S, self.z, self.pairs, self.scale, self._saturated, at, ends, starts,
+                                self._packed.weights, self._packed.sizes, self._packed.eps, max(lengths), 1)
+
+    @torch.inference_mode()
+    def decode(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int], start: Sequence[int],
+               seeds: Sequence[int], temperatures: Sequence[float]) -> list[bool]:
+        """Advance each slot's image from its position by its number of steps; returns whether all of it was finite.
+
+        Waits for the GPU once, at the end.
+        """
+        self._check(slots, positions, steps, start)
+        count = len(slots)
+        rows = self._rows_for(count)
+        numbers = torch.zeros(rows.numbers.shape, dtype=torch.int64)  # padding: slot 0, no steps
+        real = [steps[i] if slot != PADDING_SLOT else 0 for i, slot in enumerate(slots)]
+        numbers[:, :count] = torch.tensor([list(x) for x in (slots, positions, real, start, seeds)])
+        rows.numbers.copy_(numbers)
+        rows.temperatures[:count] = torch.tensor(list(temperatures))
+        rows.finite.fill_(True)
+        for _ in range(-(-max(real) // self.stride)):
+            if rows.graph is None:
+                self._advance(rows)
+            else:
+                rows.graph.replay()
+        finite: list[bool] = rows.finite[:count].tolist()
+        return finite
+
+    def _advance(self, rows: _Rows) -> None:
+        """What a graph holds: `stride` steps of every row that has some left, and where that leads."""
+        slots, positions, steps, start, seeds = rows.numbers
+        packed = self._packed
+        _, finite = self._operators.decode_quantum(
+            self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated, slots, positions, steps,
+            start, seeds, rows.temperatures, packed.weights, packed.sizes, packed.eps, self.stride, 1)
+        rows.finite &= finite
+        taken = steps.clamp(max=self.stride)
+        positions += taken
+        steps -= taken
+
+    def _rows_for(self, count: int) -> _Rows:
+        """The smallest bucket that holds so many rows; its graph is recorded when it is first wanted."""
+        bucket = next((size for size in BUCKETS if size >= count), None)
+        if bucket is None:
+            raise ValueError(f"at most {BUCKETS[-1]} rows can be decoded together, got {count}")
+        if bucket not in self._rows:
+            rows = _Rows(torch.zeros(5, bucket, dtype=torch.int64, device=self.device),
+                         torch.ones(bucket, device=self.device),
+                         torch.ones(bucket, dtype=torch.bool, device=self.device))
+            if self._recorded:
+                self._advance(rows)  # once before it is recorded, for what is made at first use; no row has a step left
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    self._advance(rows)
+                rows.graph = graph
+            self._rows[bucket] = rows
+        return self._rows[bucket]
+
+    def _check(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int],
+               start: Sequence[int]) -> None:
+        """The kernels look at nothing: whoever is wrong here would write into another's memory."""
+        real = [slot for slot in slots if slot != PADDING_SLOT]
+        if not slots or len(set(real)) < len(real) or not all(0 <= slot < len(self.canvas) for slot in slots):
+            raise ValueError(f"slots must be in 0..{len(self.canvas) - 1}, none twice but 0, got {list(slots)}")
+        for position, count in zip(positions, steps, strict=True):
+            if position < 0 or count < 0 or position + count > self.config.subpixels:
+                raise ValueError(f"an image has {self.config.subpixels} sub-pixels, got {count} steps from {position}")
+        if not all(256 <= index <= 256 + self.config.classes for index in start):
+            raise ValueError(f"start must be in 256..{256 + self.config.classes}, got {list(start)}")

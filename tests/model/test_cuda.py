@@ -1,0 +1,429 @@
+"""The CUDA engine: on a GPU where there is one, and everywhere by running its kernels thread by thread on the host.
+
+The same tests run in both places. What only a compiler can say (registers, spills) is asked of nvcc where it is.
+"""
+
+import ctypes
+import dataclasses
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model import ops
+from model.config import PRESETS
+from model.cuda import BUCKETS, GpuPool, StateFormat
+from model.generate import generate
+from model.inputs import START
+from model.packing import pack_tiles, state_scale
+from model.state import RecurrentState
+from tests.model.test_packing import images_of, log_probs_of, net_of
+
+ROOT = Path(__file__).resolve().parents[2]
+CUDA = ROOT / "csrc/cuda"
+TORCH = Path(torch.__file__).parent
+ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"
+
+TINY = PRESETS["tiny"]
+WIDER = dataclasses.replace(TINY, d_model=48, d_ff=80, heads=3, key_dim=16, value_dim=16, layers=3)
+LONG = dataclasses.replace(TINY, height=16, width=16)  # more sub-pixels than prefill takes at once
+SHAPES = {
+    "tiny": TINY,
+    "wider": WIDER,
+    "post-norm": dataclasses.replace(WIDER, norm="post"),
+    "relu": dataclasses.replace(WIDER, activation="relu"),
+    "heads of 32": dataclasses.replace(TINY, d_model=64, d_ff=96, heads=2, key_dim=32, value_dim=32),
+    "a head of 64": dataclasses.replace(TINY, d_model=40, d_ff=37, heads=1, key_dim=64, value_dim=64),
+    "many mixtures": dataclasses.replace(TINY, mixtures=40),
+    "position": dataclasses.replace(WIDER, look_ups=("previous", "position"), neighbours=()),
+    "colour": dataclasses.replace(WIDER, channels=3, look_ups=("previous", "row", "column", "channel"),
+                                  neighbours=((-1, 0, 0), (0, -1, 0), (0, 0, -2))),
+    "no classes": dataclasses.replace(TINY, classes=0),
+    "no start token": dataclasses.replace(TINY, classes=0, first_marginal=tuple([0.25, 0.5, 0.25] + [0.0] * 253)),
+    "published scale": dataclasses.replace(TINY, scale_transform="elu"),
+}
+PLAIN, DEFERRED, HALF = StateFormat(), StateFormat(defer=3), StateFormat(precision="fp16", defer=8)
+FORMATS = {"fp32": PLAIN, "deferred": DEFERRED, "fp16": HALF}
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The CUDA sources, compiled by g++ for the host, as operators of their own."""
+    folder = tmp_path_factory.mktemp("emulated")
+    flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-Wall", "-Wextra", "-Werror",
+             "-Wno-unknown-pragmas", "-DLINPIX_EMULATE", ABI, "-isystem", str(TORCH / "include")]
+    sources = [*sorted(CUDA.glob("*.cu")), *sorted(CUDA.glob("*.cpp"))]
+    for source in sources:
+        subprocess.run(["g++", *flags, "-x", "c++", "-c", source, "-o", folder / f"{source.stem}.o"], check=True,
+                       timeout=300)
+    library = folder / "emulated.so"
+    subprocess.run(["g++", "-shared", *folder.glob("*.o"), f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-o", library],
+                   check=True, timeout=300)
+    definitions = torch.library.Library("linpix_emulated", "DEF")
+    definitions.define(ops.DECODE_QUANTUM)
+    definitions.define(ops.PREFILL)
+    torch.ops.load_library(str(library))
+    backwards = ctypes.CDLL(str(library)).linpix_backwards
+    backwards.argtypes = [ctypes.c_bool]
+    yield SimpleNamespace(operators=torch.ops.linpix_emulated, backwards=backwards, definitions=definitions)
+    backwards(False)
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.cuda)])
+def place(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Where to decode: arguments for GpuPool."""
+    if request.param == "emulated":
+        return {"device": "cpu", "operators": request.getfixturevalue("emulated").operators}
+    if not ops.gpu:
+        pytest.skip(ops.why_no_gpu())
+    return {}
+
+
+def decode(pool: GpuPool, slots: list[int], positions: list[int], steps: list[int], seeds: list[int], *,
+           start: int = START, temperature: float = 1.0) -> list[bool]:
+    return pool.decode(slots, positions, steps, [start] * len(slots), seeds, [temperature] * len(slots))
+
+
+def log_probs(pool: GpuPool, images: Tensor, slots: list[int]) -> tuple[Tensor, Tensor]:
+    """What the operator says of whole images whose every sub-pixel is known."""
+    known, steps = torch.ones(pool.config.subpixels, dtype=torch.bool), pool.config.subpixels
+    for slot, image in zip(slots, images, strict=True):
+        pool.put([slot], image, known)
+    at = torch.tensor(slots, device=pool.device)
+    found, finite = pool._operators.decode_quantum(
+        pool.canvas, pool.known, pool.S, pool.z, pool.pairs, pool.scale, pool._saturated, at, at * 0, at * 0 + steps,
+        at * 0 + START, at, torch.ones(len(slots), device=pool.device), pool._packed.weights, pool._packed.sizes,
+        pool._packed.eps, steps, 1)
+    return found.cpu(), finite.cpu()
+
+
+def draw(pool: GpuPool, slots: list[int], seeds: list[int], *, quantum: int = 0) -> Tensor:
+    """Whole images, in quanta of so many steps."""
+    T = pool.config.subpixels
+    pool.put(slots, None, None)
+    for t in range(0, T, quantum or T):
+        decode(pool, slots, [t] * len(slots), [min(quantum or T, T - t)] * len(slots), seeds)
+    return pool.images(slots)
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_forced_decoding_gives_the_transformers_log_probabilities(place, shape, precision, format_):
+    config = SHAPES[shape]
+    net, images = net_of(config), images_of(config, 5)
+    pool = GpuPool(net, 8, precision=precision, state=FORMATS[format_], **place)
+    pool.poison(3)
+    found, finite = log_probs(pool, images, [3, 1, 7, 2, 5])
+    difference = found.double() - log_probs_of(net, images)
+    bound = {"fp32": 1e-5 if format_ == "fp32" else 2e-2, "bf16": 1e-1}[precision]
+    assert finite.all()
+    assert float(difference.abs().max()) < bound
+    assert abs(float(difference.mean())) < bound / 10
+    assert pool.saturated() == 0
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_image_does_not_depend_on_batch_slot_quantum_or_neighbours(place, precision, format_):
+    """Bit for bit, state and all: alone; among 69 others, in tiles of another shape; in quanta of 5 and 17 steps."""
+    net = net_of(dataclasses.replace(WIDER, norm="post"))
+    pool = GpuPool(net, 80, precision=precision, state=FORMATS[format_], **place)
+    alone = draw(pool, [2], [77])[0]
+    kept = pool.S[2].clone(), pool.z[2].clone()
+    others = [slot for slot in range(1, 71) if slot != 7]
+    crowd = [*others[:30], 7, *others[30:]]
+    among = draw(pool, crowd, [77 if slot == 7 else slot for slot in crowd])[30]
+    assert torch.equal(among, alone)
+    assert torch.equal(pool.S[7], kept[0]) and torch.equal(pool.z[7], kept[1])
+    for quantum in (5, 17):
+        assert torch.equal(draw(pool, [9], [77], quantum=quantum)[0], alone)
+        assert torch.equal(pool.S[9], kept[0])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("preset", ["mnist", "cifar10"])
+def test_an_image_is_the_same_in_every_bucket(preset, format_):
+    if not ops.gpu:
+        pytest.skip(ops.why_no_gpu())
+    pool = GpuPool(net_of(PRESETS[preset]), BUCKETS[-1], state=FORMATS[format_])
+    T = 2 * PRESETS[preset].width * PRESETS[preset].channels
+
+    def begin(rows: int) -> tuple[Tensor, Tensor]:
+        slots = [BUCKETS[-1], *range(1, rows)]
+        pool.put(slots, None, None)
+        decode(pool, slots, [0] * rows, [T] * rows, [5, *range(100, 99 + rows)])
+        return pool.images(slots[:1]), pool.S[BUCKETS[-1]].clone()
+
+    image, state = begin(1)
+    for bucket in BUCKETS[1:]:
+        for rows in {bucket, bucket // 2 + 1}:
+            found = begin(rows)
+            assert torch.equal(found[0], image) and torch.equal(found[1], state), rows
+
+
+@pytest.mark.cuda
+def test_a_recorded_graph_does_what_the_operator_does_also_after_joins_and_leaves():
+    if not ops.gpu:
+        pytest.skip(ops.why_no_gpu())
+    net = net_of(WIDER)
+    recorded = GpuPool(net, 8)
+    directly = GpuPool(net, 8, operators=torch.ops.linpix)
+    for pool in (recorded, directly):
+        pool.put(list(range(1, 9)), None, None)
+        decode(pool, [1, 2], [0, 0], [20, 20], [1, 2])
+        decode(pool, [1, 2, 3], [20, 20, 0], [10, 30, 13], [1, 2, 3])
+        decode(pool, [3, 5, 1], [13, 0, 30], [51, 64, 34], [3, 5, 1])
+    assert torch.equal(recorded.images([1, 2, 3, 5]), directly.images([1, 2, 3, 5]))
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("shape", ["pre-norm", "no start token"])
+def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, format_):
+    """In chunks that end inside and outside of groups of deferred tokens, for rows of several lengths at once."""
+    config = LONG if shape == "pre-norm" else dataclasses.replace(SHAPES[shape], height=16, width=16)
+    net = net_of(config)
+    images, lengths = images_of(config, 5), [1, 7, 128, 150, 256]
+    stepped, filled = (GpuPool(net, 5, state=FORMATS[format_], **place) for _ in range(2))
+    slots = [1, 2, 3, 4, 5]
+    for pool in (stepped, filled):
+        pool.poison(3)
+        for slot, image in zip(slots, images, strict=True):
+            pool.put([slot], image, torch.ones(config.subpixels, dtype=torch.bool))
+    decode(stepped, slots, [0] * 5, lengths, [0] * 5)
+    filled.prefill(slots, lengths, [START] * 5)
+    for slot, length in zip(slots, lengths, strict=True):
+        if config.first_marginal and length == 1:
+            continue  # there is no token yet, so whatever lies there is not looked at
+        assert torch.equal(filled.z[slot], stepped.z[slot])
+        if length >= pool.format.defer:
+            assert torch.equal(filled.S[slot], stepped.S[slot])
+    for pool in (stepped, filled):  # what is not compared above, because it is waiting, decides what follows
+        pool.known[:] = False
+        decode(pool, slots[:4], lengths[:4], [30] * 4, [3] * 4)
+    assert torch.equal(filled.images(slots), stepped.images(slots))
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_taken_slot_begins_empty_whatever_lies_there(place, format_):
+    net = net_of(TINY)
+    pool = GpuPool(net, 3, state=FORMATS[format_], **place)
+    clean = draw(pool, [1], [4])
+    pool.poison(1)
+    assert torch.equal(draw(pool, [1], [4]), clean)
+    pool.poison(2)
+    pool.put([2], clean[0], torch.ones(64, dtype=torch.bool))
+    pool.prefill([2], [40], [START])
+    assert decode(pool, [2], [40], [24], [4]) == [True]
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_padding_and_rows_that_are_done_touch_nothing(place, format_):
+    pool = GpuPool(net_of(TINY), 6, state=FORMATS[format_], **place)
+    pool.put(list(range(7)), None, None)
+    for part in (pool.S, pool.z):
+        part.fill_(3.0)
+    before = pool.S.clone(), pool.z.clone(), pool.canvas.clone()
+    decode(pool, [0, 4, 0, 2, 5], [0, 0, 0, 9, 0], [8, 8, 8, 0, 24], [1, 2, 3, 4, 5])  # one is done after 8 steps
+    rest = [0, 1, 2, 3, 6]
+    assert torch.equal(pool.S[rest], before[0][rest]) and torch.equal(pool.z[rest], before[1][rest])
+    assert torch.equal(pool.canvas[rest], before[2][rest])
+    alone = GpuPool(net_of(TINY), 1, state=FORMATS[format_], **place)
+    decode(alone, [1], [0], [8], [2])
+    assert torch.equal(alone.images([1]), pool.images([4]))
+
+
+def test_what_threads_compute_does_not_depend_on_their_order(emulated):
+    """Forwards and backwards: phases that depend on each other have a barrier between them."""
+    for config, precision, format_ in ((WIDER, "bf16", HALF), (SHAPES["post-norm"], "fp32", DEFERRED)):
+        found = []
+        for backwards in (False, True):
+            emulated.backwards(backwards)
+            pool = GpuPool(net_of(config), 70, precision=precision, state=format_, device="cpu",
+                           operators=emulated.operators)
+            pool.put(list(range(1, 71)), images_of(config, 1)[0], torch.arange(config.subpixels) < 30)
+            pool.prefill([1, 2], [30, 20], [START] * 2)
+            decode(pool, list(range(1, 71)), [30, 20, *[0] * 68], [20] * 70, list(range(70)))
+            found.append((pool.canvas, pool.S, pool.z, pool.pairs))
+        emulated.backwards(False)
+        assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_s_holds_whole_groups_of_tokens_and_pairs_the_others(place):
+    """S + the pairs that wait = the S that is written at every step, at each length."""
+    config, net = SHAPES["heads of 32"], net_of(SHAPES["heads of 32"])
+    image, known = images_of(config, 1)[0], torch.ones(config.subpixels, dtype=torch.bool)
+    at_once, deferred = (GpuPool(net, 1, precision="fp32", state=format_, **place)
+                         for format_ in (PLAIN, StateFormat(defer=4)))
+    for pool in (at_once, deferred):
+        pool.put([1], image, known)
+    D = config.key_dim
+    for t in range(13):
+        for pool in (at_once, deferred):
+            decode(pool, [1], [t], [1], [0])
+        length = t + 1
+        waiting = deferred.pairs[1, :, :, :length % 4].float()
+        S = deferred.S[1] if length >= 4 else torch.zeros_like(deferred.S[1])
+        S = S + torch.einsum("lhcd,lhcm->lhdm", waiting[..., :D], waiting[..., D:])
+        for found, expected in ((S, at_once.S[1]), (deferred.z[1], at_once.z[1])):  # keys and values were rounded
+            assert float((found - expected).norm() / expected.norm()) < 2**-8
+
+
+def test_the_scale_of_a_head_is_a_power_of_two_that_no_image_can_pass():
+    for config in (WIDER, SHAPES["post-norm"], SHAPES["position"]):
+        net = net_of(config)
+        scale = state_scale(net)
+        assert torch.equal(torch.exp2(scale.log2().round()), scale)
+        with torch.no_grad():
+            for parameter in net.inputs.parameters():
+                parameter *= 30
+        images, state = images_of(config, 8), RecurrentState(config, 8)
+        with torch.no_grad():
+            net.prefill(images, config.subpixels, torch.full((8,), START), state, torch.arange(1, 9))
+        assert float((state.S[1:].abs().amax((0, 3, 4)) / state_scale(net)).max()) < 65504
+
+
+def test_what_float16_cannot_hold_is_clamped_and_counted(place):
+    pool = GpuPool(net_of(TINY), 1, state=HALF, **place)
+    draw(pool, [1], [0])
+    assert pool.saturated() == 0
+    pool.scale *= 2.0**-22
+    assert decode(pool, [1], [0], [64], [0]) == [True]
+    assert pool.saturated() > 0
+    assert bool(pool.S.isfinite().all())
+
+
+def test_a_row_that_is_not_finite_is_told_and_disturbs_no_other(place):
+    net = net_of(TINY)
+    pool = GpuPool(net, 80, **place)
+    slots = list(range(1, 81))
+    clean = draw(pool, slots, slots)
+    pool.put(slots, None, None)
+    decode(pool, slots, [0] * 80, [8] * 80, slots)
+    pool.poison(40)
+    assert decode(pool, slots, [8] * 80, [56] * 80, slots) == [slot != 40 for slot in slots]
+    rest = [slot - 1 for slot in slots if slot != 40]
+    assert torch.equal(pool.images(slots)[rest], clean[rest])
+
+
+def test_draws_are_those_of_the_reference_engine(place):
+    """Not promised bit for bit: the same noise, and mixtures that agree to rounding."""
+    net = net_of(TINY)
+    pool = GpuPool(net, 20, precision="fp32", **place)
+    found = draw(pool, list(range(1, 21)), list(range(20)))
+    expected = generate(net, seeds=range(20))
+    assert float((found == expected).float().mean()) > 0.9
+
+
+def test_a_cold_draw_is_the_likeliest_mixtures_mean(place):
+    pool = GpuPool(net_of(TINY), 2, **place)
+    pool.put([1, 2], None, None)
+    decode(pool, [1, 2], [0, 0], [64, 64], [1, 99], temperature=0.0)
+    one, other = pool.images([1, 2])
+    assert torch.equal(one, other)
+
+
+def test_slots_beyond_two_gigabytes_are_reached(place):
+    """Indices into pools are 64 bits wide."""
+    slots = 2**31 // (4 * TINY.layers * TINY.heads * TINY.key_dim * TINY.value_dim) + 100
+    pool = GpuPool(net_of(TINY), slots, **place)
+    assert pool.S.nbytes > 2**31
+    assert torch.equal(draw(pool, [slots], [6]), draw(pool, [1], [6]))
+
+
+def test_packed_tiles_hold_what_each_lane_multiplies():
+    weight = torch.arange(1.0, 1 + 40 * 70).view(40, 70)
+    tiles = pack_tiles(weight, 1, torch.float32).view(8, 3, 32, 8)  # 64 columns, 96 k
+    assert tiles[2, 1, 5, 3] == weight[19, 37]
+    assert tiles[5:].count_nonzero() == 0 and tiles[:, 2, 6:].count_nonzero() == 0
+    fragments = pack_tiles(weight / 4096, 1, torch.bfloat16).view(8, 3, 32, 4, 2)
+    lane, eighth, half = 3 * 4 + 2, 3, 1  # column 3 of the tile; k = 3 * 8 + 2 * 2 + 1
+    assert fragments[2, 1, lane, eighth, half] == (weight / 4096)[19, 32 + 29].to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(("name", "change", "message"), [
+    ("slots", lambda _: [9], r"slots must be in 0\.\.8, none twice but 0, got \[9\]"),
+    ("slots", lambda _: [2, 2], "none twice"),
+    ("slots", lambda _: [], "none twice"),
+    ("positions", lambda _: [60], "64 sub-pixels, got 8 steps from 60"),
+    ("positions", lambda _: [-1], "steps from -1"),
+    ("start", lambda _: [267], r"start must be in 256\.\.266"),
+    ("slots", lambda _: list(range(1, 4098)), "at most 4096 rows"),
+])
+def test_rows_that_cannot_be_are_refused(emulated, name, change, message):
+    pool = GpuPool(net_of(TINY), 8 if name != "slots" or message[:2] != "at" else 5000, device="cpu",
+                   operators=emulated.operators)
+    given = {"slots": [1], "positions": [0], "steps": [8], "start": [START], "seeds": [0], "temperatures": [1.0]}
+    given |= {name: change(None)}
+    if name == "slots":
+        given |= {other: given[other] * len(given["slots"]) for other in given if other != "slots"}
+    with pytest.raises(ValueError, match=message):
+        pool.decode(**given)
+
+
+@pytest.mark.parametrize(("format_", "message"), [
+    ({"precision": "fp16"}, "use --defer 8"), ({"defer": 0}, r"defer must be in 1\.\.64, got 0"),
+    ({"precision": "bf16", "defer": 8}, "state must be fp32 or fp16, got 'bf16'")])
+def test_state_formats_that_cannot_be_are_refused(format_, message):
+    with pytest.raises(ValueError, match=message):
+        StateFormat(**format_)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"S": lambda x: x[:5]}, "S must have shape"), ({"S": lambda x: x.bfloat16()}, "S must have dtype Float"),
+    ({"S": lambda x: x.half()}, "a float16 S wants pairs, scale and saturated"),
+    ({"pairs": lambda _: torch.zeros(9, 2, 2, 1, 16)}, "defer at least 2"),
+    ({"canvas": lambda x: x[:, 1:]}, "canvas must have shape"), ({"steps": lambda x: x.int()}, "steps must have dtype"),
+    ({"weights": lambda x: x[:-1]}, "weights must hold"), ({"most": lambda _: 65}, r"most must be in 0\.\.64"),
+])
+def test_tensors_that_do_not_fit_are_refused(emulated, change, message):
+    pool = GpuPool(net_of(TINY), 8, device="cpu", operators=emulated.operators)
+    one = torch.tensor([1])
+    given = {"canvas": pool.canvas, "known": pool.known, "S": pool.S, "z": pool.z, "pairs": None, "scale": None,
+             "saturated": None, "slots": one, "positions": one * 0, "steps": one, "start": one + 255, "seeds": one,
+             "temperatures": torch.ones(1), "weights": pool._packed.weights, "sizes": pool._packed.sizes, "eps": 1e-6,
+             "most": 1, "threads": 1}
+    [(name, how)] = change.items()
+    with pytest.raises(RuntimeError, match=message):
+        emulated.operators.decode_quantum(*(given | {name: how(given[name])}).values())
+
+
+@pytest.mark.parametrize("change", [{"key_dim": 24, "value_dim": 24}, {"value_dim": 16}, {"d_model": 520},
+                                    {"d_model": 20}])
+def test_shapes_without_a_kernel_are_refused_by_the_operator(emulated, change):
+    config = dataclasses.replace(TINY, **change)
+    with pytest.raises(RuntimeError, match=r"heads must be of size|d_model must be"):
+        draw(GpuPool(net_of(config), 1, device="cpu", operators=emulated.operators), [1], [0])
+
+
+# --- what the compiler says ----------------------------------------------------------------------------------------
+
+CEILINGS = {"Attend": 128, "Multiply": 128, "Embed": 64, "Finish": 64}  # registers; heads of 64: all that there are
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("source", sorted(path.name for path in CUDA.glob("*.cu")))
+def test_a_source_compiles_alone_without_spills_and_within_its_registers(source, tmp_path):
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not on the PATH")
+    targets = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90)]
+    ended = subprocess.run(["nvcc", "-std=c++17", f"-I{ROOT / 'csrc'}", f"-I{TORCH / 'include'}", "-DUSE_CUDA",
+                            *targets, "-Xptxas", "-v", "-c", CUDA / source, "-o", tmp_path / "object.o"],
+                           capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr
+    assert "warning" not in ended.stderr.lower(), ended.stderr
+    report = re.findall(r"entry function '(\w+)' for '(sm_\d+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+                        r"(\d+) bytes spill loads.*?Used (\d+) registers", ended.stderr, re.DOTALL)
+    assert {sm for _, sm, *_ in report} == {"sm_80", "sm_90"}
+    for name, sm, *bytes_, registers in report:
+        [kernel] = [kernel for kernel in CEILINGS if f"{len(kernel)}{kernel}" in name]
+        ceiling = 255 if "Li64ELi64E" in name else CEILINGS[kernel]
+        assert [int(n) for n in bytes_] == [0, 0, 0], (name, sm)
+        assert int(registers) <= ceiling, (name, sm)
