@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 .PHONY: venv run test check bench sanitize
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml setup.py $(wildcard csrc/*.*)
+$(STAMP): pyproject.toml setup.py $(wildcard csrc/*.* csrc/cuda/*.*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || \
 	  $(BIN)/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH_SPEC)'

@@ -159,6 +159,12 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"),
                         default=os.environ.get("LINPIX_PRECISION", "auto"),
                         help="of the matrix products, or LINPIX_PRECISION")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default=os.environ.get("LINPIX_DEVICE", "auto"),
+                        help="where to decode, or LINPIX_DEVICE")
+    parser.add_argument("--state", choices=("fp32", "fp16"), default=os.environ.get("LINPIX_STATE", "fp32"),
+                        help="of the recurrent state on a GPU, or LINPIX_STATE; fp16 wants --defer")
+    parser.add_argument("--defer", type=_number(int, 1, 64), default=int(os.environ.get("LINPIX_DEFER", "1")),
+                        help="tokens that a GPU adds to the state together, or LINPIX_DEFER")
     parser.add_argument("--out", required=True, help="folder for one PNG per image, or a .png name for a grid")
 
 

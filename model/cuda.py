@@ -50,6 +50,8 @@ class GpuPool:
         config, self.format = net.config, state or StateFormat()
         self.config, self.device = config, device
         self._operators, self._recorded = operators or torch.ops.linpix, operators is None
+        self.stride = max(steps for steps in range(1, 9) if config.width * config.channels % steps == 0)  # of a graph
+        self._rows: dict[int, _Rows] = {}
         self._packed = pack(net, PRECISIONS[precision], gpu=True).to(device)
         shape, half = (slots + 1, config.layers, config.heads), self.format.precision == "fp16"
         self.S = torch.zeros(*shape, config.key_dim, config.value_dim, device=device,
@@ -64,9 +66,6 @@ class GpuPool:
             self._saturated = torch.zeros(1, dtype=torch.int64, device=device)
         self.canvas = torch.zeros(slots + 1, config.subpixels, dtype=torch.uint8, device=device)
         self.known = torch.zeros(slots + 1, config.subpixels, dtype=torch.bool, device=device)
-        row = config.width * config.channels
-        self.stride = max(steps for steps in range(1, 9) if row % steps == 0)  # steps of one graph
-        self._rows: dict[int, _Rows] = {}
 
     @property
     def slot_bytes(self) -> int:

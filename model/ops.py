@@ -18,8 +18,8 @@ from model.attention import phi
 SCHEMAS = 2  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
 
 _library = torch.library.Library("linpix", "DEF")
-_library.define("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z,"
-                " Tensor slots, float eps) -> Tensor")
+RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"
+                  " -> Tensor")
 # What is packed into weights and sizes: model/packing.py. The pools canvas, known, S and z are indexed by slots (B,).
 # pairs, scale and saturated belong to deferred state, which a GPU's memory wants; a processor's does not: None there.
 # most: steps, or tokens, of any row, since a number that lies on a GPU would have to be waited for.
@@ -31,6 +31,7 @@ PREFILL = (
     "prefill(Tensor canvas, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor? scale, Tensor(d!)? saturated,"
     " Tensor slots, Tensor lengths, Tensor start, Tensor[] weights, int[] sizes, float eps, int most, int threads)"
     " -> ()")
+_library.define(RECURRENT_STEP)
 _library.define(DECODE_QUANTUM)
 _library.define(PREFILL)
 _library.define("cpu_kernel() -> str")

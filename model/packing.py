@@ -135,9 +135,9 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
                inputs.positional.to(torch.int32).contiguous(), marginal, *norm(net.norm), *head]
     for layer in net.layers:
         assert isinstance(layer, Layer)
-        by_head = [torch.cat(_heads(part, config), 1).flatten(0, 1).float()  # each head's q, k, v side by side
-                   for part in (layer.qkv.weight, layer.qkv.bias)]
-        weights += [*matrix(*by_head, config.heads), *matrix(layer.out.weight, layer.out.bias), *norm(layer.norm1),
+        by_head, bias = (torch.cat(_heads(part, config), 1).flatten(0, 1)  # each head's q, k, v side by side
+                         for part in (layer.qkv.weight, layer.qkv.bias))
+        weights += [*matrix(by_head, bias, config.heads), *matrix(layer.out.weight, layer.out.bias), *norm(layer.norm1),
                     *matrix(layer.up.weight, layer.up.bias), *matrix(layer.down.weight, layer.down.bias),
                     *norm(layer.norm2)]
     sizes = [config.heads, config.key_dim, config.value_dim, config.d_model, config.d_ff, config.mixtures,
@@ -178,25 +178,35 @@ def state_scale(net: Transformer) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    engine: str        # eager or compiled
-    precision: str     # fp32 or bf16
-    warning: str = ""  # why it is slower than it could be, and the cure
+    engine: str         # eager or compiled
+    precision: str      # fp32 or bf16
+    warning: str = ""   # why it is slower than it could be, and the cure
+    device: str = "cpu"  # or cuda
 
 
-def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto") -> Choice:
-    """What is meant by engine auto, eager or compiled and precision auto, fp32 or bf16 for a model, here.
+def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", device: str = "cpu") -> Choice:
+    """What is meant by engine auto, eager or compiled, precision auto, fp32 or bf16, and device auto, cpu or cuda.
 
-    auto is compiled where that can be, and bf16 where the processor has it. Raises ValueError with the cure.
+    auto is a GPU and the compiled engine where that can be, and bf16 where the processor has it. Raises ValueError with
+    the cure.
     """
-    if engine not in ("auto", "eager", "compiled"):
-        raise ValueError(f"engine must be auto, eager or compiled, got {engine!r}")
-    if precision not in ("auto", *PRECISIONS):
-        raise ValueError(f"precision must be auto, {' or '.join(PRECISIONS)}, got {precision!r}")
+    for name, value, known in (("engine", engine, ("auto", "eager", "compiled")),
+                               ("precision", precision, ("auto", *PRECISIONS)),
+                               ("device", device, ("auto", "cpu", "cuda"))):
+        if value not in known:
+            raise ValueError(f"{name} must be {', '.join(known[:-1])} or {known[-1]}, got {value!r}")
+    if device != "cpu":
+        obstacle = gpu_obstacle(config)
+        if not obstacle and engine != "eager":
+            return Choice("compiled", "bf16" if precision == "auto" else precision, device="cuda")
+        if device == "cuda":
+            obstacle = obstacle or "the eager engine runs on a processor"
+            raise ValueError(f"--device cuda cannot run this model: {obstacle}; or use --device cpu")
     obstacle = ""
     if not ops.compiled:
         obstacle = ops.why()
     elif config.attention != "linear":
-        obstacle = f"it knows linear attention only, and this model's is {config.attention}"
+        obstacle = _LINEAR_ONLY.format(config.attention)
     elif config.d_model % TILE:
         obstacle = f"it wants a d_model that is a multiple of {TILE}, and this model's is {config.d_model}"
     if engine == "compiled" and obstacle:
@@ -211,3 +221,21 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto") -
     if precision == "auto":
         precision = "bf16" if torch.ops.linpix.cpu_has_fast_bf16() else "fp32"
     return Choice("compiled", precision)
+
+
+_LINEAR_ONLY = "it knows linear attention only, and this model's is {}"
+
+
+def gpu_obstacle(config: ModelConfig) -> str:
+    """Why a GPU cannot decode this model here, or ""."""
+    if not ops.gpu:
+        return ops.why_no_gpu()
+    if config.attention != "linear":
+        return _LINEAR_ONLY.format(config.attention)
+    if config.key_dim != config.value_dim or config.key_dim not in GPU_HEADS:
+        return (f"it has kernels for heads of {', '.join(map(str, GPU_HEADS))}, keys and values alike, and this "
+                f"model's are {config.key_dim} and {config.value_dim}")
+    if config.d_model % 8 or config.d_model > GPU_D_MODEL:
+        return (f"it wants a d_model that is a multiple of 8, at most {GPU_D_MODEL}, and this model's is "
+                f"{config.d_model}")
+    return ""

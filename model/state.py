@@ -17,7 +17,19 @@ from model.config import ModelConfig
 PADDING_SLOT = 0
 
 
-class State(Protocol):
+class SlotPool(Protocol):
+    """What an engine needs of a pool: to give its slots to images."""
+
+    def clear(self, slot: int) -> None: ...
+
+    def poison(self, slot: int) -> None:
+        """Fill a free slot with NaN, so that whoever reads it is seen."""
+
+    def copy(self, source: int, targets: list[int]) -> None:
+        """Give each target slot the memory of source: several completions of one picture prefill once."""
+
+
+class State(SlotPool, Protocol):
     """What the transformer needs of a pool: both forms of attention over it, layer by layer."""
 
     def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
@@ -28,14 +40,6 @@ class State(Protocol):
 
     def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
         """Attend from one new token a row. q, k: (B, H, D) · v: (B, H, M) · t, slots: (B,) · returns (B, H, M)."""
-
-    def clear(self, slot: int) -> None: ...
-
-    def poison(self, slot: int) -> None:
-        """Fill a free slot with NaN, so that whoever reads it is seen."""
-
-    def copy(self, source: int, targets: list[int]) -> None:
-        """Give each target slot the memory of source: several completions of one picture prefill once."""
 
 
 class RecurrentState:

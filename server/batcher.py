@@ -26,6 +26,7 @@ class Turn:
     steps: int           # steps of the longest row
     subpixels: int       # of all rows
     seconds: float       # of decoding, prefill excluded
+    saturated: int       # elements of state that were clamped
 
 
 class Batcher:
@@ -73,7 +74,7 @@ class Batcher:
         joined = self._join()
         with self._lock:
             plan = self.scheduler.plan(self._quantum(len(self.scheduler.running)))
-        began = time.perf_counter()
+        began, clamped = time.perf_counter(), self.engine.saturated
         steps = plan[0][1] if plan else 0
         if steps:
             self.engine.quantum([row.slot for row, _ in plan], [row.position for row, _ in plan],
@@ -83,11 +84,12 @@ class Batcher:
             finished = self.scheduler.advance(plan)
             freed = self.scheduler.free if self.engine.poison else []
         for slot in freed:
-            self.engine.state.poison(slot)
+            self.engine.pool.poison(slot)
         if steps:
             self._learn(len(plan), seconds / steps)
         moved = [row for row, _ in plan if not row.cancelled]
-        return Turn(joined, moved, finished, len(plan), steps, sum(count for _, count in plan), seconds)
+        return Turn(joined, moved, finished, len(plan), steps, sum(count for _, count in plan), seconds,
+                    self.engine.saturated - clamped)
 
     def _join(self) -> list[Row]:
         """Give slots to those who wait, one request after the other; what a long prefill delays joins next time."""
@@ -104,14 +106,18 @@ class Batcher:
         return joined
 
     def _quantum(self, rows: int) -> int:
-        """k: steps that fit in QUANTUM_S at the speed last seen for so many rows, at most one image row."""
+        """k: steps that fit in QUANTUM_S at the speed last seen for so many rows, at most one image row.
+
+        As many as the engine takes together, or a multiple of them.
+        """
+        stride = self.engine.stride
         seconds = self._step_seconds.get(rows.bit_length())
         if seconds is None:  # the next smaller size, as if each row cost the same
             known = [size for size in self._step_seconds if size < rows.bit_length()]
             if not known:
-                return 1
+                return stride
             seconds = self._step_seconds[max(known)] * 2 ** (rows.bit_length() - max(known))
-        return max(1, min(self.row_subpixels, int(QUANTUM_S / seconds)))
+        return max(stride, min(self.row_subpixels, int(QUANTUM_S / seconds)) // stride * stride)
 
     def _learn(self, rows: int, seconds: float) -> None:
         before = self._step_seconds.get(rows.bit_length(), seconds)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from model import checkpoint
 from model.checkpoint import CheckpointError
+from model.cuda import StateFormat
+from model.packing import gpu_obstacle
 from server.backends import free_bytes
 from server.batcher import Batcher
 from server.engine import new_engine
@@ -21,13 +23,16 @@ def batchers(settings: Settings) -> dict[str, Batcher]:
             raise CheckpointError(f"two models are called {loaded.name}; rename one of their folders")
         linear = loaded.net.config.attention == "linear"
         slots = settings.slots if linear else min(settings.slots, settings.softmax_slots)
-        if (needed := loaded.net.config.state_bytes * (slots + 1)) > (free := free_bytes()):
-            raise ValueError(f"{slots} slots of {loaded.name} take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} "
-                             f"are free; lower {'--slots' if linear else '--softmax-slots'}, or leave the model out")
         # softmax has no compiled engine: what is asked for is meant for the linear models beside it
         wanted = (settings.engine, settings.precision) if linear else ("auto", "auto")
+        device = settings.device if linear else "cpu"
+        on_gpu = device != "cpu" and settings.engine != "eager" and not gpu_obstacle(loaded.net.config)
+        if not on_gpu and (needed := loaded.net.config.state_bytes * (slots + 1)) > (free := free_bytes()):
+            raise ValueError(f"{slots} slots of {loaded.name} take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} "
+                             f"are free; lower {'--slots' if linear else '--softmax-slots'}, or leave the model out")
         try:
-            engine = new_engine(loaded, slots, *wanted, poison=settings.poison)
+            state = StateFormat(precision=settings.state, defer=settings.defer) if linear else None
+            engine = new_engine(loaded, slots, *wanted, device=device, state=state, poison=settings.poison)
         except ValueError as error:
             raise ValueError(f"{loaded.name}: {error}; or leave it out with --models") from error
         found[loaded.name] = Batcher(engine, settings.max_queue)

@@ -6,7 +6,9 @@ import json
 import platform
 import secrets
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,12 @@ from tqdm import tqdm
 from model import checkpoint as checkpoints
 from model import ops
 from model.checkpoint import Checkpoint
+from model.cuda import StateFormat
 from model.grid import tile
 from model.philox import MAX_SEED
 from server import app, pictures, report
 from server.backends import BACKENDS
 from server.batcher import Batcher
-from server.bulk import produce
 from server.compare import Comparison, ComparisonPlan, find_twin
 from server.engine import ImageSpec, new_engine
 from server.settings import Settings
@@ -66,7 +68,9 @@ def complete(given: argparse.Namespace) -> None:
 def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher]:
     _check_output(given.out)
     loaded = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
-    return loaded, Batcher(new_engine(loaded, slots, given.engine, given.precision), max_queue=given.count)
+    engine = new_engine(loaded, slots, given.engine, given.precision, device=given.device,
+                        state=StateFormat(precision=given.state, defer=given.defer))
+    return loaded, Batcher(engine, max_queue=given.count)
 
 
 def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher,
@@ -88,11 +92,38 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
         _write(given.out, buffer.getvalue())
     engine = batcher.engine
     result = {"images": len(specs), "seconds": produced.seconds, "images_per_second": len(specs) / produced.seconds,
-              "engine": engine.name, "precision": engine.precision, "model": checkpoint.name,
+              "engine": engine.name, "precision": engine.precision, "device": engine.device, "model": checkpoint.name,
               "checkpoint": checkpoint.digest, "seeds": seeds, "files": files, **facts}
     _say(given, result, f"{len(specs)} images in {produced.seconds:.2f} s "
                            f"({len(specs) / produced.seconds:.2f} images/s, {engine.name} engine, "
                            f"{engine.precision}), seeds from {specs[0].seed}, written to {given.out}")
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    images: list[NDArray[np.uint8]]  # (T,) each, in the order asked for
+    seconds: float                   # of decoding, prefills included
+
+
+def produce(batcher: Batcher, specs: Sequence[ImageSpec],
+            done: Callable[[int, NDArray[np.uint8]], object] = lambda index, image: None) -> Produced:
+    """Make one image per spec, as many at a time as there are slots. done hears of each as it is finished.
+
+    Specs may differ in seed and temperature only.
+    """
+    request = "bulk"
+    batcher.admit(request, len(specs))
+    batcher.enqueue(request, specs)
+    images: dict[int, NDArray[np.uint8]] = {}
+    seconds = 0.0
+    while batcher.busy:
+        began = time.perf_counter()
+        turn = batcher.turn()
+        seconds += time.perf_counter() - began
+        for row in turn.finished:
+            images[row.index] = batcher.engine.image(row.slot)
+            done(row.index, images[row.index])
+    return Produced([images[index] for index in range(len(specs))], seconds)
 
 
 def _is_grid(out: str) -> bool:
@@ -153,11 +184,13 @@ def compare(given: argparse.Namespace) -> None:
 
 def doctor(given: argparse.Namespace) -> None:
     facts = {"engine": "compiled" if ops.compiled else "eager", "kernel": ops.kernel(), "why": ops.why(),
-             "precision": "bf16" if ops.compiled and torch.ops.linpix.cpu_has_fast_bf16() else "fp32", "device": "cpu",
+             "precision": "bf16" if ops.compiled and torch.ops.linpix.cpu_has_fast_bf16() else "fp32",
+             "device": torch.cuda.get_device_name() if ops.gpu else "cpu", "no_gpu": ops.why_no_gpu() or None,
              "instruction_set": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads(),
              "bf16_matrix_products": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
              "python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform()}
-    _say(given, facts, "\n".join(f"{name.replace('_', ' '):21} {value}" for name, value in facts.items()))
+    _say(given, facts, "\n".join(f"{name.replace('_', ' '):21} {value}" for name, value in facts.items()
+                                  if value is not None))
 
 
 def _say(given: argparse.Namespace, result: dict[str, Any], text: str) -> None:

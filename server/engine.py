@@ -1,10 +1,12 @@
 """Engines: images in slots, advanced together a quantum at a time. Torch begins here.
 
-Engine does it in torch, step by step, where one can read it; CompiledEngine has csrc do a quantum in one call.
+Engine does it in torch, step by step, where one can read it; CompiledEngine has csrc do a quantum in one call, and
+GpuEngine a few recorded ones.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.checkpoint import Checkpoint
+from model.cuda import GpuPool, StateFormat
 from model.generate import decode_threads, draw_subpixel, noise_of
-from model.packing import PRECISIONS, choose, pack
-from model.state import RecurrentState, new_state
+from model.packing import PRECISIONS, choose, gpu_obstacle, pack
+from model.state import RecurrentState, SlotPool, new_state
+from server.errors import EngineLost
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +43,19 @@ class ImageSpec:
 class Engine:
     """One model's weights, its pool of slots, and what each slot's image is made of."""
 
-    name, precision = "eager", "fp32"
+    name, precision, device = "eager", "fp32", "cpu"
+    stride = 1     # a quantum of so many steps costs no more than one step
+    saturated = 0  # elements of state so far that float16 could not hold
 
-    def __init__(self, checkpoint: Checkpoint, slots: int, *, poison: bool = False) -> None:
-        """poison: a debugging switch, to have free slots filled with NaN."""
+    def __init__(self, checkpoint: Checkpoint, slots: int, *, poison: bool = False,
+                 pool: SlotPool | None = None) -> None:
+        """poison: a debugging switch, to have free slots filled with NaN · pool: if it is not to be in this memory."""
         self.poison = poison
         self.checkpoint, self.net, self.config = checkpoint, checkpoint.net, checkpoint.net.config
         self.slots = slots
-        self.state = new_state(self.config, slots)
+        if pool is None:
+            self.state = pool = new_state(self.config, slots)
+        self.pool = pool
         rows = slots + 1
         self.canvas = torch.zeros(rows, self.config.subpixels, dtype=torch.uint8)
         self.known = torch.zeros(rows, self.config.subpixels, dtype=torch.bool)
@@ -58,7 +67,7 @@ class Engine:
         """Give clear slots to images that differ in seed and temperature only, and prefill what they share."""
         first = specs[0]
         for slot, spec in zip(slots, specs, strict=True):
-            self.state.clear(slot)  # on taking, not on giving back: a crashed request gives back nothing clean
+            self.pool.clear(slot)  # on taking, not on giving back: a crashed request gives back nothing clean
             self.seed[slot] = spec.seed
             self.temperature[slot] = spec.temperature
         at = torch.tensor(slots)
@@ -67,7 +76,7 @@ class Engine:
         self.known[at] = False if first.known is None else torch.from_numpy(first.known)
         if first.prefix:
             self.prefill(at[:1], first.prefix)
-            self.state.copy(slots[0], list(slots[1:]))
+            self.pool.copy(slots[0], list(slots[1:]))
 
     def prefill(self, slots: Tensor, length: int) -> None:
         """Fold the first `length` inputs of the images in these clear slots: start token, x_0 .. x_{length-2}."""
@@ -126,17 +135,74 @@ class CompiledEngine(Engine):
         at = torch.tensor(slots)
         _, finite = self.packed.decode(self.canvas, self.known, self.S, self.z, at, torch.tensor(positions),
                                        torch.tensor(steps), self.start[at], self.seed[at], self.temperature[at])
+        self._check(at, finite)
+
+    def _check(self, at: Tensor, finite: Tensor) -> None:
         if not bool(finite.all()):
             raise FloatingPointError(f"{self.checkpoint.name} gave parameters that are not finite, "
                                      f"in slots {at[~finite].tolist()}")
 
 
+class GpuEngine(CompiledEngine):
+    """The same on a GPU: state, known sub-pixels and weights are there; images come back after every quantum."""
+
+    device = "cuda"
+    pool: GpuPool
+
+    def __init__(self, checkpoint: Checkpoint, slots: int, pool: GpuPool, *, precision: str = "bf16",
+                 poison: bool = False) -> None:
+        Engine.__init__(self, checkpoint, slots, poison=poison, pool=pool)
+        self.precision, self.stride = precision, pool.stride
+
+    def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
+        with _on_gpu():
+            self.pool.put(slots, *(None if given is None else torch.from_numpy(given)
+                                   for given in (specs[0].canvas, specs[0].known)))
+            super().take(slots, specs)
+
+    def prefill(self, slots: Tensor, length: int) -> None:
+        self.pool.prefill(slots.tolist(), [length] * len(slots), self.start[slots].tolist())
+
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> None:
+        """As CompiledEngine.quantum. Raises EngineLost where the GPU no longer answers."""
+        at = torch.tensor(slots)
+        with _on_gpu():
+            finite = self.pool.decode(slots, positions, steps, self.start[at].tolist(), self.seed[at].tolist(),
+                                      self.temperature[at].tolist())
+            self.canvas[at] = self.pool.images(slots)
+            self.saturated = self.pool.saturated()
+        self._check(at, torch.tensor(finite))
+
+
+@contextmanager
+def _on_gpu() -> Iterator[None]:
+    """An error that the GPU goes on giving is no longer one of this batch: EngineLost."""
+    try:
+        yield
+    except RuntimeError as error:
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as still:
+            raise EngineLost(f"the GPU no longer answers ({str(still).splitlines()[0]}); "
+                             "the process ends, for its supervisor to start it again") from error
+        raise
+
+
 def new_engine(checkpoint: Checkpoint, slots: int, engine: str = "auto", precision: str = "auto", *,
-               poison: bool = False) -> Engine:
-    """The engine of that name and precision, or the best that there is for this model. Raises ValueError."""
-    chosen = choose(checkpoint.net.config, engine, precision)
+               device: str = "auto", state: StateFormat | None = None, poison: bool = False) -> Engine:
+    """The engine of that name, precision and device, or the best that there is for this model. Raises ValueError."""
+    chosen = choose(checkpoint.net.config, engine, precision, device)
     if chosen.warning:
         logger.warning("%s: %s", checkpoint.name, chosen.warning)
+    if chosen.device == "cuda":
+        try:
+            pool = GpuPool(checkpoint.net, slots, precision=chosen.precision, state=state)
+        except torch.OutOfMemoryError as error:
+            raise ValueError(f"{slots} slots are more than the GPU has memory for; lower --slots") from error
+        return GpuEngine(checkpoint, slots, pool, precision=chosen.precision, poison=poison)
+    if state not in (None, StateFormat()):
+        raise ValueError("--state fp16 and --defer are for decoding on a GPU, and this is a processor"
+                         f"{f': {why}' if (why := gpu_obstacle(checkpoint.net.config)) else ''}; leave them out")
     if chosen.engine == "eager":
         return Engine(checkpoint, slots, poison=poison)
     return CompiledEngine(checkpoint, slots, precision=chosen.precision, poison=poison)

@@ -68,6 +68,10 @@ class EngineFailed(ServiceError):
     code = "engine_failed"
 
 
+class EngineLost(RuntimeError):
+    """What decodes is gone for good, and with it every image in flight: only a new process helps."""
+
+
 class Starting(ServiceError):
     status, type, code = 503, "server_error", "starting"
 

@@ -42,6 +42,8 @@ class Metrics:
         self.state_slots = Gauge("linpix_state_slots", "Slots of the state pool.", ("model",), registry=registry)
         self.state_slots_used = Gauge("linpix_state_slots_used", "Slots that hold an image.", ("model",),
                                       registry=registry)
+        self.state_saturations = Counter("linpix_state_saturations", "Elements of state that float16 could not hold.",
+                                         ("model",), registry=registry)
         self.request_duration = Histogram("linpix_request_duration_seconds", "Admission to last byte produced.",
                                           ("endpoint",), buckets=_WAIT_BUCKETS, registry=registry)
         self.queue_wait = Histogram("linpix_queue_wait_seconds", "Admission of an image to its slot.",
@@ -66,6 +68,7 @@ class Metrics:
             self.engine_step.labels(model, backend)
             self.state_slots.labels(model)
             self.state_slots_used.labels(model)
+            self.state_saturations.labels(model)
             for outcome in OUTCOMES:
                 self.images_completed.labels(model, backend, outcome)
         for endpoint in ENDPOINTS:

@@ -26,5 +26,8 @@ class Settings(BaseSettings):
     compare_budget: float = Field(120.0, gt=0, le=3600, description="largest budget of a comparison over HTTP, seconds")
     engine: Literal["auto", "eager", "compiled"] = Field("auto", description="what decodes")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="of the matrix products")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where linear models decode")
+    state: Literal["fp32", "fp16"] = Field("fp32", description="of the recurrent state on a GPU; fp16 wants --defer")
+    defer: int = Field(1, ge=1, le=64, description="tokens that a GPU adds to the state together; 1: each at once")
     poison: bool = Field(False, description="debugging: fill freed slots with NaN, so that reading one shows")
     api_keys: Path | None = Field(None, description="file of keys, one a line; without it no key is asked for")

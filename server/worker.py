@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -18,11 +19,13 @@ from numpy.typing import NDArray
 
 from server.batcher import Batcher, Turn
 from server.engine import ImageSpec
-from server.errors import DeadlinePassed, Draining, EngineFailed, ServiceError
+from server.errors import DeadlinePassed, Draining, EngineFailed, EngineLost, ServiceError
 from server.metrics import Metrics
 
 logger = logging.getLogger("linpix")
 _DEAD = "the engine has stopped after an error in the server; it must be restarted"
+LAST_WORDS_S = 1.0  # for the answers to reach their clients, before a process without an engine ends
+LOST = 70           # its exit status: an internal software error, by sysexits.h
 BACKGROUND_SHARE = 10  # a comparison gets one unit of work for this many quanta of live requests
 
 
@@ -101,7 +104,7 @@ class Worker:
     @property
     def stepping(self) -> bool:
         """Whether the engine thread runs."""
-        return self._started and self._thread.is_alive()
+        return self._started and self._thread.is_alive() and not self._dead
 
     # --- called on the event loop ---
 
@@ -181,6 +184,12 @@ class Worker:
     def _run(self) -> None:
         try:
             self._rounds()
+        except EngineLost as lost:
+            logger.critical("%s", lost)
+            self._dead = True
+            self.fail_all(EngineFailed(str(lost)))
+            time.sleep(LAST_WORDS_S)
+            os._exit(LOST)
         except Exception:  # ours to mend; until then nobody waits on a thread that is gone
             logger.exception("the engine thread ended")
             self._dead = True
@@ -207,6 +216,8 @@ class Worker:
     def _turn(self, batcher: Batcher) -> None:
         try:
             self._publish(batcher, batcher.turn())
+        except EngineLost:
+            raise
         except Exception as failure:
             logger.exception("a quantum of %s failed", batcher.labels[0])
             error = EngineFailed(f"the engine failed on this batch ({type(failure).__name__}); "
@@ -245,6 +256,7 @@ class Worker:
             metrics.pixels_generated.labels(name, backend).inc(turn.subpixels)
             metrics.engine_step.labels(name, backend).observe(turn.seconds / turn.steps)
             metrics.engine_step_batch_size.observe(turn.rows)
+            metrics.state_saturations.labels(name).inc(turn.saturated)
         metrics.state_slots_used.labels(name).set(len(batcher.scheduler.running))
         self._count_requests()
 

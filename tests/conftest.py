@@ -1,14 +1,18 @@
-"""What tests of several rooms need: the real data, the golden vectors, a tiny checkpoint."""
+"""What tests of several rooms need: real data, golden vectors, a tiny checkpoint, an emulated GPU."""
 
+import ctypes
 import os
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin starve others
 
 import pytest
 import torch
 
-from model import checkpoint
+from model import checkpoint, ops
 from model.config import PRESETS
 from model.transformer import Transformer
 
@@ -47,6 +51,31 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
                   "command": "tests/conftest.py", "bits_per_dim": {}}
     checkpoint.save(folder, net, provenance, "# tiny\n\nRandom weights, for tests.\n")
     return folder
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The CUDA sources, compiled by g++ for the host, as operators of their own."""
+    folder = tmp_path_factory.mktemp("emulated")
+    cuda, torch_folder = _ROOT / "csrc/cuda", Path(torch.__file__).parent
+    flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-Wall", "-Wextra", "-Werror",
+             "-Wno-unknown-pragmas", "-DLINPIX_EMULATE", "-DTORCH_TARGET_VERSION=0x020a000000000000",
+             "-isystem", str(torch_folder / "include")]
+    sources = [*sorted(cuda.glob("*.cu")), *sorted(cuda.glob("*.cpp"))]
+    for source in sources:
+        subprocess.run(["g++", *flags, "-x", "c++", "-c", source, "-o", folder / f"{source.stem}.o"], check=True,
+                       timeout=300)
+    library = folder / "emulated.so"
+    subprocess.run(["g++", "-shared", *folder.glob("*.o"), f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-o", library],
+                   check=True, timeout=300)
+    definitions = torch.library.Library("linpix_emulated", "DEF")
+    for schema in (ops.RECURRENT_STEP, ops.DECODE_QUANTUM, ops.PREFILL):
+        definitions.define(schema)
+    torch.ops.load_library(str(library))
+    backwards = ctypes.CDLL(str(library)).linpix_backwards
+    backwards.argtypes = [ctypes.c_bool]
+    yield SimpleNamespace(operators=torch.ops.linpix_emulated, backwards=backwards, definitions=definitions)
+    backwards(False)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

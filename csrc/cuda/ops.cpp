@@ -47,6 +47,69 @@ struct Device {
 
 void check(const char* op, int error) { STD_TORCH_CHECK(error == 0, op, ": CUDA error: ", explain(error)); }
 
+void check_heads(const char* op, int64_t D, int64_t M) {
+  STD_TORCH_CHECK(attends((int)D, (int)M), op, ": heads must be of size 8, 16, 32 or 64, keys and values alike, got ", D,
+                  " and ", M);
+}
+
+// The state kernel alone, on one layer of a pool; q, k and v are brought together as a projection would leave them.
+Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor S, Tensor z, const Tensor& slots,
+                      double eps) {
+  const char* op = "recurrent_step";
+  STD_TORCH_CHECK(q.dim() == 4, op, ": q must have shape (B, T, H, D), got ", text(sizes_of(q)));
+  STD_TORCH_CHECK(v.dim() == 4, op, ": v must have shape (B, T, H, M), got ", text(sizes_of(v)));
+  STD_TORCH_CHECK(S.dim() == 4, op, ": S must have shape (N, H, D, M), got ", text(sizes_of(S)));
+  const int64_t B = q.size(0), tokens = q.size(1), H = q.size(2), D = q.size(3), M = v.size(3), N = S.size(0);
+  const ScalarType type = q.scalar_type();
+  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16, op,
+                  ": q, k and v must be float32 or bfloat16, got ", torch::headeronly::toString(type));
+  check_heads(op, D, M);
+  check_kind(q, op, "q", type, {B, tokens, H, D});
+  check_kind(k, op, "k", type, {B, tokens, H, D});
+  check_kind(v, op, "v", type, {B, tokens, H, M});
+  check_kind(S, op, "S", ScalarType::Float, {N, H, D, M});
+  check_kind(z, op, "z", ScalarType::Float, {N, H, D});
+  STD_TORCH_CHECK(S.stride(3) == 1 && S.stride(2) == M && S.stride(1) == D * M && z.stride(2) == 1 && z.stride(1) == D,
+                  op, ": each slot of S and z must be contiguous");
+  const int64_t layers = N > 1 ? S.stride(0) / (H * D * M) : 1;  // of the pool that S and z are a layer of
+  STD_TORCH_CHECK(N <= 1 || (S.stride(0) == layers * H * D * M && z.stride(0) == layers * H * D), op,
+                  ": S and z must be the same layer of a pool (N, L, H, D, M) and (N, L, H, D)");
+  const Device device(slots);
+  Tensor qkv = torch::stable::new_empty(S, std::vector<int64_t>{B, tokens, H, 2 * D + M});
+  int64_t at = 0;
+  for (const Tensor* part : {&q, &k, &v}) {
+    Tensor place = torch::stable::narrow(qkv, 3, at, part->size(3));
+    torch::stable::copy_(place, *part);
+    at += part->size(3);
+  }
+  Tensor steps = torch::stable::new_empty(slots, std::vector<int64_t>{B});
+  torch::stable::fill_(steps, (double)(tokens + 1));
+  Tensor y = torch::stable::new_empty(v, std::vector<int64_t>{B, tokens, H, M});
+  if (B * tokens == 0) return y;
+  AttendCall call{};
+  call.group = (int)(2 * D + M);
+  call.depth = (int)(H * M);
+  Pass& pass = call.pass;
+  pass.model.layers = (int)layers;
+  pass.model.heads = (int)H;
+  pass.model.key_dim = (int)D;
+  pass.model.value_dim = (int)M;
+  pass.model.bf16 = type == ScalarType::BFloat16;
+  pass.model.eps = (float)eps;
+  pass.rows.count = (int)B;
+  pass.rows.slots = checked<int64_t>(slots, op, "slots", ScalarType::Long, {B});
+  pass.rows.steps = (int64_t*)steps.data_ptr();
+  pass.pools.S = S.data_ptr();
+  pass.pools.z = (float*)z.data_ptr();
+  pass.pools.defer = 1;
+  pass.buffers.qkv = (float*)qkv.data_ptr();
+  pass.buffers.y = y.data_ptr();
+  pass.tokens = (int)tokens;
+  pass.step = 1;  // not the first token of an image: the state is what it is
+  check(op, attend(call, device.stream, false));
+  return y;
+}
+
 // A pass over what the tensors hold, with buffers for so many tokens of each row.
 class Call {
  public:
@@ -55,8 +118,7 @@ class Call {
        const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t tokens)
       : parts_(op, weights, sizes, eps) {
     const Model& m = pass.model = parts_.model;
-    STD_TORCH_CHECK(attends(m.key_dim, m.value_dim), op, ": heads must be of size 8, 16, 32 or 64, keys and values alike, "
-                    "got ", m.key_dim, " and ", m.value_dim);
+    check_heads(op, m.key_dim, m.value_dim);
     STD_TORCH_CHECK(m.d_model <= MOST_D_MODEL, op, ": d_model must be at most ", MOST_D_MODEL, ", got ", m.d_model);
     STD_TORCH_CHECK(slots.dim() == 1, op, ": slots must have shape (B,), got ", text(sizes_of(slots)));
     STD_TORCH_CHECK(canvas.dim() == 2, op, ": canvas must have shape (N, T), got ", text(sizes_of(canvas)));
@@ -150,6 +212,7 @@ void prefill_slots(const Tensor& canvas, Tensor S, Tensor z, Maybe pairs, const 
 
 #if defined(USE_CUDA)
 STABLE_TORCH_LIBRARY_IMPL(linpix, CUDA, library) {
+  library.impl("recurrent_step", TORCH_BOX(&linpix::recurrent_step));
   library.impl("decode_quantum", TORCH_BOX(&linpix::decode_quantum));
   library.impl("prefill", TORCH_BOX(&linpix::prefill_slots));
 }
@@ -158,6 +221,7 @@ STABLE_TORCH_LIBRARY_IMPL(linpix, CUDA, library) {
 extern "C" void linpix_backwards(bool yes) { linpix::gpu::backwards = yes; }
 
 STABLE_TORCH_LIBRARY_IMPL(linpix_emulated, CPU, library) {
+  library.impl("recurrent_step", TORCH_BOX(&linpix::recurrent_step));
   library.impl("decode_quantum", TORCH_BOX(&linpix::decode_quantum));
   library.impl("prefill", TORCH_BOX(&linpix::prefill_slots));
 }

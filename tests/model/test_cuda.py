@@ -3,13 +3,11 @@
 The same tests run in both places. What only a compiler can say (registers, spills) is asked of nvcc where it is.
 """
 
-import ctypes
 import dataclasses
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,18 +15,20 @@ import torch
 from torch import Tensor
 
 from model import ops
+from model.attention import phi
 from model.config import PRESETS
 from model.cuda import BUCKETS, GpuPool, StateFormat
 from model.generate import generate
 from model.inputs import START
+from model.ops import recurrent_step_reference
 from model.packing import pack_tiles, state_scale
 from model.state import RecurrentState
+from tests.model.test_ops import step_inputs
 from tests.model.test_packing import images_of, log_probs_of, net_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CUDA = ROOT / "csrc/cuda"
 TORCH = Path(torch.__file__).parent
-ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 
 TINY = PRESETS["tiny"]
 WIDER = dataclasses.replace(TINY, d_model=48, d_ff=80, heads=3, key_dim=16, value_dim=16, layers=3)
@@ -50,29 +50,6 @@ SHAPES = {
 }
 PLAIN, DEFERRED, HALF = StateFormat(), StateFormat(defer=3), StateFormat(precision="fp16", defer=8)
 FORMATS = {"fp32": PLAIN, "deferred": DEFERRED, "fp16": HALF}
-
-
-@pytest.fixture(scope="session")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The CUDA sources, compiled by g++ for the host, as operators of their own."""
-    folder = tmp_path_factory.mktemp("emulated")
-    flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-Wall", "-Wextra", "-Werror",
-             "-Wno-unknown-pragmas", "-DLINPIX_EMULATE", ABI, "-isystem", str(TORCH / "include")]
-    sources = [*sorted(CUDA.glob("*.cu")), *sorted(CUDA.glob("*.cpp"))]
-    for source in sources:
-        subprocess.run(["g++", *flags, "-x", "c++", "-c", source, "-o", folder / f"{source.stem}.o"], check=True,
-                       timeout=300)
-    library = folder / "emulated.so"
-    subprocess.run(["g++", "-shared", *folder.glob("*.o"), f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-o", library],
-                   check=True, timeout=300)
-    definitions = torch.library.Library("linpix_emulated", "DEF")
-    definitions.define(ops.DECODE_QUANTUM)
-    definitions.define(ops.PREFILL)
-    torch.ops.load_library(str(library))
-    backwards = ctypes.CDLL(str(library)).linpix_backwards
-    backwards.argtypes = [ctypes.c_bool]
-    yield SimpleNamespace(operators=torch.ops.linpix_emulated, backwards=backwards, definitions=definitions)
-    backwards(False)
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -110,6 +87,41 @@ def draw(pool: GpuPool, slots: list[int], seeds: list[int], *, quantum: int = 0)
     for t in range(0, T, quantum or T):
         decode(pool, slots, [t] * len(slots), [min(quantum or T, T - t)] * len(slots), seeds)
     return pool.images(slots)
+
+
+@pytest.mark.parametrize("size", [8, 16, 32, 64])
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_a_step_agrees_with_the_reference(place, rows, tokens, size):
+    """On one layer of a pool of two; the state too, free slots included."""
+    device = place.get("device", "cuda")
+    operator = place.get("operators", torch.ops.linpix).recurrent_step
+    given = [part.to(device) for part in step_inputs(rows, tokens=tokens, D=size, M=size)]
+    q, k, v, _, _, slots = given
+    for dtype, close in ((torch.float32, {}), (torch.bfloat16, {"rtol": 1e-2, "atol": 1e-2})):
+        pools = torch.randn(80, 2, 3, size, size, device=device), torch.rand(80, 2, 3, size, device=device) + 1
+        S, z = (pool[:, 1] for pool in pools)
+        S_reference, z_reference = S.clone(), z.clone()
+        parts = [part.to(dtype) for part in (q, k, v)]
+        y = operator(*parts, S, z, slots, 1e-6)
+        y_reference = recurrent_step_reference(*parts, S_reference, z_reference, slots, 1e-6)
+        assert y.dtype == dtype
+        torch.testing.assert_close(y, y_reference, **close)
+        torch.testing.assert_close((S, z), (S_reference, z_reference))
+
+
+@pytest.mark.parametrize("steps", [784, 3072])
+def test_the_state_stays_close_to_float64_over_a_whole_image(place, steps):
+    """Relative Frobenius norm of the error of S and z, at most 1e-5."""
+    device, random = place.get("device", "cuda"), torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, steps, 2, 32, generator=random) for _ in range(3))
+    S, z, slots = torch.zeros(2, 2, 32, 32, device=device), torch.zeros(2, 2, 32, device=device), torch.tensor([1])
+    place.get("operators", torch.ops.linpix).recurrent_step(
+        *(x.to(device) for x in (q, k, v)), S, z, slots.to(device), 1e-6)
+    mapped, values = phi(k[0].double()), v[0].double()
+    S_exact, z_exact = torch.einsum("thd,thm->hdm", mapped, values), mapped.sum(0)
+    assert float((S[1].cpu() - S_exact).norm() / S_exact.norm()) < 1e-5
+    assert float((z[1].cpu() - z_exact).norm() / z_exact.norm()) < 1e-5
 
 
 @pytest.mark.parametrize("format_", FORMATS)

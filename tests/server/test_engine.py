@@ -1,6 +1,7 @@
 """Slots and quanta: what an image becomes does not depend on how its steps are cut, or on who sits where."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,12 +9,13 @@ import torch
 
 from model import checkpoint, ops
 from model.config import PRESETS
+from model.cuda import GpuPool, StateFormat
 from model.generate import generate
 from model.transformer import Transformer
 from server.batcher import Batcher
-from server.bulk import produce
-from server.engine import Engine, ImageSpec, new_engine
-from server.errors import QueueFull
+from server.commands import produce
+from server.engine import Engine, GpuEngine, ImageSpec, new_engine
+from server.errors import EngineLost, QueueFull
 
 SEEDS = list(range(100, 107))
 
@@ -28,18 +30,23 @@ def loaded(attention="linear") -> checkpoint.Checkpoint:
 class Tiny:
     """A tiny checkpoint, and engines of one kind for it."""
 
-    def __init__(self, attention: str, engine: str) -> None:
-        self.checkpoint, self.engine = loaded(attention), engine
+    def __init__(self, attention: str, engine: str, operators: Any) -> None:
+        self.checkpoint, self.engine, self.operators = loaded(attention), engine, operators
 
     def __call__(self, slots: int) -> Engine:
+        if self.engine == "gpu":
+            pool = GpuPool(self.checkpoint.net, slots, precision="fp32", device="cpu", operators=self.operators)
+            return GpuEngine(self.checkpoint, slots, pool, precision="fp32")
         return new_engine(self.checkpoint, slots, self.engine, "fp32")
 
 
-@pytest.fixture(params=[("linear", "eager"), ("softmax", "eager"), ("linear", "compiled")], ids="-".join)
+@pytest.fixture(params=[("linear", "eager"), ("softmax", "eager"), ("linear", "compiled"), ("linear", "gpu")],
+                ids="-".join)
 def tiny(request):
+    """gpu: emulated."""
     if request.param[1] == "compiled" and not ops.compiled:
         pytest.skip(ops.why())
-    return Tiny(*request.param)
+    return Tiny(*request.param, request.getfixturevalue("emulated").operators if request.param[1] == "gpu" else None)
 
 
 def decode(engine: Engine, specs, quantum=8, slots=None):
@@ -75,7 +82,7 @@ def test_the_length_of_a_quantum_changes_nothing(tiny, quantum):
 def test_the_slots_that_images_sit_in_change_nothing_and_poisoned_free_slots_are_not_read(tiny):
     engine = tiny(12)
     for slot in range(1, 13):
-        engine.state.poison(slot)
+        engine.pool.poison(slot)
     found = decode(engine, specs(), slots=[12, 1, 7, 3, 9, 5, 2])
     assert np.array_equal(found, decode(tiny(7), specs()))
 
@@ -182,3 +189,31 @@ def test_parameters_that_are_not_finite_are_an_error_and_no_picture():
     engine.take([1, 2], [ImageSpec(seed=0), ImageSpec(seed=1)])
     with pytest.raises(FloatingPointError, match=r"tiny gave parameters that are not finite, in slots \[1, 2\]"):
         engine.quantum([1, 2], [0, 0], [4, 4])
+
+
+@pytest.mark.skipif(ops.gpu, reason="there is a GPU here")
+@pytest.mark.parametrize(("options", "message"), [
+    ({"device": "cuda"}, "--device cuda cannot run this model: .*; or use --device cpu"),
+    ({"state": StateFormat(defer=8)}, "--state fp16 and --defer are for decoding on a GPU, and this is a processor: .*"
+                                      "; leave them out")])
+def test_what_only_a_gpu_can_do_is_refused_on_a_processor_with_the_reason(options, message):
+    with pytest.raises(ValueError, match=message):
+        new_engine(loaded(), 1, **options)
+
+
+def test_a_gpu_that_no_longer_answers_is_told_from_a_batch_that_failed(emulated, monkeypatch):
+    """The error comes again when one only waits for the GPU, so the engine is lost; else the batch is."""
+    source = loaded()
+    engine = GpuEngine(source, 2, GpuPool(source.net, 2, device="cpu", operators=emulated.operators))
+    engine.take([1], [ImageSpec(seed=0)])
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    monkeypatch.setattr(engine.pool, "decode", fail)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        engine.quantum([1], [0], [8])
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    with pytest.raises(EngineLost, match=r"no longer answers \(CUDA error: an illegal .* encountered\); the process"):
+        engine.quantum([1], [0], [8])

@@ -358,3 +358,28 @@ def test_a_port_that_is_taken_is_said_in_a_line(tiny, server):
                             "--checkpoints", str(tiny.parent)], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode != 0
     assert "address already in use" in ended.stderr
+
+
+def test_a_process_whose_engine_is_lost_answers_and_ends_with_a_message(tiny):
+    """What a sticky CUDA error does, with the error put in its place."""
+    program = ("-c", f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import linpix
+from server.engine import Engine
+from server.errors import EngineLost
+
+def lose(*_):
+    raise EngineLost("the GPU no longer answers (for a test); the process ends")
+
+Engine.quantum = lose
+sys.exit(linpix.main(sys.argv[1:]))
+""")
+    with serving(tiny.parent, *EAGER, program=program) as process:
+        with process.client() as client:
+            answer = client.post("/v1/images/generations", json={})
+            assert answer.status_code == 500
+            assert "no longer answers" in answer.json()["error"]["message"]
+            assert client.get("/readyz").status_code == 503
+        assert process.process.wait(timeout=10) == 70
+        assert eventually(lambda: any("CRITICAL" in line or "no longer answers" in line for line in process.printed))
