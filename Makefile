@@ -1,4 +1,4 @@
-# make venv | run | test | check | bench | sanitize: everything that the README's commands need.
+# make venv | run | test | check | bench | sanitize | gpu-check: everything that the README's commands need.
 PYTHON ?= python3
 VENV   ?= .venv
 # The torch to install. On Linux the plain index has CUDA builds of several gigabytes; TORCH_INDEX_URL can name
@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv run test check bench sanitize
+.PHONY: venv run test check bench sanitize gpu-check
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml setup.py $(wildcard csrc/*.* csrc/cuda/*.*)
@@ -35,6 +35,10 @@ check: venv
 
 bench: venv
 	$(BIN)/python -m tests.benchmarks.decode
+
+# On a machine with a CUDA GPU and a toolkit, with the PYTHON that has torch: no virtual environment, no network.
+gpu-check:
+	$(PYTHON) -m tests.gpu_check
 
 # The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, the portable kernels and this processor's;
 # and their threads under ThreadSanitizer.

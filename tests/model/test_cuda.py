@@ -4,9 +4,11 @@ The same tests run in both places. What only a compiler can say (registers, spil
 """
 
 import dataclasses
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from model.inputs import START
 from model.ops import recurrent_step_reference
 from model.packing import pack_tiles, state_scale
 from model.state import RecurrentState
+from tests.benchmarks.cuda import markdown, measure, step_bytes
 from tests.model.test_ops import step_inputs
 from tests.model.test_packing import images_of, log_probs_of, net_of
 
@@ -415,6 +418,21 @@ def test_shapes_without_a_kernel_are_refused_by_the_operator(emulated, change):
         draw(GpuPool(net_of(config), 1, device="cpu", operators=emulated.operators), [1], [0])
 
 
+def test_the_gpu_benchmark_runs_in_tiny_form(emulated):
+    report = measure(["tiny"], [1, 2], repeat=1, emulated=emulated.operators)
+    assert len(report["results"]) == 3 * 2 + 2
+    assert all(result["images_per_second"] > 0 for result in report["results"])
+    assert "| tiny | compiled | fp16 | 8 | 2 |" in markdown(report)
+
+
+def test_the_bytes_of_a_step_are_those_of_the_limits_in_the_readme():
+    """At 4.3 TB/s."""
+    for preset, form, images in (("mnist", PLAIN, 10_144), ("cifar10", PLAIN, 1_294),
+                                 ("mnist", StateFormat(defer=8), 15_798), ("mnist", HALF, 27_465)):
+        config = PRESETS[preset]
+        assert 4.3e12 / step_bytes(config, form) / config.subpixels == pytest.approx(images, rel=1e-3)
+
+
 # --- what the compiler says ----------------------------------------------------------------------------------------
 
 CEILINGS = {"Attend": 128, "Multiply": 128, "Embed": 64, "Finish": 64}  # registers; heads of 64: all that there are
@@ -439,3 +457,32 @@ def test_a_source_compiles_alone_without_spills_and_within_its_registers(source,
         ceiling = 255 if "Li64ELi64E" in name else CEILINGS[kernel]
         assert [int(n) for n in bytes_] == [0, 0, 0], (name, sm)
         assert int(registers) <= ceiling, (name, sm)
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("compiler", ["there", "missing", "broken"])
+def test_an_install_beside_a_torch_with_cuda_compiles_the_library_or_says_what_is_missing(compiler, tmp_path):
+    """With this torch's headers under the name of one that is made for CUDA; only a GPU can say whether it runs."""
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not on the PATH")
+    torch_folder, home, programs = tmp_path / "site/torch", tmp_path / "cuda", tmp_path / "bin"
+    torch_folder.mkdir(parents=True)
+    for name in ("include", "lib"):
+        (torch_folder / name).symlink_to(TORCH / name)
+    (torch_folder / "__init__.py").touch()
+    (torch_folder / "version.py").write_text("cuda: Optional[str] = '13.0'\n")
+    (home / "bin").mkdir(parents=True)
+    programs.mkdir()
+    if compiler == "broken":
+        (home / "bin/nvcc").write_text("#!/bin/sh\nexit 1\n")
+        (home / "bin/nvcc").chmod(0o755)
+    variables = {"PYTHONPATH": str(tmp_path / "site")} | ({} if compiler == "there" else {"CUDA_HOME": str(home)})
+    ended = subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--build-lib", tmp_path / "built",
+                            "--build-temp", tmp_path / "objects"], cwd=ROOT, env=os.environ | variables,
+                           capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr
+    built = {path.name for path in (tmp_path / "built/model").iterdir()}
+    assert f"liblinpix_cpu_{ops.SCHEMAS}.so" in built
+    assert (f"liblinpix_cuda_{ops.SCHEMAS}.so" in built) == (compiler == "there")
+    warning = re.search(r"LinPix will decode on the processor. Install the CUDA 13.0 toolkit", ended.stderr)
+    assert bool(warning) == (compiler != "there"), ended.stderr

@@ -1,0 +1,222 @@
+"""The CUDA engine against the traffic that bounds it, and against the eager engine on the same GPU.
+
+    python -m tests.benchmarks.cuda [--preset mnist,cifar10] [--batch 1,64,1024,4096] [--json FILE] [--markdown FILE]
+
+First come this GPU's copy bandwidth (bytes read and written) and matrix product. Presets have random weights, which
+does not change their speed. Whole images are decoded, a row of sub-pixels a call. Of a result:
+
+    limit_share   images/s over what the run's copy bandwidth allows if nothing but the state moved
+    of `kernels`  microseconds of a step, by kernel, as the profiler sees them, and the state kernel's bytes a second
+
+Needs torch, numpy and safetensors, and csrc/cuda compiled (python setup.py build_ext --inplace).
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model import checkpoint, ops
+from model.config import PRESETS, ModelConfig
+from model.cuda import GpuPool, StateFormat
+from model.generate import draw_subpixel
+from model.inputs import START
+from model.state import RecurrentState
+from model.transformer import Transformer
+
+FORMATS = (StateFormat(), StateFormat(defer=8), StateFormat(precision="fp16", defer=8))
+EAGER_STEPS = 16  # of the eager engine, whose steps all cost the same
+
+
+def main() -> None:
+    given = parse()
+    if not ops.gpu:
+        sys.exit(f"there is nothing to measure: {ops.why_no_gpu()}")
+    report = measure(given.preset, given.batch, repeat=given.repeat)
+    print("\n" + markdown(report))
+    for path, text in ((given.json, json.dumps(report, indent=1) + "\n"), (given.markdown, markdown(report))):
+        if path:
+            Path(path).write_text(text)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers: Callable[[str], list[int]] = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
+    parser.add_argument("--preset", type=lambda text: text.split(","), default=["mnist", "cifar10"])
+    parser.add_argument("--batch", type=numbers, default=[1, 64, 1024, 4096])
+    parser.add_argument("--repeat", type=int, default=3, help="decodes of each, of which the median counts")
+    parser.add_argument("--json", help="file to write")
+    parser.add_argument("--markdown", help="file to write")
+    given = parser.parse_args()
+    if unknown := set(given.preset) - set(PRESETS):
+        parser.error(f"--preset must be of {', '.join(PRESETS)}, got {', '.join(unknown)}")
+    return given
+
+
+def measure(presets: list[str], batches: list[int], *, repeat: int = 3, emulated: Any = None) -> dict[str, Any]:
+    """Everything; a list under `results`. emulated: operators to run on the host instead, in tiny form, for tests."""
+    device = "cpu" if emulated else "cuda"
+    report: dict[str, Any] = machine(device) | {
+        "copy_bytes_per_second": copy_bandwidth(device, 2**20 if emulated else 2**31),
+        "matrix_product_flops": matrix_product(device, 64 if emulated else 8192), "results": [], "kernels": []}
+    print(json.dumps(report), flush=True)
+    for preset in presets:
+        torch.manual_seed(0)
+        net = Transformer(PRESETS[preset]).eval().requires_grad_(False)
+        for form in FORMATS:
+            pool = GpuPool(net, max(batches), state=form, device=device, operators=emulated)
+            bound = report["copy_bytes_per_second"] / step_bytes(net.config, form) / net.config.subpixels
+            for batch in batches:
+                seconds = statistics.median(decode(pool, batch) for _ in range(repeat))
+                result = described(preset, "compiled", form, batch, seconds) | {"limit_share": batch / seconds / bound}
+                report["results"].append(result)
+                print(json.dumps(result), flush=True)
+            if not emulated:
+                report["kernels"].append({"preset": preset, **named(form), "batch": max(batches)}
+                                         | profiled(net, form, max(batches)))
+                print(json.dumps(report["kernels"][-1]), flush=True)
+            del pool
+        for batch in batches:
+            result = described(preset, "eager", FORMATS[0], batch,
+                               eager_step(net, batch, device) * net.config.subpixels)
+            report["results"].append(result)
+            print(json.dumps(result), flush=True)
+    return report
+
+
+def machine(device: str) -> dict[str, Any]:
+    facts = {"torch": torch.__version__, "commit": checkpoint.commit()}
+    if device == "cpu":
+        return facts | {"device": "emulated"}
+    ended = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
+                           text=True, check=False)
+    return facts | {"device": torch.cuda.get_device_name(), "driver": ended.stdout.strip() or "unknown"}
+
+
+def seconds_of(work: Callable[[], object], device: str) -> float:
+    def wait() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    wait()
+    began = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - began
+
+
+def copy_bandwidth(device: str, size: int) -> float:
+    """Bytes a second, read and written, of copies between buffers far larger than the caches; median of five."""
+    source, target = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
+    target.copy_(source)
+    times = [seconds_of(lambda: [target.copy_(source) for _ in range(10)], device) for _ in range(5)]
+    return 2 * size * 10 / statistics.median(times)
+
+
+def matrix_product(device: str, size: int) -> float:
+    """Floating-point operations a second in bf16, of random numbers; median of five."""
+    a, b = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(2))
+    a @ b
+    times = [seconds_of(lambda: [a @ b for _ in range(10)], device) for _ in range(5)]
+    return 2 * size**3 * 10 / statistics.median(times)
+
+
+def step_bytes(config: ModelConfig, form: StateFormat) -> float:
+    """Of state, that a step of one image must move: S is read, and written once in `defer` steps; z is both; of the
+    pairs that wait, half a group is read on average, and all but the last are written."""
+    S = config.key_dim * config.value_dim * (2 if form.precision == "fp16" else 4)
+    pair, waiting = 2 * (config.key_dim + config.value_dim), form.defer - 1
+    return config.layers * config.heads * (S + S / form.defer + 8 * config.key_dim
+                                           + pair * (waiting / 2 + waiting / form.defer))
+
+
+def decode(pool: GpuPool, batch: int) -> float:
+    """Seconds of whole images."""
+    config, slots = pool.config, list(range(1, batch + 1))
+    row = config.width * config.channels
+
+    def work() -> None:
+        for t in range(0, config.subpixels, row):
+            pool.decode(slots, [t] * batch, [row] * batch, [START] * batch, slots, [1.0] * batch)
+
+    pool.put(slots, None, None)
+    pool.decode(slots, [0] * batch, [1] * batch, [START] * batch, slots, [1.0] * batch)  # records the graph
+    return seconds_of(work, pool.device)
+
+
+def profiled(net: Transformer, form: StateFormat, batch: int) -> dict[str, Any]:
+    """Microseconds of a step by kernel, without a graph; nothing where the profiler sees no GPU."""
+    pool = GpuPool(net, batch, state=form, operators=torch.ops.linpix)  # not recorded: a profiler sees kernels by name
+    slots = list(range(1, batch + 1))
+    steps = 4 * pool.stride
+    arguments = [START] * batch, slots, [1.0] * batch
+    pool.decode(slots, [0] * batch, [steps] * batch, *arguments)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        pool.decode(slots, [steps] * batch, [steps] * batch, *arguments)
+    found: dict[str, float] = {}
+    for event in profile.key_averages():
+        name = next((part for part in ("Attend", "Multiply", "Embed", "Finish") if part in event.key), "other")
+        found[name] = found.get(name, 0.0) + event.self_device_time_total / steps
+    if not found.get("Attend"):
+        return {"microseconds": None}
+    moved = step_bytes(net.config, form) * batch / found["Attend"] * 1e6
+    return {"microseconds": {name: round(time_, 1) for name, time_ in found.items()}, "state_bytes_per_second": moved}
+
+
+@torch.inference_mode()
+def eager_step(net: Transformer, batch: int, device: str) -> float:
+    """Seconds of a step of plain torch on the same device."""
+    with torch.device(device):
+        moved = Transformer(net.config).eval().requires_grad_(False)
+        moved.load_state_dict(net.state_dict())
+        state = RecurrentState(net.config, batch)
+        canvas = torch.zeros(batch, net.config.subpixels, dtype=torch.uint8)
+        start, slots, heat = torch.full((batch,), START), torch.arange(1, batch + 1), torch.ones(batch)
+        u = torch.rand(batch, 2)
+
+        def work(first: int) -> None:
+            for position in range(first, first + EAGER_STEPS):
+                t = torch.full((batch,), position)
+                canvas[:, position] = draw_subpixel(moved, moved.step(canvas, t, start, state, slots), t, u, heat)
+
+        work(0)
+        return seconds_of(lambda: work(EAGER_STEPS), device) / EAGER_STEPS
+
+
+def named(form: StateFormat) -> dict[str, Any]:
+    return {"state": form.precision, "defer": form.defer}
+
+
+def described(preset: str, engine: str, form: StateFormat, batch: int, seconds: float) -> dict[str, Any]:
+    return {"preset": preset, "engine": engine, **named(form), "batch": batch, "images_per_second": batch / seconds,
+            "seconds_per_batch": seconds}
+
+
+def markdown(report: dict[str, Any]) -> str:
+    lines = [f"{report['device']}, driver {report.get('driver', 'none')}, torch {report['torch']}, commit "
+             f"`{report['commit'][:7]}`, `python -m tests.benchmarks.cuda`: copy "
+             f"{report['copy_bytes_per_second'] / 1e12:.2f} TB/s, bf16 product "
+             f"{report['matrix_product_flops'] / 1e12:.0f} TFLOP/s", "",
+             "| preset | engine | state | defer | batch | images/s | seconds a batch | share of the limit |",
+             "|---|---|---|---|---|---|---|---|"]
+    for r in report["results"]:
+        share = f"{r['limit_share']:.2f}" if "limit_share" in r else "-"
+        lines.append(f"| {r['preset']} | {r['engine']} | {r['state']} | {r['defer']} | {r['batch']} | "
+                     f"{r['images_per_second']:.1f} | {r['seconds_per_batch']:.3f} | {share} |")
+    for k in report["kernels"]:
+        if k["microseconds"]:
+            times = ", ".join(f"{name} {time_}" for name, time_ in k["microseconds"].items())
+            lines.append(f"\nA step of {k['batch']} {k['preset']} images, state {k['state']}, defer {k['defer']}, in "
+                         f"microseconds: {times}; the state kernel moves {k['state_bytes_per_second'] / 1e12:.2f} TB/s")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
