@@ -11,7 +11,7 @@ from model.transformer import Layer, Transformer
 
 TILE = 16   # columns of a block: those of one AVX-512 register
 GPU_TILE = 32  # columns and depth are padded to multiples of it on a GPU
-GPU_HEADS, GPU_D_MODEL = (8, 16, 32, 64), 512  # sizes of heads that it has kernels for; the largest d_model
+GPU_D_MODEL, GPU_DEPTH = 512, 2048  # a row of d_model stays in registers, one of d_ff or values in a block's memory
 PANEL = 4   # blocks of a panel at most
 _BEFORE_LAYERS, _EACH_LAYER = 9, 12  # tensors of Packed.weights
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of the layers' matrix products
@@ -232,10 +232,12 @@ def gpu_obstacle(config: ModelConfig) -> str:
         return ops.why_no_gpu()
     if config.attention != "linear":
         return _LINEAR_ONLY.format(config.attention)
-    if config.key_dim != config.value_dim or config.key_dim not in GPU_HEADS:
-        return (f"it has kernels for heads of {', '.join(map(str, GPU_HEADS))}, keys and values alike, and this "
+    if config.key_dim != config.value_dim or config.key_dim not in ops.GPU_HEADS:
+        return (f"it has kernels for heads of {', '.join(map(str, ops.GPU_HEADS))}, keys and values alike, and this "
                 f"model's are {config.key_dim} and {config.value_dim}")
     if config.d_model % 8 or config.d_model > GPU_D_MODEL:
         return (f"it wants a d_model that is a multiple of 8, at most {GPU_D_MODEL}, and this model's is "
                 f"{config.d_model}")
+    if (depth := max(config.d_ff, config.heads * config.value_dim)) > GPU_DEPTH:
+        return f"it wants a d_ff, and values of all heads, of at most {GPU_DEPTH}, and this model has {depth}"
     return ""

@@ -62,7 +62,9 @@ class RecurrentState:
 
     def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
         S, z = self.S[:, layer], self.z[:, layer]
-        step = torch.ops.linpix.recurrent_step if S.dtype == torch.float32 else ops.recurrent_step_reference
+        D, M = S.shape[2:]
+        kernel = S.dtype == torch.float32 and (S.device.type == "cpu" or (D == M and D in ops.GPU_HEADS))
+        step = torch.ops.linpix.recurrent_step if kernel else ops.recurrent_step_reference
         return step(q[:, None], k[:, None], v[:, None], S, z, slots, self.eps)[:, 0]
 
     def clear(self, slot: int) -> None:

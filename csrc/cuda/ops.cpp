@@ -120,6 +120,8 @@ class Call {
     const Model& m = pass.model = parts_.model;
     check_heads(op, m.key_dim, m.value_dim);
     STD_TORCH_CHECK(m.d_model <= MOST_D_MODEL, op, ": d_model must be at most ", MOST_D_MODEL, ", got ", m.d_model);
+    STD_TORCH_CHECK(m.d_ff <= MOST_DEPTH && m.heads * m.value_dim <= MOST_DEPTH, op, ": d_ff and the values of all heads "
+                    "must be at most ", MOST_DEPTH, ", got ", m.d_ff, " and ", m.heads * m.value_dim);
     STD_TORCH_CHECK(slots.dim() == 1, op, ": slots must have shape (B,), got ", text(sizes_of(slots)));
     STD_TORCH_CHECK(canvas.dim() == 2, op, ": canvas must have shape (N, T), got ", text(sizes_of(canvas)));
     const int64_t B = slots.size(0), N = canvas.size(0), L = m.layers, H = m.heads, D = m.key_dim, M = m.value_dim;

@@ -14,7 +14,9 @@
 
 #include "lane.h"
 
-#if !defined(__CUDACC__)
+#if defined(__CUDACC__)
+#include <stdlib.h>
+#else
 #include <functional>
 #include <memory>
 #include <vector>
@@ -117,6 +119,18 @@ __global__ void __launch_bounds__(Kernel::BLOCK, Kernel::PER_SM) enter(const __g
   Kernel::run(threads, call);
 }
 
+// Whether this GPU can begin a kernel while the one before it ends, and LINPIX_OVERLAP=0 does not forbid it.
+inline bool overlaps() {
+  static const bool can = [] {
+    int device = 0, major = 0;
+    if (cudaGetDevice(&device) != cudaSuccess) return false;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    const char* wanted = getenv("LINPIX_OVERLAP");
+    return major >= 9 && !(wanted && wanted[0] == '0');
+  }();
+  return can;
+}
+
 // On stream, after what is on it already. `overlapped`: the launch before it was one of ours, so this one may begin while
 // that one ends (see follow; on Hopper and later). Returns a cudaError_t.
 template <class Kernel, class Call>
@@ -135,7 +149,7 @@ int launch(Grid grid, int shared_bytes, void* stream, bool overlapped, const Cal
   config.dynamicSmemBytes = (size_t)shared_bytes;
   config.stream = (cudaStream_t)stream;
   config.attrs = &overlap;
-  config.numAttrs = overlapped ? 1 : 0;
+  config.numAttrs = overlapped && overlaps() ? 1 : 0;
   return cudaLaunchKernelEx(&config, enter<Kernel, Call>, call);
 }
 

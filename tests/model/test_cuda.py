@@ -23,7 +23,7 @@ from model.cuda import BUCKETS, GpuPool, StateFormat
 from model.generate import generate
 from model.inputs import START
 from model.ops import recurrent_step_reference
-from model.packing import pack_tiles, state_scale
+from model.packing import choose, gpu_obstacle, pack_tiles, state_scale
 from model.state import RecurrentState
 from tests.benchmarks.cuda import markdown, measure, step_bytes
 from tests.model.test_ops import step_inputs
@@ -410,11 +410,30 @@ def test_tensors_that_do_not_fit_are_refused(emulated, change, message):
         emulated.operators.decode_quantum(*(given | {name: how(given[name])}).values())
 
 
+@pytest.mark.parametrize(("change", "obstacle"), [
+    ({}, ""), ({"attention": "softmax"}, "linear attention only"), ({"key_dim": 24}, "this model's are 24 and 8"),
+    ({"d_model": 20}, "multiple of 8, at most 512, and this model's is 20"), ({"d_ff": 4096}, "this model has 4096")])
+def test_auto_is_the_gpu_for_what_it_can_run_and_the_processor_else(monkeypatch, change, obstacle):
+    config = dataclasses.replace(TINY, **change)
+    assert choose(config, device="auto").device == ("cuda" if ops.gpu and not obstacle else "cpu")
+    monkeypatch.setattr(ops, "gpu", True)
+    assert obstacle in gpu_obstacle(config) and bool(obstacle) == bool(gpu_obstacle(config))
+    assert choose(config, device="auto").device == ("cpu" if obstacle else "cuda")
+    assert choose(config, "eager", device="auto").device == "cpu"
+    if obstacle:
+        with pytest.raises(ValueError, match=re.escape(obstacle)):
+            choose(config, device="cuda")
+    else:
+        assert dataclasses.astuple(choose(config, device="cuda")) == ("compiled", "bf16", "", "cuda")
+        with pytest.raises(ValueError, match="the eager engine runs on a processor"):
+            choose(config, "eager", device="cuda")
+
+
 @pytest.mark.parametrize("change", [{"key_dim": 24, "value_dim": 24}, {"value_dim": 16}, {"d_model": 520},
-                                    {"d_model": 20}])
+                                    {"d_model": 20}, {"d_ff": 2049}])
 def test_shapes_without_a_kernel_are_refused_by_the_operator(emulated, change):
     config = dataclasses.replace(TINY, **change)
-    with pytest.raises(RuntimeError, match=r"heads must be of size|d_model must be"):
+    with pytest.raises(RuntimeError, match=r"heads must be of size|d_model must be|must be at most 2048"):
         draw(GpuPool(net_of(config), 1, device="cpu", operators=emulated.operators), [1], [0])
 
 
