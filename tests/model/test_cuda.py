@@ -4,6 +4,8 @@ The same tests run in both places. What only a compiler can say (registers, spil
 """
 
 import dataclasses
+import gzip
+import math
 import os
 import re
 import shutil
@@ -16,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model import ops
+from model import checkpoint, ops
 from model.attention import phi
 from model.config import PRESETS
 from model.cuda import BUCKETS, GpuPool, StateFormat
@@ -141,6 +143,18 @@ def test_forced_decoding_gives_the_transformers_log_probabilities(place, shape, 
     assert finite.all()
     assert float(difference.abs().max()) < bound
     assert abs(float(difference.mean())) < bound / 10
+    assert pool.saturated() == 0
+
+
+def test_a_float16_state_costs_the_shipped_model_nothing_that_shows(place, data):
+    """bits/dim of a test image over all its 784 steps, where state of float16 has had time to go wrong."""
+    net = checkpoint.read(checkpoint.find("mnist-small", None)).net
+    raw = gzip.decompress((data / "mnist/t10k-images-idx3-ubyte.gz").read_bytes())
+    image = torch.frombuffer(bytearray(raw[16:16 + 784]), dtype=torch.uint8)[None]
+    pool = GpuPool(net, 1, precision="fp32", state=HALF, **place)
+    found, _ = log_probs(pool, image, [1])
+    difference = found.double().sum() - log_probs_of(net, image).sum()
+    assert abs(float(difference)) / 784 / math.log(2) < 1e-4
     assert pool.saturated() == 0
 
 
