@@ -106,6 +106,7 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     exporting.add_argument("run_folder", help="what linpix train wrote")
     exporting.add_argument("--data", required=True, help="folder of the data set")
     exporting.add_argument("--out", required=True, help="checkpoint folder to write")
+    exporting.add_argument("--twin-of", help="name of the model to be compared with; default: as trained")
     exporting.add_argument("--fp32", action="store_true", help="keep float32 weights; bf16 otherwise")
 
     importing = command("training", "import", "turn a checkpoint of the published reference into ours")
@@ -163,7 +164,7 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
                         help="where to decode, or LINPIX_DEVICE")
     parser.add_argument("--state", choices=("fp32", "fp16"), default=os.environ.get("LINPIX_STATE", "fp32"),
                         help="of the recurrent state on a GPU, or LINPIX_STATE; fp16 wants --defer")
-    parser.add_argument("--defer", type=_number(int, 1, 64), default=int(os.environ.get("LINPIX_DEFER", "1")),
+    parser.add_argument("--defer", type=_number(int, 1, 64), default=os.environ.get("LINPIX_DEFER", "1"),
                         help="tokens that a GPU adds to the state together, or LINPIX_DEFER")
     parser.add_argument("--out", required=True, help="folder for one PNG per image, or a .png name for a grid")
 

@@ -4,14 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from model.inputs import START
 from model.packing import PRECISIONS, pack, state_scale
 from model.state import PADDING_SLOT
 from model.transformer import Transformer
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a graph; the rest of a batch is padding
+Numbers = NDArray[np.int64] | Sequence[int]
 StatePrecision = Literal["fp32", "fp16"]
 
 
@@ -77,15 +81,15 @@ class GpuPool:
         """Elements of S so far that float16 could not hold, and that were clamped. None should be."""
         return 0 if self._saturated is None else int(self._saturated)
 
-    def put(self, slots: Sequence[int], canvas: Tensor | None, known: Tensor | None) -> None:
+    def put(self, slots: Numbers, canvas: Tensor | None, known: Tensor | None) -> None:
         """What these slots' images begin with: (T,) uint8 and bool, or nothing."""
-        at = torch.tensor(slots, device=self.device)
+        at = torch.from_numpy(np.asarray(slots, np.int64)).to(self.device)
         self.canvas[at] = 0 if canvas is None else canvas.to(self.device)
         self.known[at] = False if known is None else known.to(self.device)
 
-    def images(self, slots: Sequence[int]) -> Tensor:
+    def images(self, slots: Numbers) -> Tensor:
         """(B, T) uint8, on the processor."""
-        return self.canvas[torch.tensor(slots, device=self.device)].cpu()
+        return self.canvas[torch.from_numpy(np.asarray(slots, np.int64)).to(self.device)].cpu()
 
     def clear(self, slot: int) -> None:
         """Nothing: an image's first token finds an empty state, whatever lies there."""
@@ -101,36 +105,48 @@ class GpuPool:
                 part[targets] = part[source].clone()
 
     @torch.inference_mode()
-    def prefill(self, slots: Sequence[int], lengths: Sequence[int], start: Sequence[int]) -> None:
+    def prefill(self, slots: Numbers, lengths: Numbers, start: Numbers) -> None:
         """Fold the first inputs of each image into its slot: start token, x_0 .. x_{length-2}."""
-        self._check(slots, [0] * len(slots), lengths, start)
-        at, ends, starts = (torch.tensor(list(x), device=self.device) for x in (slots, lengths, start))
-        self._operators.prefill(self.canvas, self.S, self.z, self.pairs, self.scale, self._saturated, at, ends, starts,
-                                self._packed.weights, self._packed.sizes, self._packed.eps, max(lengths), 1)
+        at, ends, starts = (np.asarray(x, np.int64) for x in (slots, lengths, start))
+        self._check(at, np.zeros_like(at), ends, starts)
+        self._operators.prefill(self.canvas, self.S, self.z, self.pairs, self.scale, self._saturated,
+                                *(torch.from_numpy(x).to(self.device) for x in (at, ends, starts)),
+                                self._packed.weights, self._packed.sizes, self._packed.eps, int(ends.max()), 1)
 
     @torch.inference_mode()
-    def decode(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int], start: Sequence[int],
-               seeds: Sequence[int], temperatures: Sequence[float]) -> list[bool]:
-        """Advance each slot's image from its position by its number of steps; returns whether all of it was finite.
+    def decode(self, slots: Numbers, positions: Numbers, steps: Numbers, start: Numbers, seeds: Numbers,
+               temperatures: NDArray[np.float32] | Sequence[float]) -> NDArray[np.bool_]:
+        """Advance each of B images from its position by its number of steps; returns (B,), whether it all was finite.
 
-        Waits for the GPU once, at the end.
+        At most 4,096 at a time; waits for the GPU once for each so many.
         """
-        self._check(slots, positions, steps, start)
-        count = len(slots)
+        numbers = np.stack([np.asarray(x, np.int64) for x in (slots, positions, steps, start, seeds)])
+        heat = np.asarray(temperatures, np.float32)
+        self._check(*numbers[:4])
+        if not (heat >= 0).all():
+            raise ValueError(f"temperatures must be at least 0, got {heat.min()}")
+        numbers[2][numbers[0] == PADDING_SLOT] = 0
+        most = BUCKETS[-1]
+        return np.concatenate([self._decode(numbers[:, first:first + most], heat[first:first + most])
+                               for first in range(0, len(heat), most)])
+
+    def _decode(self, numbers: NDArray[np.int64], heat: NDArray[np.float32]) -> NDArray[np.bool_]:
+        count = len(heat)
         rows = self._rows_for(count)
-        numbers = torch.zeros(rows.numbers.shape, dtype=torch.int64)  # padding: slot 0, no steps
-        real = [steps[i] if slot != PADDING_SLOT else 0 for i, slot in enumerate(slots)]
-        numbers[:, :count] = torch.tensor([list(x) for x in (slots, positions, real, start, seeds)])
-        rows.numbers.copy_(numbers)
-        rows.temperatures[:count] = torch.tensor(list(temperatures))
+        rows.numbers[2] = 0  # padding takes no step
+        rows.numbers[:, :count] = torch.from_numpy(numbers).to(self.device)
+        rows.temperatures[:count] = torch.from_numpy(heat).to(self.device)
         rows.finite.fill_(True)
-        for _ in range(-(-max(real) // self.stride)):
+        for _ in range(-(-int(numbers[2].max()) // self.stride)):
             if rows.graph is None:
                 self._advance(rows)
             else:
                 rows.graph.replay()
-        finite: list[bool] = rows.finite[:count].tolist()
-        return finite
+        return rows.finite[:count].cpu().numpy()
+
+    def record(self, rows: int) -> None:
+        """Make ready for so many rows, rather than when they are first wanted."""
+        self._rows_for(min(rows, BUCKETS[-1]))
 
     def _advance(self, rows: _Rows) -> None:
         """What a graph holds: `stride` steps of every row that has some left, and where that leads."""
@@ -146,9 +162,7 @@ class GpuPool:
 
     def _rows_for(self, count: int) -> _Rows:
         """The smallest bucket that holds so many rows; its graph is recorded when it is first wanted."""
-        bucket = next((size for size in BUCKETS if size >= count), None)
-        if bucket is None:
-            raise ValueError(f"at most {BUCKETS[-1]} rows can be decoded together, got {count}")
+        bucket = next(size for size in BUCKETS if size >= count)
         if bucket not in self._rows:
             rows = _Rows(torch.zeros(5, bucket, dtype=torch.int64, device=self.device),
                          torch.ones(bucket, device=self.device),
@@ -163,14 +177,14 @@ class GpuPool:
             self._rows[bucket] = rows
         return self._rows[bucket]
 
-    def _check(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int],
-               start: Sequence[int]) -> None:
+    def _check(self, slots: NDArray[np.int64], positions: NDArray[np.int64], steps: NDArray[np.int64],
+               start: NDArray[np.int64]) -> None:
         """The kernels look at nothing: whoever is wrong here would write into another's memory."""
-        real = [slot for slot in slots if slot != PADDING_SLOT]
-        if not slots or len(set(real)) < len(real) or not all(0 <= slot < len(self.canvas) for slot in slots):
-            raise ValueError(f"slots must be in 0..{len(self.canvas) - 1}, none twice but 0, got {list(slots)}")
-        for position, count in zip(positions, steps, strict=True):
-            if position < 0 or count < 0 or position + count > self.config.subpixels:
-                raise ValueError(f"an image has {self.config.subpixels} sub-pixels, got {count} steps from {position}")
-        if not all(256 <= index <= 256 + self.config.classes for index in start):
-            raise ValueError(f"start must be in 256..{256 + self.config.classes}, got {list(start)}")
+        N, T, last = len(self.canvas), self.config.subpixels, START + self.config.classes
+        real = slots[slots != PADDING_SLOT]
+        if not len(slots) or slots.min() < 0 or slots.max() >= N or len(np.unique(real)) < len(real):
+            raise ValueError(f"slots must be in 0..{N - 1}, none twice but 0, got {slots.tolist()}")
+        if wrong := np.flatnonzero((positions < 0) | (steps < 0) | (positions + steps > T)).tolist():
+            raise ValueError(f"an image has {T} sub-pixels, got {steps[wrong[0]]} steps from {positions[wrong[0]]}")
+        if start.min() < START or start.max() > last:
+            raise ValueError(f"start must be in {START}..{last}, got {start.tolist()}")

@@ -11,6 +11,7 @@ from model.transformer import Layer, Transformer
 
 TILE = 16   # columns of a block: those of one AVX-512 register
 GPU_TILE = 32  # columns and depth are padded to multiples of it on a GPU
+GPU_MIXTURES = 512
 GPU_D_MODEL, GPU_DEPTH = 512, 2048  # a row of d_model stays in registers, one of d_ff or values in a block's memory
 PANEL = 4   # blocks of a panel at most
 _BEFORE_LAYERS, _EACH_LAYER = 9, 12  # tensors of Packed.weights
@@ -157,22 +158,23 @@ def state_scale(net: Transformer) -> Tensor:
 
     What a layer's projection is given is bounded: by its LayerNorm (the normalised row has length sqrt(d_model)), or in
     the first layer of a post-norm model by the look-ups that are summed. So are keys and values, and S is at most T
-    times their product. The bound is loose, which costs nothing: float16 keeps its 11 bits down to 2^-14 of a scale.
+    times their product. Rounding of weights and inputs to bfloat16 adds at most 2^-7 of the sum of the magnitudes that
+    are added up, so it is those that are bounded; rounding S itself adds at most 2^-11 each time, which is T / 2 times.
+    The bound is loose, which costs nothing: float16 keeps its 11 bits down to 2^-14 of a scale.
     """
     config, largest = net.config, []
     for index, layer in enumerate(net.layers):
         assert isinstance(layer, Layer)
         before = layer.norm1 if config.norm == "pre" else None if index == 0 else net.layers[index - 1].norm2
-        weight, bias = layer.qkv.weight.double(), layer.qkv.bias.double()
+        weight, bias = layer.qkv.weight.double().abs(), layer.qkv.bias.double().abs()
         if before is None:
             look_ups = net.inputs.base.shape[-1] + net.inputs.positional.shape[-1]
-            most = (net.inputs.table.double() @ weight.T).abs().amax(0) * look_ups + bias.abs()
+            sums = (net.inputs.table.double().abs() @ weight.T).amax(0) * look_ups
         else:
             assert isinstance(before, nn.LayerNorm)
-            most = ((weight * before.weight).norm(dim=1) * config.d_model**0.5
-                    + (weight @ before.bias.double() + bias).abs())
-        _, k, v = _heads(most * 1.02, config)  # for products rounded to bfloat16
-        largest.append((1 + k.amax(1)) * v.amax(1) * config.subpixels)
+            sums = (weight * before.weight).norm(dim=1) * config.d_model**0.5 + weight @ before.bias.double().abs()
+        _, k, v = _heads(sums * (1 + 2**-7) + bias, config)
+        largest.append((1 + k.amax(1)) * v.amax(1) * config.subpixels * (1 + 2**-11) ** (config.subpixels / 2))
     return torch.exp2(torch.ceil(torch.log2(torch.stack(largest) / 65504)).clamp(-20, 60)).float()
 
 
@@ -240,4 +242,6 @@ def gpu_obstacle(config: ModelConfig) -> str:
                 f"{config.d_model}")
     if (depth := max(config.d_ff, config.heads * config.value_dim)) > GPU_DEPTH:
         return f"it wants a d_ff, and values of all heads, of at most {GPU_DEPTH}, and this model has {depth}"
+    if config.mixtures > GPU_MIXTURES:
+        return f"it wants at most {GPU_MIXTURES} mixtures, and this model has {config.mixtures}"
     return ""

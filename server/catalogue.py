@@ -34,7 +34,8 @@ def batchers(settings: Settings) -> dict[str, Batcher]:
             state = StateFormat(precision=settings.state, defer=settings.defer) if linear else None
             engine = new_engine(loaded, slots, *wanted, device=device, state=state, poison=settings.poison)
         except ValueError as error:
-            raise ValueError(f"{loaded.name}: {error}; or leave it out with --models") from error
+            cure = "" if state not in (None, StateFormat()) else "; or leave it out with --models"
+            raise ValueError(f"{loaded.name}: {error}{cure}") from error
         found[loaded.name] = Batcher(engine, settings.max_queue)
     return found
 

@@ -28,7 +28,7 @@ from model.philox import MAX_SEED
 from server import app, pictures, report
 from server.backends import BACKENDS
 from server.batcher import Batcher
-from server.compare import Comparison, ComparisonPlan, find_twin
+from server.compare import Comparison, ComparisonPlan, find_twins
 from server.engine import ImageSpec, new_engine
 from server.settings import Settings
 
@@ -171,7 +171,7 @@ def compare(given: argparse.Namespace) -> None:
     if given.out:
         Path(given.out).mkdir(parents=True, exist_ok=True)
     checkpoint = checkpoints.read(folder)
-    comparison = Comparison(checkpoint, find_twin(checkpoint, folder.resolve().parent), plan,
+    comparison = Comparison(checkpoint, find_twins(checkpoint, folder.resolve().parent), plan,
                             command=given.command_line)
     with tqdm(total=100, unit="%", disable=not sys.stderr.isatty()) as bar:
         for _ in comparison.run():

@@ -70,22 +70,25 @@ class ComparisonPlan:
             raise ValueError(f"budget must be a number of seconds above 0, got {self.budget_s!r}")
 
 
-def find_twin(checkpoint: Checkpoint, folder: Path) -> Checkpoint | None:
-    """The checkpoint in `folder` trained to be compared with this one, or that this one was trained for.
+def find_twins(checkpoint: Checkpoint, folder: Path) -> list[Checkpoint]:
+    """The checkpoints in `folder` to compare this one with.
 
-    Raises CheckpointError if there is one that cannot be read.
+    Those trained as its twins, or as those of the model that it is a twin of; and that model, if no twin has its
+    attention. Raises CheckpointError if there is one that cannot be read.
     """
-    config = checkpoint.net.config
+    family = checkpoint.net.config.twin_of or checkpoint.name
+    twins: list[Checkpoint] = []
+    head: list[Checkpoint] = []
     for candidate in checkpoints.folders(folder):
         try:
             theirs = json.loads((candidate / "config.json").read_text())["architecture"]
-            opposite = theirs["attention"] == other_attention(config.attention)
-            related = theirs.get("twin_of") == checkpoint.name or candidate.name == config.twin_of
+            related, named = theirs.get("twin_of") == family, candidate.name == family
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            continue  # not a checkpoint of ours, so not the twin either
-        if opposite and related:
-            return checkpoints.read(candidate)
-    return None
+            continue  # not a checkpoint of ours, so not a twin either
+        if related or (named and candidate.name != checkpoint.name):
+            (twins if related else head).append(checkpoints.read(candidate))
+    covered = {twin.net.config.attention for twin in twins}
+    return twins + [model for model in head if model.net.config.attention not in covered]
 
 
 def integrate(seconds: dict[int, float], length: int) -> float:
@@ -131,14 +134,16 @@ class Comparison:
     counts. `report` and `progress` may be read from other threads: they are replaced, never changed.
     """
 
-    def __init__(self, checkpoint: Checkpoint, twin: Checkpoint | None, plan: ComparisonPlan, *,
+    def __init__(self, checkpoint: Checkpoint, twins: Sequence[Checkpoint], plan: ComparisonPlan, *,
                  command: str = "", clock: Callable[[], float] = time.perf_counter) -> None:
-        """twin: see find_twin; without it the other attention has random weights. Raises ValueError."""
-        if twin is not None:
+        """twins: see find_twins; an attention that nobody has gets random weights. Raises ValueError."""
+        for twin in twins:
             _check_twin(checkpoint, twin)
         config = self._config = checkpoint.net.config
         self.plan, self.progress, self._clock = plan, 0.0, clock
-        self._sources = {config.attention: checkpoint, other_attention(config.attention): twin}
+        self._sources: dict[str, Checkpoint | None] = {other_attention(config.attention): None}
+        self._sources |= {source.net.config.attention: source for source in (checkpoint, *twins)}
+        other = self._sources[other_attention(config.attention)]
         length = self._length = config.subpixels
         first, tenth = min(first_position(config), length - 1), max(1, length // 10)
         self._coarse = sorted({first, length // 4, length // 2, length * 3 // 4, length - 1})
@@ -155,7 +160,7 @@ class Comparison:
         self._difference: float | None = None
         self._circumstances: dict[str, Any] = {
             "model": checkpoint.name, "digest": checkpoint.digest, "attention": config.attention,
-            "twin": twin.name if twin else None, "subpixels": length, "layers": config.layers,
+            "twin": other.name if other else None, "subpixels": length, "layers": config.layers,
             "d_model": config.d_model, "machine": _machine(), "commit": checkpoints.commit(), "command": command,
             "budget_s": plan.budget_s, "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "paper": PAPER,
@@ -346,6 +351,10 @@ class Comparison:
         if lost:
             notes.append(f"Random weights of the same architecture for {' and '.join(lost)}, for want of a "
                          "checkpoint: speed does not depend on the weights, and bits/dim is not given.")
+        told = [f"{name} saw {facts['images']:,} images in {facts['minutes']:.0f} minutes"
+                for name, facts in ((s.name, s.provenance) for s in self._sources.values() if s) if "minutes" in facts]
+        if told:
+            notes.append(f"Training behind bits/dim: {', '.join(told)}.")
         if busy:
             notes.append("Other work kept the machine busy: whole decodes took longer than their usual steps "
                          f"add up to, namely {', '.join(busy)}.")
@@ -372,9 +381,6 @@ class Comparison:
 
 def _check_twin(checkpoint: Checkpoint, twin: Checkpoint) -> None:
     ours, theirs = checkpoint.net.config, twin.net.config
-    if theirs.attention != other_attention(ours.attention):
-        raise ValueError(f"the twin of {checkpoint.name} must have {other_attention(ours.attention)} attention, "
-                         f"got {twin.name} with {theirs.attention}")
     free = {"attention", "twin_of", "feature_map", "eps", "first_marginal"}  # these may differ
     names = [entry.name for entry in dataclasses.fields(ours) if entry.name not in free]
     if differing := [name for name in names if getattr(ours, name) != getattr(theirs, name)]:

@@ -161,17 +161,17 @@ class GpuEngine(CompiledEngine):
             super().take(slots, specs)
 
     def prefill(self, slots: Tensor, length: int) -> None:
-        self.pool.prefill(slots.tolist(), [length] * len(slots), self.start[slots].tolist())
+        self.pool.prefill(slots.numpy(), [length] * len(slots), self.start[slots].numpy())
 
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> None:
         """As CompiledEngine.quantum. Raises EngineLost where the GPU no longer answers."""
         at = torch.tensor(slots)
         with _on_gpu():
-            finite = self.pool.decode(slots, positions, steps, self.start[at].tolist(), self.seed[at].tolist(),
-                                      self.temperature[at].tolist())
+            finite = self.pool.decode(slots, positions, steps, self.start[at].numpy(), self.seed[at].numpy(),
+                                      self.temperature[at].numpy())
             self.canvas[at] = self.pool.images(slots)
             self.saturated = self.pool.saturated()
-        self._check(at, torch.tensor(finite))
+        self._check(at, torch.from_numpy(finite))
 
 
 @contextmanager
@@ -197,8 +197,11 @@ def new_engine(checkpoint: Checkpoint, slots: int, engine: str = "auto", precisi
     if chosen.device == "cuda":
         try:
             pool = GpuPool(checkpoint.net, slots, precision=chosen.precision, state=state)
+            pool.record(slots)
         except torch.OutOfMemoryError as error:
-            raise ValueError(f"{slots} slots are more than the GPU has memory for; lower --slots") from error
+            free, whole = (size / 2**30 for size in torch.cuda.mem_get_info())
+            raise ValueError(f"{slots} slots of {checkpoint.name} are more than the GPU has memory for, {free:.1f} GiB "
+                             f"of {whole:.1f} free; lower --slots") from error
         return GpuEngine(checkpoint, slots, pool, precision=chosen.precision, poison=poison)
     if state not in (None, StateFormat()):
         raise ValueError("--state fp16 and --defer are for decoding on a GPU, and this is a processor"

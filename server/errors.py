@@ -68,8 +68,8 @@ class EngineFailed(ServiceError):
     code = "engine_failed"
 
 
-class EngineLost(RuntimeError):
-    """What decodes is gone for good, and with it every image in flight: only a new process helps."""
+class EngineLost(OSError):
+    """The device that decodes is gone for good, and with it every image in flight: only a new process helps."""
 
 
 class Starting(ServiceError):

@@ -65,7 +65,7 @@ async def begin_comparison(body: CompareBody, service: ServiceDep) -> dict[str, 
     checkpoint = batcher.engine.checkpoint
 
     def make() -> compare.Comparison:
-        return compare.Comparison(checkpoint, compare.find_twin(checkpoint, checkpoint.folder.parent), plan)
+        return compare.Comparison(checkpoint, compare.find_twins(checkpoint, checkpoint.folder.parent), plan)
 
     return service.comparisons.begin(name, body.budget, make).to_json()
 

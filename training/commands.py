@@ -82,7 +82,7 @@ def evaluate(given: argparse.Namespace) -> None:
 def export(given: argparse.Namespace) -> None:
     exported = export_run(Path(given.run_folder), Path(given.out),
                           lambda config: load(Path(given.data), "test", config),
-                          fp32=given.fp32, progress=sys.stderr.isatty())
+                          fp32=given.fp32, twin_of=given.twin_of, progress=sys.stderr.isatty())
     bits = ", ".join(f"{name} {value:.4f}" for name, value in exported["bits_per_dim"].items())
     print(f"written to {given.out}; bits/dim: {bits}", file=sys.stderr)
 

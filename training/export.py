@@ -3,6 +3,7 @@
 import io
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,14 @@ It draws images like those it was trained on and knows nothing else.
 
 
 def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *, fp32: bool = False,
-           progress: bool = False) -> dict[str, Any]:
+           twin_of: str | None = None, progress: bool = False) -> dict[str, Any]:
     """Write a run's checkpoint as one to ship: bf16 unless fp32, with the bits/dim of exactly those weights.
 
-    Returns the provenance written.
+    twin_of: see ModelConfig; as it was trained if None. Returns the provenance written.
     """
     found = checkpoint.read(run)
+    if twin_of is not None:
+        found.net.config = replace(found.net.config, twin_of=twin_of)
     dtype = torch.float32 if fp32 else torch.bfloat16
     rounded = {name: tensor.to(dtype).float() for name, tensor in found.net.state_dict().items()}
     found.net.load_state_dict(rounded)

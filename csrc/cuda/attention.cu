@@ -19,15 +19,14 @@ int start(const AttendCall& call, void* stream, bool overlapped) {
   switch (call.pass.model.key_dim) {
     case 8: return start<T, S, 8>(call, stream, overlapped);
     case 16: return start<T, S, 16>(call, stream, overlapped);
-    case 32: return start<T, S, 32>(call, stream, overlapped);
-    default: return start<T, S, 64>(call, stream, overlapped);
+    default: return start<T, S, 32>(call, stream, overlapped);
   }
 }
 
 }  // namespace
 
 bool attends(int key_dim, int value_dim) {
-  return key_dim == value_dim && (key_dim == 8 || key_dim == 16 || key_dim == 32 || key_dim == 64);
+  return key_dim == value_dim && (key_dim == 8 || key_dim == 16 || key_dim == 32);
 }
 
 int attend(const AttendCall& call, void* stream, bool overlapped) {

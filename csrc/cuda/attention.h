@@ -11,10 +11,11 @@
 
 namespace linpix::LINPIX_ISA {
 
-// Of the fold schedule, and of nothing else: a token at t finds the tokens from folded(t) on in pairs, and completes
-// its group if the next one begins another.
-LINPIX_INLINE int64_t folded(int64_t t, int defer) { return t - t % defer; }
-LINPIX_INLINE bool completes(int64_t t, int defer) { return (t + 1) % defer == 0; }
+// The fold schedule: a token at t is the waiting_at-th of its group; it finds the tokens from folded on in pairs, and
+// completes its group if the next one begins another.
+LINPIX_INLINE int waiting_at(int64_t t, int defer) { return (int)((uint32_t)t % (uint32_t)defer); }
+LINPIX_INLINE int64_t folded(int64_t t, int defer) { return t - waiting_at(t, defer); }
+LINPIX_INLINE bool completes(int64_t t, int defer) { return waiting_at(t, defer) == defer - 1; }
 
 // N neighbours, in as few loads and stores as there can be.
 template <class V, int N>
@@ -63,13 +64,20 @@ struct Stored<float16> {
 // T: of y. Element: of S, as it is kept.
 template <class T, class Element, int D, int M>
 struct Attend {
-  static constexpr int BLOCK = 4 * WARP, PER_SM = D * M > 1024 ? 2 : sizeof(Element) == 4 ? 5 : 4;
+  static constexpr int BLOCK = 4 * WARP, PER_SM = 4;
   static constexpr int E = 16 / (int)sizeof(Element);  // elements of a chunk
   static constexpr int LANES_A_ROW = M / E;         // lanes that share their rows: a group
   static constexpr int GROUPS = WARP / LANES_A_ROW < D ? WARP / LANES_A_ROW : D;
   static constexpr int R = D / GROUPS;              // rows of a lane
   static_assert(LANES_A_ROW >= 1 && LANES_A_ROW * GROUPS <= WARP && R * GROUPS == D, "heads that a warp can share out");
 
+  static constexpr int PART = R < 8 ? R : 8;  // chunks that are asked for before the first is taken apart
+  static constexpr int AT_ONCE = E == 8 ? 4 : 2;  // pairs likewise
+
+  struct Waiting {
+    Run<uint16_t, R> keys[AT_ONCE];
+    Run<uint16_t, E> value[AT_ONCE];
+  };
   struct Lane {
     float S[R][E], z[R], y[E], normaliser;
     int64_t row, head, at, t, live;  // at: of its state; t: of the first token; live: tokens that take part
@@ -100,19 +108,36 @@ struct Attend {
       l.at = (slot * m.layers + call.layer) * m.heads + l.head;
       l.scale = p.pools.scale ? p.pools.scale[call.layer * m.heads + l.head] : 1.0f;
       if (l.live <= 0) return;
-      const bool empty = folded(l.t, C) <= first;  // nothing was folded yet: whatever is there is another's
+      const int end = waiting_at(l.t, C);  // the pairs of this group, but for a first token that is not folded in
+      const int begin = folded(l.t, C) < first && end ? (int)first : 0;
+      // What is read is asked for before any of it is used, as far as registers allow. Nothing folded yet: whatever is
+      // there is another's.
+      Waiting waiting;
+      if (begin < end) ask(waiting, p, l, begin, end);
+      const bool filled = folded(l.t, C) > first;
 #pragma unroll
-      for (int r = 0; r < R; ++r) {
-        if (empty)
-          for (int e = 0; e < E; ++e) l.S[r][e] = 0;
-        else
-          Stored<Element>::read(load_streaming(state(p, l, r)), l.S[r], l.scale);
+      for (int part = 0; part < R; part += PART) {
+        Chunk chunk[PART];
+#pragma unroll
+        for (int r = 0; r < PART; ++r) chunk[r] = {};
+        if (filled) {
+#pragma unroll
+          for (int r = 0; r < PART; ++r) chunk[r] = load_streaming(state(p, l, part + r));
+        }
+#pragma unroll
+        for (int r = 0; r < PART; ++r) Stored<Element>::read(chunk[r], l.S[part + r], l.scale);
       }
-      const Run<float, R>& z = Run<float, R>::at(p.pools.z + l.at * D + l.group * R);
 #pragma unroll
-      for (int r = 0; r < R; ++r) l.z[r] = l.t <= first ? 0 : z.x[r];
-      const int64_t begin = folded(l.t, C);
-      for (int64_t t = begin < first ? first : begin; t < l.t; ++t) fold_pair(l, pair(p, l, t));
+      for (int r = 0; r < R; ++r) l.z[r] = 0;
+      if (l.t > first) {
+        const Run<float, R> z = Run<float, R>::at(p.pools.z + l.at * D + l.group * R);
+#pragma unroll
+        for (int r = 0; r < R; ++r) l.z[r] = z.x[r];
+      }
+      for (int i = begin; i < end;) {
+        fold(waiting, l, end - i);
+        if ((i += AT_ONCE) < end) ask(waiting, p, l, i, end);
+      }
     });
 
     threads.follow();
@@ -146,8 +171,9 @@ struct Attend {
           }
         }
         if (!completes(t, C)) {
-          if (l.place == 0) Run<uint16_t, R>::at(pair(p, l, t) + l.group * R) = rounded_keys;
-          if (l.group == 0) Run<uint16_t, E>::at(pair(p, l, t) + D + l.place * E) = rounded_value;
+          uint16_t* to = pair(p, l, waiting_at(t, C));
+          if (l.place == 0) Run<uint16_t, R>::at(to + l.group * R) = rounded_keys;
+          if (l.group == 0) Run<uint16_t, E>::at(to + D + l.place * E) = rounded_value;
         } else {
           int clamped = 0;
 #pragma unroll
@@ -187,17 +213,29 @@ struct Attend {
   static LINPIX_INLINE Element* state(const Pass& p, const Lane& l, int r) {
     return (Element*)p.pools.S + l.at * D * M + (l.group * R + r) * M + l.place * E;
   }
-  static LINPIX_INLINE uint16_t* pair(const Pass& p, const Lane& l, int64_t t) {
-    return p.pools.pairs + (l.at * p.pools.defer + t % p.pools.defer) * (D + M);
+  static LINPIX_INLINE uint16_t* pair(const Pass& p, const Lane& l, int waiting) {
+    return p.pools.pairs + (l.at * p.pools.defer + waiting) * (D + M);
   }
-  static LINPIX_INLINE void fold_pair(Lane& l, const uint16_t* pair) {
-    const Run<uint16_t, R> keys = Run<uint16_t, R>::at(pair + l.group * R);
-    const Run<uint16_t, E> value = Run<uint16_t, E>::at(pair + D + l.place * E);
+  // Pairs from number `begin` on, AT_ONCE of them; of fewer the last one more than once, so that no load hangs on a
+  // question.
+  static LINPIX_INLINE void ask(Waiting& w, const Pass& p, const Lane& l, int begin, int end) {
 #pragma unroll
-    for (int r = 0; r < R; ++r)
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const uint16_t* from = pair(p, l, begin + i < end ? begin + i : end - 1);
+      w.keys[i] = Run<uint16_t, R>::at(from + l.group * R);
+      w.value[i] = Run<uint16_t, E>::at(from + D + l.place * E);
+    }
+  }
+  // The first `count` of them, AT_ONCE at most.
+  static LINPIX_INLINE void fold(const Waiting& w, Lane& l, int count) {
 #pragma unroll
-      for (int e = 0; e < E; ++e)
-        l.S[r][e] = multiply_add(widened(bfloat16{keys.x[r]}), widened(bfloat16{value.x[e]}), l.S[r][e]);
+    for (int i = 0; i < AT_ONCE; ++i)
+      if (i < count)
+#pragma unroll
+        for (int r = 0; r < R; ++r)
+#pragma unroll
+          for (int e = 0; e < E; ++e)
+            l.S[r][e] = multiply_add(widened(bfloat16{w.keys[i].x[r]}), widened(bfloat16{w.value[i].x[e]}), l.S[r][e]);
   }
 };
 

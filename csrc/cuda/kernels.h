@@ -78,6 +78,7 @@ int prefill(Pass, int64_t longest, void* stream);
 const char* explain(int error);
 bool attends(int key_dim, int value_dim);  // whether there is a kernel for heads of this size
 constexpr int MOST_D_MODEL = 512;          // settle keeps a row in a warp's registers
+constexpr int MOST_MIXTURES = 512;         // and parameters of four rows
 constexpr int MOST_DEPTH = 2048;           // products keep their rows in a block's shared memory
 
 }  // namespace linpix

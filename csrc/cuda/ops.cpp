@@ -48,7 +48,7 @@ struct Device {
 void check(const char* op, int error) { STD_TORCH_CHECK(error == 0, op, ": CUDA error: ", explain(error)); }
 
 void check_heads(const char* op, int64_t D, int64_t M) {
-  STD_TORCH_CHECK(attends((int)D, (int)M), op, ": heads must be of size 8, 16, 32 or 64, keys and values alike, got ", D,
+  STD_TORCH_CHECK(attends((int)D, (int)M), op, ": heads must be of size 8, 16 or 32, keys and values alike, got ", D,
                   " and ", M);
 }
 
@@ -74,7 +74,7 @@ Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
   const int64_t layers = N > 1 ? S.stride(0) / (H * D * M) : 1;  // of the pool that S and z are a layer of
   STD_TORCH_CHECK(N <= 1 || (S.stride(0) == layers * H * D * M && z.stride(0) == layers * H * D), op,
                   ": S and z must be the same layer of a pool (N, L, H, D, M) and (N, L, H, D)");
-  const Device device(slots);
+  const Device device(S);
   Tensor qkv = torch::stable::new_empty(S, std::vector<int64_t>{B, tokens, H, 2 * D + M});
   int64_t at = 0;
   for (const Tensor* part : {&q, &k, &v}) {
@@ -115,11 +115,14 @@ class Call {
  public:
   Call(const char* op, const Tensor& canvas, const Tensor& S, const Tensor& z, const Maybe& pairs, const Maybe& scale,
        const Maybe& saturated, const Tensor& slots, const Tensor& steps, const Tensor& start,
-       const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t tokens)
+       const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most,
+       int64_t tokens)
       : parts_(op, weights, sizes, eps) {
     const Model& m = pass.model = parts_.model;
     check_heads(op, m.key_dim, m.value_dim);
     STD_TORCH_CHECK(m.d_model <= MOST_D_MODEL, op, ": d_model must be at most ", MOST_D_MODEL, ", got ", m.d_model);
+    STD_TORCH_CHECK(m.mixtures <= MOST_MIXTURES, op, ": at most ", MOST_MIXTURES, " mixtures, got ", m.mixtures);
+    STD_TORCH_CHECK(0 <= most && most <= m.subpixels, op, ": most must be in 0..", m.subpixels, ", got ", most);
     STD_TORCH_CHECK(m.d_ff <= MOST_DEPTH && m.heads * m.value_dim <= MOST_DEPTH, op, ": d_ff and the values of all heads "
                     "must be at most ", MOST_DEPTH, ", got ", m.d_ff, " and ", m.heads * m.value_dim);
     STD_TORCH_CHECK(slots.dim() == 1, op, ": slots must have shape (B,), got ", text(sizes_of(slots)));
@@ -179,11 +182,10 @@ std::tuple<Tensor, Tensor> decode_quantum(Tensor canvas, const Tensor& known, Te
                                           const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes,
                                           double eps, int64_t most, int64_t) {
   const char* op = "decode_quantum";
-  const Device device(slots);
-  Call call(op, canvas, S, z, pairs, scale, saturated, slots, steps, start, weights, sizes, eps, 1);
+  const Device device(S);
+  Call call(op, canvas, S, z, pairs, scale, saturated, slots, steps, start, weights, sizes, eps, most, 1);
   Rows& rows = call.pass.rows;
   const int64_t B = rows.count, T = call.pass.model.subpixels;
-  STD_TORCH_CHECK(0 <= most && most <= T, op, ": most must be in 0..", T, ", got ", most);
   rows.known = checked<bool>(known, op, "known", ScalarType::Bool, {canvas.size(0), T});
   rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {B});
   rows.seeds = checked<int64_t>(seeds, op, "seeds", ScalarType::Long, {B});
@@ -201,11 +203,9 @@ void prefill_slots(const Tensor& canvas, Tensor S, Tensor z, Maybe pairs, const 
                    const Tensor& slots, const Tensor& lengths, const Tensor& start, const std::vector<Tensor>& weights,
                    const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t) {
   const char* op = "prefill";
-  const Device device(slots);
-  Call call(op, canvas, S, z, pairs, scale, saturated, slots, lengths, start, weights, sizes, eps,
+  const Device device(S);
+  Call call(op, canvas, S, z, pairs, scale, saturated, slots, lengths, start, weights, sizes, eps, most,
             most < CHUNK ? most : CHUNK);
-  STD_TORCH_CHECK(0 <= most && most <= call.pass.model.subpixels, op, ": most must be in 0..",
-                  call.pass.model.subpixels, ", got ", most);
   if (call.pass.rows.count) check(op, prefill(call.pass, most, device.stream));
 }
 

@@ -7,8 +7,7 @@ namespace {
 
 using namespace linpix::LINPIX_ISA;
 
-constexpr int FEW = 64;             // rows, at most, for which the small tiles are taken
-constexpr int SHARED = 160 << 10;   // bytes of shared memory that every GPU from sm_80 on gives to a block
+constexpr int FEW = 64;  // rows, at most, for which the small tiles are taken
 
 template <class Kernel>
 int start(const ProductCall& call, void* stream, bool overlapped) {
@@ -22,8 +21,8 @@ int start(const ProductCall& call, bool bf16, void* stream, bool overlapped) {
   if (!bf16) return start<Multiply<float, PRODUCT, 1, 1, 1, 4, 8>>(call, stream, overlapped);
   using Few = Multiply<bfloat16, PRODUCT, 1, 1, 1, 4, 16>;
   using Many = Multiply<bfloat16, PRODUCT, 2, 4, 2, 4, 3>;
-  if (call.rows <= FEW || Many::shared_bytes(call.weights.depth) > SHARED) return start<Few>(call, stream, overlapped);
-  return start<Many>(call, stream, overlapped);
+  const bool fits = Many::shared_bytes(call.weights.depth) <= gpu().shared_bytes;
+  return call.rows > FEW && fits ? start<Many>(call, stream, overlapped) : start<Few>(call, stream, overlapped);
 }
 
 }  // namespace

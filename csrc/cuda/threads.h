@@ -119,16 +119,25 @@ __global__ void __launch_bounds__(Kernel::BLOCK, Kernel::PER_SM) enter(const __g
   Kernel::run(threads, call);
 }
 
-// Whether this GPU can begin a kernel while the one before it ends, and LINPIX_OVERLAP=0 does not forbid it.
-inline bool overlaps() {
-  static const bool can = [] {
-    int device = 0, major = 0;
-    if (cudaGetDevice(&device) != cudaSuccess) return false;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    const char* wanted = getenv("LINPIX_OVERLAP");
-    return major >= 9 && !(wanted && wanted[0] == '0');
+struct Gpu {
+  int major = 0, shared_bytes = 0;  // compute capability; shared memory that a block may ask for
+};
+inline const Gpu& gpu() {
+  static const Gpu found = [] {
+    Gpu gpu;
+    int device = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&gpu.major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&gpu.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return gpu;
   }();
-  return can;
+  return found;
+}
+
+// Whether a kernel can begin while the one before it ends; LINPIX_OVERLAP=0 forbids it.
+inline bool overlaps() {
+  const char* wanted = getenv("LINPIX_OVERLAP");
+  return gpu().major >= 9 && !(wanted && wanted[0] == '0');
 }
 
 // On stream, after what is on it already. `overlapped`: the launch before it was one of ours, so this one may begin while
@@ -138,7 +147,7 @@ int launch(Grid grid, int shared_bytes, void* stream, bool overlapped, const Cal
   if (shared_bytes > 48 << 10) {
     const cudaError_t error =
         cudaFuncSetAttribute(enter<Kernel, Call>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-    if (error != cudaSuccess) return error;
+    if (error != cudaSuccess) return (int)cudaGetLastError();  // taken back, so that no later launch is blamed for it
   }
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -150,7 +159,7 @@ int launch(Grid grid, int shared_bytes, void* stream, bool overlapped, const Cal
   config.stream = (cudaStream_t)stream;
   config.attrs = &overlap;
   config.numAttrs = overlapped && overlaps() ? 1 : 0;
-  return cudaLaunchKernelEx(&config, enter<Kernel, Call>, call);
+  return cudaLaunchKernelEx(&config, enter<Kernel, Call>, call) == cudaSuccess ? 0 : (int)cudaGetLastError();
 }
 
 #else
@@ -245,6 +254,11 @@ inline Chunk load_streaming(const void* from) {
 }
 inline void store_streaming(void* to, const Chunk& c) { memcpy(to, &c, sizeof c); }
 inline void count(int64_t* at, int64_t n) { *at += n; }
+
+struct Gpu {
+  int shared_bytes = 160 << 10;
+};
+inline Gpu gpu() { return {}; }
 
 template <class Kernel, class Call>
 int launch(Grid grid, int shared_bytes, void*, bool, const Call& call) {

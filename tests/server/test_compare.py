@@ -18,7 +18,7 @@ from model.packing import choose
 from model.transformer import Transformer
 from server import backends, compare
 from server.backends import BACKENDS, Backend, CompiledBackend
-from server.compare import Comparison, ComparisonPlan, find_twin, integrate
+from server.compare import Comparison, ComparisonPlan, find_twins, integrate
 
 CONFIG = ModelConfig(height=4, width=5, layers=2, heads=2, key_dim=4, value_dim=4, d_model=16, d_ff=16,
                      mixtures=2, classes=3, neighbours=((-1, 0, 0),))
@@ -62,7 +62,7 @@ def plan(**changes) -> ComparisonPlan:
 
 
 def test_a_report_has_a_line_for_every_backend_and_batch():
-    report = finished(Comparison(make(), None, plan(), clock=Ticks(), command="linpix compare"))
+    report = finished(Comparison(make(), (), plan(), clock=Ticks(), command="linpix compare"))
     assert {"model", "digest", "machine", "budget_s", "created", "paper", "largest_logit_difference",
             "results"} <= report.keys()
     assert {"cpu", "cores", "threads", "torch", "platform"} <= report["machine"].keys()
@@ -78,23 +78,23 @@ def test_a_report_has_a_line_for_every_backend_and_batch():
 
 
 def test_step_times_reach_into_the_first_and_the_last_tenth():
-    for result in finished(Comparison(make(), None, plan(), clock=Ticks()))["results"]:
+    for result in finished(Comparison(make(), (), plan(), clock=Ticks()))["results"]:
         positions = [step["position"] for step in result["step_seconds"]]
         assert len(positions) >= 5 and positions[0] < 2 and positions[-1] >= 18
 
 
 def test_the_softmax_forms_agree():
-    difference = finished(Comparison(make(), None, plan(), clock=Ticks()))["largest_logit_difference"]
+    difference = finished(Comparison(make(), (), plan(), clock=Ticks()))["largest_logit_difference"]
     assert 0 < difference < 1e-5
 
 
 def test_a_softmax_form_that_is_wrong_shows(monkeypatch):
     monkeypatch.setattr(backends, "softmax_attention", lambda q, k, v: v)
-    assert finished(Comparison(make(), None, plan(), clock=Ticks()))["largest_logit_difference"] > 1e-3
+    assert finished(Comparison(make(), (), plan(), clock=Ticks()))["largest_logit_difference"] > 1e-3
 
 
 def test_with_time_enough_whole_images_are_decoded():
-    report = finished(Comparison(make(), None, plan(), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(), clock=Ticks()))
     assert not any(result["estimated"] for result in report["results"])
     assert all(result["positions"] is None for result in report["results"])
 
@@ -125,7 +125,7 @@ def test_the_compiled_engine_draws_the_images_that_generate_draws():
 
 
 def test_with_less_time_the_figure_comes_from_some_positions():
-    report = finished(Comparison(make(), None, plan(budget_s=TICK * 1200), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(budget_s=TICK * 1200), clock=Ticks()))
     estimated = [result for result in report["results"] if result["estimated"]]
     assert estimated
     for result in estimated:
@@ -136,7 +136,7 @@ def test_with_less_time_the_figure_comes_from_some_positions():
 
 
 def test_with_too_little_time_there_is_no_figure_and_the_report_says_so():
-    report = finished(Comparison(make(), None, plan(budget_s=TICK), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(budget_s=TICK), clock=Ticks()))
     for result in report["results"]:
         assert result["images_per_second"] is result["seconds_per_image"] is result["tail_over_head"] is None
         assert any(f"{result['backend']} at batch {result['batch']}" in note for note in report["notes"])
@@ -145,7 +145,7 @@ def test_with_too_little_time_there_is_no_figure_and_the_report_says_so():
 @pytest.mark.parametrize("budget_s", [0.05, 0.3, 1.0])
 def test_work_ends_with_the_budget(budget_s):
     clock = Ticks()
-    comparison = Comparison(make(), None, plan(budget_s=budget_s), clock=clock)
+    comparison = Comparison(make(), (), plan(budget_s=budget_s), clock=clock)
     set_up = None
     for _ in comparison.run():
         if set_up is None and comparison.progress > 0:
@@ -156,7 +156,7 @@ def test_work_ends_with_the_budget(budget_s):
 def test_time_between_units_does_not_count():
     """A service runs live requests there."""
     clock = Ticks()
-    comparison = Comparison(make(), None, plan(budget_s=20.0), clock=clock)
+    comparison = Comparison(make(), (), plan(budget_s=20.0), clock=clock)
     for _ in comparison.run():
         clock.now += 1000.0
     results = comparison.report["results"]
@@ -167,13 +167,13 @@ def test_time_between_units_does_not_count():
 def test_units_are_short():
     clock = Ticks()
     before = clock.now
-    for _ in Comparison(make(), None, plan(budget_s=5.0), clock=clock).run():
+    for _ in Comparison(make(), (), plan(budget_s=5.0), clock=clock).run():
         assert clock.now - before < 2 * compare.UNIT_S
         before = clock.now
 
 
 def test_progress_grows_to_one():
-    comparison = Comparison(make(), None, plan(budget_s=1.0), clock=Ticks())
+    comparison = Comparison(make(), (), plan(budget_s=1.0), clock=Ticks())
     seen = [comparison.progress]
     for _ in comparison.run():
         seen.append(comparison.progress)
@@ -181,7 +181,7 @@ def test_progress_grows_to_one():
 
 
 def test_a_report_on_the_way_lacks_figures_and_not_keys():
-    comparison = Comparison(make(), None, plan(budget_s=1.0), clock=Ticks())
+    comparison = Comparison(make(), (), plan(budget_s=1.0), clock=Ticks())
     first = comparison.report
     last = finished(comparison)
     assert first.keys() == last.keys() and first is not last
@@ -189,7 +189,7 @@ def test_a_report_on_the_way_lacks_figures_and_not_keys():
 
 
 def test_softmax_keeps_nothing_and_stateful_softmax_keeps_everything():
-    report = finished(Comparison(make(), None, plan(), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(), clock=Ticks()))
     sizes = {result["backend"]: result["state_bytes"] for result in report["results"]}
     assert sizes == {"softmax": 0, "stateful-softmax": 4 * 2 * 2 * 20 * (4 + 4),
                      "linear": 4 * 2 * 2 * 4 * (4 + 1)}
@@ -198,14 +198,14 @@ def test_softmax_keeps_nothing_and_stateful_softmax_keeps_everything():
 def test_states_that_do_not_fit_in_memory_are_refused(monkeypatch):
     keys_and_values = dataclasses.replace(CONFIG, attention="softmax").state_bytes
     monkeypatch.setattr(compare, "free_bytes", lambda: int(2 * keys_and_values / compare.MEMORY_SHARE))
-    report = finished(Comparison(make(), None, plan(), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(), clock=Ticks()))
     missing = [(r["backend"], r["batch"]) for r in report["results"] if r["images_per_second"] is None]
     assert missing == [("stateful-softmax", 3)]
 
 
 def test_a_large_batch_is_recomputed_in_groups_of_rows(monkeypatch):
     monkeypatch.setattr(backends, "PASS_SIZE", 2 * 20 * CONFIG.d_model)  # two rows at the last position
-    report = finished(Comparison(make(), None, plan(batches=(5,), backends=("softmax",)), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(batches=(5,), backends=("softmax",)), clock=Ticks()))
     last = next(r for r in report["results"] if r["batch"] == 5)["step_seconds"][-1]["seconds"]
     first = next(r for r in report["results"] if r["batch"] == 1)["step_seconds"][-1]["seconds"]
     assert last == pytest.approx(first * 5 / 2, rel=1e-3)  # by this clock a pass is a pass
@@ -214,14 +214,14 @@ def test_a_large_batch_is_recomputed_in_groups_of_rows(monkeypatch):
 def test_bits_per_dim_are_the_twins_and_those_of_the_most_test_images():
     twin = make("softmax", "small-softmax", twin_of="small")
     twin.provenance["bits_per_dim"] = {"validation": 4.0, "test_10000": 0.5}
-    report = finished(Comparison(make(), twin, plan(), clock=Ticks()))
+    report = finished(Comparison(make(), [twin], plan(), clock=Ticks()))
     assert {(r["backend"], r["weights"], r["bits_per_dim"]) for r in report["results"]} == {
         ("linear", "small", 1.0), ("softmax", "small-softmax", 0.5),
         ("stateful-softmax", "small-softmax", 0.5)}
 
 
 def test_without_a_twin_the_weights_are_random_and_bits_per_dim_unknown():
-    report = finished(Comparison(make("softmax"), None, plan(), clock=Ticks()))
+    report = finished(Comparison(make("softmax"), (), plan(), clock=Ticks()))
     assert {(r["backend"], r["weights"], r["bits_per_dim"]) for r in report["results"]} == {
         ("linear", None, None), ("softmax", "small", 1.0), ("stateful-softmax", "small", 1.0)}
     assert any("Random weights" in note and "linear" in note for note in report["notes"])
@@ -229,18 +229,17 @@ def test_without_a_twin_the_weights_are_random_and_bits_per_dim_unknown():
 
 def test_a_model_without_a_start_token_is_compared_too():
     marginal = {"classes": 0, "first_marginal": (1.0,) + 255 * (0.0,)}
-    report = finished(Comparison(make(**marginal), None, plan(), clock=Ticks()))
+    report = finished(Comparison(make(**marginal), (), plan(), clock=Ticks()))
     assert report["largest_logit_difference"] < 1e-5
     assert all(result["images_per_second"] for result in report["results"])
 
 
 @pytest.mark.parametrize("theirs, message", [
-    ({"attention": "linear"}, "softmax attention, got other with linear"),
     ({"attention": "softmax", "d_ff": 32, "layers": 3}, "differ in layers, d_ff"),
 ])
 def test_what_is_no_twin_is_refused(theirs, message):
     with pytest.raises(ValueError, match=message):
-        Comparison(make(), make(name="other", **theirs), plan())
+        Comparison(make(), [make(name="other", **theirs)], plan())
 
 
 @pytest.mark.parametrize("changes, message", [
@@ -255,15 +254,29 @@ def test_a_plan_that_cannot_be_is_refused_with_its_value(changes, message):
         plan(**changes)
 
 
-def test_the_twin_is_found_from_either_side(tmp_path):
+def test_the_twins_are_found_from_either_side(tmp_path):
     for one in (make(), make("softmax", "small-softmax", twin_of="small"), make("softmax", "unrelated")):
         checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("[")
-    found = {name: find_twin(checkpoints.read(tmp_path / name), tmp_path)
-             for name in ("small", "small-softmax", "unrelated")}
-    assert {name: twin and twin.name for name, twin in found.items()} == {
-        "small": "small-softmax", "small-softmax": "small", "unrelated": None}
+
+    def found(name: str) -> list[str]:
+        return [twin.name for twin in find_twins(checkpoints.read(tmp_path / name), tmp_path)]
+
+    assert (found("small"), found("unrelated")) == (["small-softmax"], [])
+    assert found("small-softmax") == ["small-softmax", "small"]
+    equal = make("linear", "small-linear", twin_of="small")  # trained as long as the other twin: it stands for linear
+    checkpoints.save(tmp_path / equal.name, equal.net, equal.provenance, "# card\n")
+    assert found("small") == found("small-softmax") == ["small-linear", "small-softmax"]
+
+
+def test_a_linear_twin_takes_the_place_of_the_model_so_that_bits_per_dim_are_of_equal_training():
+    linear, softmax = make("linear", "small-linear", twin_of="small"), make("softmax", "small-softmax", twin_of="small")
+    linear.provenance.update(bits_per_dim={"test_10000": 0.9}, images=76_000, minutes=45.0)
+    report = finished(Comparison(make(), [linear, softmax], plan(), clock=Ticks()))
+    assert {(r["backend"], r["weights"], r["bits_per_dim"]) for r in report["results"]} == {
+        ("linear", "small-linear", 0.9), ("softmax", "small-softmax", 1.0), ("stateful-softmax", "small-softmax", 1.0)}
+    assert any("small-linear saw 76,000 images in 45 minutes" in note for note in report["notes"])
 
 
 @pytest.mark.parametrize("cost", [lambda t: 2.0, lambda t: 1.0 + 3.0 * t], ids=["constant", "linear"])
@@ -272,7 +285,7 @@ def test_the_integral_of_a_straight_line_is_exact(cost: Callable[[float], float]
 
 
 def test_backends_are_those_of_the_plan():
-    report = finished(Comparison(make(), None, plan(backends=("linear",)), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(backends=("linear",)), clock=Ticks()))
     assert {result["backend"] for result in report["results"]} == {"linear"}
     assert report["largest_logit_difference"] is None
     assert set(BACKENDS) == {"linear", "softmax", "stateful-softmax"}
@@ -284,6 +297,6 @@ def test_a_comparison_leaves_the_checkpoint_and_the_random_numbers_alone(tmp_pat
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    finished(Comparison(ours, None, plan(budget_s=0.5), clock=Ticks()))
+    finished(Comparison(ours, (), plan(budget_s=0.5), clock=Ticks()))
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(tensor, before[name]) for name, tensor in ours.net.state_dict().items())
