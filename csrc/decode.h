@@ -18,13 +18,13 @@ constexpr int TILE = 16;
 // Inlined everywhere: a copy compiled for AVX-512 must not become the one that the linker keeps for all.
 inline __attribute__((always_inline)) int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
-// The weights of a linear layer, packed by model/packing.py: `groups` of `columns` output columns each, a group cut
-// into panels of at most PANEL blocks of 16 columns. In memory: panel after panel, in it k after k (bfloat16: pair of
-// k after pair), for each k its blocks side by side.
+// The weights of a linear layer, packed by model/packing.py: `groups` of `columns` output columns each. For a processor
+// a group is cut into panels of at most PANEL blocks of 16 columns. In memory: panel after panel, in it k after k
+// (bfloat16: pair of k after pair), for each k its blocks side by side. For a GPU, see Stage in cuda/product.h.
 struct Matrix {
   const void* weights;  // float or bfloat16
   const float* bias;    // groups * columns
-  int groups, columns, depth;  // columns and depth: multiples of 16
+  int groups, columns, depth;  // columns and depth: multiples of TILE
   bool far = false;            // of a model whose weights do not stay in the cache that the cores share
 
   static constexpr int PANEL = 4;  // blocks of a panel at most

@@ -26,6 +26,9 @@ class StateFormat:
     precision: StatePrecision = "fp32"  # fp16 halves the traffic; z stays float32
     defer: int = 1                      # tokens that wait until they are added to S together; 1: none waits
 
+    def __str__(self) -> str:
+        return self.precision if self.defer == 1 else f"{self.precision}/{self.defer}"
+
     def __post_init__(self) -> None:
         if self.precision not in ("fp32", "fp16"):
             raise ValueError(f"state must be fp32 or fp16, got {self.precision!r}")

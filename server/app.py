@@ -39,9 +39,10 @@ def create_app(settings: Settings, batchers: dict[str, Batcher] | None = None) -
     """The service over these batchers, or those that the settings name. Raises before anything listens."""
     batchers = batchers or catalogue.batchers(settings)
     keys = Keys(settings.api_keys.read_text()) if settings.api_keys else None
-    compiled = any(batcher.engine.name == "compiled" for batcher in batchers.values())
+    engines = {(batcher.engine.name, batcher.engine.device) for batcher in batchers.values()}
+    kernel = "cuda" if ("compiled", "cuda") in engines else ops.kernel() if ("compiled", "cpu") in engines else "eager"
     metrics = Metrics([batcher.labels for batcher in batchers.values()], BACKENDS, release(),
-                      ops.kernel() if compiled else "eager")
+                      kernel)
     worker = Worker(batchers, metrics, settings.request_timeout)
 
     @contextlib.asynccontextmanager

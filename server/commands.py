@@ -92,7 +92,8 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
         _write(given.out, buffer.getvalue())
     engine = batcher.engine
     result = {"images": len(specs), "seconds": produced.seconds, "images_per_second": len(specs) / produced.seconds,
-              "engine": engine.name, "precision": engine.precision, "device": engine.device, "model": checkpoint.name,
+              "engine": engine.name, "precision": engine.precision, "device": engine.device,
+              "state": engine.state_format, "model": checkpoint.name,
               "checkpoint": checkpoint.digest, "seeds": seeds, "files": files, **facts}
     _say(given, result, f"{len(specs)} images in {produced.seconds:.2f} s "
                            f"({len(specs) / produced.seconds:.2f} images/s, {engine.name} engine, "

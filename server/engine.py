@@ -43,7 +43,7 @@ class ImageSpec:
 class Engine:
     """One model's weights, its pool of slots, and what each slot's image is made of."""
 
-    name, precision, device = "eager", "fp32", "cpu"
+    name, precision, device, state_format = "eager", "fp32", "cpu", "fp32"
     stride = 1     # a quantum of so many steps costs no more than one step
     saturated = 0  # elements of state so far that float16 could not hold
 
@@ -152,7 +152,7 @@ class GpuEngine(CompiledEngine):
     def __init__(self, checkpoint: Checkpoint, slots: int, pool: GpuPool, *, precision: str = "bf16",
                  poison: bool = False) -> None:
         Engine.__init__(self, checkpoint, slots, poison=poison, pool=pool)
-        self.precision, self.stride = precision, pool.stride
+        self.precision, self.stride, self.state_format = precision, pool.stride, str(pool.format)
 
     def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
         with _on_gpu():

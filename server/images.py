@@ -175,8 +175,8 @@ async def answer(service: Service, http: Request, ask: Ask, admitted: Admitted, 
     """Wait for the images of an admitted request and give them in the form asked for."""
     engine = ask.batcher.engine
     common = {"created": int(time.time()), "model": ask.name, "checkpoint": engine.checkpoint.digest,
-              "engine": engine.name, "precision": engine.precision, "size": ask.size, "output_format": "png",
-              "warnings": ask.warnings, **facts}
+              "engine": engine.name, "precision": engine.precision, "device": engine.device,
+              "state": engine.state_format, "size": ask.size, "output_format": "png", "warnings": ask.warnings, **facts}
     if ask.stream:
         return Streaming(stream_events(service, ask, admitted, kind, common), service, admitted)
     outcome = "failed"
@@ -194,7 +194,8 @@ async def answer(service: Service, http: Request, ask: Ask, admitted: Admitted, 
     if ask.png:
         headers = {"x-linpix-seed": str(ask.seed), "x-linpix-model": ask.name,
                    "x-linpix-checkpoint": engine.checkpoint.digest, "x-linpix-engine": engine.name,
-                   "x-linpix-precision": engine.precision}
+                   "x-linpix-precision": engine.precision, "x-linpix-device": engine.device,
+                   "x-linpix-state": engine.state_format}
         return Response(encoded[0], media_type="image/png", headers=headers)
     data = [{"b64_json": base64.b64encode(png).decode(), "seed": ask.seed + index}
             for index, png in enumerate(encoded)]

@@ -30,7 +30,8 @@ def card_of(name: str, batcher: Batcher) -> ModelCard:
     return ModelCard(
         id=name, created=int(engine.checkpoint.provenance.get("created", 0)), checkpoint=engine.checkpoint.digest,
         bits_per_dim=engine.checkpoint.provenance.get("bits_per_dim") or {}, engine=engine.name,
-        precision=engine.precision, attention=config.attention, width=config.width, height=config.height,
+        precision=engine.precision, device=engine.device, state=engine.state_format, attention=config.attention,
+        width=config.width, height=config.height,
         channels=config.channels, classes=list(engine.checkpoint.class_names), sizes=pictures.sizes(config),
         state_bytes=config.state_bytes, slots=engine.slots)
 

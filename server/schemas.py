@@ -67,6 +67,8 @@ class ImagesResponse(BaseModel):
     checkpoint: str = Field(description="digest of the checkpoint")
     engine: str
     precision: str
+    device: str = Field(description="cpu or cuda")
+    state: str = Field(description="how the state was kept: fp32, or on a GPU with --state and --defer such as fp16/8")
     size: str
     output_format: Literal["png"] = "png"
     warnings: list[str]
@@ -88,6 +90,8 @@ class ModelCard(BaseModel):
     bits_per_dim: dict[str, float]
     engine: str
     precision: str
+    device: str
+    state: str
     attention: str
     width: int
     height: int

@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(Kernel::BLOCK, Kernel::PER_SM) enter(const __g
 struct Gpu {
   int major = 0, shared_bytes = 0;  // compute capability; shared memory that a block may ask for
 };
-inline const Gpu& gpu() {
+inline const Gpu& this_gpu() {
   static const Gpu found = [] {
     Gpu gpu;
     int device = 0;
@@ -137,7 +137,7 @@ inline const Gpu& gpu() {
 // Whether a kernel can begin while the one before it ends; LINPIX_OVERLAP=0 forbids it.
 inline bool overlaps() {
   const char* wanted = getenv("LINPIX_OVERLAP");
-  return gpu().major >= 9 && !(wanted && wanted[0] == '0');
+  return this_gpu().major >= 9 && !(wanted && wanted[0] == '0');
 }
 
 // On stream, after what is on it already. `overlapped`: the launch before it was one of ours, so this one may begin while
@@ -258,7 +258,7 @@ inline void count(int64_t* at, int64_t n) { *at += n; }
 struct Gpu {
   int shared_bytes = 160 << 10;
 };
-inline Gpu gpu() { return {}; }
+inline Gpu this_gpu() { return {}; }
 
 template <class Kernel, class Call>
 int launch(Grid grid, int shared_bytes, void*, bool, const Call& call) {

@@ -13,11 +13,12 @@ Needs torch, numpy and safetensors, and csrc/cuda compiled (python setup.py buil
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,11 @@ def main() -> None:
     given = parse()
     if not ops.gpu:
         sys.exit(f"there is nothing to measure: {ops.why_no_gpu()}")
-    report = measure(given.preset, given.batch, repeat=given.repeat)
+    for report in measure(given.preset, given.batch, repeat=given.repeat):  # written at each: time may run out
+        for path, text in ((given.json, json.dumps(report, indent=1) + "\n"), (given.markdown, markdown(report))):
+            if path:
+                Path(path).write_text(text)
     print("\n" + markdown(report))
-    for path, text in ((given.json, json.dumps(report, indent=1) + "\n"), (given.markdown, markdown(report))):
-        if path:
-            Path(path).write_text(text)
 
 
 def parse() -> argparse.Namespace:
@@ -60,8 +61,9 @@ def parse() -> argparse.Namespace:
     return given
 
 
-def measure(presets: list[str], batches: list[int], *, repeat: int = 3, emulated: Any = None) -> dict[str, Any]:
-    """Everything; a list under `results`. emulated: operators to run on the host instead, in tiny form, for tests."""
+def measure(presets: list[str], batches: list[int], *, repeat: int = 3,
+            emulated: Any = None) -> Iterator[dict[str, Any]]:
+    """The report, after each preset. emulated: operators to run on the host instead, in tiny form, for tests."""
     device = "cpu" if emulated else "cuda"
     report: dict[str, Any] = machine(device) | {
         "copy_bytes_per_second": copy_bandwidth(device, 2**20 if emulated else 2**31),
@@ -72,7 +74,7 @@ def measure(presets: list[str], batches: list[int], *, repeat: int = 3, emulated
         net = Transformer(PRESETS[preset]).eval().requires_grad_(False)
         for form in FORMATS:
             pool = GpuPool(net, max(batches), state=form, device=device, operators=emulated)
-            bound = report["copy_bytes_per_second"] / step_bytes(net.config, form) / net.config.subpixels
+            bound = report["copy_bytes_per_second"] / state_traffic(net.config, form) / net.config.subpixels
             for batch in batches:
                 seconds = statistics.median(decode(pool, batch) for _ in range(repeat))
                 result = described(preset, "compiled", form, batch, seconds) | {"limit_share": batch / seconds / bound}
@@ -88,7 +90,7 @@ def measure(presets: list[str], batches: list[int], *, repeat: int = 3, emulated
                                eager_step(net, batch, device) * net.config.subpixels)
             report["results"].append(result)
             print(json.dumps(result), flush=True)
-    return report
+        yield report
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -128,7 +130,7 @@ def matrix_product(device: str, size: int) -> float:
     return 2 * size**3 * 10 / statistics.median(times)
 
 
-def step_bytes(config: ModelConfig, form: StateFormat) -> float:
+def state_traffic(config: ModelConfig, form: StateFormat) -> float:
     """Of state, that a step of one image must move: S is read, and written once in `defer` steps; z is both; of the
     pairs that wait, half a group is read on average, and all but the last are written."""
     S = config.key_dim * config.value_dim * (2 if form.precision == "fp16" else 4)
@@ -152,7 +154,11 @@ def decode(pool: GpuPool, batch: int) -> float:
 
 
 def profiled(net: Transformer, form: StateFormat, batch: int) -> dict[str, Any]:
-    """Microseconds of a step by kernel, without a graph; nothing where the profiler sees no GPU."""
+    """Microseconds of a step by kernel, nothing where the profiler sees no GPU.
+
+    Without a graph, and one kernel after the other: time that one waits beside another would count twice.
+    """
+    os.environ["LINPIX_OVERLAP"] = "0"
     pool = GpuPool(net, batch, state=form, operators=torch.ops.linpix)  # not recorded: a profiler sees kernels by name
     slots = list(range(1, batch + 1))
     steps = 4 * pool.stride
@@ -160,19 +166,20 @@ def profiled(net: Transformer, form: StateFormat, batch: int) -> dict[str, Any]:
     pool.decode(slots, [0] * batch, [steps] * batch, *arguments)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         pool.decode(slots, [steps] * batch, [steps] * batch, *arguments)
+    del os.environ["LINPIX_OVERLAP"]
     found: dict[str, float] = {}
     for event in profile.key_averages():
         name = next((part for part in ("Attend", "Multiply", "Embed", "Finish") if part in event.key), "other")
         found[name] = found.get(name, 0.0) + event.self_device_time_total / steps
     if not found.get("Attend"):
         return {"microseconds": None}
-    moved = step_bytes(net.config, form) * batch / found["Attend"] * 1e6
+    moved = state_traffic(net.config, form) * batch / found["Attend"] * 1e6
     return {"microseconds": {name: round(time_, 1) for name, time_ in found.items()}, "state_bytes_per_second": moved}
 
 
 @torch.inference_mode()
 def eager_step(net: Transformer, batch: int, device: str) -> float:
-    """Seconds of a step of plain torch on the same device."""
+    """Seconds of a step in torch on the same device, its attention step from the kernels where they have one."""
     with torch.device(device):
         moved = Transformer(net.config).eval().requires_grad_(False)
         moved.load_state_dict(net.state_dict())

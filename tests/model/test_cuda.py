@@ -29,7 +29,7 @@ from model.inputs import START
 from model.ops import recurrent_step_reference
 from model.packing import choose, gpu_obstacle, pack_tiles, state_scale
 from model.state import RecurrentState
-from tests.benchmarks.cuda import markdown, measure, step_bytes
+from tests.benchmarks.cuda import markdown, measure, state_traffic
 from tests.model.test_ops import step_inputs
 from tests.model.test_packing import images_of, log_probs_of, net_of
 
@@ -495,7 +495,7 @@ def test_shapes_without_a_kernel_are_refused_by_the_operator(emulated, change):
 
 
 def test_the_gpu_benchmark_runs_in_tiny_form(emulated):
-    report = measure(["tiny"], [1, 2], repeat=1, emulated=emulated.operators)
+    [report] = measure(["tiny"], [1, 2], repeat=1, emulated=emulated.operators)
     assert len(report["results"]) == 3 * 2 + 2
     assert all(result["images_per_second"] > 0 for result in report["results"])
     assert "| tiny | compiled | fp16 | 8 | 2 |" in markdown(report)
@@ -506,7 +506,7 @@ def test_the_bytes_of_a_step_are_those_of_the_limits_in_the_readme():
     for preset, form, images in (("mnist", PLAIN, 10_144), ("cifar10", PLAIN, 1_294),
                                  ("mnist", StateFormat(defer=8), 15_798), ("mnist", HALF, 27_465)):
         config = PRESETS[preset]
-        assert 4.3e12 / step_bytes(config, form) / config.subpixels == pytest.approx(images, rel=1e-3)
+        assert 4.3e12 / state_traffic(config, form) / config.subpixels == pytest.approx(images, rel=1e-3)
 
 
 # --- what the compiler says ----------------------------------------------------------------------------------------
