@@ -194,3 +194,18 @@ def test_a_killed_run_resumes_from_its_last_save(tmp_path, number):
     assert ended.returncode == 0, ended.stderr
     assert Run.resumed(state, config, {}).images == done + 40
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_with_minutes_the_learning_rate_follows_the_clock_and_ends_with_it():
+    config = TrainConfig(images=100_000, minutes=10.0, batch=10, warmup_images=100, final_learning_rate=0.1)
+    shares = [config.learning_rate_share(200, minutes) for minutes in (0.0, 2.5, 5.0, 7.5, 10.0)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == pytest.approx(1.0, abs=1e-3) and shares[-1] == pytest.approx(0.1)
+    assert not config.complete(200, 9.99) and config.complete(200, 10.0) and config.complete(100_000, 0.0)
+
+
+def test_a_run_of_so_many_minutes_ends_with_them(stripes, tmp_path):
+    run = Run(TINY, dataclasses.replace(SETTINGS, images=10**9, minutes=0.02))
+    assert train(run, stripes, tmp_path / "run", command="test")
+    assert run.minutes >= 0.02
+    assert 0 < run.images < 10**9
