@@ -170,7 +170,7 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _train_flags(parser: argparse.ArgumentParser) -> None:
-    from model.config import PRESETS, Attention
+    from model.config import PRESETS, Attention, FeatureMap
     from training.run import TrainConfig
 
     parser.add_argument("preset", choices=sorted(PRESETS), help="architecture")
@@ -178,6 +178,7 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="checkpoint folder; FOLDER.training holds log and resume state")
     _device_flag(parser)
     parser.add_argument("--attention", choices=get_args(Attention), default="linear", help="attention kind")
+    parser.add_argument("--feature-map", choices=get_args(FeatureMap), default="elu+1", help="of linear attention")
     parser.add_argument("--twin-of", default="", help="name of the model that this one is trained to be compared with")
     parser.add_argument("--init", help="begin with the weights of this model")
     _checkpoints_flag(parser)

@@ -6,7 +6,7 @@
 | row             | one image taking part in this step                                 | B        |
 | slot            | one place in the state pool, held by one image; slot 0 for padding | N        |
 | recurrent state | S (sum of phi(k) v^T) and z (sum of phi(k)) of every layer         | S, z     |
-| feature map     | phi(x) = elu(x) + 1, applied to queries and keys                   | phi      |
+| feature map     | phi(x) = elu(x) + 1 or another, applied to queries and keys        | phi      |
 | prefill         | fold the given sub-pixels into the state at once                   |          |
 | decode, step    | decode is a run of steps; one step adds one sub-pixel to every row |          |
 | quantum         | up to k steps in one engine call, between which rows join and leave | k       |

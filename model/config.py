@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 Attention = Literal["linear", "softmax"]
-FeatureMap = Literal["elu+1"]
+FeatureMap = Literal["elu+1", "relu", "polynomial", "random"]
 Norm = Literal["post", "pre"]
 Activation = Literal["relu", "gelu"]
 LookUp = Literal["previous", "position", "row", "column", "channel"]
@@ -30,7 +30,8 @@ class ModelConfig:
     d_ff: int = 1024
     mixtures: int = 10                      # K logistics a sub-pixel
     attention: Attention = "linear"
-    feature_map: FeatureMap = "elu+1"
+    feature_map: FeatureMap = "elu+1"       # of queries and keys of linear attention: see attention.py
+    random_features: int = 64               # of the feature map `random`
     eps: float = 1e-6                       # added to the normaliser of linear attention
     norm: Norm = "post"                     # as in the published reference; pre trains more steadily
     activation: Activation = "gelu"
@@ -43,7 +44,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("height", "width", "channels", "layers", "heads", "key_dim", "value_dim",
-                     "d_model", "d_ff", "mixtures"):
+                     "d_model", "d_ff", "mixtures", "random_features"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
@@ -81,6 +82,12 @@ class ModelConfig:
         """T."""
         return self.height * self.width * self.channels
 
+    @property
+    def feature_dim(self) -> int:
+        """Of a query or key of one head after the feature map: the rows of S."""
+        return {"polynomial": self.key_dim * (self.key_dim + 1) // 2,
+                "random": self.random_features}.get(self.feature_map, self.key_dim)
+
     def offset(self, neighbour: Neighbour) -> int:
         """Distance of a neighbour from t in raster order, in sub-pixels; negative is earlier."""
         dy, dx, dc = neighbour
@@ -89,7 +96,7 @@ class ModelConfig:
     @property
     def state_bytes(self) -> int:
         """Bytes that one image in flight keeps: S and z in float32, or all keys and values."""
-        per_head = (self.key_dim * (self.value_dim + 1) if self.attention == "linear"
+        per_head = (self.feature_dim * (self.value_dim + 1) if self.attention == "linear"
                     else self.subpixels * (self.key_dim + self.value_dim))
         return 4 * self.layers * self.heads * per_head
 

@@ -8,6 +8,7 @@ LINPIX_KERNEL=portable|avx2|avx512|avx512bf16 chooses among the versions that a 
 
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -40,7 +41,7 @@ _library.define("cpu_has_fast_bf16() -> bool")
 
 
 def recurrent_step_reference(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor,
-                             slots: Tensor, eps: float) -> Tensor:
+                             slots: Tensor, eps: float, phi: Callable[[Tensor], Tensor] = phi) -> Tensor:
     """Fold T tokens per row, one after the other, into its slot's state and read it out (equations 18-20).
 
     q, k: (B, T, H, D) before the feature map · v: (B, T, H, M), all float32 or bfloat16 · S: (N, H, D, M) ·

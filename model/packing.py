@@ -209,6 +209,8 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
         obstacle = ops.why()
     elif config.attention != "linear":
         obstacle = _LINEAR_ONLY.format(config.attention)
+    elif config.feature_map != "elu+1":
+        obstacle = _ELU_ONLY.format(config.feature_map)
     elif config.d_model % TILE:
         obstacle = f"it wants a d_model that is a multiple of {TILE}, and this model's is {config.d_model}"
     if engine == "compiled" and obstacle:
@@ -218,7 +220,7 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
             raise ValueError("the eager engine computes in fp32, so use --precision fp32"
                              + (f"; the compiled engine cannot run this model: {obstacle}" if obstacle else
                                 ", or --engine compiled"))
-        slow = engine == "auto" and not ops.compiled
+        slow = engine == "auto" and (not ops.compiled or config.attention == "linear")
         return Choice("eager", "fp32", f"decoding in the eager engine, slowly: {obstacle}" if slow else "")
     if precision == "auto":
         precision = "bf16" if torch.ops.linpix.cpu_has_fast_bf16() else "fp32"
@@ -226,6 +228,7 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
 
 
 _LINEAR_ONLY = "it knows linear attention only, and this model's is {}"
+_ELU_ONLY = "it has kernels for the feature map elu+1, and this model's is {}"
 
 
 def gpu_obstacle(config: ModelConfig) -> str:
@@ -234,6 +237,8 @@ def gpu_obstacle(config: ModelConfig) -> str:
         return ops.why_no_gpu()
     if config.attention != "linear":
         return _LINEAR_ONLY.format(config.attention)
+    if config.feature_map != "elu+1":
+        return _ELU_ONLY.format(config.feature_map)
     if config.key_dim != config.value_dim or config.key_dim not in ops.GPU_HEADS:
         return (f"it has kernels for heads of {', '.join(map(str, ops.GPU_HEADS))}, keys and values alike, and this "
                 f"model's are {config.key_dim} and {config.value_dim}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model import ops
-from model.attention import linear_attention, phi, recurrent_state, softmax_attention
+from model.attention import feature_map, linear_attention, recurrent_state, softmax_attention
 from model.config import ModelConfig
 
 PADDING_SLOT = 0
@@ -50,22 +50,25 @@ class RecurrentState:
 
     def __init__(self, config: ModelConfig, slots: int, dtype: torch.dtype = torch.float32) -> None:
         """slots: images in flight at most; one more is kept for padding."""
-        shape = (slots + 1, config.layers, config.heads, config.key_dim)
+        shape = (slots + 1, config.layers, config.heads, config.feature_dim)
         self.S = torch.zeros(*shape, config.value_dim, dtype=dtype)
         self.z = torch.zeros(shape, dtype=dtype)
-        self.eps = config.eps
+        self.eps, self.phi = config.eps, feature_map(config)
+        # the operator knows one feature map; on a GPU some sizes, in float32
+        D, M, device = config.key_dim, config.value_dim, self.S.device.type
+        self._operator = (config.feature_map == "elu+1" and dtype == torch.float32
+                          and (device == "cpu" or (D == M and D in ops.GPU_HEADS)))
 
     def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
-        q, k = phi(q), phi(k)
+        q, k = self.phi(q), self.phi(k)
         self.S[slots, layer], self.z[slots, layer] = recurrent_state(k, v)
         return linear_attention(q, k, v, self.eps)
 
     def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
-        S, z = self.S[:, layer], self.z[:, layer]
-        D, M = S.shape[2:]
-        kernel = S.dtype == torch.float32 and (S.device.type == "cpu" or (D == M and D in ops.GPU_HEADS))
-        step = torch.ops.linpix.recurrent_step if kernel else ops.recurrent_step_reference
-        return step(q[:, None], k[:, None], v[:, None], S, z, slots, self.eps)[:, 0]
+        given = q[:, None], k[:, None], v[:, None], self.S[:, layer], self.z[:, layer], slots, self.eps
+        if self._operator:
+            return torch.ops.linpix.recurrent_step(*given)[:, 0]
+        return ops.recurrent_step_reference(*given, self.phi)[:, 0]
 
     def clear(self, slot: int) -> None:
         self.S[slot] = 0

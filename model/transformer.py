@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention import linear_attention, phi, softmax_attention
+from model.attention import feature_map, linear_attention, softmax_attention
 from model.config import ModelConfig
 from model.inputs import START, InputEmbedding
 from model.state import PADDING_SLOT, State
@@ -54,7 +54,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.phi = config, feature_map(config)
         self.inputs = InputEmbedding(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.d_model)
@@ -98,7 +98,7 @@ class Transformer(nn.Module):
     def _parallel(self, _: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.config.attention == "softmax":
             return softmax_attention(q, k, v)
-        return linear_attention(phi(q), phi(k), v, self.config.eps)
+        return linear_attention(self.phi(q), self.phi(k), v, self.config.eps)
 
     @torch.inference_mode()
     def parameters_of(self, images: Tensor | np.ndarray) -> Tensor:

@@ -57,6 +57,8 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     colours = "grey" if config.channels == 1 else "colour"
     seen = f"{source['images']:,} in {source['steps']:,} steps, {source['minutes']:.0f} minutes" if "images" in source \
         else "unknown"
+    mapped = f"| feature map | {config.feature_map}, {config.feature_dim} features a head |\n" \
+        if config.attention == "linear" else ""
     return f"""# {name}
 {picture}
 An autoregressive model of {colours} images of {config.width} x {config.height}: a transformer with {config.attention}
@@ -67,7 +69,7 @@ attention that predicts each sub-pixel from all earlier ones, as a mixture of {c
 | layers, heads, key and value dim | {config.layers}, {config.heads}, {config.key_dim} and {config.value_dim} |
 | d_model, d_ff | {config.d_model}, {config.d_ff} |
 | norm, activation | {config.norm}, {config.activation} |
-| look-ups; neighbours (dy, dx, dc) | {', '.join(config.look_ups)}; {context} |
+{mapped}| look-ups; neighbours (dy, dx, dc) | {', '.join(config.look_ups)}; {context} |
 | classes | {', '.join(source['class_names']) if config.classes else 'none'} |
 | memory of one image in flight | {config.state_bytes / 1024:.0f} KiB |
 | training images seen | {seen} |

@@ -66,13 +66,13 @@ template <class T, class Element, int D, int M>
 struct Attend {
   static constexpr int BLOCK = 4 * WARP, PER_SM = 4;
   static constexpr int E = 16 / (int)sizeof(Element);  // elements of a chunk
-  static constexpr int LANES_A_ROW = M / E;         // lanes that share their rows: a group
+  static constexpr int LANES_A_ROW = M / E;             // lanes that share their rows: a group
   static constexpr int GROUPS = WARP / LANES_A_ROW < D ? WARP / LANES_A_ROW : D;
-  static constexpr int R = D / GROUPS;              // rows of a lane
+  static constexpr int R = D / GROUPS;                  // rows of a lane
   static_assert(LANES_A_ROW >= 1 && LANES_A_ROW * GROUPS <= WARP && R * GROUPS == D, "heads that a warp can share out");
 
-  static constexpr int PART = R < 8 ? R : 8;  // chunks that are asked for before the first is taken apart
-  static constexpr int AT_ONCE = E == 8 ? 4 : 2;  // pairs likewise
+  static constexpr int PART = R < 8 ? R : 8;           // chunks that are asked for before the first is taken apart
+  static constexpr int AT_ONCE = E == 8 ? 4 : 2;       // pairs likewise
 
   struct Waiting {
     Run<uint16_t, R> keys[AT_ONCE];

@@ -1,9 +1,23 @@
+from typing import get_args
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from model import attention
-from model.attention import CHUNK, linear_attention, phi, recurrent_state, softmax_attention
+from model.attention import (
+    CHUNK,
+    feature_map,
+    linear_attention,
+    phi,
+    polynomial_features,
+    random_features,
+    recurrent_state,
+    relu_features,
+    softmax_attention,
+)
+from model.config import FeatureMap, ModelConfig
 
 EPS = 1e-6
 LENGTHS = [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7]
@@ -29,6 +43,38 @@ def definition(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_phi_is_elu_plus_one():
     x = torch.tensor([-30.0, -1.0, 0.0, 2.0])
     torch.testing.assert_close(phi(x), torch.tensor([0.0, 0.36787944, 1.0, 3.0]))
+
+
+def test_polynomial_features_are_the_squared_product():
+    q, k, _ = tokens(9)
+    found = polynomial_features(q) @ polynomial_features(k).mT
+    torch.testing.assert_close(found, (q @ k.mT).square() / q.shape[-1])
+
+
+def test_random_features_are_the_softmax_kernel_in_expectation():
+    """More directions come closer (their error has heavy tails, so small vectors); those of a model never change."""
+    q, k, _ = (x[0, 0] / 2 for x in tokens(20))
+    exact = (q @ k.mT / q.shape[-1] ** 0.5).exp()
+    errors = [float(((random_features(q, count) @ random_features(k, count).mT) / exact - 1).abs().mean())
+              for count in (50, 800, 12_800)]
+    assert errors[1] < errors[0] / 2 and errors[2] < errors[1] / 2 and errors[2] < 0.02
+    directions = attention._directions(8, 4)
+    expected = [0.83272250456431, -0.12908196227793906, -0.9967408206381972, -0.500242267819221]
+    np.testing.assert_allclose(directions[0], expected, rtol=1e-12)
+    across = directions[:4] @ directions[:4].T
+    assert abs(across - np.diag(across.diagonal())).max() < 1e-12
+
+
+def test_relu_features_are_never_all_zero():
+    assert float(relu_features(torch.full((3,), -5.0)).sum()) > 0
+
+
+@pytest.mark.parametrize("name", get_args(FeatureMap))
+def test_a_configuration_says_how_many_features_its_map_has(name):
+    config = ModelConfig(key_dim=6, feature_map=name, random_features=11)
+    found = feature_map(config)(torch.randn(2, 3, 6))
+    assert found.shape == (2, 3, config.feature_dim)
+    assert found.dtype == torch.float32
 
 
 @pytest.mark.parametrize("length", LENGTHS)

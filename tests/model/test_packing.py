@@ -338,15 +338,19 @@ def test_the_schemas_say_what_the_operators_do():
 
 def test_auto_is_the_compiled_engine_for_what_it_can_run_and_the_eager_one_else():
     bf16 = bool(torch.ops.linpix.cpu_has_fast_bf16())
-    assert dataclasses.astuple(choose(TINY)) == ("compiled", "bf16" if bf16 else "fp32", "")
+    assert dataclasses.astuple(choose(TINY)) == ("compiled", "bf16" if bf16 else "fp32", "", "cpu")
     assert choose(TINY, precision="fp32").precision == "fp32"
     assert choose(TINY, "eager").engine == "eager"
     assert choose(dataclasses.replace(TINY, attention="softmax")).engine == "eager"
     assert choose(dataclasses.replace(TINY, d_model=24)).engine == "eager"
+    other = choose(dataclasses.replace(TINY, feature_map="relu"))
+    assert (other.engine, other.warning) == ("eager", "decoding in the eager engine, slowly: it has kernels for the "
+                                                      "feature map elu+1, and this model's is relu")
 
 
 @pytest.mark.parametrize(("change", "engine", "precision", "message"), [
     ({"attention": "softmax"}, "compiled", "auto", "linear attention only"),
+    ({"feature_map": "relu"}, "compiled", "auto", r"elu\+1, and this model's is relu; or use --engine eager"),
     ({"d_model": 24}, "compiled", "auto", "multiple of 16, and this model's is 24"),
     ({"attention": "softmax"}, "auto", "bf16", "--precision fp32"),
     ({}, "eager", "bf16", "--engine compiled"),

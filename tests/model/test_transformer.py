@@ -10,7 +10,9 @@ from model.inputs import START
 from model.state import PADDING_SLOT, State, new_state
 from model.transformer import Transformer
 
-ATTENTIONS = ["linear", "softmax"]
+ATTENTIONS = {"linear": {"attention": "linear"}, "softmax": {"attention": "softmax"}}
+ATTENTIONS |= {f"linear, {name}": {"feature_map": name, "random_features": 5}
+               for name in ("relu", "polynomial", "random")}
 COIN = (0.5, 0.5) + (0.0,) * 254
 
 # 60 sub-pixels of three channels: more than one chunk of attention, and the last one not full
@@ -70,7 +72,7 @@ def decode(net: Transformer, canvas: Tensor, start: Tensor, state: State, slots:
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("inputs", INPUTS)
 def test_a_sub_pixel_leaves_no_trace_in_the_parameters_up_to_its_own(inputs, attention, norm):
-    net = net_of(SMALL, **INPUTS[inputs], attention=attention, norm=norm)
+    net = net_of(SMALL, **INPUTS[inputs], **ATTENTIONS[attention], norm=norm)
     T = net.config.subpixels
     canvas = images(1, SMALL).repeat(T, 1)
     start = torch.full((T,), START)
@@ -86,7 +88,7 @@ def test_a_sub_pixel_leaves_no_trace_in_the_parameters_up_to_its_own(inputs, att
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_a_sub_pixel_is_remembered_to_the_end(attention):
-    net = net_of(SMALL, attention=attention)
+    net = net_of(SMALL, **ATTENTIONS[attention])
     canvas = images(1, SMALL)
     before = net(canvas)
     canvas[0, 3] ^= 255
@@ -96,7 +98,7 @@ def test_a_sub_pixel_is_remembered_to_the_end(attention):
 @pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_step_by_step_equals_the_parallel_form_for_every_look_up(attention, inputs):
-    net = net_of(SMALL, **INPUTS[inputs], attention=attention).double()
+    net = net_of(SMALL, **INPUTS[inputs], **ATTENTIONS[attention]).double()
     canvas, start = images(2, SMALL), torch.full((2,), START)
     state = new_state(net.config, 2, torch.float64)
     stepped = decode(net, canvas, start, state, torch.tensor([2, 1]), [0, 7])
@@ -107,7 +109,7 @@ def test_step_by_step_equals_the_parallel_form_for_every_look_up(attention, inpu
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dtype, tolerance):
     """Three rows that begin at different times, in shuffled slots of a pool whose free slots are poisoned."""
-    net = net_of(LONG, attention=attention).to(dtype)
+    net = net_of(LONG, **ATTENTIONS[attention]).to(dtype)
     start, slots = torch.tensor([START, START + 1, START + 2]), torch.tensor([5, 2, 6])
     canvas = images(3, LONG)
     state = new_state(net.config, 6, dtype)
@@ -122,7 +124,7 @@ def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dt
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 400, 783])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_prefill_then_step_equals_the_parallel_form(attention, length):
-    net = net_of(LONG, attention=attention).double()
+    net = net_of(LONG, **ATTENTIONS[attention]).double()
     canvas, start, slots = images(2, LONG), torch.tensor([START, START + 2]), torch.tensor([3, 1])
     state = new_state(net.config, 3, torch.float64)
     T = LONG.subpixels
@@ -137,7 +139,7 @@ def test_prefill_then_step_equals_the_parallel_form(attention, length):
 @pytest.mark.parametrize("length", [1, 2, 40, 59])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_prefill_then_step_equals_the_parallel_form_without_a_start_token(attention, length):
-    net = net_of(IMPORTED, attention=attention).double()
+    net = net_of(IMPORTED, **ATTENTIONS[attention]).double()
     canvas, start, slots = images(2, IMPORTED), torch.full((2,), START), torch.tensor([3, 1])
     state = new_state(net.config, 3, torch.float64)
     net.prefill(canvas, length, start, state, slots)
@@ -147,7 +149,7 @@ def test_prefill_then_step_equals_the_parallel_form_without_a_start_token(attent
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_without_a_start_token_position_0_has_no_parameters_and_leaves_its_slot_alone(attention):
-    net = net_of(IMPORTED, attention=attention)
+    net = net_of(IMPORTED, **ATTENTIONS[attention])
     canvas, state = images(2, IMPORTED), new_state(net.config, 2)
     for slot in (1, 2):
         state.poison(slot)  # so that reading it would show as well, in row 1

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import torch
 from PIL import Image
 
 from model import checkpoint
-from model.config import PRESETS
+from model.config import PRESETS, FeatureMap
 from training.datasets import Dataset
 from training.evaluate import evaluate
 from training.loop import Batches, train
@@ -53,6 +54,15 @@ def test_both_attention_kinds_train_with_the_same_call(stripes, tmp_path, attent
     config = dataclasses.replace(TINY, attention=attention)
     train(Run(config, dataclasses.replace(SETTINGS, images=80)), stripes, tmp_path / "run", command="test")
     assert checkpoint.load(tmp_path / "run").config == config
+
+
+@pytest.mark.parametrize("name", get_args(FeatureMap))
+def test_every_feature_map_learns(stripes, tmp_path, name):
+    run = Run(dataclasses.replace(TINY, feature_map=name), SETTINGS)
+    before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
+    train(run, stripes, tmp_path / "run", command="test")
+    assert evaluate(run.exported, stripes.images).bits_per_dim < 0.6 * before
+    assert checkpoint.load(tmp_path / "run").config.feature_map == name
 
 
 def test_a_run_that_is_interrupted_ends_as_one_that_is_not(stripes, tmp_path):
