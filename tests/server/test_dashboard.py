@@ -36,6 +36,7 @@ METRICS = {  # the design's section 8: type and labels
     "linpix_requests_waiting": ("gauge", set()),
     "linpix_state_slots": ("gauge", {"model"}),
     "linpix_state_slots_used": ("gauge", {"model"}),
+    "linpix_state_saturations": ("counter", {"model"}),
     "linpix_request_duration_seconds": ("histogram", {"endpoint"}),
     "linpix_queue_wait_seconds": ("histogram", set()),
     "linpix_first_row_seconds": ("histogram", set()),
