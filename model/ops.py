@@ -111,7 +111,9 @@ def _check_choice() -> None:
 compiled = _load("cpu")
 if compiled:
     _check_choice()
-gpu = _load("cuda") and torch.cuda.is_available()  # whether there are CUDA kernels, and a GPU to run them
+_GPU_LEAST = (8, 0)  # compute capability: bfloat16 matrix products, asynchronous copies
+# whether there are CUDA kernels, and a GPU to run them
+gpu = _load("cuda") and torch.cuda.is_available() and torch.cuda.get_device_capability() >= _GPU_LEAST
 
 
 def kernel() -> str:
@@ -139,6 +141,9 @@ def why_no_gpu() -> str:
         return "this torch is made without CUDA; install one that is made with it, then LinPix again"
     if not torch.cuda.is_available():
         return "torch sees no CUDA GPU here"
+    if (capability := torch.cuda.get_device_capability()) < _GPU_LEAST:
+        return (f"{torch.cuda.get_device_name()} has compute capability {'.'.join(map(str, capability))}, and the "
+                f"kernels want {'.'.join(map(str, _GPU_LEAST))}")
     if os.environ.get("LINPIX_KERNEL") == "none":
         return "LINPIX_KERNEL=none hides the compiled kernels"
     return ("csrc/cuda was not compiled when LinPix was installed, which takes torch with CUDA, installed before, and "

@@ -11,9 +11,14 @@ int embed(const EndCall& call, void* stream) {
   return launch<Embed>(Grid{(tokens + WARPS - 1) / WARPS}, 0, stream, false, call);
 }
 
-int finish(const EndCall& call, void* stream, bool overlapped) {
-  constexpr int WARPS = Finish::BLOCK / WARP;
-  const int bytes = WARPS * Finish::floats(call.pass.model) * (int)sizeof(float);
+int finish(const EndCall& given, void* stream, bool overlapped) {
+  constexpr int WARPS = Finish::BLOCK / WARP, SHARED = 64 << 10;
+  const Model& m = given.pass.model;
+  EndCall call = given;
+  const int head = m.d_model * 3 * m.mixtures * (int)sizeof(float);
+  int bytes = WARPS * Finish::floats(m) * (int)sizeof(float);
+  call.keep_head = bytes + head <= SHARED;
+  if (call.keep_head) bytes += head;
   return launch<Finish>(Grid{(call.pass.rows.count + WARPS - 1) / WARPS}, bytes, stream, overlapped, call);
 }
 

@@ -53,7 +53,7 @@ struct Embed {
 struct Finish {
   static constexpr int BLOCK = 4 * WARP, PER_SM = 8;
 
-  static int floats(const Model& m) { return m.d_model + 4 * m.mixtures; }  // of a row, in shared memory
+  static LINPIX_HOST_DEVICE int floats(const Model& m) { return m.d_model + 4 * m.mixtures; }  // of a row, in shared memory
 
   LINPIX_BODY run(Threads<BLOCK>& threads, const EndCall& call) {
     const Pass& p = call.pass;
@@ -61,10 +61,14 @@ struct Finish {
     const int n = m.d_model, width = 3 * m.mixtures;
     const auto row_of = [&](int i) { return threads.x * (BLOCK / WARP) + i / WARP; };
     const auto live = [&](int i) { return row_of(i) < p.rows.count && p.step < p.rows.steps[row_of(i)]; };
-    const auto own_floats = [&](int i) {
-      return (float*)threads.shared + i / WARP * (m.d_model + 4 * m.mixtures);
-    };
+    const int head = call.keep_head ? n * width : 0;  // floats of its weights in shared memory, a multiple of four
+    const auto own_floats = [&](int i) { return (float*)threads.shared + head + i / WARP * floats(m); };
     typename Threads<BLOCK>::template Own<RowPart> own;
+    threads.each([&](int i) {  // weights: nobody writes them
+      for (int c = i * 4; c < head; c += BLOCK * 4)
+        threads.copy((float*)threads.shared + c, (const float*)m.head.weights + c);
+      threads.end_group();
+    });
     threads.follow();
     threads.each([&](int i) {
       if (live(i)) each_column(own[i], i % WARP, n, [&](float& x, int c) { x = p.buffers.sum[row_of(i) * n + c]; });
@@ -74,10 +78,11 @@ struct Finish {
     threads.each([&](int i) {
       float* features = own_floats(i);
       each_column(own[i], i % WARP, n, [&](float& x, int c) { features[c] = x; });
+      threads.template wait<0>();
     });
     threads.barrier();
     threads.each([&](int i) {
-      const float *features = own_floats(i), *weights = (const float*)m.head.weights;
+      const float *features = own_floats(i), *weights = head ? (float*)threads.shared : (const float*)m.head.weights;
       for (int j = i % WARP; j < width; j += WARP) {
         float sum = 0;
 #pragma unroll 8

@@ -59,6 +59,7 @@ struct EndCall {
   Pass pass;
   Norm post;       // of the last layer, if post-norm
   bool embed_next;
+  bool keep_head;  // in shared memory, where it fits
 };
 
 // What a product does with its sums: qkv stores them, up applies relu or gelu, and add adds x.

@@ -35,10 +35,10 @@ int decode(Pass p, int steps, void* stream) {
   p.tokens = 1;
   const Norm post = p.model.pre_norm ? Norm{} : p.model.layer[p.model.layers - 1].norm2;
   p.step = 0;
-  int error = steps ? embed({p, post, false}, stream) : 0;
+  int error = steps ? embed({p, post, false, false}, stream) : 0;
   for (; p.step < steps && !error; ++p.step) {
     error = run_layers(p, true, stream);
-    if (!error) error = finish({p, post, p.step + 1 < steps}, stream, true);
+    if (!error) error = finish({p, post, p.step + 1 < steps, false}, stream, true);
   }
   return error;
 }
@@ -47,7 +47,7 @@ int prefill(Pass p, int64_t longest, void* stream) {
   int error = 0;
   for (p.step = p.model.marginal ? 1 : 0; p.step < longest && !error; p.step += CHUNK) {
     p.tokens = (int)std::min<int64_t>(CHUNK, longest - p.step);
-    error = embed({p, {}, false}, stream);
+    error = embed({p, {}, false, false}, stream);
     if (!error) error = run_layers(p, false, stream);
   }
   return error;

@@ -19,7 +19,7 @@ int start(const ProductCall& call, void* stream, bool overlapped) {
 template <Product PRODUCT>
 int start(const ProductCall& call, bool bf16, void* stream, bool overlapped) {
   if (!bf16) return start<Multiply<float, PRODUCT, 1, 1, 1, 4, 8>>(call, stream, overlapped);
-  using Few = Multiply<bfloat16, PRODUCT, 1, 1, 1, 4, 16>;
+  using Few = Multiply<bfloat16, PRODUCT, 1, 1, 1, PRODUCT == Product::add ? 2 : 4, 16>;  // d_model columns are few
   using Many = Multiply<bfloat16, PRODUCT, 2, 4, 2, 4, 3>;
   const bool fits = Many::shared_bytes(call.weights.depth) <= this_gpu().shared_bytes;
   return call.rows > FEW && fits ? start<Many>(call, stream, overlapped) : start<Few>(call, stream, overlapped);

@@ -81,21 +81,35 @@ class Threads {
     const uint32_t(&l)[4] = a(i);
     const uint32_t* r = b(i);
     float(&c)[4] = sums(i);
+#if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(l[0]), "r"(l[1]), "r"(l[2]), "r"(l[3]), "r"(r[0]), "r"(r[1]));
+#else
+    __trap();  // compiles for older GPUs; model/ops.py does not let it run there
+#endif
   }
 
   // 16 bytes into shared memory; done when waited for
   __device__ __forceinline__ void copy(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+#else
+    *(uint4*)to = *(const uint4*)from;
+#endif
   }
-  __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  __device__ __forceinline__ void end_group() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+  }
   // until at most `left` groups of this thread's copies are under way; others see them after a barrier
   template <int LEFT>
   __device__ __forceinline__ void wait() {
+#if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
   }
 };
 
