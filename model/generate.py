@@ -1,4 +1,4 @@
-"""The plain decode loop: a batch of images from start to end, nothing joining and nothing leaving.
+"""The plain decode loop: a batch of images from start to end, nothing joining and nothing leaving; and many as one.
 
 Training and tests use it. server/engine.py does the same for slots and quanta.
 """
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.config import ModelConfig
 from model.mixture import draw
 from model.philox import uniforms
 from model.state import new_state
@@ -73,3 +74,15 @@ def draw_subpixel(net: Transformer, parameters: Tensor, t: Tensor, u: Tensor, te
         first = torch.searchsorted(cumulative, u[:, 0].double() * cumulative[-1], right=True).clamp(max=255)
         values = torch.where(t == 0, first.to(torch.uint8), values)
     return values
+
+
+def tile(images: NDArray[np.uint8], config: ModelConfig, columns: int = 10) -> NDArray[np.uint8]:
+    """Images (count, T) side by side, `columns` a line, one grey pixel apart; (height, width[, channels])."""
+    columns = min(columns, len(images))
+    lines = -(-len(images) // columns)
+    height, width = config.height + 1, config.width + 1
+    sheet = np.full((lines * height + 1, columns * width + 1, config.channels), 96, np.uint8)
+    for index, image in enumerate(images):
+        y, x = index // columns * height + 1, index % columns * width + 1
+        sheet[y:y + config.height, x:x + config.width] = image.reshape(config.height, config.width, config.channels)
+    return sheet[..., 0] if config.channels == 1 else sheet

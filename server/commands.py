@@ -23,7 +23,7 @@ from model import checkpoint as checkpoints
 from model import ops
 from model.checkpoint import Checkpoint
 from model.cuda import StateFormat
-from model.grid import tile
+from model.generate import tile
 from model.philox import MAX_SEED
 from server import app, pictures, report
 from server.backends import BACKENDS

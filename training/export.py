@@ -13,8 +13,7 @@ from PIL import Image
 
 from model import checkpoint
 from model.config import ModelConfig
-from model.generate import generate
-from model.grid import tile
+from model.generate import generate, tile
 from model.transformer import Transformer
 from training.datasets import Dataset
 from training.evaluate import bits_of

@@ -1,0 +1,84 @@
+"""LSH attention (Reformer, section 2 and appendix A): each token attends to those that share a hash bucket with it.
+
+Queries are keys (shared QK, keys scaled to length one). Sorting by bucket puts those that share one side by side, and
+chunks of the sorted sequence attend to themselves and one chunk back. Sorting looks at all tokens, so who falls into
+which chunk depends on later ones too: results are causal in what they add up, but not in which of it they see.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+SELF = 1e5  # taken off the score of a token with itself: it attends there only if nothing else is allowed
+
+
+def rotations(rounds: int, dim: int, buckets: int, generator: torch.Generator | None = None) -> Tensor:
+    """(rounds, D, buckets / 2) of normal numbers, which lsh_attention hashes by; buckets is 1, or even."""
+    if buckets != 1 and (buckets < 2 or buckets % 2):
+        raise ValueError(f"buckets must be 1 or an even number, got {buckets}")
+    return torch.randn(rounds, dim, buckets // 2, generator=generator)
+
+
+def lsh_attention(qk: Tensor, v: Tensor, rotation: Tensor, chunk: int) -> Tensor:
+    """Causal attention among tokens that share a bucket and are at most a chunk apart in one of the rounds.
+
+    qk: (B, H, T, D) · v: (B, H, T, M) · rotation: see rotations · chunk: sorted tokens that attend together, and to
+    the chunk before theirs; T is padded to a multiple · returns (B, H, T, M). With 1 / sqrt(D) as temperature, it is
+    softmax attention over the union of what a token sees in any round, exactly (equations 12 to 16): a pair that is
+    seen in N rounds has 1 / N of its weight in each. N counts rounds in which the pair is seen, not only hashed alike.
+    """
+    rounds, length = len(rotation), qk.shape[2]
+    total = -(-length // chunk) * chunk
+    batch = qk.shape[:2]
+    qk, v = (F.pad(x.flatten(0, 1), (0, 0, 0, total - length)) for x in (qk, v))       # (n, T, ...)
+    position = torch.arange(total, device=qk.device)
+    bucket = _buckets(qk, rotation)                                                    # (n, rounds, T)
+    bucket = torch.where(position < length, bucket, bucket.max() + 1)                  # padding comes last
+    order = (bucket * total + position).argsort(-1)
+    place = order.argsort(-1)                                                          # where a token is after sorting
+    keys = F.normalize(qk, dim=-1)
+
+    def sort(x: Tensor) -> Tensor:
+        """(n, T, E) in each round's order, by chunks: (n, rounds, chunks, chunk, E)."""
+        index = order.flatten(1)[..., None].expand(-1, -1, x.shape[-1])
+        return x.gather(1, index).unflatten(1, (rounds, -1, chunk))
+
+    def window(x: Tensor, fill: float) -> Tensor:
+        """Each chunk and the one before it: (..., chunks, chunk, E) -> (..., chunks, 2 * chunk, E)."""
+        before = torch.cat([torch.full_like(x[:, :, :1], fill), x[:, :, :-1]], 2)
+        return torch.cat([before, x], 3)
+
+    # Of every token: its position, and in each round its bucket and its chunk. Before the first chunk there is nobody.
+    facts = torch.cat([position.expand(len(qk), 1, -1), bucket, place // chunk], 1).transpose(1, 2)
+    own, seen = sort(facts)[..., :, None, :], window(sort(facts), total)[..., None, :, :]
+    counts = []  # rounds in which a pair is seen
+    for r in range(rounds):
+        apart = own[..., 1 + rounds + r] - seen[..., 1 + rounds + r]
+        counts.append((own[..., 1 + r] == seen[..., 1 + r]) & (apart >= 0) & (apart <= 1))
+    N = torch.stack(counts).sum(0).clamp(min=1).to(qk.dtype)
+    here = torch.arange(rounds, device=qk.device)[:, None, None, None]  # the round that a row of scores belongs to
+    alike = _take(own[..., 1:1 + rounds], here) == _take(seen[..., 1:1 + rounds], here)
+    allowed = alike & (seen[..., 0] <= own[..., 0])
+    scores = sort(qk) @ window(sort(keys), 0).mT / qk.shape[-1] ** 0.5 - N.log()
+    scores = scores - SELF * (seen[..., 0] == own[..., 0])
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    mass = scores.logsumexp(-1, keepdim=True)                                          # z of the round
+    read = (scores - mass).exp() @ window(sort(v), 0)
+    back = place[..., None]
+    read = read.flatten(2, 3).gather(2, back.expand(-1, -1, -1, v.shape[-1]))          # (n, rounds, T, M)
+    weight = mass.flatten(2, 3).gather(2, back).softmax(1)
+    result: Tensor = (weight * read).sum(1)[:, :length].unflatten(0, batch)
+    return result
+
+
+def _buckets(qk: Tensor, rotation: Tensor) -> Tensor:
+    """The largest of the rotated axes and their opposites (n, rounds, T)."""
+    if not rotation.shape[-1]:
+        return torch.zeros(len(qk), len(rotation), qk.shape[1], dtype=torch.int64, device=qk.device)
+    rotated = torch.einsum("ntd,rdb->nrtb", qk, rotation.to(qk))
+    return torch.cat([rotated, -rotated], -1).argmax(-1)
+
+
+def _take(x: Tensor, r: Tensor) -> Tensor:
+    """x: (n, rounds, ..., rounds) -> (n, rounds, ...): in the r-th round its r-th entry."""
+    return x.gather(-1, r[..., None].expand(*x.shape[:-1], 1))[..., 0]
