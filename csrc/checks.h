@@ -45,6 +45,30 @@ T* checked(const Tensor& x, const char* op, const char* name, ScalarType type, c
   return (T*)x.data_ptr();
 }
 
+// What recurrent_step is given: q and k (B, T, H, D), v (B, T, H, M), and a layer of a pool of N slots.
+struct StepSizes {
+  int64_t B, tokens, H, D, M, N;
+  ScalarType type;  // of q, k and v
+};
+
+inline StepSizes check_step(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& S,
+                            const Tensor& z) {
+  STD_TORCH_CHECK(q.dim() == 4, op, ": q must have shape (B, T, H, D), got ", text(sizes_of(q)));
+  STD_TORCH_CHECK(v.dim() == 4, op, ": v must have shape (B, T, H, M), got ", text(sizes_of(v)));
+  STD_TORCH_CHECK(S.dim() == 4, op, ": S must have shape (N, H, D, M), got ", text(sizes_of(S)));
+  const StepSizes s = {q.size(0), q.size(1), q.size(2), q.size(3), v.size(3), S.size(0), q.scalar_type()};
+  STD_TORCH_CHECK(s.type == ScalarType::Float || s.type == ScalarType::BFloat16, op,
+                  ": q, k and v must be float32 or bfloat16, got ", torch::headeronly::toString(s.type));
+  check_kind(q, op, "q", s.type, {s.B, s.tokens, s.H, s.D});
+  check_kind(k, op, "k", s.type, {s.B, s.tokens, s.H, s.D});
+  check_kind(v, op, "v", s.type, {s.B, s.tokens, s.H, s.M});
+  check_kind(S, op, "S", ScalarType::Float, {s.N, s.H, s.D, s.M});
+  check_kind(z, op, "z", ScalarType::Float, {s.N, s.H, s.D});
+  STD_TORCH_CHECK(S.stride(3) == 1 && S.stride(2) == s.M && S.stride(1) == s.D * s.M && z.stride(2) == 1 &&
+                  z.stride(1) == s.D, op, ": each slot of S and z must be contiguous");
+  return s;
+}
+
 inline void check_slots(const int64_t* slots, int64_t rows, int64_t pool, const char* op) {
   std::vector<bool> taken(pool);
   for (int64_t i = 0; i < rows; ++i) {

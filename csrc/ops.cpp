@@ -106,20 +106,7 @@ void attend_all(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
 Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor S, Tensor z, const Tensor& slots,
                       double eps) {
   const char* op = "recurrent_step";
-  STD_TORCH_CHECK(q.dim() == 4, op, ": q must have shape (B, T, H, D), got ", text(sizes_of(q)));
-  STD_TORCH_CHECK(v.dim() == 4, op, ": v must have shape (B, T, H, M), got ", text(sizes_of(v)));
-  STD_TORCH_CHECK(S.dim() == 4, op, ": S must have shape (N, H, D, M), got ", text(sizes_of(S)));
-  const int64_t B = q.size(0), tokens = q.size(1), H = q.size(2), D = q.size(3), M = v.size(3), N = S.size(0);
-  const ScalarType type = q.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16, op,
-                  ": q, k and v must be float32 or bfloat16, got ", torch::headeronly::toString(type));
-  check_kind(q, op, "q", type, {B, tokens, H, D});
-  check_kind(k, op, "k", type, {B, tokens, H, D});
-  check_kind(v, op, "v", type, {B, tokens, H, M});
-  check_kind(S, op, "S", ScalarType::Float, {N, H, D, M});
-  check_kind(z, op, "z", ScalarType::Float, {N, H, D});
-  STD_TORCH_CHECK(S.stride(3) == 1 && S.stride(2) == M && S.stride(1) == D * M && z.stride(2) == 1 && z.stride(1) == D,
-                  op, ": each slot of S and z must be contiguous");
+  const auto [B, tokens, H, D, M, N, type] = check_step(op, q, k, v, S, z);
   const int64_t* at = checked<int64_t>(slots, op, "slots", ScalarType::Long, {B});
   check_slots(at, B, N, op);
   Tensor y = torch::stable::new_empty(v, {B, tokens, H, M});

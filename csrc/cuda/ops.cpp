@@ -56,21 +56,8 @@ void check_heads(const char* op, int64_t D, int64_t M) {
 Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor S, Tensor z, const Tensor& slots,
                       double eps) {
   const char* op = "recurrent_step";
-  STD_TORCH_CHECK(q.dim() == 4, op, ": q must have shape (B, T, H, D), got ", text(sizes_of(q)));
-  STD_TORCH_CHECK(v.dim() == 4, op, ": v must have shape (B, T, H, M), got ", text(sizes_of(v)));
-  STD_TORCH_CHECK(S.dim() == 4, op, ": S must have shape (N, H, D, M), got ", text(sizes_of(S)));
-  const int64_t B = q.size(0), tokens = q.size(1), H = q.size(2), D = q.size(3), M = v.size(3), N = S.size(0);
-  const ScalarType type = q.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16, op,
-                  ": q, k and v must be float32 or bfloat16, got ", torch::headeronly::toString(type));
+  const auto [B, tokens, H, D, M, N, type] = check_step(op, q, k, v, S, z);
   check_heads(op, D, M);
-  check_kind(q, op, "q", type, {B, tokens, H, D});
-  check_kind(k, op, "k", type, {B, tokens, H, D});
-  check_kind(v, op, "v", type, {B, tokens, H, M});
-  check_kind(S, op, "S", ScalarType::Float, {N, H, D, M});
-  check_kind(z, op, "z", ScalarType::Float, {N, H, D});
-  STD_TORCH_CHECK(S.stride(3) == 1 && S.stride(2) == M && S.stride(1) == D * M && z.stride(2) == 1 && z.stride(1) == D,
-                  op, ": each slot of S and z must be contiguous");
   const int64_t layers = N > 1 ? S.stride(0) / (H * D * M) : 1;  // of the pool that S and z are a layer of
   STD_TORCH_CHECK(N <= 1 || (S.stride(0) == layers * H * D * M && z.stride(0) == layers * H * D), op,
                   ": S and z must be the same layer of a pool (N, L, H, D, M) and (N, L, H, D)");
