@@ -27,6 +27,7 @@ class Turn:
     subpixels: int       # of all rows
     seconds: float       # of decoding, prefill excluded
     saturated: int       # elements of state that were clamped
+    failed: list[str]    # requests with an image whose parameters were not finite: they are over
 
 
 class Batcher:
@@ -76,11 +77,16 @@ class Batcher:
             plan = self.scheduler.plan(self._quantum(len(self.scheduler.running)))
         began, clamped = time.perf_counter(), self.engine.saturated
         steps = plan[0][1] if plan else 0
+        lost: list[int] = []
         if steps:
-            self.engine.quantum([row.slot for row, _ in plan], [row.position for row, _ in plan],
-                                [count for _, count in plan])
+            lost = self.engine.quantum([row.slot for row, _ in plan], [row.position for row, _ in plan],
+                                       [count for _, count in plan])
         seconds = time.perf_counter() - began
         with self._lock:
+            failed = sorted({row.request for row, _ in plan if row.slot in lost and not row.cancelled})
+            for request in failed:
+                self.scheduler.cancel(request)
+                self._specs.pop(request, None)
             finished = self.scheduler.advance(plan)
             freed = self.scheduler.free if self.engine.poison else []
         for slot in freed:
@@ -89,7 +95,7 @@ class Batcher:
             self._learn(len(plan), seconds / steps)
         moved = [row for row, _ in plan if not row.cancelled]
         return Turn(joined, moved, finished, len(plan), steps, sum(count for _, count in plan), seconds,
-                    self.engine.saturated - clamped)
+                    self.engine.saturated - clamped, failed)
 
     def _join(self) -> list[Row]:
         """Give slots to those who wait, one request after the other; what a long prefill delays joins next time."""

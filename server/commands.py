@@ -121,6 +121,9 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
         began = time.perf_counter()
         turn = batcher.turn()
         seconds += time.perf_counter() - began
+        if turn.failed:
+            raise FloatingPointError(f"{batcher.engine.checkpoint.name} gave parameters that are not finite; the "
+                                     "checkpoint is damaged, or try --engine eager or --precision fp32")
         for row in turn.finished:
             images[row.index] = batcher.engine.image(row.slot)
             done(row.index, images[row.index])

@@ -83,32 +83,38 @@ class Engine:
         self.net.prefill(self.canvas[slots], length, self.start[slots], self.state, slots)
 
     @torch.inference_mode()
-    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> None:
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
         """Advance each slot's image from its position by its number of steps; steps must not increase.
 
-        Rows that end earlier stand last, so those still running are always the first `rows`.
+        Rows that end earlier stand last, so those still running are always the first `rows`. Returns the slots whose
+        mixture parameters were not all finite: their images are rubbish, and no other is.
         """
         at, t = torch.tensor(slots), torch.tensor(positions)
         canvas, known, start, temperature = (x[at] for x in (self.canvas, self.known, self.start, self.temperature))
         noise = noise_of(self.seed[at].numpy(), t[:, None].numpy() + np.arange(steps[0]))
+        finite = torch.ones(len(slots), dtype=torch.bool)
         with decode_threads(self.net, len(slots)):
             for step in range(steps[0]):
                 rows = sum(step < wanted for wanted in steps)
-                self.step(canvas[:rows], known[:rows], start[:rows], temperature[:rows],
-                          noise[:rows, step], t[:rows] + step, at[:rows])
+                finite[:rows] &= self.step(canvas[:rows], known[:rows], start[:rows], temperature[:rows],
+                                           noise[:rows, step], t[:rows] + step, at[:rows])
         self.canvas[at] = canvas
+        return at[~finite].tolist()
 
     def step(self, canvas: Tensor, known: Tensor, start: Tensor, temperature: Tensor,
-             noise: Tensor, t: Tensor, slots: Tensor) -> None:
+             noise: Tensor, t: Tensor, slots: Tensor) -> Tensor:
         """One sub-pixel for every row: predict it, draw it, and keep the given one where it is known.
 
-        canvas, known: (B, T), canvas changed in place · start, temperature, t, slots: (B,) · noise: (B, 2).
+        canvas, known: (B, T), canvas changed in place · start, temperature, t, slots: (B,) · noise: (B, 2) ·
+        returns (B,) bool, whether the row's parameters were finite.
         """
         parameters = self.net.step(canvas, t, start, self.state, slots)
         drawn = draw_subpixel(self.net, parameters, t, noise, temperature)
         here = t[:, None]
         given = torch.where(known.gather(1, here), canvas.gather(1, here), drawn[:, None])
         canvas.scatter_(1, here, given)
+        unpredicted = t < (1 if self.config.first_marginal else 0)  # sub-pixel 0 without a start token: NaN by design
+        return parameters.isfinite().all(-1) | unpredicted
 
     def image(self, slot: int) -> NDArray[np.uint8]:
         """The sub-pixels of a slot's image, (T,); those not decoded yet are 0, or as they were given."""
@@ -130,17 +136,12 @@ class CompiledEngine(Engine):
         self.packed.prefill(self.canvas, self.S, self.z, slots, torch.full_like(slots, length), self.start[slots])
 
     @torch.inference_mode()
-    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> None:
-        """As Engine.quantum, in any order of steps; one call without the GIL. Raises FloatingPointError."""
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
+        """As Engine.quantum, in any order of steps; one call without the GIL."""
         at = torch.tensor(slots)
         _, finite = self.packed.decode(self.canvas, self.known, self.S, self.z, at, torch.tensor(positions),
                                        torch.tensor(steps), self.start[at], self.seed[at], self.temperature[at])
-        self._check(at, finite)
-
-    def _check(self, at: Tensor, finite: Tensor) -> None:
-        if not bool(finite.all()):
-            raise FloatingPointError(f"{self.checkpoint.name} gave parameters that are not finite, "
-                                     f"in slots {at[~finite].tolist()}")
+        return at[~finite].tolist()
 
 
 class GpuEngine(CompiledEngine):
@@ -163,7 +164,7 @@ class GpuEngine(CompiledEngine):
     def prefill(self, slots: Tensor, length: int) -> None:
         self.pool.prefill(slots.numpy(), [length] * len(slots), self.start[slots].numpy())
 
-    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> None:
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
         """As CompiledEngine.quantum. Raises EngineLost where the GPU no longer answers."""
         at = torch.tensor(slots)
         with _on_gpu():
@@ -171,7 +172,7 @@ class GpuEngine(CompiledEngine):
                                       self.temperature[at].numpy())
             self.canvas[at] = self.pool.images(slots)
             self.saturated = self.pool.saturated()
-        self._check(at, torch.from_numpy(finite))
+        return [slot for slot, well in zip(slots, finite, strict=True) if not well]
 
 
 @contextmanager

@@ -252,6 +252,11 @@ class Worker:
                 request.done += 1
                 metrics.images_completed.labels(name, backend, "completed").inc()
                 request.send(ImageDone(row.index, batcher.engine.image(row.slot)))
+        for lost in turn.failed:
+            logger.error("%s gave parameters that are not finite for an image of %s", name, lost)
+            if (request := self.requests.get(lost)) is not None:
+                request.send(EngineFailed(f"{name} gave parameters that are not finite for an image of this request; "
+                                          "another seed or temperature may succeed"))
         if turn.steps:
             metrics.pixels_generated.labels(name, backend).inc(turn.subpixels)
             metrics.engine_step.labels(name, backend).observe(turn.seconds / turn.steps)

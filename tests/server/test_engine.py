@@ -180,15 +180,41 @@ def test_after_a_failed_quantum_its_requests_are_named_and_every_slot_is_free():
     assert [row.request for row in batcher.scheduler.waiting] == ["c"]
 
 
-@pytest.mark.skipif(not ops.compiled, reason=ops.why())
-def test_parameters_that_are_not_finite_are_an_error_and_no_picture():
-    source = loaded()
-    with torch.no_grad():
-        source.net.head.bias[0] = torch.nan
-    engine = new_engine(source, 2, "compiled")
-    engine.take([1, 2], [ImageSpec(seed=0), ImageSpec(seed=1)])
-    with pytest.raises(FloatingPointError, match=r"tiny gave parameters that are not finite, in slots \[1, 2\]"):
-        engine.quantum([1, 2], [0, 0], [4, 4])
+def test_an_image_whose_parameters_are_not_finite_is_told_and_no_other_is_touched(tiny):
+    specs_ = specs()
+    clean = decode(tiny(len(specs_)), specs_)
+    engine = tiny(len(specs_))
+    slots = list(range(1, len(specs_) + 1))
+    for slot, spec in zip(slots, specs_, strict=True):
+        engine.take([slot], [spec])
+    at = [spec.prefix for spec in specs_]
+    order = sorted(range(len(specs_)), key=lambda i: at[i])
+    assert engine.quantum([slots[i] for i in order], [at[i] for i in order], [min(8, 64 - at[i]) for i in order]) == []
+    engine.pool.poison(slots[order[0]])
+    at = [min(64, position + 8) for position in at]
+    lost = engine.quantum([slots[i] for i in order], [at[i] for i in order], [64 - at[i] for i in order])
+    assert lost == [slots[order[0]]]
+    for i in order[1:]:
+        assert np.mean(engine.image(slots[i]) == clean[i]) > 0.9  # bit for bit in the compiled engines
+
+
+def test_a_request_with_an_image_that_is_not_finite_ends_alone(tiny):
+    batcher = Batcher(tiny(4), max_queue=8)
+    for request, seeds in (("good", [1, 2]), ("bad", [3, 4]), ("later", [5])):
+        batcher.admit(request, len(seeds))
+        batcher.enqueue(request, [ImageSpec(seed=seed) for seed in seeds])
+    batcher.turn()
+    batcher.engine.pool.poison(3)
+    turn = batcher.turn()
+    assert turn.failed == ["bad"]
+    assert {row.request for row in turn.moved} == {"good"}
+    finished = []
+    while batcher.busy:
+        turn = batcher.turn()
+        assert not turn.failed
+        finished += [row.request for row in turn.finished]
+    assert sorted(finished) == ["good", "good", "later"]
+    assert batcher.scheduler.free == [1, 2, 3, 4]
 
 
 @pytest.mark.skipif(ops.gpu, reason="there is a GPU here")

@@ -383,3 +383,23 @@ sys.exit(linpix.main(sys.argv[1:]))
             assert client.get("/readyz").status_code == 503
         assert process.process.wait(timeout=10) == 70
         assert eventually(lambda: any("CRITICAL" in line or "no longer answers" in line for line in process.printed))
+
+
+@pytest.mark.parametrize("flags", [(), EAGER], ids=["auto", "eager"])
+def test_an_image_that_is_not_finite_fails_its_request_and_not_its_neighbours(tiny, tmp_path, flags):
+    """A checkpoint whose start of class 3 is so large that sums overflow, beside images of class 2 in one batch."""
+    net = checkpoint.load(tiny)
+    with torch.no_grad():
+        net.inputs.table[net.inputs.base[..., 0] + 257 + 3] = 3e38
+    checkpoint.save(tmp_path / "sick", net, {"data": "random weights", "class_names": list("0123456789")}, "# sick\n")
+    with serving(tmp_path, *flags) as process, process.client() as client, ThreadPoolExecutor(8) as pool:
+        def ask(label: int) -> httpx.Response:
+            return client.post("/v1/images/generations", json={"label": label, "n": 2, "seed": 1})
+
+        answers = list(pool.map(ask, [2, 3, 2, 3, 2, 2]))
+        assert [answer.status_code for answer in answers] == [200, 500, 200, 500, 200, 200]
+        assert len({answer.json()["data"][0]["b64_json"] for answer in answers if answer.status_code == 200}) == 1
+        assert "sick gave parameters that are not finite" in answers[1].json()["error"]["message"]
+        assert client.get("/readyz").status_code == 200
+        assert eventually(lambda: process.metric('linpix_state_slots_used{model="sick"}') == 0)
+        assert process.metric('linpix_requests_total{endpoint="generations",outcome="failed"}') == 2
