@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-Attention = Literal["linear", "softmax"]
+Attention = Literal["linear", "softmax", "lsh"]
 FeatureMap = Literal["elu+1", "relu", "polynomial", "random"]
 Norm = Literal["post", "pre"]
 Activation = Literal["relu", "gelu"]
@@ -32,6 +32,9 @@ class ModelConfig:
     attention: Attention = "linear"
     feature_map: FeatureMap = "elu+1"       # of queries and keys of linear attention: see attention.py
     random_features: int = 64               # of the feature map `random`
+    lsh_rounds: int = 1                     # hashings of lsh attention
+    lsh_buckets: int = 64                   # of each hashing: 1, or an even number
+    lsh_chunk: int = 30                     # sorted tokens that attend together, and to as many before them
     eps: float = 1e-6                       # added to the normaliser of linear attention
     norm: Norm = "post"                     # as in the published reference; pre trains more steadily
     activation: Activation = "gelu"
@@ -44,10 +47,13 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("height", "width", "channels", "layers", "heads", "key_dim", "value_dim",
-                     "d_model", "d_ff", "mixtures", "random_features"):
+                     "d_model", "d_ff", "mixtures", "random_features",
+                     "lsh_rounds", "lsh_buckets", "lsh_chunk"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        if self.lsh_buckets != 1 and self.lsh_buckets % 2:
+            raise ValueError(f"lsh_buckets must be 1 or an even number, got {self.lsh_buckets}")
         if self.channels not in (1, 3):
             raise ValueError(f"channels must be 1 (grey) or 3 (red, green, blue), got {self.channels}")
         if type(self.classes) is not int or self.classes < 0:
@@ -95,7 +101,9 @@ class ModelConfig:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes that one image in flight keeps: S and z in float32, or all keys and values."""
+        """Bytes that one image in flight keeps: S and z in float32, or all keys and values; lsh keeps nothing."""
+        if self.attention == "lsh":
+            return 0
         per_head = (self.feature_dim * (self.value_dim + 1) if self.attention == "linear"
                     else self.subpixels * (self.key_dim + self.value_dim))
         return 4 * self.layers * self.heads * per_head

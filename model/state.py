@@ -127,6 +127,6 @@ def new_state(config: ModelConfig, slots: int, dtype: torch.dtype = torch.float3
     """The pool that this configuration's attention steps on."""
     pool: dict[str, type[RecurrentState] | type[KeyValueState]] = {"linear": RecurrentState, "softmax": KeyValueState}
     if config.attention not in pool:
-        raise ValueError(f"attention {config.attention} has no step-by-step form; "
-                         f"choose one of {', '.join(pool)}")
+        raise ValueError(f"attention {config.attention} has no step-by-step form, so it draws no images here; "
+                         f"train one with {' or '.join(pool)}")
     return pool[config.attention](config, slots, dtype)

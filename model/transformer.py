@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from model.attention import feature_map, linear_attention, softmax_attention
 from model.config import ModelConfig
 from model.inputs import START, InputEmbedding
+from model.lsh import lsh_attention, rotations
 from model.state import PADDING_SLOT, State
 
 # (layer, q, k, v) -> y, with heads before positions: the one thing in which the forms differ
@@ -23,7 +24,8 @@ class Layer(nn.Module):
         super().__init__()
         self.config = config
         keys, values = config.heads * config.key_dim, config.heads * config.value_dim
-        self.qkv = nn.Linear(config.d_model, 2 * keys + values)
+        self.shared = config.attention == "lsh"  # its queries are its keys
+        self.qkv = nn.Linear(config.d_model, (1 if self.shared else 2) * keys + values)
         self.out = nn.Linear(values, config.d_model)
         self.norm1 = nn.LayerNorm(config.d_model)
         self.up = nn.Linear(config.d_model, config.d_ff)
@@ -33,8 +35,10 @@ class Layer(nn.Module):
     def attention(self, x: Tensor, index: int, attend: Attend) -> Tensor:
         """x: (B, d_model) or (B, T, d_model); attend sees (B, H, ...) or (B, H, T, ...)."""
         c = self.config
-        parts = self.qkv(x).split([c.heads * c.key_dim, c.heads * c.key_dim, c.heads * c.value_dim], -1)
-        q, k, v = (part.unflatten(-1, (c.heads, -1)).transpose(1, -2) for part in parts)
+        keys = c.heads * c.key_dim
+        parts = self.qkv(x).split([keys] * (1 if self.shared else 2) + [c.heads * c.value_dim], -1)
+        q, *k_or_none, v = (part.unflatten(-1, (c.heads, -1)).transpose(1, -2) for part in parts)
+        k = k_or_none[0] if k_or_none else q
         return self.out(attend(index, q, k, v).transpose(1, -2).flatten(-2))
 
     def feed_forward(self, x: Tensor) -> Tensor:
@@ -95,9 +99,13 @@ class Transformer(nn.Module):
         parameters = parameters.to(torch.promote_types(parameters.dtype, torch.float32))  # bf16 under autocast
         return F.pad(parameters, (0, 0, first, 0), value=torch.nan) if first else parameters
 
-    def _parallel(self, _: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.config.attention == "softmax":
+    def _parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        c = self.config
+        if c.attention == "softmax":
             return softmax_attention(q, k, v)
+        if c.attention == "lsh":  # hashed anew each time in training, always alike after it
+            generator = None if self.training else torch.Generator().manual_seed(layer)
+            return lsh_attention(q, v, rotations(c.lsh_rounds, c.key_dim, c.lsh_buckets, generator), c.lsh_chunk)
         return linear_attention(self.phi(q), self.phi(k), v, self.config.eps)
 
     @torch.inference_mode()

@@ -21,6 +21,10 @@ def batchers(settings: Settings) -> dict[str, Batcher]:
         loaded = checkpoint.read(folder)
         if loaded.name in found:
             raise CheckpointError(f"two models are called {loaded.name}; rename one of their folders")
+        if loaded.net.config.attention == "lsh":
+            if settings.models:
+                raise ValueError(f"{loaded.name} has lsh attention, which draws no images; leave it out of --models")
+            continue
         linear = loaded.net.config.attention == "linear"
         slots = settings.slots if linear else min(settings.slots, settings.softmax_slots)
         # softmax has no compiled engine: what is asked for is meant for the linear models beside it
@@ -37,6 +41,9 @@ def batchers(settings: Settings) -> dict[str, Batcher]:
             cure = "" if state not in (None, StateFormat()) else "; or leave it out with --models"
             raise ValueError(f"{loaded.name}: {error}{cure}") from error
         found[loaded.name] = Batcher(engine, settings.max_queue)
+    if not found:
+        raise CheckpointError(f"{checkpoint.root(settings.checkpoints)} holds no checkpoint that draws images; name "
+                              "another folder with --checkpoints, or make one with linpix train")
     return found
 
 

@@ -137,6 +137,9 @@ class Comparison:
     def __init__(self, checkpoint: Checkpoint, twins: Sequence[Checkpoint], plan: ComparisonPlan, *,
                  command: str = "", clock: Callable[[], float] = time.perf_counter) -> None:
         """twins: see find_twins; an attention that nobody has gets random weights. Raises ValueError."""
+        if checkpoint.net.config.attention == "lsh":
+            raise ValueError(f"{checkpoint.name} has lsh attention, which is not compared yet; "
+                             "name a linear or softmax model")
         for twin in twins:
             _check_twin(checkpoint, twin)
         config = self._config = checkpoint.net.config
@@ -381,7 +384,8 @@ class Comparison:
 
 def _check_twin(checkpoint: Checkpoint, twin: Checkpoint) -> None:
     ours, theirs = checkpoint.net.config, twin.net.config
-    free = {"attention", "twin_of", "feature_map", "eps", "first_marginal"}  # these may differ
+    free = {"attention", "twin_of", "feature_map", "random_features", "lsh_rounds", "lsh_buckets", "lsh_chunk", "eps",
+            "first_marginal"}  # these may differ
     names = [entry.name for entry in dataclasses.fields(ours) if entry.name not in free]
     if differing := [name for name in names if getattr(ours, name) != getattr(theirs, name)]:
         raise ValueError(f"{twin.name} cannot be compared with {checkpoint.name}: "

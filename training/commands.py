@@ -39,7 +39,7 @@ def train(given: argparse.Namespace) -> None:
                          "and begin with the weights of this one by --init")
     data = load(Path(given.data), "train", PRESETS[given.preset])
     config = dataclasses.replace(PRESETS[given.preset], attention=given.attention, twin_of=given.twin_of,
-                                 feature_map=given.feature_map,
+                                 feature_map=given.feature_map, lsh_rounds=given.lsh_rounds,
                                  classes=len(data.classes))
     changes = {field.name: getattr(given, field.name) for field in dataclasses.fields(TrainConfig)
                if getattr(given, field.name) is not None}

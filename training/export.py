@@ -52,12 +52,17 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     figures = "\n".join(f"| bits/dim, {what.replace('test_', 'first test images: ')} | {value:.4f} |"
                         for what, value in bits.items())
     context = ", ".join(map(str, config.neighbours)) or "none"
-    picture = "\n![Samples, one class a column](samples.png)\n" if "weights" in source else ""
+    lsh = config.attention == "lsh"
+    picture = "\n![Samples, one class a column](samples.png)\n" if "weights" in source and not lsh else ""
     colours = "grey" if config.channels == 1 else "colour"
     seen = f"{source['images']:,} in {source['steps']:,} steps, {source['minutes']:.0f} minutes" if "images" in source \
         else "unknown"
+    use = ("Sorting by hash looks at later sub-pixels too, so its bits/dim is not strictly autoregressive, and it draws "
+           "no images." if lsh else "It draws images like those it was trained on and knows nothing else.")
     mapped = f"| feature map | {config.feature_map}, {config.feature_dim} features a head |\n" \
-        if config.attention == "linear" else ""
+        if config.attention == "linear" else (
+        f"| hashing | {config.lsh_rounds} rounds, {config.lsh_buckets} buckets, chunks of {config.lsh_chunk} |\n"
+        if lsh else "")
     return f"""# {name}
 {picture}
 An autoregressive model of {colours} images of {config.width} x {config.height}: a transformer with {config.attention}
@@ -76,7 +81,7 @@ attention that predicts each sub-pixel from all earlier ones, as a mixture of {c
 
 Data: {_ATTRIBUTION.get(source['data'], source['data'])}. Trained by `{source['command']}` (commit {source['commit']},
 seed {source.get('seed', 'unknown')}). {source.get('history', '')}
-It draws images like those it was trained on and knows nothing else.
+{use}
 """
 
 
@@ -98,5 +103,5 @@ def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *,
                if count <= len(bits)}
     source = found.provenance | {"bits_per_dim": figures, "weights": str(dtype).removeprefix("torch.")}
     checkpoint.save(out, found.net, source, card(out.name, found.net.config, source), dtype,
-                    {"samples.png": sample_grid(found.net, 100)})
+                    {} if found.net.config.attention == "lsh" else {"samples.png": sample_grid(found.net, 100)})
     return source

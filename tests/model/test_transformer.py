@@ -216,3 +216,29 @@ def test_tensor_names_are_those_of_shipped_checkpoints(name):
     modules = [f"layers.{layer}.{part}" for layer in range(2) for part in parts] + ["norm", "head"]
     expected = {"inputs.table"} | {f"{module}.{kind}" for module in modules for kind in ("weight", "bias")}
     assert set(Transformer(config).state_dict()) == expected
+
+
+def test_lsh_attention_is_causal_but_for_who_falls_into_which_chunk():
+    """The exception: with one chunk for all tokens there is none, with small ones a later sub-pixel is noticed."""
+    for chunk, causal in ((SMALL.subpixels, True), (4, False)):
+        net = net_of(SMALL, attention="lsh", lsh_rounds=2, lsh_buckets=4, lsh_chunk=chunk)
+        canvas = images(1, SMALL)
+        before = net(canvas)
+        noticed = []
+        for at in range(20, 60, 5):
+            changed = canvas.clone()
+            changed[0, at] ^= 255
+            noticed.append(float((net(changed) - before)[0, :at + 1].abs().max()))
+        assert (max(noticed) < 1e-5) == causal
+
+
+def test_lsh_attention_is_hashed_anew_in_training_and_always_alike_after_it():
+    net, canvas = net_of(SMALL, attention="lsh", lsh_buckets=4, lsh_chunk=8), images(1, SMALL)
+    assert torch.equal(net(canvas), net(canvas))
+    net.train()
+    assert not torch.equal(net(canvas), net(canvas))
+
+
+def test_lsh_attention_has_no_step_by_step_form_and_says_so():
+    with pytest.raises(ValueError, match="attention lsh has no step-by-step form"):
+        new_state(dataclasses.replace(SMALL, attention="lsh"), 1)

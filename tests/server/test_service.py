@@ -403,3 +403,19 @@ def test_an_image_that_is_not_finite_fails_its_request_and_not_its_neighbours(ti
         assert client.get("/readyz").status_code == 200
         assert eventually(lambda: process.metric('linpix_state_slots_used{model="sick"}') == 0)
         assert process.metric('linpix_requests_total{endpoint="generations",outcome="failed"}') == 2
+
+
+def test_a_model_with_lsh_attention_is_left_out_of_the_service_and_refused_by_name(tiny, tmp_path):
+    shutil.copytree(tiny, tmp_path / "tiny")
+    with torch.random.fork_rng():
+        net = Transformer(dataclasses.replace(PRESETS["tiny"], attention="lsh"))
+    source = {"data": "random weights", "class_names": list("0123456789")}
+    checkpoint.save(tmp_path / "hashed", net, source, "# hashed\n")
+    with serving(tmp_path) as process, process.client() as client:
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
+    message = "hashed has lsh attention, which draws no images; leave it out of --models"
+    with pytest.raises(RuntimeError, match=message), serving(tmp_path, "--models", "hashed"):
+        pass
+    shutil.rmtree(tmp_path / "tiny")
+    with pytest.raises(RuntimeError, match="no checkpoint that draws images"), serving(tmp_path):
+        pass

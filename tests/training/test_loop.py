@@ -16,9 +16,10 @@ import torch
 from PIL import Image
 
 from model import checkpoint
-from model.config import PRESETS, FeatureMap
+from model.config import PRESETS, Attention, FeatureMap
 from training.datasets import Dataset
 from training.evaluate import evaluate
+from training.export import export
 from training.loop import Batches, train
 from training.run import Run, TrainConfig
 
@@ -49,11 +50,24 @@ def test_training_learns_with_every_optimizer(stripes, tmp_path, optimizer):
     assert after < 0.6 * before
 
 
-@pytest.mark.parametrize("attention", ["linear", "softmax"])
-def test_both_attention_kinds_train_with_the_same_call(stripes, tmp_path, attention):
+@pytest.mark.parametrize("attention", get_args(Attention))
+def test_every_attention_kind_trains_with_the_same_call(stripes, tmp_path, attention):
     config = dataclasses.replace(TINY, attention=attention)
     train(Run(config, dataclasses.replace(SETTINGS, images=80)), stripes, tmp_path / "run", command="test")
     assert checkpoint.load(tmp_path / "run").config == config
+
+
+@pytest.mark.parametrize("compile_", [False, True])
+def test_lsh_attention_learns_and_is_exported_with_a_card_that_names_its_exception(stripes, tmp_path, compile_):
+    model = dataclasses.replace(TINY, attention="lsh", lsh_rounds=2, lsh_buckets=4, lsh_chunk=16)
+    run = Run(model, dataclasses.replace(SETTINGS, compile=compile_))
+    before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
+    train(run, stripes, tmp_path / "run", command="test")
+    export(tmp_path / "run", tmp_path / "shipped", lambda config: stripes)
+    shipped = checkpoint.load(tmp_path / "shipped").eval()
+    assert evaluate(shipped, stripes.images).bits_per_dim < 0.6 * before
+    assert evaluate(shipped, stripes.images).bits_per_dim == evaluate(shipped, stripes.images).bits_per_dim
+    assert "not strictly autoregressive" in (tmp_path / "shipped/README.md").read_text()
 
 
 @pytest.mark.parametrize("name", get_args(FeatureMap))
