@@ -57,8 +57,8 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     colours = "grey" if config.channels == 1 else "colour"
     seen = f"{source['images']:,} in {source['steps']:,} steps, {source['minutes']:.0f} minutes" if "images" in source \
         else "unknown"
-    use = ("Sorting by hash looks at later sub-pixels too, so its bits/dim is not strictly autoregressive, and it draws "
-           "no images." if lsh else "It draws images like those it was trained on and knows nothing else.")
+    use = ("Sorting by hash looks at later sub-pixels too, so its bits/dim is not strictly autoregressive, and it "
+           "draws no images." if lsh else "It draws images like those it was trained on and knows nothing else.")
     mapped = f"| feature map | {config.feature_map}, {config.feature_dim} features a head |\n" \
         if config.attention == "linear" else (
         f"| hashing | {config.lsh_rounds} rounds, {config.lsh_buckets} buckets, chunks of {config.lsh_chunk} |\n"
