@@ -52,7 +52,13 @@ class InputEmbedding(nn.Module):
         self.register_buffer("outside", torch.stack(outside, 1), persistent=False)
         self.register_buffer("base", torch.stack(base, 1), persistent=False)
         self.register_buffer("positional", positional, persistent=False)
-        self.table = nn.Parameter(torch.randn(rows, config.d_model) * 0.5)
+        table = torch.randn(rows, config.d_model)
+        if config.channels == 3:  # similar values begin with similar rows; tried with colours only
+            for first in self.base[0].tolist():
+                walk = table[first:first + 256].cumsum(0)
+                walk -= walk.mean(0)
+                table[first:first + 256] = walk / walk.std()
+        self.table = nn.Parameter(table * 0.5)
 
     def indices(self, canvas: Tensor, t: Tensor, start: Tensor) -> Tensor:
         """Rows of the stacked table to be summed for each position.

@@ -76,3 +76,11 @@ def test_no_two_look_ups_share_a_row_of_the_table(inputs):
     blocks = [set(found[..., column].flatten().tolist()) for column in range(found.shape[-1])]
     assert sum(map(len, blocks)) == len(set().union(*blocks))
     assert max(map(max, blocks)) == len(inputs.table) - 1
+
+
+def test_similar_values_of_a_colour_begin_with_similar_rows(inputs):
+    for first in inputs.base[0].tolist():
+        rows = inputs.table[first:first + 256].detach()
+        assert float((rows[1:] - rows[:-1]).std()) < 0.3 * float(rows.std())
+        assert float(rows.std()) == pytest.approx(0.5)
+        assert float((rows[0] - rows[255]).std()) > float(rows.std())
