@@ -132,12 +132,21 @@ _LOCAL_CONTEXT: tuple[Neighbour, ...] = (
     (-1, 0, 0), (-1, 1, 0), (-1, -1, 0), (-2, 0, 0), (0, -2, 0),
     (-1, 2, 0), (-1, -2, 0), (-2, 1, 0), (-2, -1, 0), (-3, 0, 0))
 
+# For colours: the left and upper pixels in the channel being predicted and in the one before it, which carry most of
+# what a linear predictor of the next sub-pixel can know.
+_COLOUR_CONTEXT: tuple[Neighbour, ...] = (
+    (0, 0, -1), *((dy, dx, dc) for dy, dx in ((0, -1), (-1, 0), (-1, -1), (-1, 1), (0, -2), (-2, 0), (-2, -1))
+                  for dc in (0, -1)))
+
 PRESETS: dict[str, ModelConfig] = {
     "mnist": ModelConfig(classes=10, norm="pre", neighbours=_LOCAL_CONTEXT),
     "cifar10": ModelConfig(height=32, width=32, channels=3, layers=16, classes=10, norm="pre",
                            look_ups=("previous", "row", "column", "channel")),
     "mnist-small": ModelConfig(layers=4, heads=4, d_model=128, d_ff=512, classes=10, norm="post",
                                look_ups=("previous", "row", "column"), neighbours=_LOCAL_CONTEXT),
+    "cifar10-small": ModelConfig(height=32, width=32, channels=3, layers=4, heads=4, d_model=128, d_ff=512,
+                                 classes=10, norm="post", look_ups=("previous", "row", "column", "channel"),
+                                 neighbours=_COLOUR_CONTEXT),
     "tiny": ModelConfig(height=8, width=8, layers=2, heads=2, key_dim=8, value_dim=8, d_model=16,
                         d_ff=32, mixtures=3, classes=10, norm="pre", neighbours=_LOCAL_CONTEXT),
 }

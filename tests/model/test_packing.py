@@ -35,6 +35,7 @@ SHAPES = {
     "previous only": dataclasses.replace(TINY, look_ups=("previous",), neighbours=()),
     "colour": dataclasses.replace(WIDER, channels=3, look_ups=("previous", "row", "column", "channel"),
                                   neighbours=((-1, 0, 0), (0, -1, 0), (0, 0, -2))),
+    "cifar10-small, a corner": dataclasses.replace(PRESETS["cifar10-small"], height=5, width=6, layers=2),
     "no classes": dataclasses.replace(TINY, classes=0),
     "no start token": dataclasses.replace(TINY, classes=0, first_marginal=tuple([0.25, 0.5, 0.25] + [0.0] * 253)),
     "published scale": dataclasses.replace(TINY, scale_transform="elu"),

@@ -35,6 +35,7 @@ INPUTS = {
                                       (-1, 1, -2))},
     "everything": {"look_ups": ("previous", "position", "row", "column", "channel"),
                    "neighbours": ((-1, 0, 0), (0, -1, 2), (0, 0, -1), (-1, 4, 2))},
+    "cifar10-small": {name: getattr(PRESETS["cifar10-small"], name) for name in ("look_ups", "neighbours")},
     "no start token": {"classes": 0, "first_marginal": COIN},
 }
 
@@ -242,3 +243,8 @@ def test_lsh_attention_is_hashed_anew_in_training_and_always_alike_after_it():
 def test_lsh_attention_has_no_step_by_step_form_and_says_so():
     with pytest.raises(ValueError, match="attention lsh has no step-by-step form"):
         new_state(dataclasses.replace(SMALL, attention="lsh"), 1)
+
+
+@pytest.mark.parametrize(("name", "megabytes"), [("mnist-small", 3), ("cifar10-small", 4)])
+def test_a_preset_that_is_shipped_is_small_in_bf16(name, megabytes):
+    assert 2 * sum(p.numel() for p in Transformer(PRESETS[name]).parameters()) < megabytes * 1e6
