@@ -6,11 +6,10 @@ Shapes: q, k are (B, H, T, D) and v is (B, H, T, M); the result is (B, H, T, M).
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,7 +28,7 @@ def feature_map(config: ModelConfig) -> Callable[[Tensor], Tensor]:
     """What the configuration applies to queries and keys: (..., D) -> (..., feature_dim), phi(q) . phi(k) >= 0."""
     maps: dict[str, Callable[[Tensor], Tensor]] = {
         "elu+1": phi, "relu": relu_features, "polynomial": polynomial_features,
-        "random": partial(random_features, count=config.random_features)}
+        "random": partial(random_features, directions=directions(config.random_features, config.key_dim))}
     return maps[config.feature_map]
 
 
@@ -46,7 +45,7 @@ def polynomial_features(x: Tensor) -> Tensor:
     return x[..., i] * x[..., j] * weight.to(x.dtype)
 
 
-def random_features(x: Tensor, count: int) -> Tensor:
+def random_features(x: Tensor, directions: Tensor) -> Tensor:
     """Positive random features: in expectation phi(q) . phi(k) = exp(q . k / sqrt(D)), the softmax kernel.
 
     FAVOR+ ("Rethinking Attention with Performers", lemma 1 and section 2.4): exp(w . x - |x|^2 / 2) for directions w
@@ -56,25 +55,23 @@ def random_features(x: Tensor, count: int) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         wide = x if x.dtype == torch.float64 else x.float()
         scaled = wide / x.shape[-1] ** 0.25
-        directions = torch.from_numpy(_directions(count, x.shape[-1])).to(scaled)
-        exponents = scaled @ directions.T - scaled.square().sum(-1, keepdim=True) / 2
-        return (exponents.exp() + 1e-6) / math.sqrt(count)  # as in the authors' code: never all zero
+        exponents = scaled @ directions.to(scaled).T - scaled.square().sum(-1, keepdim=True) / 2
+        return (exponents.exp() + 1e-6) / math.sqrt(len(directions))  # as in the authors' code: never all zero
 
 
-@lru_cache
-def _directions(count: int, dim: int) -> NDArray[np.float64]:
-    """(count, dim), each as long as a normal vector, drawn by Philox: no library's generator may change them."""
+def directions(count: int, dim: int) -> Tensor:
+    """(count, dim) float64, as long as normal vectors are, drawn by Philox: no library's generator may change them."""
     blocks = []
     for first in range(0, count, dim):
         u = uniforms(np.arange(first, first + dim)[:, None], np.arange(dim)).astype(np.float64)  # (dim, dim, 4)
-        directions = np.sqrt(-2 * np.log(u[..., 0])) * np.cos(2 * np.pi * u[..., 1])             # Box and Muller
+        found = np.sqrt(-2 * np.log(u[..., 0])) * np.cos(2 * np.pi * u[..., 1])                  # Box and Muller
         lengths = np.linalg.norm(np.sqrt(-2 * np.log(u[..., 2])) * np.cos(2 * np.pi * u[..., 3]), axis=1)
         for row in range(dim):  # Gram and Schmidt
             for _ in range(2):  # twice is enough
-                directions[row] -= directions[:row].T @ (directions[:row] @ directions[row])
-            directions[row] /= np.linalg.norm(directions[row])
-        blocks.append(directions * lengths[:, None])
-    return np.concatenate(blocks)[:count]
+                found[row] -= found[:row].T @ (found[:row] @ found[row])
+            found[row] /= np.linalg.norm(found[row])
+        blocks.append(found * lengths[:, None])
+    return torch.from_numpy(np.concatenate(blocks)[:count])
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float) -> Tensor:

@@ -126,6 +126,8 @@ class GpuPool:
         numbers = np.stack([np.asarray(x, np.int64) for x in (slots, positions, steps, start, seeds)])
         heat = np.asarray(temperatures, np.float32)
         self._check(*numbers[:4])
+        if heat.shape != numbers[0].shape:
+            raise ValueError(f"there must be a temperature for each of {numbers.shape[1]} rows, got {heat.shape}")
         if not (heat >= 0).all():
             raise ValueError(f"temperatures must be at least 0, got {heat.min()}")
         numbers[2][numbers[0] == PADDING_SLOT] = 0

@@ -14,6 +14,8 @@ SELF = 1e5  # taken off the score of a token with itself: it attends there only 
 
 def rotations(rounds: int, dim: int, buckets: int, generator: torch.Generator | None = None) -> Tensor:
     """(rounds, D, buckets / 2) of normal numbers, which lsh_attention hashes by; buckets is 1, or even."""
+    if buckets != 1 and (buckets < 2 or buckets % 2):
+        raise ValueError(f"buckets must be 1 or an even number, got {buckets}")
     device = "cpu" if generator is not None else None  # a seed means the same numbers everywhere
     return torch.randn(rounds, dim, buckets // 2, generator=generator, device=device)
 

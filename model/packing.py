@@ -118,6 +118,7 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
     gpu: in the layout of the CUDA kernels. The tensors stay where the model is: `Packed.to` moves them.
     """
     config = net.config
+    assert config.attention == "linear" and config.feature_map == "elu+1", "choose lets nothing else come here"
 
     def matrix(weight: Tensor, bias: Tensor, groups: int = 1) -> list[Tensor]:
         arranged = (pack_tiles if gpu else pack_matrix)(weight.float(), groups, dtype)
@@ -158,8 +159,9 @@ def state_scale(net: Transformer) -> Tensor:
 
     What a layer's projection is given is bounded: by its LayerNorm (the normalised row has length sqrt(d_model)), or in
     the first layer of a post-norm model by the look-ups that are summed. So are keys and values, and S is at most T
-    times their product. Rounding of weights and inputs to bfloat16 adds at most 2^-7 of the sum of the magnitudes that
-    are added up, so it is those that are bounded; rounding S itself adds at most 2^-11 each time, which is T / 2 times.
+    times their product. Rounding to bfloat16 adds at most 2^-8 of what is rounded: of weights and inputs, so it is the
+    sum of the magnitudes that is bounded, and of keys and values that wait; rounding S adds at most 2^-11 each time,
+    which is T / 2 times; the last factor is for float32's own rounding, thousands of additions of 2^-24 each.
     The bound is loose, which costs nothing: float16 keeps its 11 bits down to 2^-14 of a scale.
     """
     config, largest = net.config, []
@@ -173,8 +175,9 @@ def state_scale(net: Transformer) -> Tensor:
         else:
             assert isinstance(before, nn.LayerNorm)
             sums = (weight * before.weight).norm(dim=1) * config.d_model**0.5 + weight @ before.bias.double().abs()
-        _, k, v = _heads(sums * (1 + 2**-7) + bias, config)
-        largest.append((1 + k.amax(1)) * v.amax(1) * config.subpixels * (1 + 2**-11) ** (config.subpixels / 2))
+        _, k, v = _heads(sums * (1 + 2**-8) ** 2 + bias, config)
+        products = (1 + k.amax(1)) * v.amax(1) * (1 + 2**-8) ** 2
+        largest.append(products * config.subpixels * (1 + 2**-11) ** (config.subpixels / 2) * 1.01)
     return torch.exp2(torch.ceil(torch.log2(torch.stack(largest) / 65504)).clamp(-20, 60)).float()
 
 

@@ -17,6 +17,7 @@ _FIRST = ("mnist", "mnist-small")  # the default model, where they exist
 def batchers(settings: Settings) -> dict[str, Batcher]:
     """A batcher per model, the default one first. Raises CheckpointError or ValueError with the cure."""
     found: dict[str, Batcher] = {}
+    form = StateFormat(precision=settings.state, defer=settings.defer)
     for folder in folders(settings):
         loaded = checkpoint.read(folder)
         if loaded.name in found:
@@ -34,12 +35,11 @@ def batchers(settings: Settings) -> dict[str, Batcher]:
         if not on_gpu and (needed := loaded.net.config.state_bytes * (slots + 1)) > (free := free_bytes()):
             raise ValueError(f"{slots} slots of {loaded.name} take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} "
                              f"are free; lower {'--slots' if linear else '--softmax-slots'}, or leave the model out")
+        state = form if linear else None
         try:
-            state = StateFormat(precision=settings.state, defer=settings.defer) if linear else None
             engine = new_engine(loaded, slots, *wanted, device=device, state=state, poison=settings.poison)
         except ValueError as error:
-            cure = "" if state not in (None, StateFormat()) else "; or leave it out with --models"
-            raise ValueError(f"{loaded.name}: {error}{cure}") from error
+            raise ValueError(f"{loaded.name}: {error}; or leave the model out with --models") from error
         found[loaded.name] = Batcher(engine, settings.max_queue)
     if not found:
         raise CheckpointError(f"{checkpoint.root(settings.checkpoints)} holds no checkpoint that draws images; name "

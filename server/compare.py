@@ -83,9 +83,10 @@ def find_twins(checkpoint: Checkpoint, folder: Path) -> list[Checkpoint]:
         try:
             theirs = json.loads((candidate / "config.json").read_text())["architecture"]
             related, named = theirs.get("twin_of") == family, candidate.name == family
+            known = theirs["attention"] in ("linear", "softmax")
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # not a checkpoint of ours, so not a twin either
-        if related or (named and candidate.name != checkpoint.name):
+        if known and (related or (named and candidate.name != checkpoint.name)):
             (twins if related else head).append(checkpoints.read(candidate))
     covered = {twin.net.config.attention for twin in twins}
     return twins + [model for model in head if model.net.config.attention not in covered]
@@ -145,7 +146,9 @@ class Comparison:
         config = self._config = checkpoint.net.config
         self.plan, self.progress, self._clock = plan, 0.0, clock
         self._sources: dict[str, Checkpoint | None] = {other_attention(config.attention): None}
-        self._sources |= {source.net.config.attention: source for source in (checkpoint, *twins)}
+        self._sources |= {twin.net.config.attention: twin for twin in twins if _comparable(checkpoint, twin)}
+        if config.twin_of or config.attention not in self._sources:  # a twin stands for itself
+            self._sources[config.attention] = checkpoint
         other = self._sources[other_attention(config.attention)]
         length = self._length = config.subpixels
         first, tenth = min(first_position(config), length - 1), max(1, length // 10)
@@ -380,6 +383,13 @@ class Comparison:
             "estimated": estimated, "positions": list(steps) if estimated and seconds else None,
             "bits_per_dim": _bits_per_dim(source), "note": cell.note or None,
         }
+
+
+def _comparable(checkpoint: Checkpoint, twin: Checkpoint) -> bool:
+    """Whether a twin may stand for its attention: of several linear ones that with the feature map of the model."""
+    ours, theirs = checkpoint.net.config, twin.net.config
+    return theirs.attention != "linear" or (theirs.feature_map, theirs.random_features) == (
+        ours.feature_map, ours.random_features)
 
 
 def _check_twin(checkpoint: Checkpoint, twin: Checkpoint) -> None:

@@ -37,6 +37,10 @@ def train(given: argparse.Namespace) -> None:
     if out.exists() and not state.exists():
         raise ValueError(f"{out} exists, and {state}, which a resume needs, does not; give another --out, "
                          "and begin with the weights of this one by --init")
+    for flag, value, kind in (("--feature-map", given.feature_map != "elu+1", "linear"),
+                              ("--lsh-rounds", given.lsh_rounds != 1, "lsh")):
+        if value and given.attention != kind:
+            raise ValueError(f"{flag} is of {kind} attention, and this is {given.attention}; leave it out")
     data = load(Path(given.data), "train", PRESETS[given.preset])
     config = dataclasses.replace(PRESETS[given.preset], attention=given.attention, twin_of=given.twin_of,
                                  feature_map=given.feature_map, lsh_rounds=given.lsh_rounds,

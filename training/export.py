@@ -57,6 +57,8 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     colours = "grey" if config.channels == 1 else "colour"
     seen = f"{source['images']:,} in {source['steps']:,} steps, {source['minutes']:.0f} minutes" if "images" in source \
         else "unknown"
+    whom = "earlier ones" if lsh else "all earlier ones"
+    memory = "" if lsh else f"| memory of one image in flight | {config.state_bytes / 1024:.0f} KiB |\n"
     use = ("Sorting by hash looks at later sub-pixels too, so its bits/dim is not strictly autoregressive, and it "
            "draws no images." if lsh else "It draws images like those it was trained on and knows nothing else.")
     mapped = f"| feature map | {config.feature_map}, {config.feature_dim} features a head |\n" \
@@ -66,7 +68,7 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     return f"""# {name}
 {picture}
 An autoregressive model of {colours} images of {config.width} x {config.height}: a transformer with {config.attention}
-attention that predicts each sub-pixel from all earlier ones, as a mixture of {config.mixtures} logistics.
+attention that predicts each sub-pixel from {whom}, as a mixture of {config.mixtures} logistics.
 
 | | |
 |---|---|
@@ -75,8 +77,7 @@ attention that predicts each sub-pixel from all earlier ones, as a mixture of {c
 | norm, activation | {config.norm}, {config.activation} |
 {mapped}| look-ups; neighbours (dy, dx, dc) | {', '.join(config.look_ups)}; {context} |
 | classes | {', '.join(source['class_names']) if config.classes else 'none'} |
-| memory of one image in flight | {config.state_bytes / 1024:.0f} KiB |
-| training images seen | {seen} |
+{memory}| training images seen | {seen} |
 {figures}
 
 Data: {_ATTRIBUTION.get(source['data'], source['data'])}. Trained by `{source['command']}` (commit {source['commit']},

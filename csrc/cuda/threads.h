@@ -154,6 +154,12 @@ inline bool overlaps() {
   return this_gpu().major >= 9 && !(wanted && wanted[0] == '0');
 }
 
+// The error of a call, no longer remembered by the runtime, so that no later launch is blamed for it.
+inline int taken_back(cudaError_t error) {
+  (void)cudaGetLastError();
+  return (int)error;
+}
+
 // On stream, after what is on it already. `overlapped`: the launch before it was one of ours, so this one may begin while
 // that one ends (see follow; on Hopper and later). Returns a cudaError_t.
 template <class Kernel, class Call>
@@ -161,7 +167,7 @@ int launch(Grid grid, int shared_bytes, void* stream, bool overlapped, const Cal
   if (shared_bytes > 48 << 10) {
     const cudaError_t error =
         cudaFuncSetAttribute(enter<Kernel, Call>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-    if (error != cudaSuccess) return (int)cudaGetLastError();  // taken back, so that no later launch is blamed for it
+    if (error != cudaSuccess) return taken_back(error);
   }
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -173,7 +179,8 @@ int launch(Grid grid, int shared_bytes, void* stream, bool overlapped, const Cal
   config.stream = (cudaStream_t)stream;
   config.attrs = &overlap;
   config.numAttrs = overlapped && overlaps() ? 1 : 0;
-  return cudaLaunchKernelEx(&config, enter<Kernel, Call>, call) == cudaSuccess ? 0 : (int)cudaGetLastError();
+  const cudaError_t error = cudaLaunchKernelEx(&config, enter<Kernel, Call>, call);
+  return error == cudaSuccess ? 0 : taken_back(error);
 }
 
 #else

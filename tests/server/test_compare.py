@@ -279,6 +279,21 @@ def test_a_linear_twin_takes_the_place_of_the_model_so_that_bits_per_dim_are_of_
     assert any("small-linear saw 76,000 images in 45 minutes" in note for note in report["notes"])
 
 
+def test_a_twin_with_another_feature_map_or_with_lsh_attention_stands_for_nobody(tmp_path):
+    relu = make("linear", "small-relu", twin_of="small", feature_map="relu")
+    lsh = make("lsh", "small-lsh", twin_of="small")
+    for one in (make(), relu, lsh):
+        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
+    found = find_twins(checkpoints.read(tmp_path / "small"), tmp_path)
+    assert [twin.name for twin in found] == ["small-relu"]
+    for asked, engines in (("small", {"eager", "compiled"} if ops.compiled else {"eager"}), ("small-relu", {"eager"})):
+        checkpoint = checkpoints.read(tmp_path / asked)
+        report = finished(Comparison(checkpoint, find_twins(checkpoint, tmp_path), plan(), clock=Ticks()))
+        linear = [result for result in report["results"] if result["backend"] == "linear"]
+        assert {result["weights"] for result in linear} == {asked}
+        assert {result["engine"] for result in linear} == engines
+
+
 @pytest.mark.parametrize("cost", [lambda t: 2.0, lambda t: 1.0 + 3.0 * t], ids=["constant", "linear"])
 def test_the_integral_of_a_straight_line_is_exact(cost: Callable[[float], float]):
     assert integrate({t: cost(t) for t in (0, 7, 30, 99)}, 100) == pytest.approx(sum(map(cost, range(100))))

@@ -220,8 +220,8 @@ def test_a_request_with_an_image_that_is_not_finite_ends_alone(tiny):
 @pytest.mark.skipif(ops.gpu, reason="there is a GPU here")
 @pytest.mark.parametrize(("options", "message"), [
     ({"device": "cuda"}, "--device cuda cannot run this model: .*; or use --device cpu"),
-    ({"state": StateFormat(defer=8)}, "--state fp16 and --defer are for decoding on a GPU, and this is a processor: .*"
-                                      "; leave them out")])
+    ({"state": StateFormat(defer=8)}, "--state fp16 and --defer are for decoding on a GPU, and this model decodes on a "
+                                      "processor: .*; leave the flags out")])
 def test_what_only_a_gpu_can_do_is_refused_on_a_processor_with_the_reason(options, message):
     with pytest.raises(ValueError, match=message):
         new_engine(loaded(), 1, **options)

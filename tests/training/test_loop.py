@@ -70,9 +70,10 @@ def test_lsh_attention_learns_and_is_exported_with_a_card_that_names_its_excepti
     assert "not strictly autoregressive" in (tmp_path / "shipped/README.md").read_text()
 
 
+@pytest.mark.parametrize("compile_", [False, True])
 @pytest.mark.parametrize("name", get_args(FeatureMap))
-def test_every_feature_map_learns(stripes, tmp_path, name):
-    run = Run(dataclasses.replace(TINY, feature_map=name), SETTINGS)
+def test_every_feature_map_learns(stripes, tmp_path, name, compile_):
+    run = Run(dataclasses.replace(TINY, feature_map=name), dataclasses.replace(SETTINGS, compile=compile_))
     before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
     train(run, stripes, tmp_path / "run", command="test")
     assert evaluate(run.exported, stripes.images).bits_per_dim < 0.6 * before
