@@ -144,15 +144,15 @@ class CompiledEngine(Engine):
         return at[~finite].tolist()
 
 
-class GpuEngine(CompiledEngine):
+class GpuEngine(Engine):
     """The same on a GPU: state, known sub-pixels and weights are there; images come back after every quantum."""
 
-    device = "cuda"
+    name, device = "compiled", "cuda"
     pool: GpuPool
 
     def __init__(self, checkpoint: Checkpoint, slots: int, pool: GpuPool, *, precision: str = "bf16",
                  poison: bool = False) -> None:
-        Engine.__init__(self, checkpoint, slots, poison=poison, pool=pool)
+        super().__init__(checkpoint, slots, poison=poison, pool=pool)
         self.precision, self.stride, self.state_format = precision, pool.stride, str(pool.format)
 
     def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:

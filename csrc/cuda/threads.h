@@ -26,6 +26,10 @@ namespace linpix::LINPIX_ISA {
 
 constexpr int WARP = 32;
 
+struct alignas(16) Chunk {
+  uint32_t word[4];
+};
+
 struct Grid {
   int64_t x;  // blocks
   int y = 1;
@@ -113,10 +117,7 @@ class Threads {
   }
 };
 
-// 16 bytes of state, which are not wanted again before the next step: they pass through the caches without staying
-struct alignas(16) Chunk {
-  uint32_t word[4];
-};
+// They pass through the caches without staying: state is not wanted again before the next step.
 __device__ __forceinline__ Chunk load_streaming(const void* from) {
   const uint4 x = __ldcs((const uint4*)from);
   return {{x.x, x.y, x.z, x.w}};
@@ -265,9 +266,6 @@ class Threads {
   int64_t ended_ = 0, waited_ = 0;
 };
 
-struct alignas(16) Chunk {
-  uint32_t word[4];
-};
 inline Chunk load_streaming(const void* from) {
   Chunk c;
   memcpy(&c, from, sizeof c);
