@@ -170,14 +170,14 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _train_flags(parser: argparse.ArgumentParser) -> None:
-    from model.config import PRESETS, Attention, FeatureMap
+    from model.config import PRESETS, AttentionKind, FeatureMap
     from training.run import TrainConfig
 
     parser.add_argument("preset", choices=sorted(PRESETS), help="architecture")
     parser.add_argument("--data", required=True, help="folder of the data set; fetched if it is empty")
     parser.add_argument("--out", required=True, help="checkpoint folder; FOLDER.training holds log and resume state")
     _device_flag(parser)
-    parser.add_argument("--attention", choices=get_args(Attention), default="linear", help="attention kind")
+    parser.add_argument("--attention", choices=get_args(AttentionKind), default="linear", help="attention kind")
     parser.add_argument("--feature-map", choices=get_args(FeatureMap), default="elu+1", help="of linear attention")
     parser.add_argument("--lsh-rounds", type=_number(int, 1), default=1, help="hashings of lsh attention")
     parser.add_argument("--twin-of", default="", help="name of the model that this one is trained to be compared with")

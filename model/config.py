@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-Attention = Literal["linear", "softmax", "lsh"]
+AttentionKind = Literal["linear", "softmax", "lsh"]
 FeatureMap = Literal["elu+1", "relu", "polynomial", "random"]
 Norm = Literal["post", "pre"]
 Activation = Literal["relu", "gelu"]
@@ -29,8 +29,8 @@ class ModelConfig:
     d_model: int = 256
     d_ff: int = 1024
     mixtures: int = 10                      # K logistics a sub-pixel
-    attention: Attention = "linear"
-    feature_map: FeatureMap = "elu+1"       # of queries and keys of linear attention: see attention.py
+    attention: AttentionKind = "linear"
+    feature_map: FeatureMap = "elu+1"       # of queries and keys of linear attention: see features.py
     random_features: int = 64               # of the feature map `random`
     lsh_rounds: int = 1                     # hashings of lsh attention
     lsh_buckets: int = 64                   # of each hashing: 1, or an even number
@@ -58,7 +58,7 @@ class ModelConfig:
             raise ValueError(f"channels must be 1 (grey) or 3 (red, green, blue), got {self.channels}")
         if type(self.classes) is not int or self.classes < 0:
             raise ValueError(f"classes must be an integer of at least 0, got {self.classes!r}")
-        for name, kind in (("attention", Attention), ("feature_map", FeatureMap), ("norm", Norm),
+        for name, kind in (("attention", AttentionKind), ("feature_map", FeatureMap), ("norm", Norm),
                            ("activation", Activation), ("scale_transform", ScaleTransform)):
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}")
@@ -98,15 +98,6 @@ class ModelConfig:
         """Distance of a neighbour from t in raster order, in sub-pixels; negative is earlier."""
         dy, dx, dc = neighbour
         return (dy * self.width + dx) * self.channels + dc
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes that one image in flight keeps: S and z in float32, or all keys and values; lsh keeps nothing."""
-        if self.attention == "lsh":
-            return 0
-        per_head = (self.feature_dim * (self.value_dim + 1) if self.attention == "linear"
-                    else self.subpixels * (self.key_dim + self.value_dim))
-        return 4 * self.layers * self.heads * per_head
 
     def to_json(self) -> dict[str, Any]:
         fields: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))

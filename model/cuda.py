@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.attention import PADDING_SLOT
 from model.inputs import START
 from model.packing import PRECISIONS, pack, state_scale
-from model.state import PADDING_SLOT
 from model.transformer import Transformer
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a graph; the rest of a batch is padding

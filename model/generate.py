@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.attention import attention_for
 from model.config import ModelConfig
 from model.mixture import draw
 from model.philox import uniforms
-from model.state import new_state
 from model.transformer import Transformer
 
 SMALL = 10**8  # multiplications in a step; below, waking a second thread costs more than it saves
@@ -31,7 +31,7 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
     count, config = len(seeds), net.config
     start = torch.tensor([net.start_index(label) for label in labels or [None] * count])
     slots = torch.arange(1, count + 1)
-    state = new_state(config, count)
+    state = attention_for(config).new_state(count)
     canvas = torch.zeros(count, config.subpixels, dtype=torch.uint8)
     if prefix:
         assert known is not None

@@ -17,7 +17,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from model.config import Attention, ModelConfig
+from model.config import AttentionKind, ModelConfig
 from model.transformer import Transformer
 
 _SHAPES = {28 * 28: (28, 28, 1), 32 * 32 * 3: (32, 32, 3)}  # by T: height, width, channels
@@ -31,7 +31,7 @@ class ImporterError(ValueError):
     """A file that cannot be imported as it is; the message names the file, the tensor and the cure."""
 
 
-def import_reference(path: Path, heads: int, attention: Attention = "linear",
+def import_reference(path: Path, heads: int, attention: AttentionKind = "linear",
                      first_marginal: Callable[[ModelConfig], Sequence[float]] | None = None
                      ) -> tuple[Transformer, dict[str, Any]]:
     """Read a checkpoint of the reference: the transformer, in evaluation mode, and where it comes from.
@@ -41,8 +41,8 @@ def import_reference(path: Path, heads: int, attention: Attention = "linear",
     first_marginal: gives P(sub-pixel 0 = v), v = 0..255, in a training set of the configuration's shape; without
     it an image of 28 x 28 always begins with 0, and any other shape is an error. Raises ImporterError.
     """
-    if attention not in get_args(Attention):
-        raise ImporterError(f"{path}: --attention must be one of {', '.join(get_args(Attention))}, got "
+    if attention not in get_args(AttentionKind):
+        raise ImporterError(f"{path}: --attention must be one of {', '.join(get_args(AttentionKind))}, got "
                             f"{attention!r}; the reference's other kinds of attention cannot be imported")
     try:
         raw = path.read_bytes()
@@ -90,7 +90,7 @@ def _unpack(path: Path, raw: bytes) -> tuple[dict[str, Tensor], int]:
     return {name: tensor.detach().float() for name, tensor in state.items()}, iteration
 
 
-def _config(path: Path, state: dict[str, Tensor], heads: int, attention: Attention,
+def _config(path: Path, state: dict[str, Tensor], heads: int, attention: AttentionKind,
             first_marginal: Callable[[ModelConfig], Sequence[float]] | None) -> ModelConfig:
     """The configuration that the tensors' shapes tell; checks that every tensor is there and fits it."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model.attention import phi
+from model.features import phi
 
 GPU_HEADS = (8, 16, 32)  # key and value dims, alike, that the CUDA kernels are made for
 SCHEMAS = 2  # raised with every change of a schema below: a library compiled for others is not found, and not loaded

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention import feature_map, linear_attention, softmax_attention
+from model.attention import PADDING_SLOT, State, attention_for
 from model.config import ModelConfig
 from model.inputs import START, InputEmbedding
-from model.lsh import lsh_attention, rotations
-from model.state import PADDING_SLOT, State
 
 # (layer, q, k, v) -> y, with heads before positions: the one thing in which the forms differ
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -24,7 +22,7 @@ class Layer(nn.Module):
         super().__init__()
         self.config = config
         keys, values = config.heads * config.key_dim, config.heads * config.value_dim
-        self.shared = config.attention == "lsh"  # its queries are its keys
+        self.shared = attention_for(config).shared_qk
         self.qkv = nn.Linear(config.d_model, (1 if self.shared else 2) * keys + values)
         self.out = nn.Linear(values, config.d_model)
         self.norm1 = nn.LayerNorm(config.d_model)
@@ -58,7 +56,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config, self.phi = config, feature_map(config)
+        self.config, self.attention = config, attention_for(config)
         self.inputs = InputEmbedding(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.d_model)
@@ -100,13 +98,7 @@ class Transformer(nn.Module):
         return F.pad(parameters, (0, 0, first, 0), value=torch.nan) if first else parameters
 
     def _parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        c = self.config
-        if c.attention == "softmax":
-            return softmax_attention(q, k, v)
-        if c.attention == "lsh":  # hashed anew each time in training, always alike after it
-            generator = None if self.training else torch.Generator().manual_seed(layer)
-            return lsh_attention(q, v, rotations(c.lsh_rounds, c.key_dim, c.lsh_buckets, generator), c.lsh_chunk)
-        return linear_attention(self.phi(q), self.phi(k), v, self.config.eps)
+        return self.attention.parallel(layer, q, k, v, training=self.training)
 
     @torch.inference_mode()
     def parameters_of(self, images: Tensor | np.ndarray) -> Tensor:

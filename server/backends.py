@@ -14,12 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model.attention import softmax_attention
-from model.config import Attention, ModelConfig
+from model.attention import attention_for
+from model.attention.linear import RecurrentState
+from model.attention.softmax import softmax_attention
+from model.config import AttentionKind, ModelConfig
 from model.generate import decode_threads, draw_subpixel
 from model.inputs import START
 from model.packing import PRECISIONS, choose, pack
-from model.state import RecurrentState, new_state
 from model.transformer import Attend, Transformer
 
 BACKENDS = ("linear", "softmax", "stateful-softmax")
@@ -35,7 +36,7 @@ class Backend:
 
     def __init__(self, name: str, net: Transformer, rows: int) -> None:
         self.name, self.net, self.rows = name, net, rows
-        self.state = None if name == "softmax" else new_state(net.config, rows)
+        self.state = None if name == "softmax" else attention_for(net.config).new_state(rows)
         self._slots = torch.arange(1, rows + 1)
         self._start = torch.full((rows,), START)
         self._heat = torch.ones(rows)
@@ -147,7 +148,7 @@ def state_bytes(backend: str, config: ModelConfig) -> int:
     """Per image, beside its sub-pixels: softmax by recomputation keeps nothing else."""
     if backend == "softmax":
         return 0
-    return dataclasses.replace(config, attention=attention_of(backend)).state_bytes
+    return attention_for(dataclasses.replace(config, attention=attention_of(backend))).state_bytes
 
 
 def first_position(config: ModelConfig) -> int:
@@ -155,15 +156,15 @@ def first_position(config: ModelConfig) -> int:
     return 1 if config.first_marginal else 0
 
 
-def attention_of(backend: str) -> Attention:
+def attention_of(backend: str) -> AttentionKind:
     return "linear" if backend == "linear" else "softmax"
 
 
-def other_attention(attention: Attention) -> Attention:
+def other_attention(attention: AttentionKind) -> AttentionKind:
     return "softmax" if attention == "linear" else "linear"
 
 
-def random_net(config: ModelConfig, attention: Attention) -> Transformer:
+def random_net(config: ModelConfig, attention: AttentionKind) -> Transformer:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return Transformer(dataclasses.replace(config, attention=attention)).eval().requires_grad_(False)

@@ -37,8 +37,7 @@ class Batcher:
         self.engine = engine
         config = engine.config
         self.scheduler = Scheduler(engine.slots, max_queue, config.subpixels)
-        backend = {"linear": "linear", "softmax": "stateful-softmax"}[config.attention]
-        self.labels = (engine.checkpoint.name, backend)       # as metrics name them
+        self.labels = (engine.checkpoint.name, engine.checkpoint.net.attention.steps_as)  # as metrics name them
         self.row_subpixels = config.width * config.channels  # also the longest quantum: what a stream shows at once
         self.step_seconds = 0.0                     # of the last quantum, smoothed; 0 before the first
         self._step_seconds: dict[int, float] = {}   # the same by the number of rows, in powers of two

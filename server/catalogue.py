@@ -22,9 +22,10 @@ def batchers(settings: Settings) -> dict[str, Batcher]:
         loaded = checkpoint.read(folder)
         if loaded.name in found:
             raise CheckpointError(f"two models are called {loaded.name}; rename one of their folders")
-        if loaded.net.config.attention == "lsh":
+        if loaded.net.attention.exception:
             if settings.models:
-                raise ValueError(f"{loaded.name} has lsh attention, which draws no images; leave it out of --models")
+                raise ValueError(f"{loaded.name} has {loaded.net.config.attention} attention, which draws no images; "
+                                 "leave it out of --models")
             continue
         linear = loaded.net.config.attention == "linear"
         slots = settings.slots if linear else min(settings.slots, settings.softmax_slots)
@@ -32,7 +33,7 @@ def batchers(settings: Settings) -> dict[str, Batcher]:
         wanted = (settings.engine, settings.precision) if linear else ("auto", "auto")
         device = settings.device if linear else "cpu"
         on_gpu = device != "cpu" and settings.engine != "eager" and not gpu_obstacle(loaded.net.config)
-        if not on_gpu and (needed := loaded.net.config.state_bytes * (slots + 1)) > (free := free_bytes()):
+        if not on_gpu and (needed := loaded.net.attention.state_bytes * (slots + 1)) > (free := free_bytes()):
             raise ValueError(f"{slots} slots of {loaded.name} take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} "
                              f"are free; lower {'--slots' if linear else '--softmax-slots'}, or leave the model out")
         state = form if linear else None

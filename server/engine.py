@@ -14,11 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.attention import SlotPool, attention_for
+from model.attention.linear import RecurrentState
 from model.checkpoint import Checkpoint
 from model.cuda import GpuPool, StateFormat
 from model.generate import decode_threads, draw_subpixel, noise_of
 from model.packing import PRECISIONS, choose, gpu_obstacle, pack
-from model.state import RecurrentState, SlotPool, new_state
 from server.errors import EngineLost
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Engine:
         self.checkpoint, self.net, self.config = checkpoint, checkpoint.net, checkpoint.net.config
         self.slots = slots
         if pool is None:
-            self.state = pool = new_state(self.config, slots)
+            self.state = pool = attention_for(self.config).new_state(slots)
         self.pool = pool
         rows = slots + 1
         self.canvas = torch.zeros(rows, self.config.subpixels, dtype=torch.uint8)

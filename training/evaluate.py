@@ -11,10 +11,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from model import mixture
+from model.attention.linear import RecurrentState
 from model.config import bits_per_dim
 from model.inputs import START
 from model.packing import Packed
-from model.state import RecurrentState
 from model.transformer import Transformer
 
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from model import checkpoint
+from model.attention import attention_for
 from model.config import ModelConfig
 from model.generate import generate, tile
 from model.transformer import Transformer
@@ -52,19 +53,18 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     figures = "\n".join(f"| bits/dim, {what.replace('test_', 'first test images: ')} | {value:.4f} |"
                         for what, value in bits.items())
     context = ", ".join(map(str, config.neighbours)) or "none"
-    lsh = config.attention == "lsh"
-    picture = "\n![Samples, one class a column](samples.png)\n" if "weights" in source and not lsh else ""
+    attention = attention_for(config)
+    drawn = "weights" in source and not attention.exception
+    picture = "\n![Samples, one class a column](samples.png)\n" if drawn else ""
     colours = "grey" if config.channels == 1 else "colour"
     seen = f"{source['images']:,} in {source['steps']:,} steps, {source['minutes']:.0f} minutes" if "images" in source \
         else "unknown"
-    whom = "earlier ones" if lsh else "all earlier ones"
-    memory = "" if lsh else f"| memory of one image in flight | {config.state_bytes / 1024:.0f} KiB |\n"
-    use = ("Sorting by hash looks at later sub-pixels too, so its bits/dim is not strictly autoregressive, and it "
-           "draws no images." if lsh else "It draws images like those it was trained on and knows nothing else.")
-    mapped = f"| feature map | {config.feature_map}, {config.feature_dim} features a head |\n" \
-        if config.attention == "linear" else (
-        f"| hashing | {config.lsh_rounds} rounds, {config.lsh_buckets} buckets, chunks of {config.lsh_chunk} |\n"
-        if lsh else "")
+    whom = "earlier ones" if attention.exception else "all earlier ones"
+    size = attention.state_bytes / 1024
+    memory = f"| memory of one image in flight | {size:.0f} KiB |\n" if size else ""
+    use = (f"{attention.exception}, so its bits/dim is not strictly autoregressive, and it draws no images."
+           if attention.exception else "It draws images like those it was trained on and knows nothing else.")
+    facts = "".join(f"| {name} | {value} |\n" for name, value in attention.facts.items())
     return f"""# {name}
 {picture}
 An autoregressive model of {colours} images of {config.width} x {config.height}: a transformer with {config.attention}
@@ -75,7 +75,7 @@ attention that predicts each sub-pixel from {whom}, as a mixture of {config.mixt
 | layers, heads, key and value dim | {config.layers}, {config.heads}, {config.key_dim} and {config.value_dim} |
 | d_model, d_ff | {config.d_model}, {config.d_ff} |
 | norm, activation | {config.norm}, {config.activation} |
-{mapped}| look-ups; neighbours (dy, dx, dc) | {', '.join(config.look_ups)}; {context} |
+{facts}| look-ups; neighbours (dy, dx, dc) | {', '.join(config.look_ups)}; {context} |
 | classes | {', '.join(source['class_names']) if config.classes else 'none'} |
 {memory}| training images seen | {seen} |
 {figures}
@@ -104,5 +104,5 @@ def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *,
                if count <= len(bits)}
     source = found.provenance | {"bits_per_dim": figures, "weights": str(dtype).removeprefix("torch.")}
     checkpoint.save(out, found.net, source, card(out.name, found.net.config, source), dtype,
-                    {} if found.net.config.attention == "lsh" else {"samples.png": sample_grid(found.net, 100)})
+                    {} if found.net.attention.exception else {"samples.png": sample_grid(found.net, 100)})
     return source

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 
 from model import checkpoint, ops
+from model.attention.linear import RecurrentState
 from model.config import PRESETS, ModelConfig
 from model.cuda import GpuPool, StateFormat
 from model.generate import draw_subpixel
 from model.inputs import START
-from model.state import RecurrentState
 from model.transformer import Transformer
 
 FORMATS = (StateFormat(), StateFormat(defer=8), StateFormat(precision="fp16", defer=8))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model.attention import attention_for
 from model.config import PRESETS, ModelConfig, bits_per_dim
 
 COIN = (0.5, 0.5) + (0.0,) * 254
@@ -20,12 +21,12 @@ def test_a_configuration_survives_json(config):
 @pytest.mark.parametrize(("name", "kibibytes"), [("mnist", 264), ("cifar10", 528), ("mnist-small", 66),
                                                  ("cifar10-small", 66), ("tiny", 1.125)])
 def test_the_state_of_a_preset_is_as_large_as_the_design_says(name, kibibytes):
-    assert PRESETS[name].state_bytes == kibibytes * 1024
+    assert attention_for(PRESETS[name]).state_bytes == kibibytes * 1024
 
 
 def test_softmax_keeps_all_keys_and_values():
     config = dataclasses.replace(PRESETS["tiny"], attention="softmax", value_dim=5)
-    assert config.state_bytes == 2 * 2 * 64 * (8 + 5) * 4  # layers, heads, T, key and value dim, bytes
+    assert attention_for(config).state_bytes == 2 * 2 * 64 * (8 + 5) * 4  # layers, heads, T, key and value dim, bytes
 
 
 def test_sub_pixels_are_counted_over_channels():

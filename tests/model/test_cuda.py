@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model import checkpoint, ops, packing
-from model.attention import phi
+from model.attention.linear import RecurrentState
 from model.config import PRESETS
 from model.cuda import BUCKETS, GpuPool, StateFormat
+from model.features import phi
 from model.generate import generate
 from model.inputs import START
 from model.ops import recurrent_step_reference
 from model.packing import choose, gpu_obstacle, pack_tiles, state_scale
-from model.state import RecurrentState
 from tests.benchmarks.cuda import markdown, measure, state_traffic
 from tests.model.test_ops import step_inputs
 from tests.model.test_packing import images_of, log_probs_of, net_of

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model import checkpoint
+from model.attention import attention_for
 from model.config import bits_per_dim
 from model.generate import generate
 from model.importer import ImporterError, import_reference
 from model.inputs import START
 from model.mixture import log_likelihood
-from model.state import new_state
 
 ATTENTIONS = ["linear", "softmax"]
 HEADS = 2
@@ -40,7 +40,7 @@ def test_logits_equal_the_published_ones_in_parallel(reference):
 def test_logits_equal_the_published_ones_step_by_step(reference):
     net, expected = reference
     canvas, slots = torch.from_numpy(expected["images"]), torch.tensor([3, 1, 4, 2])
-    state, start = new_state(net.config, 4), torch.full((4,), START)
+    state, start = attention_for(net.config).new_state(4), torch.full((4,), START)
     found = [net.step(canvas, torch.full((4,), t), start, state, slots) for t in range(784)]
     assert bool(found[0].isnan().all())
     np.testing.assert_allclose(torch.stack(found[1:], 1), expected["logits"], rtol=0, atol=1e-5)

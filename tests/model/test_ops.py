@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model import ops
-from model.attention import phi
+from model.features import phi
 from model.ops import recurrent_step_reference
 
 EPS = 1e-6

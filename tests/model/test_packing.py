@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from model import mixture, ops
+from model.attention.linear import RecurrentState
 from model.config import PRESETS, ModelConfig
 from model.generate import generate
 from model.inputs import START
 from model.packing import PRECISIONS, Packed, choose, pack, pack_bias, pack_matrix
-from model.state import RecurrentState
 from model.transformer import Transformer
 
 pytestmark = pytest.mark.skipif(not ops.compiled, reason=ops.why())

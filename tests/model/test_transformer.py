@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.attention import PADDING_SLOT, State, attention_for
 from model.config import PRESETS, ModelConfig
 from model.inputs import START
-from model.state import PADDING_SLOT, State, new_state
 from model.transformer import Transformer
 
 ATTENTIONS = {"linear": {"attention": "linear"}, "softmax": {"attention": "softmax"}}
@@ -101,7 +101,7 @@ def test_a_sub_pixel_is_remembered_to_the_end(attention):
 def test_step_by_step_equals_the_parallel_form_for_every_look_up(attention, inputs):
     net = net_of(SMALL, **INPUTS[inputs], **ATTENTIONS[attention]).double()
     canvas, start = images(2, SMALL), torch.full((2,), START)
-    state = new_state(net.config, 2, torch.float64)
+    state = attention_for(net.config).new_state(2, torch.float64)
     stepped = decode(net, canvas, start, state, torch.tensor([2, 1]), [0, 7])
     torch.testing.assert_close(stepped, net(canvas, start), rtol=0, atol=1e-10, equal_nan=True)
 
@@ -113,7 +113,7 @@ def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dt
     net = net_of(LONG, **ATTENTIONS[attention]).to(dtype)
     start, slots = torch.tensor([START, START + 1, START + 2]), torch.tensor([5, 2, 6])
     canvas = images(3, LONG)
-    state = new_state(net.config, 6, dtype)
+    state = attention_for(net.config).new_state(6, dtype)
     for slot in (1, 3, 4):
         state.poison(slot)
     stepped = decode(net, canvas, start, state, slots, [0, 11, 100])
@@ -127,7 +127,7 @@ def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dt
 def test_prefill_then_step_equals_the_parallel_form(attention, length):
     net = net_of(LONG, **ATTENTIONS[attention]).double()
     canvas, start, slots = images(2, LONG), torch.tensor([START, START + 2]), torch.tensor([3, 1])
-    state = new_state(net.config, 3, torch.float64)
+    state = attention_for(net.config).new_state(3, torch.float64)
     T = LONG.subpixels
     known = torch.where(torch.arange(T) < length, canvas, 255 - canvas)
     net.prefill(known, length, start, state, slots)
@@ -142,7 +142,7 @@ def test_prefill_then_step_equals_the_parallel_form(attention, length):
 def test_prefill_then_step_equals_the_parallel_form_without_a_start_token(attention, length):
     net = net_of(IMPORTED, **ATTENTIONS[attention]).double()
     canvas, start, slots = images(2, IMPORTED), torch.full((2,), START), torch.tensor([3, 1])
-    state = new_state(net.config, 3, torch.float64)
+    state = attention_for(net.config).new_state(3, torch.float64)
     net.prefill(canvas, length, start, state, slots)
     stepped = decode(net, canvas, start, state, slots, [0, 5], begin=length)
     torch.testing.assert_close(stepped, net(canvas, start)[:, length:], rtol=0, atol=1e-10)
@@ -151,7 +151,7 @@ def test_prefill_then_step_equals_the_parallel_form_without_a_start_token(attent
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_without_a_start_token_position_0_has_no_parameters_and_leaves_its_slot_alone(attention):
     net = net_of(IMPORTED, **ATTENTIONS[attention])
-    canvas, state = images(2, IMPORTED), new_state(net.config, 2)
+    canvas, state = images(2, IMPORTED), attention_for(net.config).new_state(2)
     for slot in (1, 2):
         state.poison(slot)  # so that reading it would show as well, in row 1
     t = torch.tensor([0, 0])
@@ -242,7 +242,7 @@ def test_lsh_attention_is_hashed_anew_in_training_and_always_alike_after_it():
 
 def test_lsh_attention_has_no_step_by_step_form_and_says_so():
     with pytest.raises(ValueError, match="attention lsh has no step-by-step form"):
-        new_state(dataclasses.replace(SMALL, attention="lsh"), 1)
+        attention_for(dataclasses.replace(SMALL, attention="lsh")).new_state(1)
 
 
 @pytest.mark.parametrize(("name", "megabytes"), [("mnist-small", 3), ("cifar10-small", 4)])

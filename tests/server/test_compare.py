@@ -11,6 +11,7 @@ import torch
 
 from model import checkpoint as checkpoints
 from model import ops
+from model.attention import attention_for
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.generate import generate, noise_of
@@ -196,7 +197,7 @@ def test_softmax_keeps_nothing_and_stateful_softmax_keeps_everything():
 
 
 def test_states_that_do_not_fit_in_memory_are_refused(monkeypatch):
-    keys_and_values = dataclasses.replace(CONFIG, attention="softmax").state_bytes
+    keys_and_values = attention_for(dataclasses.replace(CONFIG, attention="softmax")).state_bytes
     monkeypatch.setattr(compare, "free_bytes", lambda: int(2 * keys_and_values / compare.MEMORY_SHARE))
     report = finished(Comparison(make(), (), plan(), clock=Ticks()))
     missing = [(r["backend"], r["batch"]) for r in report["results"] if r["images_per_second"] is None]

@@ -1,24 +1,11 @@
-from typing import get_args
-
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from model import attention
-from model.attention import (
-    CHUNK,
-    directions,
-    feature_map,
-    linear_attention,
-    phi,
-    polynomial_features,
-    random_features,
-    recurrent_state,
-    relu_features,
-    softmax_attention,
-)
-from model.config import FeatureMap, ModelConfig
+from model.attention import linear
+from model.attention.linear import CHUNK, linear_attention, recurrent_state
+from model.attention.softmax import softmax_attention
+from model.features import phi
 
 EPS = 1e-6
 LENGTHS = [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7]
@@ -39,45 +26,6 @@ def definition(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         similarity = (q[:, :, i, None] * k[:, :, :i + 1]).sum(-1)
         rows.append((similarity[..., None] * v[:, :, :i + 1]).sum(2) / (similarity.sum(-1)[..., None] + EPS))
     return torch.stack(rows, 2)
-
-
-def test_phi_is_elu_plus_one():
-    x = torch.tensor([-30.0, -1.0, 0.0, 2.0])
-    torch.testing.assert_close(phi(x), torch.tensor([0.0, 0.36787944, 1.0, 3.0]))
-
-
-def test_polynomial_features_are_the_squared_product():
-    q, k, _ = tokens(9)
-    found = polynomial_features(q) @ polynomial_features(k).mT
-    torch.testing.assert_close(found, (q @ k.mT).square() / q.shape[-1])
-
-
-def test_random_features_are_the_softmax_kernel_in_expectation():
-    """More directions come closer (their error has heavy tails, so small vectors); those of a model never change."""
-    q, k, _ = (x[0, 0] / 2 for x in tokens(20))
-    exact = (q @ k.mT / q.shape[-1] ** 0.5).exp()
-    errors = []
-    for count in (50, 800, 12_800):
-        w = directions(count, q.shape[-1])
-        errors.append(float((random_features(q, w) @ random_features(k, w).mT / exact - 1).abs().mean()))
-    assert errors[1] < errors[0] / 2 and errors[2] < errors[1] / 2 and errors[2] < 0.02
-    w = directions(8, 4).numpy()
-    expected = [0.83272250456431, -0.12908196227793906, -0.9967408206381972, -0.500242267819221]
-    np.testing.assert_allclose(w[0], expected, rtol=1e-12)
-    across = w[:4] @ w[:4].T
-    assert abs(across - np.diag(across.diagonal())).max() < 1e-12
-
-
-def test_relu_features_are_never_all_zero():
-    assert float(relu_features(torch.full((3,), -5.0)).sum()) > 0
-
-
-@pytest.mark.parametrize("name", get_args(FeatureMap))
-def test_a_configuration_says_how_many_features_its_map_has(name):
-    config = ModelConfig(key_dim=6, feature_map=name, random_features=11)
-    found = feature_map(config)(torch.randn(2, 3, 6))
-    assert found.shape == (2, 3, config.feature_dim)
-    assert found.dtype == torch.float32
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -127,16 +75,16 @@ def test_its_gradient_equals_the_papers():
 
 
 def test_its_gradient_equals_finite_differences(monkeypatch):
-    monkeypatch.setattr(attention, "CHUNK", 3)
+    monkeypatch.setattr(linear, "CHUNK", 3)
     q, k, v = (x[:1, :2, :7].requires_grad_() for x in tokens(7))
     assert torch.autograd.gradcheck(lambda q, k, v: linear_attention(phi(q), phi(k), v, EPS), (q, k, v))
 
 
-def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def chunked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return linear_attention(phi(q), phi(k), v, EPS)
 
 
-@pytest.mark.parametrize("form", [linear, softmax_attention])
+@pytest.mark.parametrize("form", [chunked, softmax_attention])
 @pytest.mark.parametrize("at", [0, 5, CHUNK - 1, CHUNK, 2 * CHUNK + 3])
 def test_a_token_leaves_no_trace_in_earlier_results(form, at):
     q, k, v = tokens(2 * CHUNK + 7, torch.float32)
@@ -150,8 +98,8 @@ def test_a_token_leaves_no_trace_in_earlier_results(form, at):
 
 def test_rounding_does_not_grow_over_a_long_image():
     q, k, v = tokens(3072)
-    exact = linear(q, k, v)
-    rounded = linear(q.float(), k.float(), v.float()).double()
+    exact = chunked(q, k, v)
+    rounded = chunked(q.float(), k.float(), v.float()).double()
     assert float((exact - rounded).abs().max()) < 1e-5
 
 
@@ -160,11 +108,3 @@ def test_the_recurrent_state_is_the_sum_over_tokens():
     S, z = recurrent_state(k, v)
     torch.testing.assert_close(S, sum(k[:, :, i, :, None] * v[:, :, i, None, :] for i in range(11)))
     torch.testing.assert_close(z, sum(k[:, :, i] for i in range(11)))
-
-
-def test_softmax_attention_equals_its_definition():
-    q, k, v = tokens(40)
-    scores = q @ k.mT / 5 ** 0.5
-    weights = scores.exp().tril()
-    torch.testing.assert_close(softmax_attention(q, k, v), weights @ v / weights.sum(-1, keepdim=True),
-                               rtol=1e-12, atol=1e-12)

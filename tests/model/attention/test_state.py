@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.attention import PADDING_SLOT, attention_for
+from model.attention.linear import RecurrentState
+from model.attention.softmax import KeyValueState
 from model.config import PRESETS, ModelConfig
 from model.inputs import START
-from model.state import PADDING_SLOT, KeyValueState, RecurrentState, new_state
 from model.transformer import Transformer
 
 ATTENTIONS = ["linear", "softmax"]
@@ -39,23 +41,23 @@ def decode(net: Transformer, canvas: Tensor, state, slots: Tensor, begin: int = 
                         for t in range(begin, end)], 1)
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_a_slot_is_as_large_as_the_configuration_says(attention):
-    config = config_of(attention)
-    state = new_state(config, SLOTS)
-    assert sum(x.nbytes for x in memory(state)) == config.state_bytes * (SLOTS + 1)  # and one for padding
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_a_slot_is_as_large_as_its_attention_says(kind):
+    attention = attention_for(config_of(kind))
+    size = sum(x.nbytes for x in memory(attention.new_state(SLOTS)))
+    assert size == attention.state_bytes * (SLOTS + 1)  # and one for padding
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_a_new_slot_is_clear(attention):
-    assert not any(bool(x.any()) for x in memory(new_state(config_of(attention), SLOTS)))
+    assert not any(bool(x.any()) for x in memory(attention_for(config_of(attention)).new_state(SLOTS)))
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_a_taken_slot_starts_empty_whatever_it_held(attention):
     net, slots = net_of(attention), torch.tensor([4])
-    fresh = decode(net, images(1), new_state(net.config, SLOTS), slots)
-    state = new_state(net.config, SLOTS)
+    fresh = decode(net, images(1), attention_for(net.config).new_state(SLOTS), slots)
+    state = attention_for(net.config).new_state(SLOTS)
     decode(net, images(1).flip(1), state, slots)
     used = decode(net, images(1), state, slots)
     assert attention == "softmax" or not torch.equal(used, fresh)  # keys and values are overwritten anyhow
@@ -66,7 +68,7 @@ def test_a_taken_slot_starts_empty_whatever_it_held(attention):
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_poison_reaches_whoever_reads_a_slot_that_was_not_cleared(attention):
-    net, state = net_of(attention), new_state(config_of(attention), SLOTS)
+    net, state = net_of(attention), attention_for(config_of(attention)).new_state(SLOTS)
     state.poison(4)
     assert bool(decode(net, images(1), state, torch.tensor([4]), 5, 6).isnan().all())
 
@@ -74,8 +76,8 @@ def test_poison_reaches_whoever_reads_a_slot_that_was_not_cleared(attention):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_poison_in_free_slots_changes_nothing(attention):
     net, slots = net_of(attention), torch.tensor([5, 2])
-    clean = decode(net, images(2), new_state(net.config, SLOTS), slots)
-    state = new_state(net.config, SLOTS)
+    clean = decode(net, images(2), attention_for(net.config).new_state(SLOTS), slots)
+    state = attention_for(net.config).new_state(SLOTS)
     for slot in set(range(SLOTS + 1)) - {5, 2}:
         state.poison(slot)
     assert torch.equal(decode(net, images(2), state, slots), clean)
@@ -84,8 +86,8 @@ def test_poison_in_free_slots_changes_nothing(attention):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_poison_in_the_padding_slot_stays_with_padding_rows(attention):
     net, canvas = net_of(attention), images(3)
-    clean = decode(net, canvas, new_state(net.config, SLOTS), torch.tensor([5, PADDING_SLOT, 2]))
-    state = new_state(net.config, SLOTS)
+    clean = decode(net, canvas, attention_for(net.config).new_state(SLOTS), torch.tensor([5, PADDING_SLOT, 2]))
+    state = attention_for(net.config).new_state(SLOTS)
     state.poison(PADDING_SLOT)
     # softmax overwrites the tokens of padding rows as it goes, so only linear rows must show the poison
     poisoned = decode(net, canvas, state, torch.tensor([5, PADDING_SLOT, 2]))
@@ -96,7 +98,7 @@ def test_poison_in_the_padding_slot_stays_with_padding_rows(attention):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_step_and_prefill_leave_other_slots_untouched_bitwise(attention):
     net, slots = net_of(attention), torch.tensor([5, 2])
-    state = new_state(net.config, SLOTS)
+    state = attention_for(net.config).new_state(SLOTS)
     for x in memory(state):
         x.normal_(generator=torch.Generator().manual_seed(0))
     for slot in slots.tolist():
@@ -113,15 +115,15 @@ def test_step_and_prefill_leave_other_slots_untouched_bitwise(attention):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_it_does_not_matter_in_which_slots_images_are(attention):
     net, canvas = net_of(attention), images(3)
-    in_order = decode(net, canvas, new_state(net.config, SLOTS), torch.tensor([1, 2, 3]))
-    shuffled = decode(net, canvas, new_state(net.config, SLOTS), torch.tensor([6, 1, 4]))
+    in_order = decode(net, canvas, attention_for(net.config).new_state(SLOTS), torch.tensor([1, 2, 3]))
+    shuffled = decode(net, canvas, attention_for(net.config).new_state(SLOTS), torch.tensor([6, 1, 4]))
     assert torch.equal(in_order, shuffled)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_copies_of_a_slot_go_on_like_the_original_and_apart(attention):
     net, canvas = net_of(attention), images(1).expand(3, -1).clone()
-    state = new_state(net.config, SLOTS)
+    state = attention_for(net.config).new_state(SLOTS)
     net.prefill(canvas[:1], 20, torch.full((1,), START), state, torch.tensor([3]))
     state.poison(1)
     state.copy(3, [1, 6])
@@ -138,7 +140,7 @@ def test_copies_of_a_slot_go_on_like_the_original_and_apart(attention):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_prefill_leaves_the_memory_that_steps_leave(attention):
     net, canvas, slots = net_of(attention), images(2), torch.tensor([5, 2])
-    prefilled, stepped = new_state(net.config, SLOTS), new_state(net.config, SLOTS)
+    prefilled, stepped = attention_for(net.config).new_state(SLOTS), attention_for(net.config).new_state(SLOTS)
     net.prefill(canvas, 41, torch.full((2,), START), prefilled, slots)
     decode(net, canvas, stepped, slots, 0, 41)
     for ours, theirs in zip(memory(prefilled), memory(stepped), strict=True):
@@ -147,5 +149,5 @@ def test_prefill_leaves_the_memory_that_steps_leave(attention):
 
 def test_the_recurrent_state_is_float32_unless_told_otherwise():
     config = config_of("linear")
-    assert {x.dtype for x in memory(new_state(config, 1))} == {torch.float32}
-    assert {x.dtype for x in memory(new_state(config, 1, torch.float64))} == {torch.float64}
+    assert {x.dtype for x in memory(attention_for(config).new_state(1))} == {torch.float32}
+    assert {x.dtype for x in memory(attention_for(config).new_state(1, torch.float64))} == {torch.float64}

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model.attention import Attention
+
 SELF = 1e5  # taken off the score of a token with itself: it attends there only if nothing else is allowed
 
 
@@ -83,3 +85,20 @@ def _buckets(qk: Tensor, rotation: Tensor) -> Tensor:
 def _take(x: Tensor, r: Tensor) -> Tensor:
     """x: (n, rounds, ..., rounds) -> (n, rounds, ...): in the r-th round its r-th entry."""
     return x.gather(-1, r[..., None].expand(*x.shape[:-1], 1))[..., 0]
+
+
+class Kind(Attention):
+    """Hashed anew at each pass in training, and always alike after it."""
+
+    shared_qk = True
+    exception = "Sorting by hash looks at later sub-pixels too"
+
+    def parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False) -> Tensor:
+        c = self.config
+        generator = None if training else torch.Generator().manual_seed(layer)
+        return lsh_attention(q, v, rotations(c.lsh_rounds, c.key_dim, c.lsh_buckets, generator), c.lsh_chunk)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        c = self.config
+        return {"hashing": f"{c.lsh_rounds} rounds, {c.lsh_buckets} buckets, chunks of {c.lsh_chunk}"}

@@ -1,0 +1,78 @@
+"""Attention kinds behind one interface: what a transformer, and a pool of per-image memory, need of each.
+
+A kind is a module here, named like the kind in the configuration, with a subclass of Attention called Kind.
+Slot 0 of a pool is reserved for padding rows, which are computed and thrown away. A slot is cleared when it
+is taken, never when it is given back: a crashed request gives back nothing clean.
+"""
+
+from abc import ABC, abstractmethod
+from importlib import import_module
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+
+PADDING_SLOT = 0
+
+
+class SlotPool(Protocol):
+    """What an engine needs of a pool: to give its slots to images."""
+
+    def clear(self, slot: int) -> None: ...
+
+    def poison(self, slot: int) -> None:
+        """Fill a free slot with NaN, so that whoever reads it is seen."""
+
+    def copy(self, source: int, targets: list[int]) -> None:
+        """Give each target slot the memory of source: several completions of one picture prefill once."""
+
+
+class State(SlotPool, Protocol):
+    """What the transformer needs of a pool: both forms of attention over it, layer by layer."""
+
+    def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
+        """Attend over the first T tokens at once and keep what later steps need.
+
+        q, k: (B, H, T, D) · v: (B, H, T, M) · returns (B, H, T, M). Slots must be clear.
+        """
+
+    def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
+        """Attend from one new token a row. q, k: (B, H, D) · v: (B, H, M) · t, slots: (B,) · returns (B, H, M)."""
+
+
+class Attention(ABC):
+    """One kind of attention, as one configuration has it."""
+
+    shared_qk = False    # queries serve as keys too: the projection makes no keys
+    exception = ""       # why parallel is not strictly causal, so that there is no step-by-step form; else empty
+    steps_as = ""        # what the step-by-step form is called in metrics and comparisons
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False) -> Tensor:
+        """Attend causally over a whole sequence. q, k: (B, H, T, D) · v: (B, H, T, M) · returns (B, H, T, M)."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that one image in flight keeps in float32."""
+        return 0
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the model card says of it."""
+        return {}
+
+    def new_state(self, slots: int, dtype: torch.dtype = torch.float32) -> State:
+        """A pool for as many images in flight, and one slot more for padding. Raises ValueError if there is none."""
+        raise ValueError(f"attention {self.config.attention} has no step-by-step form, so it draws no images here; "
+                         "train one with linear or softmax")
+
+
+def attention_for(config: ModelConfig) -> Attention:
+    """The attention that the configuration asks for."""
+    kind: type[Attention] = import_module(f"model.attention.{config.attention}").Kind
+    return kind(config)
