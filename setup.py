@@ -71,7 +71,7 @@ class BuildKernels(build_ext):
                                "Install torch, then LinPix again")
         common = ["-std=c++20", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wno-psabi"]
         headers = ["-isystem", str(torch / "include"), STABLE_ABI]
-        jobs = [("common", source, headers) for source in ("csrc/ops.cpp", "csrc/decode.cpp", "csrc/team.cpp")]
+        jobs = [("common", f"csrc/{name}.cpp", headers) for name in ("ops", "causal", "decode", "team")]
         jobs += [(name, "csrc/kernels.cpp", [*flags, f"-DLINPIX_ISA={name}"])
                  for name, flags in INSTRUCTION_SETS.items()]
         objects = []
@@ -106,7 +106,7 @@ class BuildKernels(build_ext):
         jobs = [[*kernels, "-c", str(source)] for source in sorted(Path("csrc/cuda").glob("*.cu"))]
         jobs += [[*common, STABLE_ABI, "-isystem", str(torch / "include"), "-c", str(source)]
                  for source in sorted(Path("csrc/cuda").glob("*.cpp"))]
-        outputs = [folder / f"{Path(job[-1]).stem}.o" for job in jobs]
+        outputs = [folder / f"{Path(job[-1]).name}.o" for job in jobs]
         try:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 for done in [pool.submit(subprocess.run, [*job, "-o", str(output)], check=True)

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "sequence.h"
 #include "target.h"
 
 namespace linpix {
@@ -85,6 +86,12 @@ struct Sizes {
   size_t own, common;
 };
 
+// One head of one image; scratch: so many bytes, zeros when the run begins.
+struct SequenceKernel {
+  size_t (*scratch_bytes)(const Sequences&);
+  void (*run)(const Sequences&, int64_t image, int64_t head, void* scratch);
+};
+
 // One version of the kernels, compiled for one instruction set.
 struct Kernels {
   const char* name;
@@ -97,6 +104,7 @@ struct Kernels {
   void (*prefill)(const Model&, const Rows&, int row, Share, void* own, void* common);
   // One layer's attention alone: see recurrent_step in model/ops.py. Row `row`, head `head`.
   void (*attend)(float* q, float* k, const float* v, float* S, float* z, int D, int M, float eps, float* y);
+  SequenceKernel causal, causal_backward;  // see causal_attention in model/ops.py
 };
 
 constexpr int PREFILL_TOKENS = 32;  // tokens of one row that go through the layers together
@@ -104,6 +112,9 @@ constexpr int PREFILL_TOKENS = 32;  // tokens of one row that go through the lay
 // Every row by its number of steps; every row's tokens 0 .. steps - 1.
 void decode(const Kernels&, const Model&, const Rows&, int threads);
 void prefill(const Kernels&, const Model&, const Rows&, int threads);
+
+// The best that this processor can run, or the one that LINPIX_KERNEL names.
+const Kernels& chosen_kernels();
 
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)

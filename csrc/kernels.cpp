@@ -4,6 +4,7 @@
 // row. So an image does not depend on its neighbours, bit for bit.
 
 #include "attention.h"
+#include "causal.h"
 #include "decode.h"
 #include "drawing.h"
 #include "pass.h"
@@ -76,5 +77,6 @@ const Kernels LINPIX_JOIN(kernels_, LINPIX_ISA) = {
     false,
 #endif
     LINPIX_ISA::sizes, LINPIX_ISA::decode_any, LINPIX_ISA::prefill_any,
-    LINPIX_ISA::attend};
+    LINPIX_ISA::attend, {LINPIX_ISA::scratch_bytes<LINPIX_ISA::Forward>, LINPIX_ISA::run<LINPIX_ISA::Forward>},
+    {LINPIX_ISA::scratch_bytes<LINPIX_ISA::Backward>, LINPIX_ISA::run<LINPIX_ISA::Backward>}};
 }

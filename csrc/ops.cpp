@@ -16,11 +16,9 @@
 #include "team.h"
 
 namespace linpix {
-namespace {
 
 // --- which kernels -------------------------------------------------------------------------------------------------
 
-// The best that this processor can run, or the one that LINPIX_KERNEL names.
 const Kernels& chosen_kernels() {
   static const Kernels& chosen = []() -> const Kernels& {
     std::vector<const Kernels*> usable;  // the best first
@@ -44,6 +42,8 @@ const Kernels& chosen_kernels() {
   }();
   return chosen;
 }
+
+namespace {
 
 std::string cpu_kernel() { return chosen_kernels().name; }
 bool cpu_has_fast_bf16() { return chosen_kernels().fast_bf16; }

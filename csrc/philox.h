@@ -3,11 +3,7 @@
 
 #include <stdint.h>
 
-#if defined(__CUDACC__)
-#define LINPIX_HOST_DEVICE __host__ __device__ inline
-#else
-#define LINPIX_HOST_DEVICE inline __attribute__((always_inline))
-#endif
+#include "target.h"
 
 namespace linpix {
 

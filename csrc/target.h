@@ -6,3 +6,9 @@
 #define LINPIX_ONE_LANE
 #define LINPIX_ISA gpu
 #endif
+
+#if defined(__CUDACC__)
+#define LINPIX_HOST_DEVICE __host__ __device__ inline
+#else
+#define LINPIX_HOST_DEVICE inline __attribute__((always_inline))
+#endif

@@ -117,6 +117,7 @@ LINPIX_INLINE void split(Floats x, Floats& m, Floats& e) {
 
 LINPIX_INLINE float nearest(float x) { return __builtin_nearbyintf(x); }
 LINPIX_INLINE double natural_log(double x) { return __builtin_log(x); }
+LINPIX_INLINE double natural_exp(double x) { return __builtin_exp(x); }
 
 // In one fixed order: halves onto halves.
 LINPIX_INLINE float sum(Floats x) {

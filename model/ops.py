@@ -10,14 +10,17 @@ import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from model.features import phi
 
 GPU_HEADS = (8, 16, 32)  # key and value dims, alike, that the CUDA kernels are made for
-SCHEMAS = 2  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
+GPU_MOST_HEAD = 64  # either, of attention over whole sequences
+SCHEMAS = 3  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
 
 _library = torch.library.Library("linpix", "DEF")
 RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"
@@ -33,9 +36,15 @@ PREFILL = (
     "prefill(Tensor canvas, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor? scale, Tensor(d!)? saturated,"
     " Tensor slots, Tensor lengths, Tensor start, Tensor[] weights, int[] sizes, float eps, int most, int threads)"
     " -> ()")
+# Attention over whole sequences, for training and prefill; its second result is the normaliser (B, T, H).
+CAUSAL_ATTENTION = "causal_attention(Tensor q, Tensor k, Tensor v, float eps) -> (Tensor, Tensor)"
+CAUSAL_ATTENTION_BACKWARD = ("causal_attention_backward(Tensor g, Tensor q, Tensor k, Tensor v, Tensor y,"
+                             " Tensor normaliser) -> (Tensor, Tensor, Tensor)")
 _library.define(RECURRENT_STEP)
 _library.define(DECODE_QUANTUM)
 _library.define(PREFILL)
+_library.define(CAUSAL_ATTENTION)
+_library.define(CAUSAL_ATTENTION_BACKWARD)
 _library.define("cpu_kernel() -> str")
 _library.define("cpu_has_fast_bf16() -> bool")
 
@@ -60,12 +69,97 @@ def recurrent_step_reference(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tens
     return torch.stack(read, 1).to(v.dtype) if read else torch.empty_like(v)
 
 
+def causal_attention_reference(q: Tensor, k: Tensor, v: Tensor, eps: float,
+                               phi: Callable[[Tensor], Tensor] = phi) -> tuple[Tensor, Tensor]:
+    """Causal linear attention over whole sequences (equations 8-12): the result, (B, T, H, M), and its normaliser.
+
+    q, k: (B, T, H, D) before the feature map · v: (B, T, H, M), all of one dtype. y_i = sum_{j<=i} (phi(q_i) .
+    phi(k_j)) v_j over the normaliser sum_{j<=i} phi(q_i) . phi(k_j) + eps, chunk by chunk: what came before a chunk
+    through its state (S, z), what is inside through a masked C x C product. So memory is linear in T.
+    """
+    length = q.shape[1]
+    q, k, v = (_chunks(x.transpose(1, 2), length) for x in (phi(q), phi(k), v))
+    S = _of_chunks_before(k.mT @ v)                     # (B, H, chunks, D, M)
+    z = _of_chunks_before(k.sum(3, keepdim=True))       # (B, H, chunks, 1, D)
+    scores = (q @ k.mT).tril()
+    normaliser = scores.sum(-1, keepdim=True) + (q * z).sum(-1, keepdim=True) + eps
+    y = (scores @ v + q @ S) / normaliser
+    return _tokens(y, length), _tokens(normaliser, length)[..., 0]
+
+
+def causal_attention_backward_reference(g: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor,
+                                        normaliser: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Equations 13-15, chunk by chunk: the gradients of q, k and v before the feature map, given that of y, g.
+
+    A column of ones beside v makes the normaliser one more numerator.
+    """
+    length, dtype = q.shape[1], q.dtype
+    g, y, v = (x.to(normaliser.dtype) for x in (g, y, v))
+    mapped_q, mapped_k = (phi(x.to(normaliser.dtype)) for x in (q, k))
+    down = torch.cat([g, -(g * y).sum(-1, keepdim=True)], -1) / normaliser[..., None]
+    ones = torch.cat([v, torch.ones_like(v[..., :1])], -1)
+    Q, K, G, V = (_chunks(x.transpose(1, 2), length) for x in (mapped_q, mapped_k, down, ones))
+    before = _of_chunks_before(K.mT @ V)
+    after = _of_chunks_before((Q.mT @ G).flip(2)).flip(2)
+    scores, gradients = (Q @ K.mT).tril(), (G @ V.mT).tril()
+    dq, dk = _tokens(gradients @ K + G @ before.mT, length), _tokens(gradients.mT @ Q + V @ after.mT, length)
+    dv = _tokens(scores.mT @ G + K @ after, length)[..., :-1]
+    # through the feature map: phi'(x) = 1 where x > 0, and there phi(x) > 1; else it is phi(x)
+    return (dq * mapped_q.clamp(max=1)).to(dtype), (dk * mapped_k.clamp(max=1)).to(dtype), dv.to(dtype)
+
+
+CHUNK = 32  # tokens; quadratic inside a chunk, recurrent between chunks
+
+
+def _chunks(x: Tensor, length: int) -> Tensor:
+    """(B, H, T, E) -> (B, H, chunks, C, E); zeros at the end add nothing, and are cut off again."""
+    return F.pad(x, (0, 0, 0, -length % CHUNK)).unflatten(2, (-1, CHUNK))
+
+
+def _tokens(x: Tensor, length: int) -> Tensor:
+    """(B, H, chunks, C, E) -> (B, T, H, E)"""
+    return x.flatten(2, 3)[:, :, :length].transpose(1, 2)
+
+
+def _of_chunks_before(x: Tensor) -> Tensor:
+    """The sum of all chunks before each, by shifting: subtracting its own share would leave a trace of its rounding."""
+    return F.pad(x.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
+
+
 _library.impl("recurrent_step", recurrent_step_reference, "CompositeExplicitAutograd")
+_library.impl("causal_attention", causal_attention_reference, "CompositeExplicitAutograd")
+_library.impl("causal_attention_backward", causal_attention_backward_reference, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("linpix::recurrent_step")
 def _recurrent_step_shape(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor, slots: Tensor, eps: float) -> Tensor:
     return v.new_empty(v.shape)
+
+
+@torch.library.register_fake("linpix::causal_attention")
+def _causal_attention_shape(q: Tensor, k: Tensor, v: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return v.new_empty(v.shape), v.new_empty(v.shape[:3], dtype=torch.promote_types(v.dtype, torch.float32))
+
+
+@torch.library.register_fake("linpix::causal_attention_backward")
+def _causal_attention_backward_shape(g: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor,
+                                     normaliser: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:3], *output)
+
+
+def _causal_attention_gradient(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    """The normaliser is there for this only: a gradient with respect to it is not passed on."""
+    if g.stride(-1) != 1:
+        g = g.contiguous()
+    return *torch.ops.linpix.causal_attention_backward(g, *ctx.saved_tensors), None
+
+
+torch.library.register_autograd("linpix::causal_attention", _causal_attention_gradient,
+                                setup_context=_keep_for_backward)
 
 
 @torch.library.register_fake("linpix::decode_quantum")

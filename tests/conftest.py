@@ -63,13 +63,14 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
              "-isystem", str(torch_folder / "include")]
     sources = [*sorted(cuda.glob("*.cu")), *sorted(cuda.glob("*.cpp"))]
     for source in sources:
-        subprocess.run(["g++", *flags, "-x", "c++", "-c", source, "-o", folder / f"{source.stem}.o"], check=True,
+        subprocess.run(["g++", *flags, "-x", "c++", "-c", source, "-o", folder / f"{source.name}.o"], check=True,
                        timeout=300)
     library = folder / "emulated.so"
     subprocess.run(["g++", "-shared", *folder.glob("*.o"), f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-o", library],
                    check=True, timeout=300)
     definitions = torch.library.Library("linpix_emulated", "DEF")
-    for schema in (ops.RECURRENT_STEP, ops.DECODE_QUANTUM, ops.PREFILL):
+    for schema in (ops.RECURRENT_STEP, ops.DECODE_QUANTUM, ops.PREFILL, ops.CAUSAL_ATTENTION,
+                   ops.CAUSAL_ATTENTION_BACKWARD):
         definitions.define(schema)
     torch.ops.load_library(str(library))
     backwards = ctypes.CDLL(str(library)).linpix_backwards

@@ -41,6 +41,7 @@ LINPIX_INLINE float multiply_add(float a, float b, float c) { return __fmaf_rn(a
 LINPIX_INLINE float square_root(float x) { return __fsqrt_rn(x); }
 LINPIX_INLINE float nearest(float x) { return rintf(x); }
 LINPIX_INLINE double natural_log(double x) { return ::log(x); }
+LINPIX_INLINE double natural_exp(double x) { return ::exp(x); }
 #else
 LINPIX_INLINE uint32_t bits_of(float x) {
   uint32_t bits;
@@ -56,6 +57,7 @@ LINPIX_INLINE float multiply_add(float a, float b, float c) { return __builtin_f
 LINPIX_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
 LINPIX_INLINE float nearest(float x) { return __builtin_nearbyintf(x); }
 LINPIX_INLINE double natural_log(double x) { return __builtin_log(x); }
+LINPIX_INLINE double natural_exp(double x) { return __builtin_exp(x); }
 #endif
 
 LINPIX_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return multiply_add(a.x, b.x, c.x); }

@@ -13,11 +13,8 @@
 
 #include "../checks.h"
 #include "../parts.h"
-#include "kernels.h"
-#if defined(USE_CUDA)
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/accelerator.h>
-#else
+#include "device.h"
+#if !defined(USE_CUDA)
 #include "threads.h"
 #endif
 
@@ -25,27 +22,6 @@ namespace linpix {
 namespace {
 
 using Maybe = std::optional<Tensor>;
-
-#if defined(USE_CUDA)
-// Makes the GPU of a tensor the current one, and knows its stream.
-class Device {
- public:
-  explicit Device(const Tensor& on) : guard_(on.get_device_index()) {
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(on.get_device_index(), &stream));
-  }
-  void* stream = nullptr;
-
- private:
-  torch::stable::accelerator::DeviceGuard guard_;
-};
-#else
-struct Device {
-  explicit Device(const Tensor&) {}
-  void* stream = nullptr;
-};
-#endif
-
-void check(const char* op, int error) { STD_TORCH_CHECK(error == 0, op, ": CUDA error: ", explain(error)); }
 
 void check_heads(const char* op, int64_t D, int64_t M) {
   STD_TORCH_CHECK(attends((int)D, (int)M), op, ": heads must be of size 8, 16 or 32, keys and values alike, got ", D,

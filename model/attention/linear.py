@@ -1,39 +1,28 @@
 """Linear attention: a feature map for a softmax, so that all of the past is one matrix S and one vector z."""
 
-import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from model import ops
 from model.attention import Attention, State
 from model.config import ModelConfig
-from model.features import feature_map
-
-CHUNK = 32  # tokens; quadratic inside a chunk, recurrent between chunks: memory is linear in T
+from model.features import feature_map, phi
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float) -> Tensor:
-    """Causal linear attention (equations 8-12), q and k after the feature map.
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mapped: Callable[[Tensor], Tensor] = phi) -> Tensor:
+    """Causal linear attention (equations 8-12), q and k before the feature map. Shapes as in Attention.parallel.
 
-    y_i = sum_{j<=i} (q_i . k_j) v_j / (sum_{j<=i} q_i . k_j + eps), computed chunk by chunk: what
-    came before a chunk through its state (S, z), what is inside through a masked C x C product.
+    The compiled operator where it has a kernel; else its reference, through which torch differentiates.
     """
-    length = q.shape[2]
-    chunks = math.ceil(length / CHUNK)
-    padding = chunks * CHUNK - length  # zero keys add nothing, and padded queries are cut off again
-    q, k, v = (F.pad(x, (0, 0, 0, padding)).unflatten(2, (chunks, CHUNK)) for x in (q, k, v))
-    memory = k.transpose(-1, -2) @ v
-    normaliser = k.sum(3)
-    # Of all chunks before this one, by shifting: subtracting this one's own share from the sum would leave
-    # its rounding behind, and with it a trace of later tokens.
-    S = F.pad(memory.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))  # (B, H, chunks, D, M)
-    z = F.pad(normaliser.cumsum(2)[:, :, :-1], (0, 0, 1, 0))    # (B, H, chunks, D)
-    scores = (q @ k.transpose(-1, -2)).tril()
-    numerator = scores @ v + q @ S
-    denominator = scores.sum(-1) + (q @ z[..., None])[..., 0] + eps
-    return (numerator / denominator[..., None]).flatten(2, 3)[:, :, :length]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    fits = ops.compiled if q.device.type == "cpu" else ops.gpu and max(q.shape[-1], v.shape[-1]) <= ops.GPU_MOST_HEAD
+    if mapped is phi and fits:
+        y, _ = torch.ops.linpix.causal_attention(q, k, v, eps)
+    else:
+        y, _ = ops.causal_attention_reference(q, k, v, eps, mapped)
+    return y.transpose(1, 2)
 
 
 def recurrent_state(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,9 +48,8 @@ class RecurrentState:
                           and (device == "cpu" or (D == M and D in ops.GPU_HEADS)))
 
     def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
-        q, k = self.phi(q), self.phi(k)
-        self.S[slots, layer], self.z[slots, layer] = recurrent_state(k, v)
-        return linear_attention(q, k, v, self.eps)
+        self.S[slots, layer], self.z[slots, layer] = recurrent_state(self.phi(k), v)
+        return linear_attention(q, k, v, self.eps, self.phi)
 
     def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
         given = q[:, None], k[:, None], v[:, None], self.S[:, layer], self.z[:, layer], slots, self.eps
@@ -92,7 +80,7 @@ class Kind(Attention):
         self.phi = feature_map(config)
 
     def parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False) -> Tensor:
-        return linear_attention(self.phi(q), self.phi(k), v, self.config.eps)
+        return linear_attention(q, k, v, self.config.eps, self.phi)
 
     @property
     def state_bytes(self) -> int:

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from model import checkpoint
-from model.config import PRESETS, Attention, FeatureMap
+from model.config import PRESETS, AttentionKind, FeatureMap
 from training.datasets import Dataset
 from training.evaluate import evaluate
 from training.export import export
@@ -50,7 +50,7 @@ def test_training_learns_with_every_optimizer(stripes, tmp_path, optimizer):
     assert after < 0.6 * before
 
 
-@pytest.mark.parametrize("attention", get_args(Attention))
+@pytest.mark.parametrize("attention", get_args(AttentionKind))
 def test_every_attention_kind_trains_with_the_same_call(stripes, tmp_path, attention):
     config = dataclasses.replace(TINY, attention=attention)
     train(Run(config, dataclasses.replace(SETTINGS, images=80)), stripes, tmp_path / "run", command="test")

@@ -1,13 +1,16 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from model.attention import linear
-from model.attention.linear import CHUNK, linear_attention, recurrent_state
-from model.attention.softmax import softmax_attention
+from model import ops
+from model.attention.linear import recurrent_state
 from model.features import phi
+from model.ops import CHUNK
 
 EPS = 1e-6
+Form = Callable[[Tensor, Tensor, Tensor], Tensor]
 LENGTHS = [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7]
 
 
@@ -28,63 +31,156 @@ def definition(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack(rows, 2)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-def test_the_chunked_form_equals_the_definition(length):
-    q, k, v = tokens(length)
-    torch.testing.assert_close(linear_attention(phi(q), phi(k), v, EPS), definition(phi(q), phi(k), v),
-                               rtol=1e-12, atol=1e-12)
+def in_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The reference, through which torch differentiates."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return ops.causal_attention_reference(q, k, v, EPS)[0].transpose(1, 2)
+
+
+def by(operators) -> Form:
+    """Attention by operators, and its gradient by theirs."""
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            y, normaliser = operators.causal_attention(q, k, v, EPS)
+            ctx.save_for_backward(q, k, v, y, normaliser)
+            return y
+
+        @staticmethod
+        def backward(ctx, g):
+            return operators.causal_attention_backward(g.contiguous(), *ctx.saved_tensors)
+
+    return lambda q, k, v: Function.apply(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+
+
+def by_operator(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As training gets it: a compiled library's operator, or else the reference with the reference's gradient."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return torch.ops.linpix.causal_attention(q, k, v, EPS)[0].transpose(1, 2)
+
+
+def form_called(name: str, request: pytest.FixtureRequest) -> Form:
+    if name == "emulated":  # the CUDA operators on the host, their threads one after the other
+        return by(request.getfixturevalue("emulated").operators)
+    if name == "cuda":
+        if not ops.gpu:
+            pytest.skip(ops.why_no_gpu())
+        return lambda *given: by_operator(*(x.cuda() for x in given)).cpu()
+    return {"reference": in_torch, "operator": by_operator}[name]
+
+
+ON_GPU = ["emulated", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+@pytest.fixture(params=["reference", "operator", *ON_GPU])
+def form(request) -> Form:
+    return form_called(request.param, request)
+
+
+@pytest.fixture(params=["operator", *ON_GPU])
+def compiled(request) -> Form:
+    return form_called(request.param, request)
+
+
+def defined(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return definition(phi(q), phi(k), v)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_its_gradient_equals_that_of_the_definition(length):
-    inputs = [x.requires_grad_() for x in tokens(length)]
-    weight = torch.randn(2, 3, length, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-    def gradient(form):
-        q, k, v = inputs
-        return torch.autograd.grad((form(phi(q), phi(k), v) * weight).sum(), inputs)
-
-    torch.testing.assert_close(gradient(lambda q, k, v: linear_attention(q, k, v, EPS)), gradient(definition),
-                               rtol=1e-10, atol=1e-10)
+def test_it_equals_the_definition(form, length):
+    given = tokens(length)
+    torch.testing.assert_close(form(*given), defined(*given), rtol=1e-12, atol=1e-12)
 
 
-def test_its_gradient_equals_the_papers():
-    """Equations 13 to 15 are about the numerator; a column of ones in v adds the denominator's."""
-    length = CHUNK + 9
-    q, k, v = tokens(length)
-    q, k, v = phi(q).requires_grad_(), phi(k).requires_grad_(), v.requires_grad_()
-    weight = torch.randn(2, 3, length, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    y = linear_attention(q, k, v, EPS)
-    found = torch.autograd.grad((y * weight).sum(), (q, k, v))
-    with torch.no_grad():
-        denominator = (q * k.cumsum(2)).sum(-1, keepdim=True) + EPS
-        ones = torch.ones_like(denominator)
-        G = torch.cat([weight / denominator, -(weight * y).sum(-1, keepdim=True) / denominator], -1)
-        V = torch.cat([v, ones], -1)
-        q_grad, k_grad, v_grad = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(V)
-        S = torch.zeros(2, 3, 5, 5, dtype=torch.float64)
-        for i in range(length):
-            S += k[:, :, i, :, None] * V[:, :, i, None, :]
-            q_grad[:, :, i] = (S @ G[:, :, i, :, None])[..., 0]
-        R = torch.zeros_like(S)
-        for i in reversed(range(length)):
-            R += q[:, :, i, :, None] * G[:, :, i, None, :]
-            k_grad[:, :, i] = (R @ V[:, :, i, :, None])[..., 0]
-            v_grad[:, :, i] = (R.mT @ k[:, :, i, :, None])[..., 0]
-    torch.testing.assert_close(found, (q_grad, k_grad, v_grad[..., :4]), rtol=1e-10, atol=1e-10)
+def gradient(form, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    inputs = tuple(x.detach().requires_grad_() for x in inputs)
+    y = form(*inputs)
+    weight = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(y.dtype)
+    return torch.autograd.grad((y * weight).sum(), inputs)
 
 
-def test_its_gradient_equals_finite_differences(monkeypatch):
-    monkeypatch.setattr(linear, "CHUNK", 3)
-    q, k, v = (x[:1, :2, :7].requires_grad_() for x in tokens(7))
-    assert torch.autograd.gradcheck(lambda q, k, v: linear_attention(phi(q), phi(k), v, EPS), (q, k, v))
+@pytest.mark.parametrize("length", LENGTHS)
+def test_its_gradient_equals_that_of_the_definition(form, length):
+    given = tokens(length)
+    torch.testing.assert_close(gradient(form, given), gradient(defined, given), rtol=1e-9, atol=1e-9)
 
 
-def chunked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return linear_attention(phi(q), phi(k), v, EPS)
+def test_its_gradient_equals_finite_differences(form):
+    q, k, v = (x[:1, :2].requires_grad_() for x in tokens(CHUNK + 3))
+    assert torch.autograd.gradcheck(form, (q, k, v))
 
 
-@pytest.mark.parametrize("form", [chunked, softmax_attention])
+@pytest.mark.parametrize(("D", "M"), [(5, 4), (8, 8), (16, 48), (32, 32), (33, 64)])
+@pytest.mark.parametrize("length", [1, CHUNK + 1, 784])
+def test_in_float32_it_differs_from_the_reference_by_rounding(form, length, D, M):
+    random = torch.Generator().manual_seed(length)
+    given = tuple(torch.randn(2, 3, length, size, generator=random) for size in (D, D, M))
+    exact = tuple(x.double() for x in given)
+    torch.testing.assert_close(form(*given), in_torch(*exact).float(), rtol=1e-5, atol=1e-5)
+    found, expected = gradient(form, given), gradient(in_torch, exact)
+    for ours, theirs in zip(found, expected, strict=True):
+        # a sum over up to T tokens, each rounded: next to the largest
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-5, atol=1e-5 * max(1.0, float(theirs.abs().max())))
+
+
+@pytest.mark.skipif(not ops.compiled, reason=ops.why())
+def test_in_bfloat16_it_is_computed_in_float32_and_rounded_once(compiled):
+    rounded = tuple(x.bfloat16() for x in tokens(100))
+    widened = tuple(x.float() for x in rounded)
+    assert torch.equal(compiled(*rounded), compiled(*widened).bfloat16())
+    y = compiled(*rounded)
+    for ours, theirs in zip(gradient(compiled, rounded), gradient(compiled, widened), strict=True):
+        assert ours.dtype == y.dtype == torch.bfloat16
+        assert float((ours.float() - theirs).norm() / theirs.norm()) < 0.01  # what comes down is rounded too
+
+
+def test_inputs_may_be_views_as_a_projection_leaves_them():
+    random = torch.Generator().manual_seed(0)
+    packed = torch.randn(2, 40, 3 * (5 + 5 + 4), generator=random)
+    parts = [x.unflatten(-1, (3, -1)) for x in packed.split([15, 15, 12], -1)]
+    views, copies = (torch.ops.linpix.causal_attention(*xs, EPS) for xs in (parts, [x.contiguous() for x in parts]))
+    assert torch.equal(views[0], copies[0]) and torch.equal(views[1], copies[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_schema_says_what_the_operator_does(dtype):
+    q, k, v = (x.transpose(1, 2).to(dtype).requires_grad_() for x in tokens(40))
+    torch.library.opcheck(torch.ops.linpix.causal_attention.default, (q, k, v, EPS))
+
+
+@pytest.mark.skipif(not ops.compiled, reason=ops.why())
+@pytest.mark.parametrize(("name", "change", "message"), [
+    ("q", lambda x: x[0], r"q must have shape \(B, T, H, D\), got \(40, 3, 5\)"),
+    ("q", lambda x: x.half(), "must be float32, bfloat16 or float64, got Half"),
+    ("k", lambda x: x[:, :39], r"k must have shape \(2, 40, 3, 5\), got \(2, 39, 3, 5\)"),
+    ("k", lambda x: x.float(), "k must have dtype Double, got Float"),
+    ("v", lambda x: x[:, :, :2], r"v must have shape \(2, 40, 3, 4\), got"),
+    ("v", lambda x: x.mT.contiguous().mT, "the last dimension of v must be contiguous"),
+])
+def test_what_cannot_be_is_an_error_that_says_what_it_saw(name, change, message):
+    given = dict(zip("qkv", (x.transpose(1, 2).contiguous() for x in tokens(40)), strict=True))
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.linpix.causal_attention(*(given | {name: change(given[name])}).values(), EPS)
+
+
+def test_nothing_the_size_of_all_states_is_made():
+    """Of T tokens, no T x D x M: what is kept for the gradient grows by q, k, v, y and one normaliser a token."""
+    kept = []
+    for length in (512, 1024):
+        q, k, v = (torch.randn(1, length, 2, 32, requires_grad=True) for _ in range(3))
+        sizes: dict[int, int] = {}
+
+        def keep(x: Tensor, sizes: dict[int, int] = sizes) -> Tensor:
+            sizes[x.data_ptr()] = x.nbytes
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            torch.ops.linpix.causal_attention(q, k, v, EPS)
+        kept.append(sum(sizes.values()))
+    assert kept[1] == 2 * kept[0] == 1024 * 2 * (4 * 32 + 1) * 4
+
+
 @pytest.mark.parametrize("at", [0, 5, CHUNK - 1, CHUNK, 2 * CHUNK + 3])
 def test_a_token_leaves_no_trace_in_earlier_results(form, at):
     q, k, v = tokens(2 * CHUNK + 7, torch.float32)
@@ -96,10 +192,29 @@ def test_a_token_leaves_no_trace_in_earlier_results(form, at):
     assert not torch.equal(before[:, :, at:], after[:, :, at:])
 
 
-def test_rounding_does_not_grow_over_a_long_image():
+def test_what_threads_compute_does_not_depend_on_their_order(emulated):
+    """A result that changes with it lacks a barrier."""
+    found = []
+    given = tuple(x.float() for x in tokens(70))
+    try:
+        for backwards in (False, True):
+            emulated.backwards(backwards)
+            found.append((by(emulated.operators)(*given), *gradient(by(emulated.operators), given)))
+    finally:
+        emulated.backwards(False)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+
+
+def test_heads_too_large_for_a_block_are_refused(emulated):
+    q, k, v = (torch.randn(1, 3, 1, size) for size in (65, 65, 8))
+    with pytest.raises(RuntimeError, match="heads must be of size 64 at most on a GPU, got 65 and 8"):
+        emulated.operators.causal_attention(q, k, v, EPS)
+
+
+def test_rounding_does_not_grow_over_a_long_image(form):
     q, k, v = tokens(3072)
-    exact = chunked(q, k, v)
-    rounded = chunked(q.float(), k.float(), v.float()).double()
+    exact = form(q, k, v)
+    rounded = form(q.float(), k.float(), v.float()).double()
     assert float((exact - rounded).abs().max()) < 1e-5
 
 

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from model.attention.softmax import softmax_attention
@@ -10,3 +11,14 @@ def test_softmax_attention_equals_its_definition():
     weights = scores.exp().tril()
     torch.testing.assert_close(softmax_attention(q, k, v), weights @ v / weights.sum(-1, keepdim=True),
                                rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("at", [0, 5, 31, 60])
+def test_a_token_leaves_no_trace_in_earlier_results(at):
+    q, k, v = tokens(71, torch.float32)
+    before = softmax_attention(q, k, v)
+    for x in (q, k, v):
+        x[:, :, at:] *= -3
+    after = softmax_attention(q, k, v)
+    assert torch.equal(before[:, :, :at], after[:, :, :at])
+    assert not torch.equal(before[:, :, at:], after[:, :, at:])

@@ -1,0 +1,285 @@
+// Causal linear attention over whole sequences, and its gradient: a block for each head of each image.
+//
+// The same walk as csrc/causal.h, chunk by chunk, with a chunk's vectors, its scores and the state in shared memory.
+// A thread computes four rows of a product at a time, in one column: those of a warp are neighbours, and the rows they
+// share are read once for all.
+#pragma once
+
+#include "../functions.h"
+#include "../sequence.h"
+#include "threads.h"
+
+namespace linpix::LINPIX_ISA {
+
+LINPIX_INLINE float number(float x) { return x; }
+LINPIX_INLINE double number(double x) { return x; }
+LINPIX_INLINE float number(bfloat16 x) { return widened(x); }
+LINPIX_INLINE void put(float* to, float x) { *to = x; }
+LINPIX_INLINE void put(double* to, double x) { *to = x; }
+LINPIX_INLINE void put(bfloat16* to, float x) { *to = rounded(x); }
+LINPIX_INLINE double multiply_add(double a, double b, double c) { return a * b + c; }
+LINPIX_INLINE float mapped(float x) { return phi(Floats(x)).x; }
+LINPIX_INLINE double mapped(double x) { return 0 < x ? x + 1 : natural_exp(x); }
+
+constexpr int C = SEQUENCE_CHUNK;
+
+// The vectors of a head of an image, and a chunk of them: tokens t .. t + count - 1.
+struct Place {
+  int64_t image, head, t;
+  int count;
+
+  template <class E>
+  LINPIX_INLINE E* token(const Heads& of, int i) const {
+    return (E*)of.at + image * of.image + head * of.head + (t + i) * of.token;
+  }
+};
+
+LINPIX_INLINE Place place_of(const Sequences& s, int64_t block, int64_t t) {
+  const int64_t left = s.tokens - t;
+  return {block / s.heads, block % s.heads, t, left < C ? (int)left : C};
+}
+
+// A matrix in shared memory; rows lie one number apart from a multiple of the memory's banks.
+template <class R>
+struct Shared {
+  R* at;
+  int row;
+
+  LINPIX_INLINE R& operator()(int r, int c) const { return at[r * row + c]; }
+  // rows of `columns` behind the last; returns where the next one may begin
+  LINPIX_INLINE R* place(R* from, int rows, int columns) {
+    at = from;
+    row = columns | 1;
+    return from + rows * row;
+  }
+};
+
+// write(r, c, sum over k of a(r, k) b(k, c))
+template <int BLOCK, class R, class A, class B, class Write>
+LINPIX_INLINE void product(int thread, int rows, int columns, int depth, A a, B b, Write write) {
+  constexpr int ROWS = 4;
+  for (int i = thread; i < (rows + ROWS - 1) / ROWS * columns; i += BLOCK) {
+    const int c = i % columns, r = i / columns * ROWS;
+    R sum[ROWS] = {};
+    for (int k = 0; k < depth; ++k) {
+      const R right = b(k, c);
+      for (int j = 0; j < ROWS; ++j) sum[j] = multiply_add(a(r + j < rows ? r + j : rows - 1, k), right, sum[j]);
+    }
+    for (int j = 0; j < ROWS; ++j)
+      if (r + j < rows) write(r + j, c, sum[j]);
+  }
+}
+
+template <class R, class E, int BLOCK>
+LINPIX_INLINE void read(int thread, const Heads& from, const Place& p, int width, bool map, const Shared<R>& to) {
+  for (int i = thread; i < C * width; i += BLOCK) {
+    const int r = i / width, d = i % width;
+    const R x = r < p.count ? number(p.token<E>(from, r)[d]) : 0;
+    to(r, d) = map && r < p.count ? mapped(x) : x;
+  }
+}
+
+template <class R, class E>
+struct CausalForward {
+  static constexpr int BLOCK = 256, PER_SM = 2;
+
+  Shared<R> q, k, v, scores, S;  // S: (D, M)
+  R *z, *normaliser;
+
+  LINPIX_HOST_DEVICE R* lay_out(R* from, int D, int M) {
+    from = q.place(from, C, D);
+    from = k.place(from, C, D);
+    from = v.place(from, C, M);
+    from = scores.place(from, C, C);
+    from = S.place(from, D, M);
+    z = from;
+    normaliser = z + D;
+    return normaliser + C;
+  }
+  static int bytes(const Sequences& s) {
+    CausalForward pass;
+    return (int)((pass.lay_out(nullptr, s.D, s.M) - (R*)nullptr) * sizeof(R));
+  }
+
+  LINPIX_BODY run(Threads<BLOCK>& threads, const Sequences& s) {
+    CausalForward x;
+    x.lay_out((R*)threads.shared, s.D, s.M);
+    const int D = s.D, M = s.M;
+    threads.follow();
+    threads.each([&](int thread) {
+      for (int i = thread; i < D * x.S.row; i += BLOCK) x.S.at[i] = 0;
+      for (int d = thread; d < D; d += BLOCK) x.z[d] = 0;
+    });
+    threads.barrier();
+    for (int64_t t = 0; t < s.tokens; t += C) {
+      const Place p = place_of(s, threads.x, t);
+      threads.each([&](int thread) {
+        read<R, E, BLOCK>(thread, s.q, p, D, true, x.q);
+        read<R, E, BLOCK>(thread, s.k, p, D, true, x.k);
+        read<R, E, BLOCK>(thread, s.v, p, M, false, x.v);
+      });
+      threads.barrier();
+      threads.each([&](int thread) {
+        product<BLOCK, R>(thread, C, C, D, [&](int i, int d) { return x.q(i, d); },
+                          [&](int d, int j) { return x.k(j, d); },
+                          [&](int i, int j, R sum) { x.scores(i, j) = j <= i ? sum : 0; });
+      });
+      threads.barrier();
+      threads.each([&](int i) {
+        if (i >= p.count) return;
+        R sum = 0;
+        for (int j = 0; j <= i; ++j) sum = sum + x.scores(i, j);
+        for (int d = 0; d < D; ++d) sum = multiply_add(x.q(i, d), x.z[d], sum);
+        x.normaliser[i] = sum + (R)s.eps;
+        *p.token<R>(s.normaliser, i) = x.normaliser[i];
+      });
+      threads.barrier();
+      threads.each([&](int thread) {  // the scores' columns, then the state's rows: one sum over both
+        product<BLOCK, R>(thread, C, M, C + D,
+                          [&](int i, int j) { return j < C ? x.scores(i, j) : x.q(i, j - C); },
+                          [&](int j, int m) { return j < C ? x.v(j, m) : x.S(j - C, m); }, [&](int i, int m, R sum) {
+                            if (i < p.count) put(p.token<E>(s.y, i) + m, sum / x.normaliser[i]);
+                          });
+      });
+      threads.barrier();
+      threads.each([&](int thread) {
+        product<BLOCK, R>(thread, D, M, C, [&](int d, int j) { return x.k(j, d); },
+                          [&](int j, int m) { return x.v(j, m); },
+                          [&](int d, int m, R sum) { x.S(d, m) = x.S(d, m) + sum; });
+        for (int d = thread; d < D; d += BLOCK)
+          for (int j = 0; j < C; ++j) x.z[d] = x.z[d] + x.k(j, d);
+      });
+      threads.barrier();
+    }
+  }
+};
+
+template <class R, class E>
+struct CausalBackward {
+  static constexpr int BLOCK = 256, PER_SM = 2;
+
+  // n: what comes down to the numerators, and as column M to the normaliser; column M of v is 1, as in csrc/causal.h
+  Shared<R> q, k, v, n, scores, gradients, S;  // S: (M + 1, D)
+
+  LINPIX_HOST_DEVICE R* lay_out(R* from, int D, int M) {
+    from = q.place(from, C, D);
+    from = k.place(from, C, D);
+    from = v.place(from, C, M + 1);
+    from = n.place(from, C, M + 1);
+    from = scores.place(from, C, C);
+    from = gradients.place(from, C, C);
+    return S.place(from, M + 1, D);
+  }
+  static int bytes(const Sequences& s) {
+    CausalBackward pass;
+    return (int)((pass.lay_out(nullptr, s.D, s.M) - (R*)nullptr) * sizeof(R));
+  }
+
+  LINPIX_BODY run(Threads<BLOCK>& threads, const Sequences& s) {
+    CausalBackward x;
+    x.lay_out((R*)threads.shared, s.D, s.M);
+    threads.follow();
+    x.clear(threads, s);
+    for (int64_t t = 0; t < s.tokens; t += C) x.queries(threads, s, place_of(s, threads.x, t));
+    x.clear(threads, s);
+    for (int64_t t = (s.tokens - 1) / C * C; t >= 0; t -= C) x.keys_and_values(threads, s, place_of(s, threads.x, t));
+  }
+
+ private:
+  LINPIX_INLINE void clear(Threads<BLOCK>& threads, const Sequences& s) const {
+    threads.each([&](int thread) {
+      for (int i = thread; i < (s.M + 1) * S.row; i += BLOCK) S.at[i] = 0;
+    });
+    threads.barrier();
+  }
+
+  // A chunk, with what it needs of its results; ends with a barrier.
+  LINPIX_INLINE void begin(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
+    threads.each([&](int thread) {
+      read<R, E, BLOCK>(thread, s.q, p, s.D, true, q);
+      read<R, E, BLOCK>(thread, s.k, p, s.D, true, k);
+      read<R, E, BLOCK>(thread, s.v, p, s.M, false, v);
+      read<R, E, BLOCK>(thread, s.g, p, s.M, false, n);
+    });
+    threads.barrier();
+    threads.each([&](int i) {
+      if (i >= C) return;
+      v(i, s.M) = i < p.count ? 1 : 0;
+      n(i, s.M) = 0;
+      if (i >= p.count) return;
+      const R normaliser = *p.token<R>(s.normaliser, i);
+      const E* y = p.token<E>(s.y, i);
+      R down = 0;
+      for (int m = 0; m < s.M; ++m) {
+        down = multiply_add(n(i, m), number(y[m]), down);
+        n(i, m) = n(i, m) / normaliser;
+      }
+      n(i, s.M) = -down / normaliser;
+    });
+    threads.barrier();
+  }
+
+  // (i, j) for j <= i: what came down to token i, times the value of token j
+  LINPIX_INLINE void fill_gradients(int thread, const Sequences& s) const {
+    product<BLOCK, R>(thread, C, C, s.M + 1, [&](int i, int m) { return n(i, m); },
+                      [&](int m, int j) { return v(j, m); },
+                      [&](int i, int j, R sum) { gradients(i, j) = j <= i ? sum : 0; });
+  }
+
+  // Through the feature map: phi'(x) = 1 where x > 0, and there phi(x) > 1; else it is phi(x).
+  static LINPIX_INLINE void write(const Heads& to, const Place& p, int i, int d, R mapped, R gradient) {
+    if (i < p.count) put(p.token<E>(to, i) + d, gradient * (mapped < 1 ? mapped : 1));
+  }
+
+  // Equation 13, from the first chunk to the last; S is the state before the chunk: (value or one, key).
+  LINPIX_INLINE void queries(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
+    const int D = s.D, M = s.M;
+    begin(threads, s, p);
+    threads.each([&](int thread) { fill_gradients(thread, s); });
+    threads.barrier();
+    threads.each([&](int thread) {
+      product<BLOCK, R>(thread, C, D, C + M + 1,
+                        [&](int i, int j) { return j < C ? gradients(i, j) : n(i, j - C); },
+                        [&](int j, int d) { return j < C ? k(j, d) : S(j - C, d); },
+                        [&](int i, int d, R sum) { write(s.dq, p, i, d, q(i, d), sum); });
+    });
+    threads.barrier();
+    threads.each([&](int thread) {
+      product<BLOCK, R>(thread, M + 1, D, C, [&](int m, int j) { return v(j, m); },
+                        [&](int j, int d) { return k(j, d); },
+                        [&](int m, int d, R sum) { S(m, d) = S(m, d) + sum; });
+    });
+    threads.barrier();
+  }
+
+  // Equations 14 and 15, from the last chunk to the first; S is what comes after the chunk: (from above, query).
+  LINPIX_INLINE void keys_and_values(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
+    const int D = s.D, M = s.M;
+    begin(threads, s, p);
+    threads.each([&](int thread) {
+      fill_gradients(thread, s);
+      product<BLOCK, R>(thread, C, C, D, [&](int i, int d) { return q(i, d); }, [&](int d, int j) { return k(j, d); },
+                        [&](int i, int j, R sum) { scores(i, j) = j <= i ? sum : 0; });
+    });
+    threads.barrier();
+    threads.each([&](int thread) {
+      product<BLOCK, R>(thread, C, D, C + M + 1,
+                        [&](int j, int i) { return i < C ? gradients(i, j) : v(j, i - C); },
+                        [&](int i, int d) { return i < C ? q(i, d) : S(i - C, d); },
+                        [&](int j, int d, R sum) { write(s.dk, p, j, d, k(j, d), sum); });
+      product<BLOCK, R>(thread, C, M, C + D, [&](int j, int i) { return i < C ? scores(i, j) : k(j, i - C); },
+                        [&](int i, int m) { return i < C ? n(i, m) : S(m, i - C); }, [&](int j, int m, R sum) {
+                          if (j < p.count) put(p.token<E>(s.dv, j) + m, sum);
+                        });
+    });
+    threads.barrier();
+    threads.each([&](int thread) {
+      product<BLOCK, R>(thread, M + 1, D, C, [&](int m, int i) { return n(i, m); },
+                        [&](int i, int d) { return q(i, d); },
+                        [&](int m, int d, R sum) { S(m, d) = S(m, d) + sum; });
+    });
+    threads.barrier();
+  }
+};
+
+}  // namespace linpix::LINPIX_ISA
