@@ -1,17 +1,19 @@
 """What a report's table and its picture both need: the paper's figures, and how a figure is written."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Report = dict[str, Any]
 Result = dict[str, Any]
 
-# Tables 4 and 5 of "Transformers are RNNs" (2020). Its factors are left out: they follow from the figures.
+# Tables 1, 2, 4 and 5 of "Transformers are RNNs" (2020): 4 has the rows of 1 (MNIST) and 2 (CIFAR-10), and one more.
+# Its factors are left out: they follow from the figures.
 PAPER: dict[str, Any] = {
-    "source": "Katharopoulos et al., Transformers are RNNs, ICML 2020, tables 4 and 5",
+    "source": "Katharopoulos et al., Transformers are RNNs, ICML 2020, tables 1, 2, 4 and 5",
     "device": "one P40-class GPU, in table 5 also on a CPU that is not named",
-    "columns": {"bits_per_dim": "table 4", "images_per_second": "table 4; batch sizes differ between methods",
+    "columns": {"bits_per_dim": "tables 1, 2 and 4",
+                "images_per_second": "tables 1, 2 and 4; batch sizes differ between methods",
                 "cpu_seconds": "table 5, one image alone", "gpu_seconds": "table 5, one image alone"},
     "mnist": {
         "softmax": {"bits_per_dim": 0.621, "images_per_second": 0.45,
@@ -44,6 +46,18 @@ ORDER = ("softmax", "stateful-softmax", "lsh-1", "lsh-4", "linear")  # of the pa
 
 def dataset_of(report: Report) -> tuple[str, str]:
     return DATASETS.get(report["subpixels"], DATASETS[784])
+
+
+def title_of(report: Report) -> str:
+    """The model, and the kinds of attention that were compared."""
+    kinds = {"linear": ("linear",), "softmax": ("softmax", "stateful-softmax"), "lsh": ("lsh-1", "lsh-4")}
+    ran = {result["backend"] for result in report["results"]}
+    names = [kind for kind, backends in kinds.items() if ran.intersection(backends)]
+    return f"{report['model']}: {listed(names)} attention"
+
+
+def listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def results_of(results: list[Result], backend: str, engine: str) -> list[Result]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from xml.sax.saxutils import escape
 
-from server.figures import Report, Result, dataset_of, duration, machine_of
+from server.figures import Report, Result, dataset_of, duration, machine_of, title_of
 
 _HEIGHT, _TOP, _BOTTOM = 430, 92, 352    # pixels; the plots stand between top and bottom
 _LEFT, _WIDE = 70, 380                   # of the step plot
@@ -29,16 +29,17 @@ def svg(report: Report) -> str:
     series = sorted({(result["backend"], result["engine"]) for result in results}, key=_place)
     left = _LEFT + _WIDE + 80
     groups = [(f"B = {batch}", [r for r in results if r["batch"] == batch]) for batch in batches]
-    width = left + max(320, sum(len(bars) * _BAR + _GAP for _, bars in groups) + 3 * _BAR + 4 * _GAP) + 10
+    groups.append((f"paper, {dataset_of(report)[1]}", _paper_bars(report, {result["backend"] for result in results})))
+    width = left + max(320, sum(len(bars) * _BAR + _GAP for _, bars in groups) + 3 * _GAP) + 10
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT}" width="{width}" '
         f'height="{_HEIGHT}" role="img">',
-        f"<title>{escape(report['model'])}: what linear and softmax attention cost</title>",
+        f"<title>{escape(title_of(report))}: what a step costs, and images per second</title>",
         f"<style>{_STYLE}</style>", f'<rect class="page" width="{width}" height="{_HEIGHT}"/>',
-        _text(16, 26, f"{report['model']}: linear and softmax attention", "title"),
+        _text(16, 26, title_of(report), "title"),
         *_legend(series, any(result["estimated"] for result in results)),
         *(_step_plot(report, [r for r in results if r["batch"] == batches[-1]]) if batches else ()),
-        *(_bar_plot(report, groups, left, width - 10) if batches else ()),
+        *(_bar_plot(groups, left, width - 10) if batches else ()),
         _text(16, _HEIGHT - 12, machine_of(report), "small faint"), "</svg>"]
     return "\n".join(parts) + "\n"
 
@@ -85,19 +86,19 @@ def _step_plot(report: Report, results: list[Result]) -> list[str]:
     return parts
 
 
-def _bar_plot(report: Report, groups: list[tuple[str, list[Result]]], left: float, right: float) -> list[str]:
-    dataset, title = dataset_of(report)
-    paper = [{"backend": name, "engine": "eager", "estimated": False,
-              "images_per_second": figures["images_per_second"]}
-             for name, figures in report["paper"][dataset].items()
-             if any(bar["backend"] == name for _, bars in groups for bar in bars)]
-    everything = [*groups, (f"paper, {title}", paper)]
-    y, low, high = _log_axis([bar["images_per_second"] for _, bars in everything for bar in bars])
+def _paper_bars(report: Report, backends: set[str]) -> list[Result]:
+    return [{"backend": name, "engine": "eager", "estimated": False, "images_per_second": figures["images_per_second"]}
+            for name, figures in report["paper"][dataset_of(report)[0]].items() if name in backends]
+
+
+def _bar_plot(groups: list[tuple[str, list[Result]]], left: float, right: float) -> list[str]:
+    """Groups of bars, each with what stands below it; the last are the paper's."""
+    y, low, high = _log_axis([bar["images_per_second"] for _, bars in groups for bar in bars])
     parts = [_text(left, 78, "Images per second, by batch (log)", "title"),
              *_decades(y, low, high, left, right, lambda tick: f"{tick:g}")]
     x = left + _GAP
-    for label, bars in everything:
-        if bars is paper:
+    for label, bars in groups:
+        if bars is groups[-1][1]:
             parts.append(f'<line class="axis" x1="{x:g}" y1="{_TOP}" x2="{x:g}" y2="{_BOTTOM + 40}" '
                          'stroke-dasharray="3 3"/>')
             x += _GAP

@@ -7,7 +7,18 @@ import json
 import os
 from pathlib import Path
 
-from server.figures import DATASETS, ORDER, Report, Result, dataset_of, duration, figure, machine_of, results_of
+from server.figures import (
+    DATASETS,
+    ORDER,
+    Report,
+    Result,
+    dataset_of,
+    duration,
+    figure,
+    machine_of,
+    results_of,
+    title_of,
+)
 from server.plot import svg
 
 
@@ -30,57 +41,19 @@ def table(report: Report) -> str:
         mark = "~" if result["estimated"] else ""
         rows.append((result["backend"], result["engine"], str(result["batch"]),
                      figure(result["images_per_second"], mark), figure(result["seconds_per_image"], mark),
-                     _size(result["state_bytes"]), _ratio(result["tail_over_head"]),
-                     figure(result["bits_per_dim"])))
+                     _size(result["state_bytes"]), _ratio(result["tail_over_head"]), _bits(result)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) if index < 2 else cell.rjust(width)
                        for index, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in rows]
-    marks = "~ estimated from the steps at some positions; s/image: until the batch is done"
+    marks = ("~ estimated from the steps at some positions; s/image: until the batch is done; "
+             "* not strictly autoregressive")
     return "\n".join([*lines, "", marks, *_remarks(report)])
 
 
 def markdown(report: Report) -> str:
     """The paper's tables beside ours."""
     dataset, title = dataset_of(report)
-    paper, results = report["paper"][dataset], report["results"]
-    engines = sorted({result["engine"] for result in results})
-    rows = [(backend, engine) for backend in ORDER
-            for engine in [engine for engine in engines if results_of(results, backend, engine)]
-            or ([""] if backend in paper else [])]  # the paper has backends that did not run here
-    batches = sorted({result["batch"] for result in results})
-
-    def at(backend: str, engine: str, batch: int) -> Result:
-        return next((r for r in results_of(results, backend, engine) if r["batch"] == batch), {})
-
-    def name(backend: str, engine: str) -> str:
-        return f"{backend} ({engine})" if engine and len(engines) > 1 else backend
-
-    throughput = [["backend", "bits/dim", *(f"images/s, B = {batch}" for batch in batches),
-                   "paper: bits/dim", "paper: images/s"]]
-    alone = [["backend", "seconds", "paper: CPU", "paper: GPU"]]
-    for backend, engine in rows:
-        ours = [at(backend, engine, batch) for batch in batches]
-        against = [at("softmax", engine, batch).get("images_per_second") for batch in batches]
-        theirs = paper.get(backend, {})
-        throughput.append([
-            name(backend, engine), figure(ours[0].get("bits_per_dim")),
-            *(_measured(one, "images_per_second", base)
-              for one, base in zip(ours, against, strict=True)),
-            _printed(theirs, "bits_per_dim"),
-            _printed(theirs, "images_per_second", paper["softmax"])])
-        one, base = at(backend, engine, 1), at("linear", engine, 1).get("seconds_per_image")
-        alone.append([
-            name(backend, engine), _measured(one, "seconds_per_image", base),
-            *(_printed(theirs, device, paper["linear"]) for device in ("cpu_seconds", "gpu_seconds"))])
-    steps = [["backend", "B", "first step", "middle step", "last step", "last / first tenth",
-              "state per image"]]
-    for backend, engine in rows:
-        for result in results_of(results, backend, engine):
-            points = result["step_seconds"]
-            chosen = (points[0], points[len(points) // 2], points[-1]) if points else ()
-            steps.append([name(backend, engine), str(result["batch"]),
-                          *([duration(point["seconds"]) for point in chosen] or ["-"] * 3),
-                          _ratio(result["tail_over_head"]), _size(result["state_bytes"])])
+    engines = sorted({result["engine"] for result in report["results"]})
     command = f"`{report['command']}` · " if report["command"] else ""
     commit = f"commit `{report['commit']}` · " if report["commit"] else ""
     sizes = (f"The paper's networks have {16 if dataset == 'cifar10' else 8} layers of width 256, this one "
@@ -88,38 +61,90 @@ def markdown(report: Report) -> str:
     if report["subpixels"] not in DATASETS:
         sizes += f" Its images have {report['subpixels']} sub-pixels, MNIST's 784: compare factors only."
     return "\n".join([
-        f"# {report['model']}: linear and softmax attention",
+        f"# {title_of(report)}",
         "",
         f"{command}{commit}{report['created']}  ",
         f"{machine_of(report)} · {', '.join(engines)} engine",
         "",
-        "## Images per second (the paper's table 4)",
+        f"## Bits/dim and images per second (the paper's tables {2 if dataset == 'cifar10' else 1} and 4)",
         "",
-        *_grid(throughput),
+        *_grid(_throughput(report)),
         "",
         f"Factors against softmax at the same batch and engine. The paper: {title} on "
         f"{report['paper']['device']}. {sizes}",
         "",
         "## Seconds for one image alone (table 5)",
         "",
-        *_grid(alone),
+        *_grid(_alone(report)),
         "",
         "Factors against linear.",
         "",
         "## What a step costs",
         "",
-        *_grid(steps),
+        *_grid(_steps(report)),
         "",
         *(f"- {remark}" for remark in (
             "`~`: estimated from the steps at some positions (report.json lists them), with straight lines "
             "between; the others are whole decodes with drawing, from the first sub-pixel to the last.",
-            "Steps are lower quartiles over rounds through the positions, there and back. softmax keeps no "
-            "state and computes its whole prefix again at each position; stateful-softmax keeps all keys "
+            "Steps are lower quartiles over rounds through the positions, there and back. softmax, lsh-1 and lsh-4 "
+            "keep no state and compute their whole prefix again at each position; stateful-softmax keeps all keys "
             "and values.",
             *_remarks(report))),
         "",
         "![cost of a step, and images per second](report.svg)",
         ""])
+
+
+def _throughput(report: Report) -> list[list[str]]:
+    """Bits/dim and images per second, with factors against softmax."""
+    paper, batches = report["paper"][dataset_of(report)[0]], sorted({r["batch"] for r in report["results"]})
+    grid = [["backend", "bits/dim", *(f"images/s, B = {batch}" for batch in batches),
+             "paper: bits/dim", "paper: images/s"]]
+    for name, backend, engine in _rows(report):
+        ours = [_at(report, backend, engine, batch) for batch in batches]
+        bases = [_at(report, "softmax", engine, batch).get("images_per_second") for batch in batches]
+        theirs = paper.get(backend, {})
+        grid.append([name, _bits(ours[0]),
+                     *(_measured(one, "images_per_second", base) for one, base in zip(ours, bases, strict=True)),
+                     _printed(theirs, "bits_per_dim"), _printed(theirs, "images_per_second", paper["softmax"])])
+    return grid
+
+
+def _alone(report: Report) -> list[list[str]]:
+    """Seconds for one image, with factors against linear."""
+    paper = report["paper"][dataset_of(report)[0]]
+    grid = [["backend", "seconds", "paper: CPU", "paper: GPU"]]
+    for name, backend, engine in _rows(report):
+        base = _at(report, "linear", engine, 1).get("seconds_per_image")
+        grid.append([name, _measured(_at(report, backend, engine, 1), "seconds_per_image", base),
+                     *(_printed(paper.get(backend, {}), device, paper["linear"])
+                       for device in ("cpu_seconds", "gpu_seconds"))])
+    return grid
+
+
+def _steps(report: Report) -> list[list[str]]:
+    grid = [["backend", "B", "first step", "middle step", "last step", "last / first tenth", "state per image"]]
+    for name, backend, engine in _rows(report):
+        for result in results_of(report["results"], backend, engine):
+            points = result["step_seconds"]
+            chosen = (points[0], points[len(points) // 2], points[-1]) if points else ()
+            grid.append([name, str(result["batch"]),
+                         *([duration(point["seconds"]) for point in chosen] or ["-"] * 3),
+                         _ratio(result["tail_over_head"]), _size(result["state_bytes"])])
+    return grid
+
+
+def _rows(report: Report) -> list[tuple[str, str, str]]:
+    """Name, backend and engine, in the paper's order; the paper has backends that did not run here."""
+    paper, results = report["paper"][dataset_of(report)[0]], report["results"]
+    engines = sorted({result["engine"] for result in results})
+    return [(f"{backend} ({engine})" if engine and len(engines) > 1 else backend, backend, engine) for backend in ORDER
+            for engine in [engine for engine in engines if results_of(results, backend, engine)]
+            or ([""] if backend in paper else [])]
+
+
+def _at(report: Report, backend: str, engine: str, batch: int) -> Result:
+    return next((r for r in results_of(report["results"], backend, engine) if r["batch"] == batch), {})
 
 
 def _remarks(report: Report) -> list[str]:
@@ -134,6 +159,12 @@ def _grid(rows: list[list[str]]) -> list[str]:
     """A Markdown table; the first row is its head, the first column its names."""
     rule = ["---", *["---:"] * (len(rows[0]) - 1)]
     return ["| " + " | ".join(row) + " |" for row in (rows[0], rule, *rows[1:])]
+
+
+def _bits(result: Result) -> str:
+    """bits/dim, with a star where it is not strictly autoregressive."""
+    bits = result.get("bits_per_dim")
+    return figure(bits) + ("*" if bits and result.get("exception") else "")
 
 
 def _measured(result: Result, field: str, base: float | None) -> str:

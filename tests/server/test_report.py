@@ -19,7 +19,7 @@ def result(backend: str, batch: int, seconds: float, **changes) -> dict:
     return {"backend": backend, "engine": "eager", "weights": None, "batch": batch,
             "images_per_second": batch / seconds, "seconds_per_image": seconds, "state_bytes": 67584,
             "step_seconds": steps, "tail_over_head": 1.9, "estimated": False, "positions": None,
-            "bits_per_dim": 0.912, "note": None} | changes
+            "bits_per_dim": 0.912, "exception": None, "note": None} | changes
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def report() -> dict:
     nothing = {"images_per_second": None, "seconds_per_image": None, "step_seconds": [],
                "tail_over_head": None, "estimated": True}
     return {
-        "model": "mnist-<small> & co", "digest": "d" * 64, "attention": "linear", "twin": None,
+        "model": "mnist-<small> & co", "digest": "d" * 64, "attention": "linear", "twins": [],
         "subpixels": 784, "layers": 4, "d_model": 128, "budget_s": 60.0, "spent_s": 58.0,
         "created": "2026-11-20T12:00:00+00:00",
         "machine": {"cpu": "Some CPU", "cores": 2, "threads": 2, "torch": "2.13", "platform": "Linux",
@@ -83,6 +83,28 @@ def test_ours_stands_beside_the_papers_with_factors_of_its_own(report):
     assert set(lines) >= {"softmax", "stateful-softmax", "linear"}
 
 
+def test_lsh_has_its_lines_beside_the_papers_and_its_bits_per_dim_a_star(report):
+    reason = "Sorting by hash looks at later sub-pixels too"
+    report["results"] += [result("lsh-1", 1, 10.0, bits_per_dim=1.23, exception=reason, estimated=True),
+                          result("lsh-4", 1, 20.0, bits_per_dim=None, exception=reason)]
+    throughput, alone = markdown(report).split("## ")[1:3]
+    assert "tables 1 and 4" in throughput
+    assert "| lsh-1 | 1.23* | ~0.100 (0.500x) | - | 0.745 | 0.68 (1.51x) |" in throughput
+    assert "| lsh-4 | - | 0.0500 (0.250x) | - | 0.676 | 0.27 (0.600x) |" in throughput
+    assert "| lsh-1 | ~10.0 (16.7x) | 46 (8.36x) | 19.2 (2.63x) |" in alone
+    assert "| linear | 0.912 |" in throughput and "1.23*" in table(report) and "0.912*" not in table(report)
+    words = " ".join(element.text or "" for element in ElementTree.fromstring(svg(report)).iter(f"{SVG}text"))
+    assert "lsh-1" in words and "lsh-4" in words
+
+
+def test_the_title_names_the_attention_that_was_compared(report):
+    assert markdown(report).startswith("# mnist-<small> & co: linear and softmax attention\n")
+    report["results"].append(result("lsh-4", 1, 20.0))
+    assert markdown(report).startswith("# mnist-<small> & co: linear, softmax and lsh attention\n")
+    report["results"] = report["results"][:1]
+    assert "mnist-&lt;small&gt; &amp; co: linear attention<" in svg(report)
+
+
 def test_seconds_alone_are_the_papers_table_5(report):
     alone = markdown(report).split("## Seconds")[1].split("##")[0]
     assert "| softmax | 5.00 (8.33x) | 72.6 (13.2x) | 10.2 (1.40x) |" in alone
@@ -118,7 +140,8 @@ def test_engines_are_kept_apart(report, form):
 
 
 def test_cifar_stands_beside_the_papers_cifar(report):
-    assert "17.85" in markdown(report | {"subpixels": 3072})
+    text = markdown(report | {"subpixels": 3072})
+    assert "17.85" in text and "tables 2 and 4" in text
     assert "paper, CIFAR-10" in svg(report | {"subpixels": 3072})
 
 
