@@ -81,8 +81,10 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
 
     comparing = command("server", "compare", "measure attention backends side by side")
     _model_flags(comparing)
-    comparing.add_argument("--backends", help="comma-separated; default: all")
-    comparing.add_argument("--all", action="store_true", help="all backends")
+    which = comparing.add_mutually_exclusive_group()
+    which.add_argument("--backends", help="comma-separated, of linear, softmax, stateful-softmax, lsh-1, lsh-4; "
+                                          "default: all")
+    which.add_argument("--all", action="store_true", help="all backends")
     comparing.add_argument("--batch", type=_integers, default=[1, 16, 64], help="comma-separated batch sizes")
     comparing.add_argument("--budget", type=_number(float, 1), default=60.0, help="seconds to measure in")
     comparing.add_argument("--out", help="folder for report.json, report.md and report.svg")

@@ -1,8 +1,8 @@
 """What a comparison runs: a network with one kind of attention, stepping on memory or recomputing everything.
 
-`linear` and `stateful-softmax` keep a memory per image and take one step a sub-pixel; `softmax` keeps
-nothing but the image and runs the parallel form over the whole prefix at every position, which is the
-paper's baseline. `linear` is run by the compiled engine as well, where that is there.
+`linear` and `stateful-softmax` keep a memory per image and take one step a sub-pixel; `softmax`, `lsh-1` and `lsh-4`
+keep nothing but the image and run the parallel form over the whole prefix at every position, which are the paper's
+baselines. `linear` is run by the compiled engine as well, where that is there.
 """
 
 import dataclasses
@@ -10,22 +10,38 @@ import os
 import time
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from model.attention import attention_for
 from model.attention.linear import RecurrentState
-from model.attention.softmax import softmax_attention
-from model.config import AttentionKind, ModelConfig
+from model.config import ModelConfig
 from model.generate import decode_threads, draw_subpixel
 from model.inputs import START
 from model.packing import PRECISIONS, choose, pack
 from model.transformer import Attend, Transformer
 
-BACKENDS = ("linear", "softmax", "stateful-softmax")
 QUANTUM_S = 0.05     # a call of the compiled engine lasts so long at most: live requests wait for its end
-PASS_SIZE = 2**19    # tokens x d_model of a parallel pass, at most: bounds memory, and more is no faster
+PASS_SIZE = 2**19    # tokens x d_model x hashings of a parallel pass, at most: bounds memory, and more is no faster
+
+
+class Form(NamedTuple):
+    """How a backend decodes."""
+
+    attention: dict[str, Any]  # what tells the configuration of its weights from other attention
+    keeps: bool                # a memory per image, and steps on it; else each position computes its whole prefix again
+
+
+FORMS = {
+    "linear": Form({"attention": "linear"}, keeps=True),
+    "softmax": Form({"attention": "softmax"}, keeps=False),
+    "stateful-softmax": Form({"attention": "softmax"}, keeps=True),
+    "lsh-1": Form({"attention": "lsh", "lsh_rounds": 1}, keeps=False),
+    "lsh-4": Form({"attention": "lsh", "lsh_rounds": 4}, keeps=False),
+}
+BACKENDS = tuple(FORMS)
 
 
 class Backend:
@@ -36,7 +52,7 @@ class Backend:
 
     def __init__(self, name: str, net: Transformer, rows: int) -> None:
         self.name, self.net, self.rows = name, net, rows
-        self.state = None if name == "softmax" else attention_for(net.config).new_state(rows)
+        self.state = net.attention.new_state(rows) if FORMS[name].keeps else None
         self._slots = torch.arange(1, rows + 1)
         self._start = torch.full((rows,), START)
         self._heat = torch.ones(rows)
@@ -66,7 +82,7 @@ class Backend:
             for t in range(max(first_position(self.net.config), last - 3), last + 1):  # each writes its token again
                 stepped = self.net.step(canvas, torch.tensor([t]), start, self.state, slots)
                 yield
-            recomputed = yield from _parallel(self.net, canvas, last, start, _softmax)
+            recomputed = yield from _parallel(self.net, canvas, last, start, self.net.attention.parallel)
             worst = max(worst, float((stepped - recomputed).abs().max()))
         return worst
 
@@ -82,7 +98,7 @@ class Backend:
         rows = len(canvas)
         positions = torch.full((rows,), t)
         if self.state is None:
-            parameters = yield from _parallel(self.net, canvas, t, self._start[:rows], _softmax)
+            parameters = yield from _parallel(self.net, canvas, t, self._start[:rows], self.net.attention.parallel)
         else:
             with decode_threads(self.net, rows):
                 parameters = self.net.step(canvas, positions, self._start[:rows], self.state, self._slots[:rows])
@@ -135,20 +151,22 @@ def _parallel(net: Transformer, canvas: Tensor, t: int, start: Tensor,
     return parameters
 
 
-def _softmax(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return softmax_attention(q, k, v)
+def config_of(backend: str, config: ModelConfig) -> ModelConfig:
+    """The configuration of a backend's weights, all but attention being that of `config`."""
+    return dataclasses.replace(config, **FORMS[backend].attention)
 
 
 def rows_together(backend: str, config: ModelConfig, batch: int, t: int) -> int:
-    """Rows of a batch that go through the network in one pass: all, or for softmax what PASS_SIZE allows."""
-    return batch if backend != "softmax" else min(batch, max(1, PASS_SIZE // config.d_model // (t + 1)))
+    """Rows of a batch that go through the network in one pass: all, or of whole prefixes what PASS_SIZE allows."""
+    form = FORMS[backend]
+    rounds = form.attention.get("lsh_rounds")
+    tokens = rounds * max(t + 1, config.lsh_chunk) if rounds else t + 1  # lsh pads to whole chunks
+    return batch if form.keeps else min(batch, max(1, PASS_SIZE // config.d_model // tokens))
 
 
 def state_bytes(backend: str, config: ModelConfig) -> int:
-    """Per image, beside its sub-pixels: softmax by recomputation keeps nothing else."""
-    if backend == "softmax":
-        return 0
-    return attention_for(dataclasses.replace(config, attention=attention_of(backend))).state_bytes
+    """Per image, beside its sub-pixels: who computes prefixes again keeps nothing else."""
+    return attention_for(config_of(backend, config)).state_bytes if FORMS[backend].keeps else 0
 
 
 def first_position(config: ModelConfig) -> int:
@@ -156,18 +174,10 @@ def first_position(config: ModelConfig) -> int:
     return 1 if config.first_marginal else 0
 
 
-def attention_of(backend: str) -> AttentionKind:
-    return "linear" if backend == "linear" else "softmax"
-
-
-def other_attention(attention: AttentionKind) -> AttentionKind:
-    return "softmax" if attention == "linear" else "linear"
-
-
-def random_net(config: ModelConfig, attention: AttentionKind) -> Transformer:
+def random_net(config: ModelConfig) -> Transformer:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return Transformer(dataclasses.replace(config, attention=attention)).eval().requires_grad_(False)
+        return Transformer(config).eval().requires_grad_(False)
 
 
 def free_bytes() -> int:

@@ -28,9 +28,10 @@ from model.philox import MAX_SEED
 from server import app, pictures, report
 from server.backends import BACKENDS
 from server.batcher import Batcher
-from server.compare import Comparison, ComparisonPlan, find_twins
+from server.compare import Comparison, ComparisonPlan
 from server.engine import ImageSpec, new_engine
 from server.settings import Settings
+from server.twins import find_twins
 
 
 def serve(given: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ from server.envelope import documented, event_stream
 from server.errors import Draining, InvalidRequest, Starting
 from server.schemas import CompareBody, Comparison, Health, ModelCard, ModelList
 from server.service import ServiceDep
+from server.twins import find_twins
 
 router = APIRouter()
 STATIC = Path(__file__).parent / "static"
@@ -66,7 +67,7 @@ async def begin_comparison(body: CompareBody, service: ServiceDep) -> dict[str, 
     checkpoint = batcher.engine.checkpoint
 
     def make() -> compare.Comparison:
-        return compare.Comparison(checkpoint, compare.find_twins(checkpoint, checkpoint.folder.parent), plan)
+        return compare.Comparison(checkpoint, find_twins(checkpoint, checkpoint.folder.parent), plan)
 
     return service.comparisons.begin(name, body.budget, make).to_json()
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from model.philox import MAX_SEED
+from server.backends import BACKENDS
 
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED, description="image i uses seed + i; drawn if absent")]
 Temperature = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False,
@@ -39,7 +40,8 @@ class CompareBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: Model | None = None
-    backends: Annotated[list[str], Field(min_length=1, max_length=8, description="default: all")] | None = None
+    backends: Annotated[list[str], Field(min_length=1, max_length=8,
+                                         description=f"of {', '.join(BACKENDS)}; default: all")] | None = None
     batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8)] = [1, 16]
     budget: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False, description="seconds to measure in")] = 30.0
 

@@ -111,7 +111,8 @@ def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, a
 
 @pytest.mark.parametrize("arguments", [["sample", "--model", "m", "--out", "o", "--count", "0"],
                                        ["sample", "--model", "m", "--out", "o", "--temperature", "nan"],
-                                       ["compare", "--model", "m", "--batch", "1,x"], ["fly"], []])
+                                       ["compare", "--model", "m", "--batch", "1,x"],
+                                       ["compare", "--model", "m", "--all", "--backends", "linear"], ["fly"], []])
 def test_a_flag_out_of_range_is_named(arguments):
     ended = linpix(*arguments)
     assert ended.returncode == 2
@@ -165,5 +166,6 @@ def test_train_export_evaluate_and_compare_follow_each_other(tmp_path):
     assert (tmp_path / "grid.png").exists()
     report = json.loads(succeeds("compare", "--model", shipped, "--batch", "1,2", "--budget", 2, "--out",
                                  tmp_path / "report", "--json").stdout)
-    assert {result["backend"] for result in report["results"]} == {"linear", "softmax", "stateful-softmax"}
+    assert {result["backend"] for result in report["results"]} == {"linear", "softmax", "stateful-softmax", "lsh-1",
+                                                                   "lsh-4"}
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["report.json", "report.md", "report.svg"]

@@ -11,7 +11,7 @@ import torch
 
 from model import checkpoint as checkpoints
 from model import ops
-from model.attention import attention_for
+from model.attention import attention_for, softmax
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.generate import generate, noise_of
@@ -19,7 +19,9 @@ from model.packing import choose
 from model.transformer import Transformer
 from server import backends, compare
 from server.backends import BACKENDS, Backend, CompiledBackend
-from server.compare import Comparison, ComparisonPlan, find_twins, integrate
+from server.compare import Comparison, ComparisonPlan
+from server.measurement import integrate
+from server.twins import find_twins
 
 CONFIG = ModelConfig(height=4, width=5, layers=2, heads=2, key_dim=4, value_dim=4, d_model=16, d_ff=16,
                      mixtures=2, classes=3, neighbours=((-1, 0, 0),))
@@ -68,7 +70,8 @@ def test_a_report_has_a_line_for_every_backend_and_batch():
             "results"} <= report.keys()
     assert {"cpu", "cores", "threads", "torch", "platform"} <= report["machine"].keys()
     compiled = [("linear", "compiled", choose(CONFIG).precision)] if ops.compiled else []
-    kinds = [*compiled, *((backend, "eager", "fp32") for backend in ("linear", "stateful-softmax", "softmax"))]
+    kinds = [*compiled, *((backend, "eager", "fp32")
+                         for backend in ("linear", "stateful-softmax", "softmax", "lsh-1", "lsh-4"))]
     assert [(r["backend"], r["engine"], r["precision"], r["batch"]) for r in report["results"]] == [
         (*kind, batch) for batch in (1, 3) for kind in kinds]
     for result in report["results"]:
@@ -85,13 +88,14 @@ def test_step_times_reach_into_the_first_and_the_last_tenth():
 
 
 def test_the_softmax_forms_agree():
-    difference = finished(Comparison(make(), (), plan(), clock=Ticks()))["largest_logit_difference"]
-    assert 0 < difference < 1e-5
+    report = finished(Comparison(make(), (), plan(backends=("softmax", "stateful-softmax")), clock=Ticks()))
+    assert 0 < report["largest_logit_difference"] < 1e-5
 
 
 def test_a_softmax_form_that_is_wrong_shows(monkeypatch):
-    monkeypatch.setattr(backends, "softmax_attention", lambda q, k, v: v)
-    assert finished(Comparison(make(), (), plan(), clock=Ticks()))["largest_logit_difference"] > 1e-3
+    monkeypatch.setattr(softmax.Kind, "parallel", lambda self, layer, q, k, v: v)
+    report = finished(Comparison(make(), (), plan(backends=("softmax", "stateful-softmax")), clock=Ticks()))
+    assert report["largest_logit_difference"] > 1e-3
 
 
 def test_with_time_enough_whole_images_are_decoded():
@@ -126,7 +130,7 @@ def test_the_compiled_engine_draws_the_images_that_generate_draws():
 
 
 def test_with_less_time_the_figure_comes_from_some_positions():
-    report = finished(Comparison(make(), (), plan(budget_s=TICK * 1200), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(budget_s=TICK * 2000), clock=Ticks()))
     estimated = [result for result in report["results"] if result["estimated"]]
     assert estimated
     for result in estimated:
@@ -189,17 +193,17 @@ def test_a_report_on_the_way_lacks_figures_and_not_keys():
     assert all(result["images_per_second"] is None for result in first["results"])
 
 
-def test_softmax_keeps_nothing_and_stateful_softmax_keeps_everything():
-    report = finished(Comparison(make(), (), plan(), clock=Ticks()))
+def test_who_computes_prefixes_again_keeps_nothing_and_stateful_softmax_keeps_everything():
+    report = Comparison(make(), (), plan()).report
     sizes = {result["backend"]: result["state_bytes"] for result in report["results"]}
-    assert sizes == {"softmax": 0, "stateful-softmax": 4 * 2 * 2 * 20 * (4 + 4),
+    assert sizes == {"softmax": 0, "lsh-1": 0, "lsh-4": 0, "stateful-softmax": 4 * 2 * 2 * 20 * (4 + 4),
                      "linear": 4 * 2 * 2 * 4 * (4 + 1)}
 
 
 def test_states_that_do_not_fit_in_memory_are_refused(monkeypatch):
     keys_and_values = attention_for(dataclasses.replace(CONFIG, attention="softmax")).state_bytes
     monkeypatch.setattr(compare, "free_bytes", lambda: int(2 * keys_and_values / compare.MEMORY_SHARE))
-    report = finished(Comparison(make(), (), plan(), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(backends=("linear", "stateful-softmax")), clock=Ticks()))
     missing = [(r["backend"], r["batch"]) for r in report["results"] if r["images_per_second"] is None]
     assert missing == [("stateful-softmax", 3)]
 
@@ -215,17 +219,18 @@ def test_a_large_batch_is_recomputed_in_groups_of_rows(monkeypatch):
 def test_bits_per_dim_are_the_twins_and_those_of_the_most_test_images():
     twin = make("softmax", "small-softmax", twin_of="small")
     twin.provenance["bits_per_dim"] = {"validation": 4.0, "test_10000": 0.5}
-    report = finished(Comparison(make(), [twin], plan(), clock=Ticks()))
+    report = Comparison(make(), [twin], plan()).report
     assert {(r["backend"], r["weights"], r["bits_per_dim"]) for r in report["results"]} == {
         ("linear", "small", 1.0), ("softmax", "small-softmax", 0.5),
-        ("stateful-softmax", "small-softmax", 0.5)}
+        ("stateful-softmax", "small-softmax", 0.5), ("lsh-1", None, None), ("lsh-4", None, None)}
 
 
 def test_without_a_twin_the_weights_are_random_and_bits_per_dim_unknown():
-    report = finished(Comparison(make("softmax"), (), plan(), clock=Ticks()))
+    report = Comparison(make("softmax"), (), plan()).report
     assert {(r["backend"], r["weights"], r["bits_per_dim"]) for r in report["results"]} == {
-        ("linear", None, None), ("softmax", "small", 1.0), ("stateful-softmax", "small", 1.0)}
-    assert any("Random weights" in note and "linear" in note for note in report["notes"])
+        ("linear", None, None), ("softmax", "small", 1.0), ("stateful-softmax", "small", 1.0),
+        ("lsh-1", None, None), ("lsh-4", None, None)}
+    assert any("Random weights" in note and "linear, lsh-1 and lsh-4" in note for note in report["notes"])
 
 
 def test_a_model_without_a_start_token_is_compared_too():
@@ -244,8 +249,8 @@ def test_what_is_no_twin_is_refused(theirs, message):
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({"backends": ("linear", "reformer")}, "linear, softmax, stateful-softmax, got 'reformer'"),
-    ({"backends": ()}, "at least one of linear, softmax, stateful-softmax"),
+    ({"backends": ("linear", "reformer")}, "linear, softmax, stateful-softmax, lsh-1, lsh-4, got 'reformer'"),
+    ({"backends": ()}, "at least one of linear, softmax, stateful-softmax, lsh-1, lsh-4"),
     ({"batches": (0,)}, "batch must be an integer of at least 1, got 0"),
     ({"budget_s": 0.0}, "above 0, got 0.0"),
     ({"budget_s": float("nan")}, "above 0, got nan"),
@@ -274,25 +279,86 @@ def test_the_twins_are_found_from_either_side(tmp_path):
 def test_a_linear_twin_takes_the_place_of_the_model_so_that_bits_per_dim_are_of_equal_training():
     linear, softmax = make("linear", "small-linear", twin_of="small"), make("softmax", "small-softmax", twin_of="small")
     linear.provenance.update(bits_per_dim={"test_10000": 0.9}, images=76_000, minutes=45.0)
-    report = finished(Comparison(make(), [linear, softmax], plan(), clock=Ticks()))
+    report = Comparison(make(), [linear, softmax], plan()).report
     assert {(r["backend"], r["weights"], r["bits_per_dim"]) for r in report["results"]} == {
-        ("linear", "small-linear", 0.9), ("softmax", "small-softmax", 1.0), ("stateful-softmax", "small-softmax", 1.0)}
+        ("linear", "small-linear", 0.9), ("softmax", "small-softmax", 1.0), ("stateful-softmax", "small-softmax", 1.0),
+        ("lsh-1", None, None), ("lsh-4", None, None)}
     assert any("small-linear saw 76,000 images in 45 minutes" in note for note in report["notes"])
 
 
-def test_a_twin_with_another_feature_map_or_with_lsh_attention_stands_for_nobody(tmp_path):
-    relu = make("linear", "small-relu", twin_of="small", feature_map="relu")
-    lsh = make("lsh", "small-lsh", twin_of="small")
-    for one in (make(), relu, lsh):
+def test_a_twin_with_another_feature_map_stands_for_nobody(tmp_path):
+    for one in (make(), make("linear", "small-relu", twin_of="small", feature_map="relu")):
         checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
-    found = find_twins(checkpoints.read(tmp_path / "small"), tmp_path)
-    assert [twin.name for twin in found] == ["small-relu"]
     for asked, engines in (("small", {"eager", "compiled"} if ops.compiled else {"eager"}), ("small-relu", {"eager"})):
         checkpoint = checkpoints.read(tmp_path / asked)
-        report = finished(Comparison(checkpoint, find_twins(checkpoint, tmp_path), plan(), clock=Ticks()))
+        report = Comparison(checkpoint, find_twins(checkpoint, tmp_path), plan()).report
         linear = [result for result in report["results"] if result["backend"] == "linear"]
         assert {result["weights"] for result in linear} == {asked}
         assert {result["engine"] for result in linear} == engines
+
+
+def test_a_twin_that_stands_for_nobody_does_not_displace_the_model(tmp_path):
+    relu = make("linear", "small-relu", twin_of="small", feature_map="relu")
+    for one in (make(), relu, make("softmax", "small-softmax", twin_of="small")):
+        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
+    checkpoint = checkpoints.read(tmp_path / "small-softmax")
+    comparison = Comparison(checkpoint, find_twins(checkpoint, tmp_path), plan(backends=("linear",)))
+    assert {result["weights"] for result in comparison.report["results"]} == {"small"}
+
+
+def test_each_number_of_rounds_has_a_twin_of_its_own_found_from_every_side(tmp_path):
+    family = [make(), *(make("lsh", f"small-lsh-{rounds}", twin_of="small", lsh_rounds=rounds) for rounds in (1, 4)),
+              make("lsh", "small-lsh-8", twin_of="small", lsh_rounds=8),
+              make("lsh", "small-coarse", twin_of="small", lsh_rounds=4, lsh_chunk=10)]
+    for one in family:
+        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
+    for asked in ("small", "small-lsh-1", "small-lsh-4"):
+        checkpoint = checkpoints.read(tmp_path / asked)
+        report = Comparison(checkpoint, find_twins(checkpoint, tmp_path), plan()).report
+        assert {(result["backend"], result["weights"]) for result in report["results"]} == {
+            ("linear", "small"), ("softmax", None), ("stateful-softmax", None), ("lsh-1", "small-lsh-1"),
+            ("lsh-4", "small-lsh-4")}
+        assert report["twins"] == sorted({"small", "small-lsh-1", "small-lsh-4"} - {asked})
+    with pytest.raises(ValueError, match="lsh attention of 8 rounds, which is not compared"):
+        Comparison(family[3], (), plan())
+
+
+def test_an_lsh_model_is_compared_as_any_other():
+    report = finished(Comparison(make("lsh", lsh_rounds=4), (), plan(batches=(1,)), clock=Ticks()))
+    assert {(result["backend"], result["weights"]) for result in report["results"]} == {
+        *((backend, None) for backend in BACKENDS if backend != "lsh-4"), ("lsh-4", "small")}
+    assert all(result["images_per_second"] and not result["estimated"] for result in report["results"])
+
+
+def test_bits_per_dim_of_lsh_come_with_the_reason_why_they_are_not_strictly_autoregressive():
+    twin = make("lsh", "small-lsh-1", twin_of="small")
+    report = Comparison(make(), [twin], plan()).report
+    for result in report["results"]:
+        assert bool(result["exception"]) == result["backend"].startswith("lsh")
+    [note] = [note for note in report["notes"] if "not strictly autoregressive" in note]
+    assert twin.net.attention.exception in note and "lsh-1 and lsh-4" in note and "softmax" not in note
+
+
+def test_lsh_attention_of_a_prefix_sees_nothing_later_and_is_always_hashed_alike():
+    """So what is timed could draw: parameters at t depend on what stands before t, and on nothing else."""
+    net = make("lsh", lsh_rounds=4, lsh_buckets=4, lsh_chunk=3).net
+    backend, noise = Backend("lsh-4", net, 2), noise_of(np.arange(2), np.arange(20))
+    drawn = []
+    for beyond in (0, 255):
+        canvas = torch.full((2, 20), beyond, dtype=torch.uint8)
+        for t in range(20):
+            list(backend.step(canvas, t, noise[:, t]))
+        drawn.append(canvas)
+    assert torch.equal(*drawn) and len(drawn[0].unique()) > 2
+
+
+def test_the_first_figures_are_of_the_cheapest_backends():
+    """With a budget that ends within the survey, those that recompute with hashing are what is missing."""
+    report = finished(Comparison(make(), (), plan(budget_s=TICK * 600), clock=Ticks()))
+    known = [result["images_per_second"] is not None for result in report["results"]
+             if result["backend"] in ("linear", "stateful-softmax")]
+    assert all(known)
+    assert not all(result["images_per_second"] for result in report["results"] if result["backend"] == "lsh-4")
 
 
 @pytest.mark.parametrize("cost", [lambda t: 2.0, lambda t: 1.0 + 3.0 * t], ids=["constant", "linear"])
@@ -304,7 +370,7 @@ def test_backends_are_those_of_the_plan():
     report = finished(Comparison(make(), (), plan(backends=("linear",)), clock=Ticks()))
     assert {result["backend"] for result in report["results"]} == {"linear"}
     assert report["largest_logit_difference"] is None
-    assert set(BACKENDS) == {"linear", "softmax", "stateful-softmax"}
+    assert set(BACKENDS) == {"linear", "softmax", "stateful-softmax", "lsh-1", "lsh-4"}
 
 
 def test_a_comparison_leaves_the_checkpoint_and_the_random_numbers_alone(tmp_path: Path):

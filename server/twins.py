@@ -1,0 +1,71 @@
+"""Which weights stand for which backend: a model, the twins trained to be compared with it, or nobody's."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from model import checkpoint as checkpoints
+from model.checkpoint import Checkpoint
+from model.config import AttentionKind, ModelConfig
+from server.backends import BACKENDS, FORMS, config_of
+
+# What may differ between twins, and what of it says how a kind of attention computes: there a twin is like the model
+_FREE = {"attention", "twin_of", "feature_map", "random_features", "lsh_rounds", "lsh_buckets", "lsh_chunk", "eps",
+         "first_marginal"}
+_ALIKE = {"linear": ("feature_map", "random_features"), "lsh": ("lsh_buckets", "lsh_chunk")}
+
+
+def find_twins(checkpoint: Checkpoint, folder: Path) -> list[Checkpoint]:
+    """The checkpoints in `folder` to compare this one with.
+
+    Those trained as its twins, or as those of the model that it is a twin of; and that model, if no twin stands for its
+    attention. Raises CheckpointError if there is one that cannot be read.
+    """
+    ours = checkpoint.net.config
+    family = ours.twin_of or checkpoint.name
+    twins: list[Checkpoint] = []
+    head: list[Checkpoint] = []
+    for candidate in checkpoints.folders(folder):
+        try:
+            theirs = json.loads((candidate / "config.json").read_text())["architecture"]
+            related, named = theirs.get("twin_of") == family, candidate.name == family
+            known = theirs["attention"] in get_args(AttentionKind)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            continue  # not a checkpoint of ours, so not a twin either
+        if known and (related or (named and candidate.name != checkpoint.name)):
+            (twins if related else head).append(checkpoints.read(candidate))
+    covered = {backend for twin in twins for backend in _stands_for(twin.net.config, ours)}
+    return twins + [model for model in head if not covered.issuperset(_stands_for(model.net.config, ours))]
+
+
+def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str, Checkpoint | None]:
+    """Whose weights each backend runs; None where nobody's will do, and random ones must.
+
+    A twin stands for its attention before the model that it is a twin of, since twins were trained alike; asked about
+    itself, it stands for its own. Raises ValueError for what is no twin, or has attention that no backend runs.
+    """
+    ours = checkpoint.net.config
+    for twin in twins:
+        theirs = twin.net.config
+        names = [entry.name for entry in dataclasses.fields(ours) if entry.name not in _FREE]
+        if differing := [name for name in names if getattr(ours, name) != getattr(theirs, name)]:
+            raise ValueError(f"{twin.name} cannot be compared with {checkpoint.name}: "
+                             f"they differ in {', '.join(differing)}")
+    own = _stands_for(ours, ours)
+    if not own:
+        known = [form.attention["lsh_rounds"] for form in FORMS.values() if "lsh_rounds" in form.attention]
+        raise ValueError(f"{checkpoint.name} has lsh attention of {ours.lsh_rounds} rounds, which is not compared; "
+                         f"name a linear or softmax model, or one of lsh attention of {' or '.join(map(str, known))}")
+    sources: dict[str, Checkpoint | None] = dict.fromkeys(BACKENDS)
+    for twin in twins:
+        sources |= dict.fromkeys(_stands_for(twin.net.config, ours), twin)
+    return sources | {backend: checkpoint for backend in own if ours.twin_of or sources[backend] is None}
+
+
+def _stands_for(theirs: ModelConfig, ours: ModelConfig) -> list[str]:
+    """The backends that weights of one configuration run when another is asked about: of several with the same kind
+    of attention those count that compute it in the same way."""
+    alike = all(getattr(ours, name) == getattr(theirs, name) for name in _ALIKE.get(theirs.attention, ()))
+    return [backend for backend in BACKENDS if alike and config_of(backend, theirs) == theirs]
