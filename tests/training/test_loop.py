@@ -17,6 +17,7 @@ from PIL import Image
 
 from model import checkpoint
 from model.config import PRESETS, AttentionKind, FeatureMap
+from tests.benchmarks import training as benchmark
 from training.datasets import Dataset
 from training.evaluate import evaluate
 from training.export import export
@@ -55,6 +56,18 @@ def test_every_attention_kind_trains_with_the_same_call(stripes, tmp_path, atten
     config = dataclasses.replace(TINY, attention=attention)
     train(Run(config, dataclasses.replace(SETTINGS, images=80)), stripes, tmp_path / "run", command="test")
     assert checkpoint.load(tmp_path / "run").config == config
+
+
+def test_the_training_benchmark_runs_in_tiny_form_and_its_ways_compute_the_same():
+    random = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 70, 8, generator=random) for _ in range(3))
+    net = Run(TINY, SETTINGS).net
+    expected = net.attention.parallel(0, q, k, v)
+    for way in (benchmark.chunked, benchmark.definition):
+        torch.testing.assert_close(way(0, q, k, v), expected, rtol=1e-5, atol=1e-5)
+    results = benchmark.measure("tiny", 2, 1, compiled=(False,))
+    assert [one["way"] for one in results] == ["operator", "chunked", "definition"]
+    assert all(one["images_per_second"] > 0 and one["ratio"] > 0 for one in results)
 
 
 @pytest.mark.parametrize("compile_", [False, True])
