@@ -76,12 +76,23 @@ class Engine:
         self.canvas[at] = 0 if first.canvas is None else torch.from_numpy(first.canvas)
         self.known[at] = False if first.known is None else torch.from_numpy(first.known)
         if first.prefix:
-            self.prefill(at[:1], first.prefix)
+            self.prefill(at[:1], torch.tensor([first.prefix]))
             self.pool.copy(slots[0], list(slots[1:]))
 
-    def prefill(self, slots: Tensor, length: int) -> None:
-        """Fold the first `length` inputs of the images in these clear slots: start token, x_0 .. x_{length-2}."""
-        self.net.prefill(self.canvas[slots], length, self.start[slots], self.state, slots)
+    def prefill(self, slots: Tensor, lengths: Tensor) -> None:
+        """Fold the first inputs of each image into its clear slot: start token, x_0 .. x_{length-2}. Here all alike."""
+        self.net.prefill(self.canvas[slots], int(lengths[0]), self.start[slots], self.state, slots)
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """Shadow the state of these slots before a quantum, for the case that it throws."""
+        self.state.keep(torch.tensor(slots))
+
+    def restore(self, slots: Sequence[int], positions: Sequence[int]) -> None:
+        """Put some of the slots kept last back to their positions, where a quantum that threw found them.
+
+        Bytes need no shadow: those before a position are not written, and those after it are before they are read.
+        """
+        self.state.restore(torch.tensor(slots))
 
     @torch.inference_mode()
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
@@ -122,7 +133,21 @@ class Engine:
         return self.canvas[slot].numpy().copy()
 
 
-class CompiledEngine(Engine):
+class BitwiseEngine(Engine):
+    """Engines that prefill what they would have decoded, bit for bit: an image up to its position is all the shadow."""
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """Nothing."""
+
+    def restore(self, slots: Sequence[int], positions: Sequence[int]) -> None:
+        for slot in slots:
+            self.pool.clear(slot)
+        at, lengths = torch.tensor(slots), torch.tensor(positions)
+        if (begun := lengths > 0).any():
+            self.prefill(at[begun], lengths[begun])
+
+
+class CompiledEngine(BitwiseEngine):
     """The same with csrc's kernels. An image does not depend on what else is in the batch, bit for bit."""
 
     name = "compiled"
@@ -133,8 +158,8 @@ class CompiledEngine(Engine):
         self.precision = precision
         self.packed, self.S, self.z = pack(self.net, PRECISIONS[precision]), self.state.S, self.state.z
 
-    def prefill(self, slots: Tensor, length: int) -> None:
-        self.packed.prefill(self.canvas, self.S, self.z, slots, torch.full_like(slots, length), self.start[slots])
+    def prefill(self, slots: Tensor, lengths: Tensor) -> None:
+        self.packed.prefill(self.canvas, self.S, self.z, slots, lengths, self.start[slots])
 
     @torch.inference_mode()
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
@@ -145,7 +170,7 @@ class CompiledEngine(Engine):
         return at[~finite].tolist()
 
 
-class GpuEngine(Engine):
+class GpuEngine(BitwiseEngine):
     """The same on a GPU: state, known sub-pixels and weights are there; images come back after every quantum."""
 
     name, device = "compiled", "cuda"
@@ -162,8 +187,9 @@ class GpuEngine(Engine):
                                    for given in (specs[0].canvas, specs[0].known)))
             super().take(slots, specs)
 
-    def prefill(self, slots: Tensor, length: int) -> None:
-        self.pool.prefill(slots.numpy(), [length] * len(slots), self.start[slots].numpy())
+    def prefill(self, slots: Tensor, lengths: Tensor) -> None:
+        with _on_gpu():
+            self.pool.prefill(slots.numpy(), lengths.numpy(), self.start[slots].numpy())
 
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
         """As CompiledEngine.quantum. Raises EngineLost where the GPU no longer answers."""

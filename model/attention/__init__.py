@@ -41,6 +41,12 @@ class State(SlotPool, Protocol):
     def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
         """Attend from one new token a row. q, k: (B, H, D) · v: (B, H, M) · t, slots: (B,) · returns (B, H, M)."""
 
+    def keep(self, slots: Tensor) -> None:
+        """Shadow what steps will change of these slots, (B,) int64, in place of what was kept before."""
+
+    def restore(self, slots: Tensor) -> None:
+        """Put some of the slots that were kept last back to how they were then."""
+
 
 class Attention(ABC):
     """One kind of attention, as one configuration has it."""

@@ -42,6 +42,8 @@ class RecurrentState:
         self.S = torch.zeros(*shape, config.value_dim, dtype=dtype)
         self.z = torch.zeros(shape, dtype=dtype)
         self.eps, self.phi = config.eps, feature_map(config)
+        self._kept: tuple[Tensor, Tensor] | None = None
+        self._place: dict[int, int] = {}  # of a slot in what is kept
         # the operator knows one feature map; on a GPU some sizes, in float32
         D, M, device = config.key_dim, config.value_dim, self.S.device.type
         self._operator = (config.feature_map == "elu+1" and dtype == torch.float32
@@ -64,6 +66,19 @@ class RecurrentState:
     def poison(self, slot: int) -> None:
         self.S[slot] = torch.nan
         self.z[slot] = torch.nan
+
+    def keep(self, slots: Tensor) -> None:
+        if self._kept is None:  # pages that are never written take no memory
+            self._kept = torch.empty_like(self.S), torch.empty_like(self.z)
+        self._place = {slot: index for index, slot in enumerate(slots.tolist())}
+        for pool, kept in zip((self.S, self.z), self._kept, strict=True):
+            torch.index_select(pool, 0, slots, out=kept[:len(slots)])
+
+    def restore(self, slots: Tensor) -> None:
+        assert self._kept is not None
+        places = torch.tensor([self._place[slot] for slot in slots.tolist()])
+        for pool, kept in zip((self.S, self.z), self._kept, strict=True):
+            pool[slots] = kept[places]
 
     def copy(self, source: int, targets: list[int]) -> None:
         self.S[targets] = self.S[source].clone()  # torch refuses to read from what it writes to

@@ -48,6 +48,12 @@ class KeyValueState:
         self.keys[slot] = torch.nan
         self.values[slot] = torch.nan
 
+    def keep(self, slots: Tensor) -> None:
+        """Nothing: a step writes at its own position, and is written again before anybody reads it."""
+
+    def restore(self, slots: Tensor) -> None:
+        """Nothing, as keep."""
+
     def copy(self, source: int, targets: list[int]) -> None:
         self.keys[targets] = self.keys[source].clone()
         self.values[targets] = self.values[source].clone()

@@ -131,13 +131,13 @@ def test_completions_of_one_picture_prefill_once_and_differ_by_their_seeds(tiny,
     engine, passes = tiny(7), []
     prefill = engine.prefill
 
-    def counted(at, length):
-        passes.append((at.tolist(), length))
-        prefill(at, length)
+    def counted(at, lengths):
+        passes.append((at.tolist(), lengths.tolist()))
+        prefill(at, lengths)
 
     monkeypatch.setattr(engine, "prefill", counted)
     engine.take([1, 2, 3], [ImageSpec(seed=seed, **options) for seed in (1, 2, 3)])
-    assert passes == [([1], 32)]
+    assert passes == [([1], [32])]
     engine.quantum([1, 2, 3], [32] * 3, [32] * 3)
     images = np.stack([engine.image(slot) for slot in (1, 2, 3)])
     assert len(np.unique(images, axis=0)) == 3
@@ -178,6 +178,45 @@ def test_after_a_failed_quantum_its_requests_are_named_and_every_slot_is_free():
     assert batcher.abandon() == ["a", "b"]
     assert batcher.scheduler.free == [1, 2]
     assert [row.request for row in batcher.scheduler.waiting] == ["c"]
+
+
+def test_a_quantum_that_threw_half_way_is_put_back_and_run_again_in_parts(tiny):
+    """The same images, bit for bit, as of an engine that ran these parts and saw nothing throw."""
+    slots, parts = [6, 1, 7, 3, 9, 5, 2], ([6, 1, 7], [3, 9], [5, 2])
+    known = np.arange(64) < 11
+    given = specs(label=2, canvas=np.full(64, 90, np.uint8) * known, known=known)
+    images = []
+    for throws in (False, True):
+        engine = tiny(9)
+        for slot, spec in zip(slots, given, strict=True):
+            engine.take([slot], [spec])
+        engine.quantum(slots, [11] * 7, [8] * 7)
+        if throws:
+            engine.keep(slots)
+            engine.quantum(slots, [19] * 7, [8] * 7)  # as far as this it came; then it threw
+            engine.restore(slots[:3], [19] * 3)
+            engine.restore(slots[3:], [19] * 4)
+        engine.quantum(parts[0], [19] * 3, [8] * 3)
+        if throws:
+            engine.quantum(slots[3:], [19] * 4, [8] * 4)
+            engine.restore(slots[3:], [19] * 4)
+        for part in parts[1:]:
+            engine.quantum(part, [19] * 2, [8] * 2)
+        assert engine.quantum(slots, [27] * 7, [37] * 7) == []
+        images.append(np.stack([engine.image(slot) for slot in slots]))
+    assert np.array_equal(*images)
+
+
+def test_a_first_quantum_that_threw_is_put_back_to_the_start(tiny):
+    engine = tiny(3)
+    for slot in (1, 2, 3):
+        engine.take([slot], [ImageSpec(seed=slot)])
+    engine.keep([1, 2, 3])
+    engine.quantum([1, 2, 3], [0] * 3, [5] * 3)
+    engine.restore([1, 2, 3], [0] * 3)
+    assert engine.quantum([1, 2, 3], [0] * 3, [64] * 3) == []
+    assert np.array_equal(np.stack([engine.image(slot) for slot in (1, 2, 3)]),
+                          decode(tiny(3), [ImageSpec(seed=seed) for seed in (1, 2, 3)]))
 
 
 def test_an_image_whose_parameters_are_not_finite_is_told_and_no_other_is_touched(tiny):
