@@ -124,11 +124,12 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
 
 
 def _serve_flags(parser: argparse.ArgumentParser) -> None:
-    from server.settings import Settings
+    from server.settings import HIDDEN, Settings
 
     for name, field in Settings.model_fields.items():
+        text = f"{field.description} (default: {field.default}; LINPIX_{name.upper()})"
         parser.add_argument(f"--{name.replace('_', '-')}", metavar=name.upper(),
-                            help=f"{field.description} (default: {field.default}; LINPIX_{name.upper()})")
+                            help=argparse.SUPPRESS if field.json_schema_extra == HIDDEN else text)
     parser.formatter_class = argparse.HelpFormatter  # the defaults are in the text: None means the variable decides
 
 

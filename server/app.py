@@ -20,6 +20,7 @@ from server.batcher import Batcher
 from server.comparisons import Comparisons
 from server.envelope import Guard, Keys
 from server.errors import Draining
+from server.faults import Faults
 from server.metrics import Metrics
 from server.service import Service
 from server.settings import Settings
@@ -37,13 +38,16 @@ def release() -> str:
 
 def create_app(settings: Settings, batchers: dict[str, Batcher] | None = None) -> FastAPI:
     """The service over these batchers, or those that the settings name. Raises before anything listens."""
-    batchers = batchers or catalogue.batchers(settings)
+    faults = Faults(settings.faults) if settings.faults else None
+    if faults is not None:
+        logger.warning("THIS SERVICE BREAKS ON PURPOSE, as --faults (LINPIX_FAULTS) asks for: %s", settings.faults)
+    batchers = batchers or catalogue.batchers(settings, faults)
     keys = Keys(settings.api_keys.read_text()) if settings.api_keys else None
     engines = {(batcher.engine.name, batcher.engine.device) for batcher in batchers.values()}
     kernel = "cuda" if ("compiled", "cuda") in engines else ops.kernel() if ("compiled", "cpu") in engines else "eager"
     metrics = Metrics([batcher.labels for batcher in batchers.values()], BACKENDS, release(),
                       kernel)
-    worker = Worker(batchers, metrics, settings.request_timeout)
+    worker = Worker(batchers, metrics, settings.request_timeout, settings.watchdog_timeout, faults)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

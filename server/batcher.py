@@ -1,17 +1,24 @@
 """One model being served: its scheduler and its engine, turned one quantum at a time.
 
-The service's worker and bulk work on the command line turn the same crank.
+The service's worker and bulk work on the command line turn the same crank. A quantum that throws is run again without
+the rows that make it throw, and only their requests end.
 """
 
+import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from server.engine import Engine, ImageSpec
-from server.errors import QueueFull
+from server.errors import EngineLost, NotFinite, QueueFull
+from server.faults import Faults
+from server.isolation import Outcome, Plan, isolate
 from server.scheduler import Full, Row, Scheduler
 
+logger = logging.getLogger("linpix")
+RESTORED = 2       # rows put back in one call: a prefill of all that they have, and the watchdog waits
+HOPELESS = 3       # quanta in a row of which nothing could be decoded, and no probe either: the engine is lost
 QUANTUM_S = 0.050  # longest quantum: how long a newcomer waits, and how late a cancellation acts
 
 
@@ -27,14 +34,16 @@ class Turn:
     subpixels: int       # of all rows
     seconds: float       # of decoding, prefill excluded
     saturated: int       # elements of state that were clamped
-    failed: list[str]    # requests with an image whose parameters were not finite: they are over
+    failed: dict[str, Exception]  # requests that are over: NotFinite, or what the engine threw at an image of theirs
+    retries: int         # runs of the quantum after the first
 
 
 class Batcher:
     """Thread-safe where it says so; `turn` belongs to one thread."""
 
-    def __init__(self, engine: Engine, max_queue: int) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, max_queue: int, faults: Faults | None = None) -> None:
+        self.engine, self._faults = engine, faults
+        self.beat: Callable[[], None] = lambda: None  # called before each call of the engine
         config = engine.config
         self.scheduler = Scheduler(engine.slots, max_queue, config.subpixels)
         self.labels = (engine.checkpoint.name, engine.checkpoint.net.attention.steps_as)  # as metrics name them
@@ -42,6 +51,7 @@ class Batcher:
         self.step_seconds = 0.0                     # of the last quantum, smoothed; 0 before the first
         self._step_seconds: dict[int, float] = {}   # the same by the number of rows, in powers of two
         self._specs: dict[str, Sequence[ImageSpec]] = {}
+        self._hopeless = 0
         self._lock = threading.Lock()
 
     def admit(self, request: str, images: int) -> None:
@@ -70,35 +80,88 @@ class Batcher:
         return bool(self.scheduler.waiting or self.scheduler.running)
 
     def turn(self) -> Turn:
-        """Let newcomers join, run one quantum, and let the finished leave."""
-        joined = self._join()
+        """Let newcomers join, run one quantum, and let the finished leave. Raises EngineLost."""
+        joined, failed = self._join()
         with self._lock:
             plan = self.scheduler.plan(self._quantum(len(self.scheduler.running)))
         began, clamped = time.perf_counter(), self.engine.saturated
         steps = plan[0][1] if plan else 0
-        lost: list[int] = []
-        if steps:
-            lost = self.engine.quantum([row.slot for row, _ in plan], [row.position for row, _ in plan],
-                                       [count for _, count in plan])
+        outcome = self._decode(plan) if steps else Outcome()
         seconds = time.perf_counter() - began
         with self._lock:
-            failed = sorted({row.request for row, _ in plan if row.slot in lost and not row.cancelled})
+            bad = dict.fromkeys(outcome.lost, self._not_finite()) | outcome.poison
+            failed |= {row.request: bad[row.slot] for row, _ in plan if row.slot in bad and not row.cancelled}
             for request in failed:
                 self.scheduler.cancel(request)
                 self._specs.pop(request, None)
             finished = self.scheduler.advance(plan)
-            freed = self.scheduler.free if self.engine.poison else []
-        for slot in freed:
-            self.engine.pool.poison(slot)
-        if steps:
+            free = self.scheduler.free
+        if steps and not outcome.retries:
             self._learn(len(plan), seconds / steps)
+        if steps:
+            self._hopeless = self._hopeless + 1 if len(outcome.poison) == len(plan) and not self._probe(free[0]) else 0
+        if self._hopeless == HOPELESS:
+            raise EngineLost(f"{self.labels[0]} could not decode a single image in {HOPELESS} quanta in a row, nor one "
+                             "of its own in their place")
+        for slot in free if self.engine.poison else []:
+            self.engine.pool.poison(slot)
         moved = [row for row, _ in plan if not row.cancelled]
         return Turn(joined, moved, finished, len(plan), steps, sum(count for _, count in plan), seconds,
-                    self.engine.saturated - clamped, failed)
+                    self.engine.saturated - clamped, failed, outcome.retries)
 
-    def _join(self) -> list[Row]:
-        """Give slots to those who wait, one request after the other; what a long prefill delays joins next time."""
+    def _decode(self, plan: Plan) -> Outcome:
+        """One quantum, whose rows end up where the plan says, but for those of which the outcome tells."""
+        slots = [row.slot for row, _ in plan]
+        if self._faults is not None:
+            self._faults.begin([row for row, _ in plan], self.engine.seed[slots].tolist(), self.engine.pool.poison)
+        self.engine.keep(slots)
+        try:
+            return Outcome(lost=self._run(plan))
+        except EngineLost:
+            raise
+        except Exception as error:
+            logger.exception("a quantum of %s threw with %d rows, and is run again in parts", self.labels[0], len(plan))
+            return isolate(plan, self._run, self._restore, error)
+
+    def _run(self, plan: Plan) -> list[int]:
+        """Rows of a plan, decoded; returns the slots that were not finite."""
+        slots = [row.slot for row, _ in plan]
+        self.beat()
+        if self._faults is not None:
+            self._faults.run()
+        lost = self.engine.quantum(slots, [row.position for row, _ in plan], [count for _, count in plan])
+        if self._faults is not None:
+            self._faults.ran([row for row, _ in plan])
+        return lost
+
+    def _restore(self, plan: Plan) -> None:
+        for first in range(0, len(plan), RESTORED):
+            some = plan[first:first + RESTORED]
+            self.beat()
+            self.engine.restore([row.slot for row, _ in some], [row.position for row, _ in some])
+
+    def _probe(self, slot: int) -> bool:
+        """Whether the engine decodes an image of its own, nobody's request, in this free slot."""
+        try:
+            self.engine.take([slot], [ImageSpec(seed=0)])
+            self._run([(Row("probe", 0, 0, slot), self.engine.stride)])
+        except EngineLost:
+            raise
+        except Exception:
+            logger.exception("nor does %s decode an image of its own", self.labels[0])
+            return False
+        return True
+
+    def _not_finite(self) -> NotFinite:
+        return NotFinite(f"{self.labels[0]} gave parameters that are not finite for an image of this request")
+
+    def _join(self) -> tuple[list[Row], dict[str, Exception]]:
+        """Give slots to those who wait, one request after the other; what a long prefill delays joins next time.
+
+        Returns rows that joined, and requests whose prefill threw.
+        """
         joined: list[Row] = []
+        failed: dict[str, Exception] = {}
         began = time.perf_counter()
         while time.perf_counter() - began < QUANTUM_S:
             with self._lock:
@@ -106,9 +169,19 @@ class Batcher:
                 if not rows:
                     break
                 specs = self._specs[rows[0].request]
-            self.engine.take([row.slot for row in rows], [specs[row.index] for row in rows])
-            joined += rows
-        return joined
+            try:
+                self.beat()
+                if self._faults is not None:
+                    self._faults.take([spec.seed for spec in specs])
+                self.engine.take([row.slot for row in rows], [specs[row.index] for row in rows])
+                joined += rows
+            except EngineLost:
+                raise
+            except Exception as error:
+                logger.exception("prefill of %s threw", self.labels[0])
+                failed[rows[0].request] = error
+                self.cancel(rows[0].request)
+        return joined, failed
 
     def _quantum(self, rows: int) -> int:
         """k: steps that fit in QUANTUM_S at the speed last seen for so many rows, at most one image row.
@@ -128,12 +201,13 @@ class Batcher:
         before = self._step_seconds.get(rows.bit_length(), seconds)
         self.step_seconds = self._step_seconds[rows.bit_length()] = 0.7 * before + 0.3 * seconds
 
-    def abandon(self) -> list[str]:
-        """After a failed quantum: empty every running slot; returns the requests that lost an image."""
+    def waiting(self, request: str) -> int:
+        """Images of a request that have had no slot."""
         with self._lock:
-            lost = sorted({row.request for row in self.scheduler.running.values()})
-            for request in lost:
-                self.scheduler.cancel(request)
-                self._specs.pop(request, None)
+            return self.scheduler.reserved.get(request, 0) + sum(row.request == request
+                                                                 for row in self.scheduler.waiting)
+
+    def abandon(self) -> None:
+        """After an error of ours: empty every slot. Whose images were there is for the caller to know."""
+        with self._lock:
             self.scheduler.running.clear()
-        return lost

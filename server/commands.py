@@ -30,6 +30,7 @@ from server.backends import BACKENDS
 from server.batcher import Batcher
 from server.compare import Comparison, ComparisonPlan
 from server.engine import ImageSpec, new_engine
+from server.errors import NotFinite
 from server.settings import Settings
 from server.twins import find_twins
 
@@ -41,8 +42,8 @@ def serve(given: argparse.Namespace) -> None:
     except ValidationError as invalid:
         first = invalid.errors()[0]
         name = str(first["loc"][0])
-        raise ValueError(f"--{name.replace('_', '-')} (LINPIX_{name.upper()}): {first['msg']}, "
-                         f"got {first['input']!r}") from invalid
+        raise ValueError(f"--{name.replace('_', '-')} (LINPIX_{name.upper()}): "
+                         f"{first['msg'].removeprefix('Value error, ')}, got {first['input']!r}") from invalid
     app.serve(settings)
 
 
@@ -122,9 +123,11 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
         began = time.perf_counter()
         turn = batcher.turn()
         seconds += time.perf_counter() - began
-        if turn.failed:
-            raise FloatingPointError(f"{batcher.engine.checkpoint.name} gave parameters that are not finite; the "
-                                     "checkpoint is damaged, or try --engine eager or --precision fp32")
+        for error in turn.failed.values():
+            if isinstance(error, NotFinite):
+                raise NotFinite(f"{batcher.engine.checkpoint.name} gave parameters that are not finite; the "
+                                "checkpoint is damaged, or try --engine eager or --precision fp32") from error
+            raise error
         for row in turn.finished:
             images[row.index] = batcher.engine.image(row.slot)
             done(row.index, images[row.index])

@@ -52,7 +52,12 @@ class Comparisons:
     def find(self, id: str) -> Job:
         if id not in self._jobs:
             raise NotFound(f"there is no comparison {id!r}; known: {', '.join(self._jobs) or 'none'}", param="id")
-        return self._jobs[id]
+        return self._looked_at(self._jobs[id])
+
+    def _looked_at(self, job: Job) -> Job:
+        if job.status == "running" and self._worker.gone:  # nobody is left to say so
+            job.error, job.status = self._worker.gone, "failed"
+        return job
 
     def cancel(self, id: str) -> Job:
         job = self.find(id)
@@ -86,7 +91,7 @@ class Comparisons:
 
     async def watch(self, job: Job, interval_s: float = 0.5) -> AsyncIterator[dict[str, Any]]:
         """Yield the job's JSON whenever time has passed, and once more when it is over."""
-        while job.status == "running":
+        while self._looked_at(job).status == "running":
             yield job.to_json()
             await asyncio.sleep(interval_s)
         yield job.to_json()

@@ -68,8 +68,22 @@ class EngineFailed(ServiceError):
     code = "engine_failed"
 
 
+class NotFinite(FloatingPointError):
+    """An image's parameters were not finite: it is rubbish, and no other is."""
+
+
 class EngineLost(OSError):
-    """The device that decodes is gone for good, and with it every image in flight: only a new process helps."""
+    """What decodes is gone for good, and with it every image in flight: only a new process helps."""
+
+
+class EngineGone(ServiceError):
+    """What is in flight, or comes, when this process will decode nothing more."""
+
+    status, type, code = 503, "server_error", "engine_gone"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}; this process ends, for its supervisor to start it again: send the request again in a "
+                         "moment", retry_after_s=5.0)
 
 
 class Starting(ServiceError):

@@ -9,8 +9,9 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 ENDPOINTS = ("generations", "edits")
+FAULTS = ("not_finite", "threw")
 OUTCOMES = ("completed", "cancelled", "failed")
-REJECTIONS = ("queue_full", "draining", "invalid", "unauthorized", "foreign_origin", "too_large")
+REJECTIONS = ("queue_full", "draining", "engine_gone", "invalid", "unauthorized", "foreign_origin", "too_large")
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # time stamps that no dashboard asks for
 
@@ -44,6 +45,14 @@ class Metrics:
                                       registry=registry)
         self.state_saturations = Counter("linpix_state_saturations", "Elements of state that float16 could not hold.",
                                          ("model",), registry=registry)
+        self.faults_isolated = Counter("linpix_faults_isolated", "Requests that ended alone by a fault of the engine.",
+                                       ("model", "fault"), registry=registry)
+        self.quanta_retried = Counter("linpix_quanta_retried", "Quanta that threw, and were run again in parts.",
+                                      ("model",), registry=registry)
+        self.engine_restarts = Counter("linpix_engine_restarts", "Times that the engine thread was begun again.",
+                                       registry=registry)
+        self.heartbeat_age = Gauge("linpix_engine_heartbeat_age_seconds",
+                                   "Since the engine's last heartbeat, while it has work; else 0.", registry=registry)
         self.request_duration = Histogram("linpix_request_duration_seconds", "Admission to last byte produced.",
                                           ("endpoint",), buckets=_WAIT_BUCKETS, registry=registry)
         self.queue_wait = Histogram("linpix_queue_wait_seconds", "Admission of an image to its slot.",
@@ -69,6 +78,9 @@ class Metrics:
             self.state_slots.labels(model)
             self.state_slots_used.labels(model)
             self.state_saturations.labels(model)
+            self.quanta_retried.labels(model)
+            for fault in FAULTS:
+                self.faults_isolated.labels(model, fault)
             for outcome in OUTCOMES:
                 self.images_completed.labels(model, backend, outcome)
         for endpoint in ENDPOINTS:

@@ -15,7 +15,7 @@ from server.backends import BACKENDS
 from server.batcher import Batcher
 from server.comparisons import Comparisons, Job
 from server.envelope import documented, event_stream
-from server.errors import Draining, InvalidRequest, Starting
+from server.errors import Draining, EngineGone, InvalidRequest, Starting
 from server.schemas import CompareBody, Comparison, Health, ModelCard, ModelList
 from server.service import ServiceDep
 from server.twins import find_twins
@@ -56,6 +56,8 @@ async def begin_comparison(body: CompareBody, service: ServiceDep) -> dict[str, 
     name, batcher = service.find(body.model)
     if service.worker.draining:
         raise Draining()
+    if service.worker.gone:
+        raise EngineGone(service.worker.gone)
     if body.budget > service.settings.compare_budget:
         raise InvalidRequest(f"budget must be at most {service.settings.compare_budget:g} seconds, "
                              f"got {body.budget:g}", param="budget")
@@ -113,6 +115,8 @@ async def readyz(service: ServiceDep) -> Health:
     """Weights loaded, engine stepping, not draining."""
     if service.worker.draining:
         raise Draining()
+    if service.worker.gone:
+        raise EngineGone(service.worker.gone)
     if not service.worker.stepping:
         raise Starting()
     return Health(status="ready")

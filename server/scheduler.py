@@ -86,7 +86,7 @@ class Scheduler:
 
     def plan(self, quantum: int) -> list[tuple[Row, int]]:
         """Each running row with its number of steps in the next quantum, most steps first."""
-        rows = [(row, min(quantum, self.length - row.position)) for row in self.running.values()]
+        rows = [(row, min(quantum, self.length - row.position)) for row in self.running.values() if not row.cancelled]
         return sorted(rows, key=lambda turn: (-turn[1], turn[0].slot))
 
     def advance(self, plan: list[tuple[Row, int]]) -> list[Row]:

@@ -3,9 +3,13 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from server.faults import parse
+
+HIDDEN: JsonDict = {"hidden": True}  # from --help
 
 class Settings(BaseSettings):
     """Every field is a flag (`--max-queue`) and a variable (`LINPIX_MAX_QUEUE`); flags win."""
@@ -23,6 +27,8 @@ class Settings(BaseSettings):
     max_upload: int = Field(16 * 2**20, ge=1024, description="largest request body, bytes")
     drain_timeout: float = Field(30.0, ge=0, description="seconds that running work may take after SIGTERM")
     request_timeout: float = Field(600.0, gt=0, description="seconds from a request's admission to its end, at most")
+    watchdog_timeout: float = Field(60.0, gt=0, le=86_400, description="seconds without a sign of life until an engine "
+                                    "with work counts as hung, and the process ends; in a comparison ten times as many")
     compare_budget: float = Field(120.0, gt=0, le=3600, description="largest budget of a comparison over HTTP, seconds")
     engine: Literal["auto", "eager", "compiled"] = Field("auto", description="what decodes")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="of the matrix products")
@@ -31,3 +37,11 @@ class Settings(BaseSettings):
     defer: int = Field(1, ge=1, le=64, description="tokens that a GPU adds to the state together; 1: each at once")
     poison: bool = Field(False, description="debugging: fill freed slots with NaN, so that reading one shows")
     api_keys: Path | None = Field(None, description="file of keys, one a line; without it no key is asked for")
+    faults: str = Field("", json_schema_extra=HIDDEN, description="what goes wrong on purpose: server/faults.py")
+
+    @field_validator("faults")
+    @classmethod
+    def _well_formed(cls, text: str) -> str:
+        if text:
+            parse(text)
+        return text

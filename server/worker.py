@@ -9,23 +9,30 @@ import itertools
 import logging
 import math
 import os
+import sys
 import threading
 import time
+import traceback
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from server.batcher import Batcher, Turn
 from server.engine import ImageSpec
-from server.errors import DeadlinePassed, Draining, EngineFailed, EngineLost, ServiceError
+from server.errors import DeadlinePassed, Draining, EngineFailed, EngineGone, EngineLost, NotFinite, ServiceError
+from server.faults import Faults
 from server.metrics import Metrics
+from server.watchdog import Watchdog
 
 logger = logging.getLogger("linpix")
-_DEAD = "the engine has stopped after an error in the server; it must be restarted"
 LAST_WORDS_S = 1.0  # for the answers to reach their clients, before a process without an engine ends
 LOST = 70           # its exit status: an internal software error, by sysexits.h
+RESTARTS, RESTARTS_S = 3, 600.0  # the engine thread is begun again so many times in so long; then the process ends
+BACKGROUND_PATIENCE = 10         # watchdog time-outs that a comparison's unit of work may take
 BACKGROUND_SHARE = 10  # a comparison gets one unit of work for this many quanta of live requests
 
 
@@ -75,22 +82,28 @@ class Request:
 class Worker:
     """Owns the engine thread. `submit` and `cancel` are called on the event loop."""
 
-    def __init__(self, batchers: dict[str, Batcher], metrics: Metrics, request_timeout_s: float = math.inf) -> None:
-        self.batchers, self.metrics, self._timeout_s = batchers, metrics, request_timeout_s
+    def __init__(self, batchers: dict[str, Batcher], metrics: Metrics, request_timeout_s: float = math.inf,
+                 watchdog_timeout_s: float = 60.0, faults: Faults | None = None) -> None:
+        self.batchers, self.metrics, self._timeout_s, self._faults = batchers, metrics, request_timeout_s, faults
         self.requests: dict[str, Request] = {}
         self.draining = False
+        self.gone = ""              # why this process will decode nothing more, once that is so
         self._started = False       # the thread has begun its first round
-        self._dead = False          # it has ended without being asked to
+        self._turning: Batcher | None = None
         self._background: Iterator[None] | None = None
         self._wake = threading.Condition()
         self._stop = False
         self._ids = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._watchdog = Watchdog(watchdog_timeout_s, self._busy, self._hung)
+        metrics.heartbeat_age.set_function(lambda: self._watchdog.age_s)
         for name, batcher in batchers.items():
+            batcher.beat = self._watchdog.beat
             metrics.state_slots.labels(name).set(batcher.engine.slots)
 
     def start(self) -> None:
         self._thread.start()
+        self._watchdog.start()
 
     def stop(self) -> None:
         """End the thread after the quantum under way; requests still there end with Draining."""
@@ -99,22 +112,21 @@ class Worker:
         with self._wake:
             self._stop = True
             self._wake.notify()
-        self._thread.join()
+        self._thread.join()  # if it hangs, the watchdog still runs
+        self._watchdog.stop()
 
     @property
     def stepping(self) -> bool:
         """Whether the engine thread runs."""
-        return self._started and self._thread.is_alive() and not self._dead
+        return self._started and self._thread.is_alive() and not self.gone
 
     # --- called on the event loop ---
 
     def admit(self, model: str, images: int, *, endpoint: str, stream: bool) -> Request:
-        """Reserve room for a request before its upload is decoded. Raises QueueFull, Draining or EngineFailed."""
+        """Reserve room for a request before its upload is decoded. Raises QueueFull, Draining or EngineGone."""
         if self.draining:
             self.metrics.requests_rejected.labels("draining").inc()
             raise Draining()
-        if self._dead:
-            raise EngineFailed(_DEAD)
         batcher, loop = self.batchers[model], asyncio.get_running_loop()
         request = Request(f"req-{next(self._ids)}", endpoint, batcher, images, stream, loop,
                           deadline=loop.time() + self._timeout_s)
@@ -124,6 +136,10 @@ class Worker:
             self.metrics.requests_rejected.labels("queue_full").inc()
             raise
         self.requests[request.id] = request
+        if self.gone:  # looked at when the request can be seen: whoever sets it answers all that it sees then
+            self.withdraw(request)
+            self.metrics.requests_rejected.labels("engine_gone").inc()
+            raise EngineGone(self.gone)
         self._count_requests()
         return request
 
@@ -182,25 +198,31 @@ class Worker:
     # --- the engine thread ---
 
     def _run(self) -> None:
-        try:
-            self._rounds()
-        except EngineLost as lost:
-            logger.critical("%s", lost)
-            self._dead = True
-            self.fail_all(EngineFailed(str(lost)))
-            time.sleep(LAST_WORDS_S)
-            os._exit(LOST)
-        except Exception:  # ours to mend; until then nobody waits on a thread that is gone
-            logger.exception("the engine thread ended")
-            self._dead = True
-            self.fail_all(EngineFailed(_DEAD))
+        died: deque[float] = deque(maxlen=RESTARTS)
+        while True:
+            try:
+                self._rounds()
+                return
+            except EngineLost as lost:
+                self._end(str(lost), EngineFailed(str(lost)))
+            except Exception as failure:  # ours to mend; until then it costs what it was about, and no more
+                logger.exception("the engine thread died, and is begun again")
+                now = time.monotonic()
+                if len(died) == RESTARTS and now - died[0] < RESTARTS_S:
+                    why = (f"the engine thread died {RESTARTS + 1} times in {now - died[0]:.0f} s, the last time of "
+                           f"{type(failure).__name__}")
+                    self._end(why, EngineFailed(why))
+                died.append(now)
+                self.metrics.engine_restarts.inc()
+                if self._turning is not None:  # what it was about may be half done; all else is as it was
+                    self._abandon(self._turning, failure)
 
     def _rounds(self) -> None:
         rounds = 0
         while True:
             with self._wake:
                 self._started = True
-                while not (self._stop or self._background or any(b.busy for b in self.batchers.values())):
+                while not (self._stop or self._busy()):
                     self._wake.wait()
                 if self._stop:
                     return
@@ -208,24 +230,47 @@ class Worker:
             for batcher in self.batchers.values():
                 if batcher.busy:
                     live = True
-                    self._turn(batcher)
+                    self._watchdog.beat()
+                    self._turning = batcher
+                    turn = batcher.turn()
+                    if self._faults is not None:
+                        self._faults.end()
+                    self._publish(batcher, turn)
+                    self._turning = None
             rounds += 1
             if self._background is not None and (not live or rounds % BACKGROUND_SHARE == 0):
+                self._watchdog.beat(BACKGROUND_PATIENCE)
                 self._work_in_background()
 
-    def _turn(self, batcher: Batcher) -> None:
-        try:
-            self._publish(batcher, batcher.turn())
-        except EngineLost:
-            raise
-        except Exception as failure:
-            logger.exception("a quantum of %s failed", batcher.labels[0])
-            error = EngineFailed(f"the engine failed on this batch ({type(failure).__name__}); "
-                                 "the same request may succeed if it is sent again")
-            for lost in batcher.abandon():
-                if (request := self.requests.get(lost)) is not None:
-                    request.send(error)
-            self.metrics.state_slots_used.labels(batcher.labels[0]).set(0)
+    def _busy(self) -> bool:
+        return self._background is not None or any(batcher.busy for batcher in self.batchers.values())
+
+    def _abandon(self, batcher: Batcher, failure: Exception) -> None:
+        """Empty every slot, and answer whoever had an image there or one whose end was not told."""
+        batcher.abandon()
+        error = EngineFailed(f"the server failed on the batch of this request ({type(failure).__name__}); the same "
+                             "request may succeed if it is sent again")
+        for request in list(self.requests.values()):
+            if request.batcher is batcher and batcher.waiting(request.id) < request.images - request.done:
+                batcher.cancel(request.id)
+                request.send(error)
+        self.metrics.state_slots_used.labels(batcher.labels[0]).set(0)
+        self._turning = None
+
+    def _hung(self, seconds: float) -> None:
+        """On the watchdog's thread: a call that does not return cannot be ended, only the process can."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        logger.critical("the engine thread is at:\n%s", "".join(traceback.format_stack(frame)) if frame else "its end")
+        why = f"the engine has shown no sign of life for {seconds:g} s, with work to do"
+        self._end(why, EngineGone(why))
+
+    def _end(self, why: str, error: ServiceError) -> NoReturn:
+        """Answer what is in flight, and end the process, for its supervisor to start it again."""
+        logger.critical("%s; the process ends with status %d", why, LOST)
+        self.gone = why
+        self.fail_all(error)
+        time.sleep(LAST_WORDS_S)
+        os._exit(LOST)
 
     def _publish(self, batcher: Batcher, turn: Turn) -> None:
         now = time.monotonic()
@@ -252,16 +297,22 @@ class Worker:
                 request.done += 1
                 metrics.images_completed.labels(name, backend, "completed").inc()
                 request.send(ImageDone(row.index, batcher.engine.image(row.slot)))
-        for lost in turn.failed:
-            logger.error("%s gave parameters that are not finite for an image of %s", name, lost)
+        for lost, error in turn.failed.items():
+            logger.error("%s ends alone: %s: %s", lost, type(error).__name__, error)
+            known = isinstance(error, NotFinite)
+            metrics.faults_isolated.labels(name, "not_finite" if known else "threw").inc()
+            message = str(error) if known else (f"the engine failed on an image of this request "
+                                                f"({type(error).__name__}), also without the rest of its batch")
             if (request := self.requests.get(lost)) is not None:
-                request.send(EngineFailed(f"{name} gave parameters that are not finite for an image of this request; "
-                                          "another seed or temperature may succeed"))
+                request.send(EngineFailed(f"{message}; another seed or temperature may succeed"))
         if turn.steps:
             metrics.pixels_generated.labels(name, backend).inc(turn.subpixels)
+            metrics.state_saturations.labels(name).inc(turn.saturated)
+        if turn.retries:
+            metrics.quanta_retried.labels(name).inc()
+        elif turn.steps:
             metrics.engine_step.labels(name, backend).observe(turn.seconds / turn.steps)
             metrics.engine_step_batch_size.observe(turn.rows)
-            metrics.state_saturations.labels(name).inc(turn.saturated)
         metrics.state_slots_used.labels(name).set(len(batcher.scheduler.running))
         self._count_requests()
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -27,9 +26,9 @@ EAGER = ("--engine", "eager")  # flags that make `slow` slow
 class Process:
     """`linpix serve` and what it printed."""
 
-    def __init__(self, checkpoints: Path, *flags: str, program: tuple[str, ...] = (str(ROOT / "linpix.py"),)) -> None:
-        """program: what Python runs, if not linpix.py itself."""
-        command = [sys.executable, *program, "serve", "--port", "0", "--checkpoints", str(checkpoints), *flags]
+    def __init__(self, checkpoints: Path, *flags: str) -> None:
+        command = [sys.executable, str(ROOT / "linpix.py"), "serve", "--port", "0", "--checkpoints", str(checkpoints),
+                   *flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         self.printed: list[str] = []
@@ -70,8 +69,8 @@ class Process:
 
 
 @contextlib.contextmanager
-def serving(checkpoints: Path, *flags: str, **options: Any) -> Iterator[Process]:
-    process = Process(checkpoints, *flags, **options)
+def serving(checkpoints: Path, *flags: str) -> Iterator[Process]:
+    process = Process(checkpoints, *flags)
     try:
         yield process
     finally:

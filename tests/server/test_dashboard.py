@@ -27,7 +27,7 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES = {f"{panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]}
 WINDOW = "1m"  # what Grafana would put for $__rate_interval; long enough to hold all of the load
 
-METRICS = {  # the design's section 8: type and labels
+METRICS = {  # the design's section 8, and what came after: type and labels
     "linpix_images_completed": ("counter", {"model", "backend", "outcome"}),
     "linpix_pixels_generated": ("counter", {"model", "backend"}),
     "linpix_requests": ("counter", {"endpoint", "outcome"}),
@@ -37,6 +37,10 @@ METRICS = {  # the design's section 8: type and labels
     "linpix_state_slots": ("gauge", {"model"}),
     "linpix_state_slots_used": ("gauge", {"model"}),
     "linpix_state_saturations": ("counter", {"model"}),
+    "linpix_faults_isolated": ("counter", {"model", "fault"}),
+    "linpix_quanta_retried": ("counter", {"model"}),
+    "linpix_engine_restarts": ("counter", set()),
+    "linpix_engine_heartbeat_age_seconds": ("gauge", set()),
     "linpix_request_duration_seconds": ("histogram", {"endpoint"}),
     "linpix_queue_wait_seconds": ("histogram", set()),
     "linpix_first_row_seconds": ("histogram", set()),

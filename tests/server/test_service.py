@@ -61,23 +61,8 @@ def test_an_unexpected_failure_is_500_with_its_request_id(tiny):
     assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
 
 
-def test_an_engine_that_fails_answers_the_requests_it_ran_and_goes_on(tiny, monkeypatch):
-    app, failures = create_app(Settings(checkpoints=tiny.parent)), ["publish", "quantum"]
-    worker = app.state.service.worker
-    engine, publish = worker.batchers["tiny"].engine, worker._publish
-    quantum = engine.quantum
-
-    def fail_once(name, then):
-        def call(*arguments):
-            if name in failures:
-                failures.remove(name)
-                raise RuntimeError("injected")
-            return then(*arguments)
-
-        return call
-
-    monkeypatch.setattr(engine, "quantum", fail_once("quantum", quantum))
-    monkeypatch.setattr(worker, "_publish", fail_once("publish", publish))
+def test_an_engine_that_fails_answers_the_requests_it_ran_and_goes_on(tiny):
+    app = create_app(Settings(checkpoints=tiny.parent, faults="broken:at=1,die:at=2"))
     with TestClient(app) as client:
         for _ in range(2):
             answer = client.post("/v1/images/generations", json={})
@@ -85,20 +70,6 @@ def test_an_engine_that_fails_answers_the_requests_it_ran_and_goes_on(tiny, monk
             assert answer.json()["error"]["code"] == "engine_failed"
         assert client.post("/v1/images/generations", json={}).status_code == 200
         assert 'linpix_state_slots_used{model="tiny"} 0.0' in client.get("/metrics").text
-
-
-def test_a_thread_that_ends_lets_nobody_wait(tiny, monkeypatch):
-    app = create_app(Settings(checkpoints=tiny.parent))
-    worker = app.state.service.worker
-
-    def end(_):
-        raise RuntimeError("injected")
-
-    monkeypatch.setattr(worker, "_turn", end)
-    with TestClient(app) as client:
-        for _ in range(2):
-            assert client.post("/v1/images/generations", json={}).json()["error"]["code"] == "engine_failed"
-        assert client.get("/readyz").status_code == 503
 
 
 def test_a_request_over_its_time_is_504_and_frees_its_slots(slow):
@@ -343,6 +314,8 @@ def test_a_bad_comparison_is_refused(server, body, param, words):
     (["--slots", "10000000", "--models", "SLOW"], "lower --slots"),  # 629 GiB, at 66 KiB a slot
     (["--engine", "eager", "--precision", "bf16"], "--precision fp32"),
     (["--api-keys", "missing"], "missing"),
+    (["--faults", "burn:at=1"], "--faults (LINPIX_FAULTS): 'burn:at=1': a fault is one of throw"),
+    (["--watchdog-timeout", "0"], "--watchdog-timeout"),
     (["--checkpoints", "missing"], "--checkpoints"),
 ])
 def test_a_setting_that_cannot_work_stops_the_server_before_it_listens(tiny, slow, flags, words):
@@ -361,31 +334,6 @@ def test_a_port_that_is_taken_is_said_in_a_line(tiny, server):
                             "--checkpoints", str(tiny.parent)], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode != 0
     assert "address already in use" in ended.stderr
-
-
-def test_a_process_whose_engine_is_lost_answers_and_ends_with_a_message(tiny):
-    """What a sticky CUDA error does, with the error put in its place."""
-    program = ("-c", f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-import linpix
-from server.engine import Engine
-from server.errors import EngineLost
-
-def lose(*_):
-    raise EngineLost("the GPU no longer answers (for a test); the process ends")
-
-Engine.quantum = lose
-sys.exit(linpix.main(sys.argv[1:]))
-""")
-    with serving(tiny.parent, *EAGER, program=program) as process:
-        with process.client() as client:
-            answer = client.post("/v1/images/generations", json={})
-            assert answer.status_code == 500
-            assert "no longer answers" in answer.json()["error"]["message"]
-            assert client.get("/readyz").status_code == 503
-        assert process.process.wait(timeout=10) == 70
-        assert eventually(lambda: any("CRITICAL" in line or "no longer answers" in line for line in process.printed))
 
 
 @pytest.mark.parametrize("flags", [(), EAGER], ids=["auto", "eager"])
