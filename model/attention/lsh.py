@@ -51,20 +51,22 @@ def lsh_attention(qk: Tensor, v: Tensor, rotation: Tensor, chunk: int) -> Tensor
         before = torch.cat([torch.full_like(x[:, :, :1], fill), x[:, :, :-1]], 2)
         return torch.cat([before, x], 3)
 
-    # Of every token: its position, and in each round its bucket and its chunk. Before the first chunk there is nobody.
-    facts = torch.cat([position.expand(len(qk), 1, -1), bucket, place // chunk], 1).transpose(1, 2)
-    own, seen = sort(facts)[..., :, None, :], window(sort(facts), total)[..., None, :, :]
-    counts = []  # rounds in which a pair is seen
-    for r in range(rounds):
-        apart = own[..., 1 + rounds + r] - seen[..., 1 + rounds + r]
-        counts.append((own[..., 1 + r] == seen[..., 1 + r]) & (apart >= 0) & (apart <= 1))
-    N = torch.stack(counts).sum(0).clamp(min=1).to(qk.dtype)
-    here = torch.arange(rounds, device=qk.device)[:, None, None, None]  # the round that a row of scores belongs to
-    alike = _take(own[..., 1:1 + rounds], here) == _take(seen[..., 1:1 + rounds], here)
-    allowed = alike & (seen[..., 0] <= own[..., 0])
-    scores = sort(qk) @ window(sort(keys), 0).mT / qk.shape[-1] ** 0.5 - N.log()
-    scores = scores - SELF * (seen[..., 0] == own[..., 0])
-    scores = scores.masked_fill(~allowed, -torch.inf)
+    # In each round a token's place is its bucket and its chunk in one number, such that two tokens see each other
+    # where the difference is 0 or 1. Before the first chunk there is nobody.
+    chunks = total // chunk
+    seat = (bucket * (chunks + 2) + place // chunk).to(torch.int32)                    # (n, rounds, T)
+    facts = torch.cat([position.to(torch.int32).expand(len(qk), 1, -1), seat], 1).transpose(1, 2)
+    own, seen = sort(facts)[..., :, None, :], window(sort(facts), 2**30)[..., None, :, :]
+    # pairs that are seen in each round, where they stand in each order: (n, orders, chunks, chunk, 2 * chunk)
+    pairs = [(own[..., 1 + r] - seen[..., 1 + r]) >> 1 == 0 for r in range(rounds)]
+    allowed = torch.stack([pairs[r][:, r] for r in range(rounds)], 1)
+    distance = own[..., 0] - seen[..., 0]
+    scores = sort(qk) @ window(sort(keys), 0).mT / qk.shape[-1] ** 0.5
+    if rounds > 1:
+        N = torch.stack(pairs).sum(0, dtype=torch.int16)                               # of equation 16
+        scores = scores - N.clamp(min=1).to(qk.dtype).log()
+    scores = scores - SELF * (distance == 0)
+    scores = scores.masked_fill(~(allowed & (distance >= 0)), -torch.inf)
     mass = scores.logsumexp(-1, keepdim=True)                                          # z of the round
     read = (scores - mass).exp() @ window(sort(v), 0)
     back = place[..., None]
@@ -80,11 +82,6 @@ def _buckets(qk: Tensor, rotation: Tensor) -> Tensor:
         return torch.zeros(len(qk), len(rotation), qk.shape[1], dtype=torch.int64, device=qk.device)
     rotated = torch.einsum("ntd,rdb->nrtb", qk, rotation.to(qk))
     return torch.cat([rotated, -rotated], -1).argmax(-1)
-
-
-def _take(x: Tensor, r: Tensor) -> Tensor:
-    """x: (n, rounds, ..., rounds) -> (n, rounds, ...): in the r-th round its r-th entry."""
-    return x.gather(-1, r[..., None].expand(*x.shape[:-1], 1))[..., 0]
 
 
 class Kind(Attention):
