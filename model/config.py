@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 AttentionKind = Literal["linear", "softmax", "lsh"]
 FeatureMap = Literal["elu+1", "relu", "polynomial", "random"]
 Norm = Literal["post", "pre"]
+ResidualKind = Literal["plain", "reversible"]
 Activation = Literal["relu", "gelu"]
 LookUp = Literal["previous", "position", "row", "column", "channel"]
 Neighbour = tuple[int, int, int]
@@ -37,6 +38,7 @@ class ModelConfig:
     lsh_chunk: int = 30                     # sorted tokens that attend together, and to as many before them
     eps: float = 1e-6                       # added to the normaliser of linear attention
     norm: Norm = "post"                     # as in the published reference; pre trains more steadily
+    residual: ResidualKind = "plain"        # reversible: two streams, trained in memory constant in L
     activation: Activation = "gelu"
     look_ups: tuple[LookUp, ...] = ("previous", "position")
     neighbours: tuple[Neighbour, ...] = ()  # (dy, dx, dc) relative to t, strictly earlier in raster order
@@ -59,9 +61,12 @@ class ModelConfig:
         if type(self.classes) is not int or self.classes < 0:
             raise ValueError(f"classes must be an integer of at least 0, got {self.classes!r}")
         for name, kind in (("attention", AttentionKind), ("feature_map", FeatureMap), ("norm", Norm),
-                           ("activation", Activation), ("scale_transform", ScaleTransform)):
+                           ("residual", ResidualKind), ("activation", Activation), ("scale_transform", ScaleTransform)):
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}")
+        if self.residual == "reversible" and self.norm != "pre":
+            raise ValueError("reversible residuals need norm 'pre', for a LayerNorm after the sum cannot be undone; "
+                             f"got norm {self.norm!r}")
         if not (isinstance(self.eps, float) and 0 < self.eps < 1):
             raise ValueError(f"eps must be a number between 0 and 1, got {self.eps!r}")
         unknown = [name for name in self.look_ups if name not in get_args(LookUp)]

@@ -118,7 +118,8 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
     gpu: in the layout of the CUDA kernels. The tensors stay where the model is: `Packed.to` moves them.
     """
     config = net.config
-    assert config.attention == "linear" and config.feature_map == "elu+1", "choose lets nothing else come here"
+    assert (config.attention, config.feature_map, config.residual) == ("linear", "elu+1", "plain"), \
+        "choose lets nothing else come here"
 
     def matrix(weight: Tensor, bias: Tensor, groups: int = 1) -> list[Tensor]:
         arranged = (pack_tiles if gpu else pack_matrix)(weight.float(), groups, dtype)
@@ -214,6 +215,8 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
         obstacle = _LINEAR_ONLY.format(config.attention)
     elif config.feature_map != "elu+1":
         obstacle = _ELU_ONLY.format(config.feature_map)
+    elif config.residual != "plain":
+        obstacle = _PLAIN_ONLY.format(config.residual)
     elif config.d_model % TILE:
         obstacle = f"it wants a d_model that is a multiple of {TILE}, and this model's is {config.d_model}"
     if engine == "compiled" and obstacle:
@@ -232,6 +235,7 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
 
 _LINEAR_ONLY = "it knows linear attention only, and this model's is {}"
 _ELU_ONLY = "it has kernels for the feature map elu+1, and this model's is {}"
+_PLAIN_ONLY = "it knows plain residuals only, and this model's are {}"
 
 
 def gpu_obstacle(config: ModelConfig) -> str:
@@ -242,6 +246,8 @@ def gpu_obstacle(config: ModelConfig) -> str:
         return _LINEAR_ONLY.format(config.attention)
     if config.feature_map != "elu+1":
         return _ELU_ONLY.format(config.feature_map)
+    if config.residual != "plain":
+        return _PLAIN_ONLY.format(config.residual)
     if config.key_dim != config.value_dim or config.key_dim not in ops.GPU_HEADS:
         return (f"it has kernels for heads of {', '.join(map(str, ops.GPU_HEADS))}, keys and values alike, and this "
                 f"model's are {config.key_dim} and {config.value_dim}")

@@ -1,12 +1,16 @@
 """The transformer: one set of weights, run over a whole image at once or one sub-pixel a step."""
 
 from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from model import reversible
 from model.attention import PADDING_SLOT, State, attention_for
 from model.config import ModelConfig
 from model.inputs import START, InputEmbedding
@@ -16,11 +20,15 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each with residual and LayerNorm, after it (post) or before it (pre)."""
+    """Attention and feed-forward, each with residual and LayerNorm, after it (post) or before it (pre).
 
-    def __init__(self, config: ModelConfig) -> None:
+    feed_forward_chunks: of the positions of a sequence. With more than one (B, T, d_ff) never exists whole: each is
+    computed after the other, and once more on the way back. It changes no result but in its rounding.
+    """
+
+    def __init__(self, config: ModelConfig, feed_forward_chunks: int = 1) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.chunks = config, feed_forward_chunks
         keys, values = config.heads * config.key_dim, config.heads * config.value_dim
         self.shared = attention_for(config).shared_qk
         self.qkv = nn.Linear(config.d_model, (1 if self.shared else 2) * keys + values)
@@ -43,22 +51,60 @@ class Layer(nn.Module):
         activation = F.gelu if self.config.activation == "gelu" else F.relu
         return self.down(activation(self.up(x)))
 
+    def normed_attention(self, x: Tensor, index: int, attend: Attend) -> Tensor:
+        return self.attention(self.norm1(x), index, attend)
+
+    def normed_feed_forward(self, x: Tensor) -> Tensor:
+        return self.feed_forward(self.norm2(x))
+
+    def in_chunks(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """function(x), which does not mix positions, by chunks of them."""
+        if self.chunks == 1 or x.dim() < 3:
+            return function(x)
+        parts = [checkpoint(function, part, use_reentrant=False, preserve_rng_state=False)
+                 for part in x.chunk(self.chunks, 1)]
+        return torch.cat(parts, 1)
+
     def forward(self, x: Tensor, index: int, attend: Attend) -> Tensor:
+        """x: (B, d_model) or (B, T, d_model), with reversible residuals two such streams (2, ...); returns the same."""
+        if self.config.residual == "reversible":
+            x1, x2 = x
+            y1 = x1 + self.normed_attention(x2, index, attend)
+            return torch.stack([y1, x2 + self.in_chunks(self.normed_feed_forward, y1)])
         if self.config.norm == "pre":
-            x = x + self.attention(self.norm1(x), index, attend)
-            return x + self.feed_forward(self.norm2(x))
+            x = x + self.normed_attention(x, index, attend)
+            return x + self.in_chunks(self.normed_feed_forward, x)
         x = self.norm1(x + self.attention(x, index, attend))
-        return self.norm2(x + self.feed_forward(x))
+        return self.norm2(x + self.in_chunks(self.feed_forward, x))
+
+    def residuals(self, index: int, attend: Attend, *, compiled: bool) -> list[reversible.Residual]:
+        """The two of a reversible layer, for reversible.run."""
+        wrap: Callable[[Any], Any] = _compiled if compiled else lambda function: function
+        attention = partial(wrap(Layer.normed_attention), self, index=index, attend=attend)
+        feed_forward = partial(wrap(Layer.normed_feed_forward), self)
+        return [reversible.Residual(attention, _learning(self.norm1, self.qkv, self.out)),
+                reversible.Residual(feed_forward, _learning(self.norm2, self.up, self.down), self.chunks)]
+
+
+@cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Compiled once for all layers, which are alike; with eager's random numbers, whichever form asks for them."""
+    return torch.compile(function, options={"fallback_random": True})
+
+
+def _learning(*modules: nn.Module) -> tuple[Tensor, ...]:
+    return tuple(p for module in modules for p in module.parameters() if p.requires_grad)
 
 
 class Transformer(nn.Module):
     """An autoregressive model of images: the distribution of each sub-pixel given all earlier ones."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, feed_forward_chunks: int = 1) -> None:
+        """feed_forward_chunks: see Layer; how to compute, not what."""
         super().__init__()
         self.config, self.attention = config, attention_for(config)
         self.inputs = InputEmbedding(config)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(Layer(config, feed_forward_chunks) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.d_model)
         self.head = nn.Linear(config.d_model, 3 * config.mixtures)
         self.multiplications = sum(p.numel() for p in self.layers.parameters())  # of one token, about
@@ -68,11 +114,30 @@ class Transformer(nn.Module):
         """Where the weights are; new tensors are made on torch's default device, which must be the same."""
         return self.inputs.table.device
 
+    def begin(self, x: Tensor) -> Tensor:
+        """What the first layer is given for the embedded inputs: these, or two streams of them (2, ...)."""
+        return torch.stack([x, x]) if self.config.residual == "reversible" else x
+
+    def end(self, x: Tensor) -> Tensor:
+        """Mixture parameters from what the last layer gives; of two streams, from their mean."""
+        with torch.autocast(x.device.type, enabled=False):  # rounded to bf16, a mean is off by a grey level
+            return self.head(self.norm(x.mean(0) if self.config.residual == "reversible" else x))
+
     def _run(self, x: Tensor, attend: Attend) -> Tensor:
+        x = self.begin(x)
+        if self.config.residual == "reversible" and torch.is_grad_enabled():
+            return self.end(self._run_reversibly(x, attend, compiled=torch.compiler.is_compiling()))
         for index, layer in enumerate(self.layers):
             x = layer(x, index, attend)
-        with torch.autocast(x.device.type, enabled=False):  # rounded to bf16, a mean is off by a grey level
-            return self.head(self.norm(x))
+        return self.end(x)
+
+    @torch.compiler.disable  # what undoes a stack cannot be traced, but the functions in it can be compiled
+    def _run_reversibly(self, x: Tensor, attend: Attend, *, compiled: bool) -> Tensor:
+        residuals: list[reversible.Residual] = []
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer)
+            residuals += layer.residuals(index, attend, compiled=compiled)
+        return reversible.run(residuals, x)
 
     def start_index(self, label: int | None) -> int:
         """What stands before sub-pixel 0: the unconditional start, or the start of class `label`."""

@@ -194,6 +194,7 @@ def doctor(given: argparse.Namespace) -> None:
     facts = {"engine": "compiled" if ops.compiled else "eager", "kernel": ops.kernel(), "why": ops.why(),
              "precision": "bf16" if ops.compiled and torch.ops.linpix.cpu_has_fast_bf16() else "fp32",
              "feature_maps": "elu+1 in the compiled kernels, relu, polynomial and random in the eager engine",
+             "residuals": "plain in the compiled kernels, reversible in the eager engine",
              "device": torch.cuda.get_device_name() if ops.gpu else "cpu", "no_gpu": ops.why_no_gpu() or None,
              "instruction_set": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads(),
              "bf16_matrix_products": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),

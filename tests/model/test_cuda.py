@@ -469,6 +469,7 @@ def test_tensors_that_do_not_fit_are_refused(emulated, change, message):
     ({}, ""), ({"key_dim": 64, "value_dim": 64}, "heads of 8, 16, 32, keys and values alike"),
     ({"attention": "softmax"}, "linear attention only"), ({"key_dim": 24}, "this model's are 24 and 8"),
     ({"mixtures": 600}, "at most 512 mixtures"), ({"feature_map": "random"}, "feature map elu+1"),
+    ({"residual": "reversible"}, "plain residuals only, and this model's are reversible"),
     ({"d_model": 20}, "multiple of 8, at most 512, and this model's is 20"), ({"d_ff": 4096}, "this model has 4096")])
 def test_auto_is_the_gpu_for_what_it_can_run_and_the_processor_else(monkeypatch, change, obstacle):
     config = dataclasses.replace(TINY, **change)

@@ -352,6 +352,7 @@ def test_auto_is_the_compiled_engine_for_what_it_can_run_and_the_eager_one_else(
 @pytest.mark.parametrize(("change", "engine", "precision", "message"), [
     ({"attention": "softmax"}, "compiled", "auto", "linear attention only"),
     ({"feature_map": "relu"}, "compiled", "auto", r"elu\+1, and this model's is relu; or use --engine eager"),
+    ({"residual": "reversible"}, "compiled", "auto", "plain residuals only, and this model's are reversible; or use"),
     ({"d_model": 24}, "compiled", "auto", "multiple of 16, and this model's is 24"),
     ({"attention": "softmax"}, "auto", "bf16", "--precision fp32"),
     ({}, "eager", "bf16", "--engine compiled"),

@@ -1,0 +1,98 @@
+"""A stack of reversible residuals (Reformer, section 3), trained without keeping what its layers computed.
+
+Two streams take turns: (a, b) becomes (b, a + f(b)), where f is attention in one residual and feed-forward in the
+next, so that two of them are equation 9. Its result undoes each, (a, b) = (b' - f(a'), a'), which is equation 8. The
+way back does so from the last to the first, beside the gradient: memory does not grow with the number of layers, and
+each residual is computed twice.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """f, from (B, T, d_model) to the same shape, and those of its parameters that learn."""
+
+    function: Callable[[Tensor], Tensor]
+    parameters: tuple[Tensor, ...]
+    chunks: int = 1  # of the positions, one after the other (equation 10): for an f that does not mix them
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.chunks == 1:
+            return self.function(x)
+        return torch.cat([self.function(part) for part in x.chunk(self.chunks, 1)], 1)
+
+    def pull(self, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """f(x), and what a gradient in f(x) is in x and in each parameter."""
+        results, inputs = [], []
+        sums: list[Tensor] = []
+        for part, given in zip(x.chunk(self.chunks, 1), gradient.chunk(self.chunks, 1), strict=True):
+            part = part.detach().requires_grad_()
+            with torch.enable_grad():
+                y = self.function(part)
+            of_part, *found = torch.autograd.grad(y, (part, *self.parameters), given.to(y.dtype))
+            results.append(y.detach())
+            inputs.append(of_part)
+            sums = [total + more for total, more in zip(sums, found, strict=True)] if sums else found
+        if self.chunks == 1:
+            return results[0], inputs[0], sums
+        return torch.cat(results, 1), torch.cat(inputs, 1), sums
+
+
+def run(residuals: list[Residual], streams: Tensor) -> Tensor:
+    """Streams (2, B, T, d_model) through all residuals; with a gradient, at the price of undoing them.
+
+    Functions may draw random numbers: on the way back they draw the same. Autocast reaches into both ways, and the
+    streams keep their own precision, since rounding is what undoing leaves behind.
+    """
+    parameters = [parameter for residual in residuals for parameter in residual.parameters]
+    return _Stack.apply(residuals, streams, *parameters)
+
+
+class _Stack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, residuals: list[Residual], streams: Tensor, *parameters: Tensor) -> Tensor:
+        device = streams.device.type
+        ctx.residuals, ctx.random = residuals, []
+        # without its cache, where casts made here, without a graph, would meet those who want one
+        ctx.autocast = {"device_type": device, "dtype": torch.get_autocast_dtype(device),
+                        "enabled": torch.is_autocast_enabled(device), "cache_enabled": False}
+        a, b = streams.detach()
+        with torch.autocast(**ctx.autocast):
+            for residual in residuals:
+                ctx.random.append(_random_state(streams.device))
+                a, b = b, a + residual(b)
+        result = torch.stack([a, b])
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (a, b), (da, db) = ctx.saved_tensors[0], gradient
+        of_parameters: list[Tensor] = []
+        gpus = [a.device] if a.is_cuda else []
+        with torch.random.fork_rng(gpus), torch.autocast(**ctx.autocast):
+            for residual, random in zip(reversed(ctx.residuals), reversed(ctx.random), strict=True):
+                _draw_again(a.device, random)
+                y, dx, found = residual.pull(a, db)
+                of_parameters = found + of_parameters
+                a, b = b - y, a
+                da, db = db, da + dx
+        return None, torch.stack([da, db]), *of_parameters
+
+
+def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def _draw_again(device: torch.device, state: tuple[Tensor, Tensor | None]) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)

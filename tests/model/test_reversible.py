@@ -1,0 +1,257 @@
+"""Reversible layers and chunked feed-forward: the functions they should be, their gradients, and what they keep."""
+
+import dataclasses
+import math
+from functools import partial
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from model import mixture
+from model.attention import attention_for
+from model.config import AttentionKind, ModelConfig
+from model.inputs import START
+from model.reversible import Residual
+from model.transformer import Transformer
+from tests.model.test_transformer import INPUTS, LONG, SMALL, decode, images, net_of
+
+REVERSIBLE = dataclasses.replace(SMALL, residual="reversible", norm="pre", lsh_rounds=2, lsh_buckets=4, lsh_chunk=10)
+KINDS = get_args(AttentionKind)
+
+
+def training_net(config: ModelConfig, chunks: int = 1, dtype: torch.dtype = torch.float64) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(config, feed_forward_chunks=chunks).to(dtype)
+
+
+def loss_of(net: Transformer, *, bf16: bool = False, count: int = 2) -> Tensor:
+    canvas = images(count, net.config)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        parameters = net(canvas, torch.tensor([START, START + 1] * (count // 2)))
+    return -mixture.log_likelihood(parameters, canvas).mean()
+
+
+def store_activations(net: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let autograd keep what the layers compute: the definition of a gradient."""
+    def run(x: Tensor, attend, *, compiled: bool) -> Tensor:
+        for index, layer in enumerate(net.layers):
+            x = layer(x, index, attend)
+        return x
+
+    monkeypatch.setattr(net, "_run_reversibly", run)
+
+
+def gradients(net: Transformer, **how) -> dict[str, Tensor]:
+    torch.manual_seed(5)  # lsh attention draws rotations
+    net.zero_grad()
+    loss_of(net, **how).backward()
+    return {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
+
+
+def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Of any parameter's gradient, relative to its norm."""
+    return max(float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected)
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_step_by_step_equals_the_parallel_form(attention):
+    net = net_of(dataclasses.replace(LONG, attention=attention, residual="reversible")).double()
+    canvas, start, slots = images(2, LONG), torch.tensor([START, START + 2]), torch.tensor([3, 1])
+    state = attention_for(net.config).new_state(3, torch.float64)
+    parallel = net(canvas, start)
+    torch.testing.assert_close(decode(net, canvas, start, state, slots, [0, 7]), parallel, rtol=0, atol=1e-10)
+    for slot in slots.tolist():
+        state.clear(slot)
+    net.prefill(canvas, 400, start, state, slots)
+    stepped = torch.stack([net.step(canvas, torch.full((2,), t), start, state, slots) for t in range(400, 420)], 1)
+    torch.testing.assert_close(stepped, parallel[:, 400:420], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_a_sub_pixel_leaves_no_trace_in_the_parameters_up_to_its_own(inputs, attention):
+    net = net_of(dataclasses.replace(REVERSIBLE, attention=attention, **INPUTS[inputs]))
+    T, first = net.config.subpixels, 1 if net.config.first_marginal else 0
+    canvas, start = images(1, net.config).repeat(T, 1), torch.full((T,), START)
+    before = net(canvas, start)
+    canvas[torch.arange(T), torch.arange(T)] ^= 255
+    after = net(canvas, start)
+    same = (before == after).all(-1) | before.isnan().all(-1)
+    assert bool(same.tril().equal(torch.ones(T, T).bool().tril()))
+    assert not bool(same[:-1].diagonal(1)[first:].any())
+
+
+def test_the_two_streams_are_those_of_equation_9():
+    net = net_of(REVERSIBLE, layers=2).double()
+    canvas, start = images(2, SMALL), torch.tensor([START, START + 1])
+    t = torch.arange(SMALL.subpixels).expand(2, -1)
+    x1 = x2 = net.inputs(canvas, t, start)
+    for index, layer in enumerate(net.layers):
+        x1 = x1 + layer.attention(layer.norm1(x2), index, net.attention.parallel)
+        x2 = x2 + layer.feed_forward(layer.norm2(x1))
+    torch.testing.assert_close(net.head(net.norm((x1 + x2) / 2)), net(canvas, start))
+
+
+@pytest.mark.parametrize("chunks", [1, 7])
+@pytest.mark.parametrize("layers", [1, 2, 12])
+@pytest.mark.parametrize("attention", KINDS)
+def test_gradients_are_those_of_stored_activations(attention, layers, chunks, monkeypatch):
+    config = dataclasses.replace(REVERSIBLE, attention=attention, layers=layers)
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 2e-5)):
+        net = training_net(config, chunks, dtype)
+        found = gradients(net)
+        with monkeypatch.context() as patch:
+            store_activations(net, patch)
+            expected = gradients(net)
+        assert 0 < largest_difference(found, expected) < tolerance  # 0: nothing was undone
+
+
+@pytest.mark.parametrize("attention", KINDS)
+def test_autocast_reaches_into_the_way_back(attention, monkeypatch):
+    """Undone streams are off by float32's rounding, which tips some of bf16's; so gradients agree to bf16's."""
+    net = training_net(dataclasses.replace(REVERSIBLE, attention=attention), dtype=torch.float32)
+    results, learnt, pull = set(), set(), Residual.pull
+
+    def watched(self: Residual, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        result = pull(self, x, gradient)
+        results.add(result[0].dtype)
+        learnt.update(one.dtype for one in result[2])
+        return result
+
+    monkeypatch.setattr(Residual, "pull", watched)
+    found = gradients(net, bf16=True)
+    assert results == {torch.bfloat16} and learnt == {torch.float32}
+    store_activations(net, monkeypatch)
+    assert largest_difference(found, gradients(net, bf16=True)) < 0.02
+
+
+@pytest.mark.parametrize(("attention", "compiled"), [*((kind, False) for kind in KINDS), ("lsh", True)])
+def test_on_the_way_back_a_residual_gives_again_what_it_gave(attention, compiled, monkeypatch):
+    """So random rotations are the same ones; and drawing them again leaves the random numbers alone."""
+    given, again = [], []
+    call, pull = Residual.__call__, Residual.pull
+
+    def recorded_call(self: Residual, x: Tensor) -> Tensor:
+        given.append(call(self, x))
+        return given[-1]
+
+    def recorded_pull(self: Residual, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        result = pull(self, x, gradient)
+        again.append(result[0])
+        return result
+
+    monkeypatch.setattr(Residual, "__call__", recorded_call)
+    monkeypatch.setattr(Residual, "pull", recorded_pull)
+    net = training_net(dataclasses.replace(REVERSIBLE, attention=attention, layers=3), dtype=torch.float32)
+    loss = partial(loss_of, net)
+    result = (torch.compile(loss) if compiled else loss)()
+    state = torch.get_rng_state()
+    result.backward()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(given) == len(again) == 6
+    for one, other in zip(given, reversed(again), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_random_rotations_differ_from_layer_to_layer_and_from_pass_to_pass():
+    net = training_net(dataclasses.replace(REVERSIBLE, attention="lsh"))
+    torch.manual_seed(1)
+    first, second = loss_of(net).item(), loss_of(net).item()
+    torch.manual_seed(1)
+    assert loss_of(net).item() == first != second
+
+
+def test_a_graph_that_is_kept_can_be_gone_back_twice():
+    net = training_net(dataclasses.replace(REVERSIBLE, attention="lsh"))
+    loss = loss_of(net)
+    first = torch.autograd.grad(loss, list(net.parameters()), retain_graph=True)
+    for one, other in zip(first, torch.autograd.grad(loss, list(net.parameters())), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_parameters_that_do_not_learn_have_no_gradient(monkeypatch):
+    net = training_net(dataclasses.replace(REVERSIBLE, layers=3))
+    expected = gradients(net)
+    frozen = {name for name, parameter in net.named_parameters() if name.startswith("layers.1.up")
+              or name.startswith("inputs")}
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    net.zero_grad(set_to_none=True)
+    loss_of(net).backward()
+    for name, parameter in net.named_parameters():
+        assert parameter.grad is None if name in frozen else torch.equal(parameter.grad, expected[name])
+
+
+def kept(net: Transformer) -> int:
+    """Bytes that a forward pass leaves behind for the way back, parameters aside; a storage counts once."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in net.parameters()}
+    storages = {}
+
+    def pack(x: Tensor) -> Tensor:
+        storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        result = loss_of(net)
+    assert result.requires_grad  # and so all that was packed is still there, and no address counts twice
+    return sum(size for address, size in storages.items() if address not in own)
+
+
+@pytest.mark.parametrize("attention", KINDS)
+def test_what_is_kept_for_the_way_back_does_not_grow_with_the_layers(attention):
+    def sizes(residual: str) -> list[int]:
+        config = dataclasses.replace(REVERSIBLE, attention=attention, residual=residual)
+        return [kept(training_net(dataclasses.replace(config, layers=layers))) for layers in (1, 2, 8)]
+
+    one, two, eight = sizes("reversible")
+    assert one == two == eight
+    one, two, eight = sizes("plain")
+    assert eight - two == 6 * (two - one) > 0
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of any tensor that an operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for x in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(x, Tensor):
+                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
+        return result
+
+
+@pytest.mark.parametrize("residual", ["plain", "reversible"])
+def test_in_chunks_the_hidden_units_of_all_positions_never_exist_together(residual):
+    config = dataclasses.replace(REVERSIBLE, residual=residual, d_ff=512)
+    whole = 2 * config.subpixels * config.d_ff
+    largest = []
+    for chunks in (1, 5):
+        net = training_net(config, chunks)
+        with Largest() as seen:
+            loss_of(net).backward()
+        largest.append(seen.elements)
+    assert largest[0] == whole
+    assert largest[1] <= max(math.ceil(config.subpixels / 5) * 2 * config.d_ff, whole // 5)
+
+
+@pytest.mark.parametrize("chunks", [2, 7, 60, 100])
+@pytest.mark.parametrize(("residual", "norm"), [("plain", "pre"), ("plain", "post"), ("reversible", "pre")])
+def test_chunks_of_the_feed_forward_change_neither_loss_nor_gradients(residual, norm, chunks):
+    config = dataclasses.replace(REVERSIBLE, residual=residual, norm=norm)
+    whole, parts = training_net(config), training_net(config, chunks)
+    torch.testing.assert_close(loss_of(whole), loss_of(parts), rtol=1e-12, atol=0)
+    assert largest_difference(gradients(parts), gradients(whole)) < 1e-11
+    with torch.no_grad():
+        torch.testing.assert_close(whole(images(2, config)), parts(images(2, config)), rtol=1e-11, atol=1e-11)
+
+
+def test_reversible_residuals_refuse_a_norm_after_the_sum():
+    with pytest.raises(ValueError, match=r"reversible residuals need norm 'pre'.*got norm 'post'"):
+        ModelConfig(residual="reversible")
+    with pytest.raises(ValueError, match="residual must be one of plain, reversible, got 'both'"):
+        ModelConfig(residual="both")
