@@ -183,6 +183,8 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attention", choices=get_args(AttentionKind), default="linear", help="attention kind")
     parser.add_argument("--feature-map", choices=get_args(FeatureMap), default="elu+1", help="of linear attention")
     parser.add_argument("--lsh-rounds", type=_number(int, 1), default=1, help="hashings of lsh attention")
+    parser.add_argument("--reversible", action="store_true",
+                        help="reversible residuals, with pre-norm: memory that does not grow with the layers")
     parser.add_argument("--twin-of", default="", help="name of the model that this one is trained to be compared with")
     parser.add_argument("--init", help="begin with the weights of this model")
     _checkpoints_flag(parser)

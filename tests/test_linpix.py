@@ -146,7 +146,8 @@ def test_import_makes_a_checkpoint_that_samples_and_evaluates(golden, data, tmp_
     succeeds("sample", "--model", tmp_path / "imported", "--seed", 0, "--out", tmp_path / "out.png")
 
 
-def test_train_export_evaluate_and_compare_follow_each_other(tmp_path):
+@pytest.fixture
+def pictures(tmp_path) -> Path:
     rng = np.random.default_rng(0)
     for split, count in (("train", 60), ("test", 12)):
         for index in range(count):
@@ -154,12 +155,15 @@ def test_train_export_evaluate_and_compare_follow_each_other(tmp_path):
             folder.mkdir(parents=True, exist_ok=True)
             picture = (rng.random((8, 8)) * 40 + 70 * (index % 3)).astype(np.uint8)
             Image.fromarray(picture).save(folder / f"{index}.png")
+    return tmp_path / "pictures"
+
+
+def test_train_export_evaluate_and_compare_follow_each_other(pictures, tmp_path):
     run, shipped = tmp_path / "run", tmp_path / "shipped"
-    succeeds("train", "tiny", "--data", tmp_path / "pictures", "--out", run, "--images", 320, "--batch", 8,
-             "--no-compile")
-    succeeds("export", run, "--data", tmp_path / "pictures", "--out", shipped)
+    succeeds("train", "tiny", "--data", pictures, "--out", run, "--images", 320, "--batch", 8, "--no-compile")
+    succeeds("export", run, "--data", pictures, "--out", shipped)
     figures = checkpoint.read(shipped).provenance["bits_per_dim"]
-    evaluated = json.loads(succeeds("evaluate", shipped, "--data", tmp_path / "pictures", "--json", "--grid",
+    evaluated = json.loads(succeeds("evaluate", shipped, "--data", pictures, "--json", "--grid",
                                     tmp_path / "grid.png").stdout)
     assert figures == {"test_12": pytest.approx(evaluated["bits_per_dim"], abs=1e-4)}
     assert evaluated["interval"] > 0
@@ -169,3 +173,25 @@ def test_train_export_evaluate_and_compare_follow_each_other(tmp_path):
     assert {result["backend"] for result in report["results"]} == {"linear", "softmax", "stateful-softmax", "lsh-1",
                                                                    "lsh-4"}
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["report.json", "report.md", "report.svg"]
+
+
+def test_a_reversible_model_is_trained_resumed_and_drawn_from_by_the_eager_engine(pictures, tmp_path):
+    run, shipped = tmp_path / "run", tmp_path / "shipped"
+    train = ("train", "tiny", "--data", pictures, "--out", run, "--images", 160, "--batch", 8, "--no-compile",
+             "--reversible")
+    succeeds(*train, "--feed-forward-chunks", 4, "--max-images", 80)
+    refused = linpix(*(word for word in train if word != "--reversible"), "--resume")
+    assert refused.returncode == 2 and "run of another architecture" in refused.stderr
+    succeeds(*train, "--resume")
+    succeeds("export", run, "--data", pictures, "--out", shipped)
+    config = checkpoint.load(shipped).config
+    assert (config.residual, config.norm) == ("reversible", "pre")
+    drawn = succeeds("sample", "--model", shipped, "--count", 2, "--out", tmp_path / "drawn", "--json")
+    assert json.loads(drawn.stdout)["engine"] == "eager"
+    assert not ops.compiled or "it knows plain residuals only" in drawn.stderr
+    succeeds("complete", next((pictures / "test").rglob("*.png")), "--model", shipped, "--keep-rows", 4, "--out",
+             tmp_path / "completed")
+    report = json.loads(succeeds("compare", "--model", shipped, "--backends", "linear,softmax", "--batch", 2,
+                                 "--budget", 2, "--json").stdout)
+    assert {(result["backend"], result["engine"]) for result in report["results"]} == {("linear", "eager"),
+                                                                                       ("softmax", "eager")}

@@ -45,6 +45,8 @@ def train(given: argparse.Namespace) -> None:
     config = dataclasses.replace(PRESETS[given.preset], attention=given.attention, twin_of=given.twin_of,
                                  feature_map=given.feature_map, lsh_rounds=given.lsh_rounds,
                                  classes=len(data.classes))
+    if given.reversible:
+        config = dataclasses.replace(config, residual="reversible", norm="pre")
     changes = {field.name: getattr(given, field.name) for field in dataclasses.fields(TrainConfig)
                if getattr(given, field.name) is not None}
     if "betas" in changes:

@@ -74,7 +74,7 @@ attention that predicts each sub-pixel from {whom}, as a mixture of {config.mixt
 |---|---|
 | layers, heads, key and value dim | {config.layers}, {config.heads}, {config.key_dim} and {config.value_dim} |
 | d_model, d_ff | {config.d_model}, {config.d_ff} |
-| norm, activation | {config.norm}, {config.activation} |
+| residuals, norm, activation | {config.residual}, {config.norm}, {config.activation} |
 {facts}| look-ups; neighbours (dy, dx, dc) | {', '.join(config.look_ups)}; {context} |
 | classes | {', '.join(source['class_names']) if config.classes else 'none'} |
 {memory}| training images seen | {seen} |

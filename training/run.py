@@ -43,11 +43,12 @@ class TrainConfig:
     unconditional: float = _setting(0.5, "share of images that begin with the unconditional start")
     seed: int = _setting(0, "of initial weights, order of images, and labels left out")
     validation: int = _setting(1_000, "last training images, held out to watch the run; at most a tenth")
+    feed_forward_chunks: int = _setting(1, "of the positions, one after the other: less memory, the same gradients")
     bf16: bool = _setting(True, "bf16 autocast, where the processor has it")
     compile: bool = _setting(True, "torch.compile, where a C++ compiler is there")
 
     def __post_init__(self) -> None:
-        for name in ("images", "batch"):
+        for name in ("images", "batch", "feed_forward_chunks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("minutes", "warmup_images", "weight_decay", "validation", "seed"):
@@ -103,7 +104,7 @@ class Run:
     def __init__(self, model: ModelConfig, config: TrainConfig) -> None:
         torch.manual_seed(config.seed)
         self.model, self.config = model, config
-        self.net = Transformer(model)
+        self.net = Transformer(model, feed_forward_chunks=config.feed_forward_chunks)
         self.averaged = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(config.ema))
         self.optimizers = optimizers(self.net, config)
         self.step, self.minutes = 0, 0.0

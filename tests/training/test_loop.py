@@ -93,6 +93,30 @@ def test_every_feature_map_learns(stripes, tmp_path, name, compile_):
     assert checkpoint.load(tmp_path / "run").config.feature_map == name
 
 
+@pytest.mark.parametrize("compile_", [False, True])
+def test_reversible_layers_learn_with_a_feed_forward_in_chunks(stripes, tmp_path, compile_):
+    run = Run(dataclasses.replace(TINY, residual="reversible"),
+              dataclasses.replace(SETTINGS, compile=compile_, feed_forward_chunks=4))
+    assert {layer.chunks for layer in run.net.layers} == {4}
+    before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
+    train(run, stripes, tmp_path / "run", command="test")
+    assert evaluate(run.exported, stripes.images).bits_per_dim < 0.6 * before
+    export(tmp_path / "run", tmp_path / "shipped", lambda config: stripes)
+    assert checkpoint.load(tmp_path / "shipped").config.residual == "reversible"
+    assert "| residuals, norm, activation | reversible, pre, gelu |" in (tmp_path / "shipped/README.md").read_text()
+
+
+def test_a_feed_forward_in_chunks_trains_alike(stripes, tmp_path):
+    """A resumed run may change their number: it decides what is in memory, not what is learned."""
+    settings = dataclasses.replace(SETTINGS, images=160, bf16=False)
+    whole, first = Run(TINY, settings), Run(TINY, dataclasses.replace(settings, feed_forward_chunks=5))
+    train(whole, stripes, tmp_path / "whole", command="test")
+    train(first, stripes, tmp_path / "parts", command="test", max_images=80)
+    second = Run.resumed(tmp_path / "parts.training" / "state.pt", TINY, {"feed_forward_chunks": 2})
+    train(second, stripes, tmp_path / "parts", command="test")
+    torch.testing.assert_close(weights(second), weights(whole), rtol=1e-3, atol=1e-4)
+
+
 def test_a_run_that_is_interrupted_ends_as_one_that_is_not(stripes, tmp_path):
     whole, first = Run(TINY, SETTINGS), Run(TINY, SETTINGS)
     assert train(whole, stripes, tmp_path / "whole", command="test")
