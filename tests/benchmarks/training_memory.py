@@ -1,0 +1,108 @@
+"""Peak memory of a training step: reversible layers, chunked feed-forward, both, and neither.
+
+    python -m tests.benchmarks.training_memory [--preset mnist] [--layers 8,16,32] [--batch 4] [--chunks 8] [--compile]
+
+Forward and backward with random weights, each point in a process of its own: the most resident memory that it has
+during a step, over what it has before. So that is activations, what operations borrow, and the weights' gradients,
+which are told beside it; the optimiser is in neither. The C library gives back at once what is freed (its threshold is
+fixed at 64 KB), so figures are of what lives and not of holes between; time is measured without that, and is the
+processor's, which other work on the machine disturbs less. A step that is not counted comes first, for what loads or
+compiles once. Linux with glibc only.
+"""
+
+import argparse
+import ctypes
+import dataclasses
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from model import checkpoint
+from model.config import PRESETS
+from model.inputs import START
+from model.transformer import Transformer
+from tests.benchmarks.decode import machine
+from training.loop import loss_function
+from training.run import TrainConfig
+
+FORMS = {"plain": ("plain", False), "chunked": ("plain", True), "reversible": ("reversible", False),
+         "both": ("reversible", True)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="mnist", choices=PRESETS)
+    parser.add_argument("--attention", default="linear", choices=("linear", "softmax", "lsh"))
+    parser.add_argument("--layers", default="8,16,32", help="comma-separated")
+    parser.add_argument("--batch", type=int, default=4, help="images a step")
+    parser.add_argument("--chunks", type=int, default=8, help="of the feed-forward, where it is chunked")
+    parser.add_argument("--forms", default=",".join(FORMS), help=f"comma-separated, of {', '.join(FORMS)}")
+    parser.add_argument("--compile", action="store_true", help="compile the loss as training does")
+    parser.add_argument("--steps", type=int, default=3, help="time is their median, memory that of the hungriest")
+    parser.add_argument("--point", help=argparse.SUPPRESS)  # one form and depth, measured in this process
+    given = parser.parse_args()
+    if given.point:
+        print(json.dumps(measured(given, *given.point.split(","))))
+        return
+    print(f"`{given.preset}`, {given.attention} attention, batch {given.batch}, {given.chunks} chunks, "
+          f"{'compiled' if given.compile else 'not compiled'}; {machine()}, torch {torch.__version__}, "
+          f"commit {checkpoint.commit()}\n")
+    print("| layers | | peak, MB | gradients in it, MB | of plain | time of a step, of plain |\n"
+          "|---|---|---|---|---|---|", flush=True)
+    for layers in given.layers.split(","):
+        plain = None
+        for form in given.forms.split(","):
+            point = f"{form},{layers}"
+            found = in_a_process(point, MALLOC_MMAP_THRESHOLD_="65536") | {"seconds": in_a_process(point)["seconds"]}
+            plain = plain or found
+            print(f"| {layers} | {form} | {found['bytes'] / 1e6:.0f} | {found['gradients'] / 1e6:.0f} "
+                  f"| {found['bytes'] / plain['bytes']:.2f} | {found['seconds'] / plain['seconds']:.2f} |", flush=True)
+
+
+def in_a_process(point: str, **environment: str) -> dict[str, float]:
+    words = [sys.executable, "-m", "tests.benchmarks.training_memory", *sys.argv[1:], "--point", point]
+    ended = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
+    result: dict[str, float] = json.loads(ended.stdout)
+    return result
+
+
+def measured(given: argparse.Namespace, form: str, layers: str) -> dict[str, float]:
+    """Bytes at the peak of a step over those before it, those of gradients, and processor seconds of a step."""
+    residual, chunked = FORMS[form]
+    config = dataclasses.replace(PRESETS[given.preset], attention=given.attention, layers=int(layers), norm="pre",
+                                 residual=residual)
+    torch.manual_seed(0)
+    net = Transformer(config, feed_forward_chunks=given.chunks if chunked else 1)
+    loss = loss_function(net, TrainConfig(compile=given.compile))
+    images = torch.randint(0, 256, (given.batch, config.subpixels), dtype=torch.uint8)
+    start = torch.full((given.batch,), START)
+    loss(images, start).backward()
+    peaks, seconds = [], []
+    for _ in range(given.steps):
+        net.zero_grad()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what earlier steps borrowed goes back
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before, began = _status("VmRSS"), time.process_time()
+        loss(images, start).backward()
+        seconds.append(time.process_time() - began)
+        peaks.append(_status("VmHWM") - before)
+    gradients = sum(p.numel() * p.element_size() for p in net.parameters())
+    return {"bytes": max(peaks), "gradients": gradients, "seconds": statistics.median(seconds)}
+
+
+def _status(name: str) -> int:
+    """A size of /proc/self/status, in bytes."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    main()
