@@ -8,12 +8,10 @@ follows the clock.)
 import csv
 import dataclasses
 import math
-import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +27,7 @@ from model.transformer import Transformer
 from training.datasets import Dataset
 from training.evaluate import evaluate
 from training.export import card, provenance, sample_grid
-from training.run import Run, TrainConfig
+from training.run import Run, TrainConfig, stop_signals
 
 
 class Batches:
@@ -102,7 +100,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
                       config, run.model.classes)
     loss_of = loss_function(run.net, config)
     log = Log(side, run.step, run.images)
-    stop = _stop_signals()
+    stop = stop_signals()
     began = saved = evaluated = time.monotonic()
     minutes_before, images_before = run.minutes, run.images
     losses: list[Tensor] = []
@@ -165,19 +163,6 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         bar.close()
         log.close()
     return config.complete(run.images, run.minutes)
-
-
-def _stop_signals() -> list[int]:
-    """A list that a first SIGTERM or SIGINT makes non-empty; a second one acts as usual."""
-    received: list[int] = []
-
-    def handle(number: int, _: Any) -> None:
-        received.append(number)
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handle)
-    return received
 
 
 class Log:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -19,7 +20,20 @@ Optimizer = Literal["adamw", "radam", "muon"]
 STATE_VERSION = 1
 
 
-def _setting(default: Any, text: str) -> Any:
+def stop_signals() -> list[int]:
+    """A list that a first SIGTERM or SIGINT makes non-empty; a second one acts as usual."""
+    received: list[int] = []
+
+    def handle(number: int, _: Any) -> None:
+        received.append(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+    return received
+
+
+def setting(default: Any, text: str) -> Any:
     """A field that explains itself: the text is the flag's help."""
     return field(default=default, metadata={"help": text})
 
@@ -28,24 +42,24 @@ def _setting(default: Any, text: str) -> Any:
 class TrainConfig:
     """How to train. Everything that decides the run's course; limits of one sitting are arguments of train."""
 
-    images: int = _setting(400_000, "images of the whole schedule; the learning rate ends there")
-    minutes: float = _setting(0.0, "minutes of the whole schedule, which then ends with them or the images; 0: images")
-    batch: int = _setting(16, "images a step")
-    optimizer: Optimizer = _setting("muon", "adamw, radam, or muon (for the layers' matrices; AdamW for the rest)")
-    learning_rate: float = _setting(1.5e-3, "at its peak")
-    head_share: float = _setting(0.1, "learning rate of the head and its norm, as a share of the others'")
-    final_learning_rate: float = _setting(0.02, "share of the peak at the schedule's end (cosine decay)")
-    warmup_images: int = _setting(8_000, "linear rise to the peak")
-    weight_decay: float = _setting(0.05, "of the layers' matrices only")
-    betas: tuple[float, float] = _setting((0.9, 0.95), "decay of Adam's two averages")
-    clip: float = _setting(1.0, "largest gradient norm of a group: the layers' matrices, the head, the rest")
-    ema: float = _setting(0.998, "decay a step of the averaged weights, the ones that are exported")
-    unconditional: float = _setting(0.5, "share of images that begin with the unconditional start")
-    seed: int = _setting(0, "of initial weights, order of images, and labels left out")
-    validation: int = _setting(1_000, "last training images, held out to watch the run; at most a tenth")
-    feed_forward_chunks: int = _setting(1, "of the positions, one after the other: less memory, the same gradients")
-    bf16: bool = _setting(True, "bf16 autocast, where the processor has it")
-    compile: bool = _setting(True, "torch.compile, where a C++ compiler is there")
+    images: int = setting(400_000, "images of the whole schedule; the learning rate ends there")
+    minutes: float = setting(0.0, "minutes of the whole schedule, which then ends with them or the images; 0: images")
+    batch: int = setting(16, "images a step")
+    optimizer: Optimizer = setting("muon", "adamw, radam, or muon (for the layers' matrices; AdamW for the rest)")
+    learning_rate: float = setting(1.5e-3, "at its peak")
+    head_share: float = setting(0.1, "learning rate of the head and its norm, as a share of the others'")
+    final_learning_rate: float = setting(0.02, "share of the peak at the schedule's end (cosine decay)")
+    warmup_images: int = setting(8_000, "linear rise to the peak")
+    weight_decay: float = setting(0.05, "of the layers' matrices only")
+    betas: tuple[float, float] = setting((0.9, 0.95), "decay of Adam's two averages")
+    clip: float = setting(1.0, "largest gradient norm of a group: the layers' matrices, the head, the rest")
+    ema: float = setting(0.998, "decay a step of the averaged weights, the ones that are exported")
+    unconditional: float = setting(0.5, "share of images that begin with the unconditional start")
+    seed: int = setting(0, "of initial weights, order of images, and labels left out")
+    validation: int = setting(1_000, "last training images, held out to watch the run; at most a tenth")
+    feed_forward_chunks: int = setting(1, "of the positions, one after the other: less memory, the same gradients")
+    bf16: bool = setting(True, "bf16 autocast, where the processor has it")
+    compile: bool = setting(True, "torch.compile, where a C++ compiler is there")
 
     def __post_init__(self) -> None:
         for name in ("images", "batch", "feed_forward_chunks"):
