@@ -15,7 +15,7 @@ from typing import Any, get_args
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. What the user can mend is one line on standard error."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words[:1] == ["train"]:  # before torch: in hours of training, threads that spin would starve other processes
+    if words[:1] in (["train"], ["experiment"]):  # before torch: for hours, threads that spin would starve others
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = _parser(words[:1]).parse_args(words)
     given.command_line = shlex.join(["linpix", *words])
@@ -118,6 +118,10 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     importing.add_argument("--data", help="training data, for the distribution of sub-pixel 0")
     importing.add_argument("--out", required=True, help="checkpoint folder to write")
 
+    trying = command("training", "experiment", "repeat an experiment of the papers; called again, it goes on")
+    if wanted == ["experiment"]:
+        _experiment_flags(trying)
+
     examining = command("server", "doctor", "which kernels run here, and why")
     examining.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -201,6 +205,27 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
             kind = {"type": float, "nargs": len(field.default)}
         parser.add_argument(f"--{field.name.replace('_', '-')}", default=None, **kind,
                             help=f"{field.metadata['help']} (default: {field.default}, or that of the resumed run)")
+
+
+def _experiment_flags(parser: argparse.ArgumentParser) -> None:
+    from training.experiments import ExperimentName, study
+
+    names = parser.add_subparsers(dest="experiment", required=True, metavar="NAME")
+    for name in get_args(ExperimentName):
+        kind, text = study(name), sys.modules[study(name).__module__].__doc__ or ""
+        sub = names.add_parser(name, help=text, description=text, formatter_class=parser.formatter_class)
+        sub.add_argument("--out", default=f"runs/experiment-{name}", help="folder of tables, plot and summary; "
+                         "FOLDER.training holds what a resume needs")
+        _device_flag(sub)
+        sub.add_argument("--max-minutes", type=_number(float, 0), default=math.inf, help="of this sitting")
+        for field in dataclasses.fields(kind.settings_type):
+            action: dict[str, Any] = {"type": type(field.default)}
+            if isinstance(field.default, bool):
+                action = {"action": argparse.BooleanOptionalAction}
+            elif isinstance(field.default, tuple):
+                action = {"type": lambda text: tuple(text.split(","))}
+            sub.add_argument(f"--{field.name.replace('_', '-')}", default=field.default, **action,
+                             help=field.metadata["help"])
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def test_a_flag_out_of_range_is_named(arguments):
 
 
 @pytest.mark.parametrize("command", ["serve", "sample", "complete", "compare", "train", "evaluate", "export", "import",
-                                     "doctor"])
+                                     "experiment", "doctor"])
 def test_every_command_explains_itself(command):
     assert "usage: linpix" in succeeds(command, "--help").stdout
 

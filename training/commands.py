@@ -1,4 +1,4 @@
-"""The commands that learn: train, evaluate, export, import. Each takes the parsed flags."""
+"""The commands that learn: train, evaluate, export, import, experiment. Each takes the parsed flags."""
 
 import argparse
 import dataclasses
@@ -14,6 +14,7 @@ from model.importer import import_reference
 from model.packing import PRECISIONS, choose, pack
 from training.datasets import load
 from training.evaluate import evaluate as evaluate_net
+from training.experiments import conduct, study
 from training.export import card, first_marginal, provenance, sample_grid
 from training.export import export as export_run
 from training.loop import train as train_run
@@ -106,3 +107,12 @@ def import_(given: argparse.Namespace) -> None:
     source = provenance("unknown", (), command=given.command_line, **facts)
     checkpoints.save(out, net, source, card(out.name, net.config, source))
     print(f"written to {out}", file=sys.stderr)
+
+
+def experiment(given: argparse.Namespace) -> None:
+    _choose_device(given)
+    kind, folder = study(given.experiment).settings_type, Path(given.out)
+    settings = kind(**{field.name: getattr(given, field.name) for field in dataclasses.fields(kind)})
+    complete = conduct(given.experiment, settings, folder, command=given.command_line, max_minutes=given.max_minutes)
+    rest = "the experiment is complete" if complete else "the same command goes on with it"
+    print(f"written to {folder}; {rest}", file=sys.stderr)

@@ -1,0 +1,74 @@
+"""Experiments of the two papers behind one interface: what each has to say for itself, and how one is conducted.
+
+An experiment is a module here, named like the command's argument, with a subclass of Experiment called Study.
+Its folder holds tables (CSV), plot.svg, summary.md and experiment.json; `FOLDER.training` what only a resume needs.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+from training.experiments.record import Record, Sitting
+
+ExperimentName = Literal["scaling", "copy", "duplication"]
+
+
+_COLOURS = {"linear": "#2a8fd8", "softmax": "#d9622b", "softmax-matrix": "#e6a03c", "full": "#1a9e77",
+            "lsh-1": "#b07cc6", "lsh-2": "#8c564b", "lsh-4": "#b8960c"}
+
+
+def colour(kind: str) -> str | None:
+    """Of an attention kind in every plot; None, which is matplotlib's choice, for one that is rarely asked for."""
+    return _COLOURS.get(kind)
+
+
+class Experiment(ABC):
+    """One experiment with one set of settings. All that it finds out goes into its record, and is read from there."""
+
+    settings_type: ClassVar[type[Any]]              # a frozen dataclass, each field with a text for --help
+    tables: ClassVar[Mapping[str, tuple[str, ...]]]  # names and columns
+
+    def __init__(self, settings: Any, record: Record) -> None:
+        self.settings, self.record = settings, record
+
+    @abstractmethod
+    def work(self, sitting: Sitting) -> bool:
+        """Add what is missing to the record until all is there or the sitting is over; returns whether all is."""
+
+    @abstractmethod
+    def draw(self, figure: Any) -> None:
+        """Draw what the record has, all of it or not, on a matplotlib figure."""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """What the record has, as Markdown: what was done, the figures, and the paper's where it gives any."""
+
+
+def study(name: str) -> type[Experiment]:
+    """The class of an experiment."""
+    found: type[Experiment] = import_module(f"training.experiments.{name}").Study
+    return found
+
+
+def conduct(name: ExperimentName, settings: Any, folder: Path, *, command: str, max_minutes: float) -> bool:
+    """Begin or continue an experiment; returns whether it is complete. Plot and summary are written in any case.
+
+    Raises ValueError where folder holds anything but this experiment with these settings, or is damaged.
+    """
+    assert name in get_args(ExperimentName)
+    if find_spec("matplotlib") is None:
+        raise ValueError("experiments draw their plots with matplotlib, which is not installed; install it: "
+                         "pip install 'linpix[train]'")
+    kind = study(name)
+    record = Record(folder, name, settings, kind.tables)
+    experiment = kind(settings, record)
+    if not record.complete:
+        sitting = Sitting(max_minutes)
+        record.begin(command, sitting)
+        record.complete = experiment.work(sitting)
+        record.save()
+    record.publish(experiment.draw, experiment.summary())
+    return record.complete

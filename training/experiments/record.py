@@ -1,0 +1,187 @@
+"""What an experiment has found out so far, on disk: tables that grow, how they came about, plot and summary."""
+
+import csv
+import dataclasses
+import json
+import math
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model import checkpoint
+from training.run import stop_signals
+
+VERSION = 1
+Row = dict[str, Any]
+
+
+class Sitting:
+    """One sitting of a long job: over after its minutes, or with a first SIGTERM or SIGINT; a second acts as usual."""
+
+    def __init__(self, max_minutes: float = math.inf) -> None:
+        self._began, self._most, self._received = time.monotonic(), max_minutes, stop_signals()
+
+    @property
+    def told(self) -> bool:
+        """Whether a signal asked to stop."""
+        return bool(self._received)
+
+    @property
+    def minutes(self) -> float:
+        return (time.monotonic() - self._began) / 60
+
+    @property
+    def over(self) -> bool:
+        return self.told or self.minutes >= self._most
+
+
+class Record:
+    """The folder of one experiment. Tables are lists of rows in memory and CSV files after save."""
+
+    def __init__(self, folder: Path, experiment: str, settings: Any, tables: Mapping[str, tuple[str, ...]]) -> None:
+        """Read what folder has. Raises ValueError where it is not of this experiment with these settings."""
+        self.folder, self.experiment, self.columns = folder, experiment, tables
+        self.settings = json.loads(json.dumps(dataclasses.asdict(settings)))
+        self.complete, self.sittings = False, list[Row]()
+        self.tables: dict[str, list[Row]] = {name: [] for name in tables}
+        self._sitting: Sitting | None = None
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"--out {folder} is a file; give a folder")
+        if folder.is_dir() and any(folder.iterdir()):
+            self._read()
+
+    @property
+    def side(self) -> Path:
+        """The folder of what only a resume needs; gone when the experiment is complete."""
+        return self.folder.with_name(self.folder.name + ".training")
+
+    def begin(self, command: str, sitting: Sitting) -> None:
+        """Note who goes on with the experiment, and where; the folder is there from now on."""
+        self._sitting = sitting
+        self.sittings.append({"command": command, "commit": checkpoint.commit(), **machine(), "minutes": 0.0})
+        self.side.mkdir(parents=True, exist_ok=True)
+        self.save()
+
+    def add(self, table: str, **values: Any) -> None:
+        """A row more, rounded as the file will have it, so that what is made of it is the same after a resume."""
+        assert tuple(values) == self.columns[table], (table, values)
+        self.tables[table].append({column: _value(_text(value)) for column, value in values.items()})
+
+    def save(self) -> None:
+        """Write tables and circumstances, each file whole or not at all."""
+        if self._sitting is not None:
+            self.sittings[-1]["minutes"] = round(self._sitting.minutes, 2)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        facts = {"version": VERSION, "experiment": self.experiment, "settings": self.settings,
+                 "complete": self.complete, "sittings": self.sittings}
+        self._replace("experiment.json", json.dumps(facts, indent=2) + "\n")
+        for name, rows in self.tables.items():
+            lines = [",".join(self.columns[name])]
+            lines += [",".join(_text(row[column]) for column in self.columns[name]) for row in rows]
+            self._replace(f"{name}.csv", "\n".join(lines) + "\n")
+
+    def publish(self, draw: Callable[[Any], None], summary: str) -> None:
+        """Write plot.svg and summary.md anew; a complete experiment needs nothing beside its folder any more."""
+        import matplotlib
+        from matplotlib.figure import Figure  # no pyplot: it would look for a screen
+
+        with matplotlib.rc_context({"svg.hashsalt": "linpix", "svg.fonttype": "none", "axes.grid": True,
+                                    "grid.alpha": 0.3, "legend.frameon": False}):
+            figure = Figure(layout="constrained")
+            draw(figure)
+            figure.savefig(self.folder / "plot.svg.new", format="svg", metadata={"Date": None})
+        os.replace(self.folder / "plot.svg.new", self.folder / "plot.svg")
+        state = "" if self.complete else "\n**Not complete yet: the same command goes on with it.**\n"
+        self._replace("summary.md", f"# {self.experiment}\n{state}\n{summary.strip()}\n\n![plot](plot.svg)\n\n"
+                                    f"{self.circumstances()}\n")
+        if self.complete:
+            shutil.rmtree(self.side, ignore_errors=True)
+
+    def circumstances(self) -> str:
+        """Settings, machine, commit and command, Markdown."""
+        def each(name: str) -> str:
+            return ", ".join(dict.fromkeys(str(sitting[name]) for sitting in self.sittings))
+
+        settings = ", ".join(f"{name} {_shown(value)}" for name, value in self.settings.items())
+        minutes = sum(sitting["minutes"] for sitting in self.sittings)
+        command = self.sittings[-1]["command"] if self.sittings else ""
+        return (f"Settings: {settings}.\n\nMachine: {each('machine')}; torch {each('torch')}, {each('threads')} "
+                f"threads; commit {each('commit')}; {minutes:.0f} minutes in {len(self.sittings)} "
+                f"sitting{'s' if len(self.sittings) != 1 else ''}; `{command}`")
+
+    def _replace(self, name: str, text: str) -> None:
+        temporary = self.folder / f"{name}.new"
+        temporary.write_text(text)
+        os.replace(temporary, self.folder / name)
+
+    def _read(self) -> None:
+        path = self.folder / "experiment.json"
+        if not path.exists():
+            raise ValueError(f"--out {self.folder} holds something else than an experiment; give a new folder")
+        try:
+            facts = json.loads(path.read_text())
+            other = {"version": facts["version"], "experiment": facts["experiment"], **facts["settings"]}
+            self.complete, self.sittings = bool(facts["complete"]), list(facts["sittings"])
+            self.circumstances()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}); restore it, or give another "
+                             "--out") from error
+        for name, mine in {"version": VERSION, "experiment": self.experiment, **self.settings}.items():
+            if other.get(name) != mine:
+                raise ValueError(f"--out {self.folder} holds an experiment with {name} {_shown(other.get(name))}, and "
+                                 f"this one has {_shown(mine)}; go on with the same, or give another --out")
+        for name, columns in self.columns.items():
+            self.tables[name] = self._read_table(self.folder / f"{name}.csv", columns)
+
+    def _read_table(self, path: Path, columns: tuple[str, ...]) -> list[Row]:
+        try:
+            header, *lines = list(csv.reader(path.read_text().splitlines()))
+            if tuple(header) != columns:
+                raise ValueError(f"its columns are {', '.join(header)}, not {', '.join(columns)}")
+            return [dict(zip(columns, map(_value, line), strict=True)) for line in lines]
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} is damaged ({error}); restore it, or give another --out") from error
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def machine() -> dict[str, Any]:
+    """Where this runs: the processor or GPU, torch, and its threads."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    except OSError:
+        pass  # not Linux
+    if torch.get_default_device().type == "cuda":
+        name = f"{torch.cuda.get_device_name()}, {name}"
+    return {"machine": f"{name}, {os.cpu_count()} cores", "torch": torch.__version__,
+            "threads": torch.get_num_threads()}
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _value(text: str) -> Any:
+    """What _text made a text of: a number where it reads like one."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text or None
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,301 @@
+"""Time and peak memory of attention, forward and backward, by sequence length: figure 1 of "Transformers are RNNs"."""
+
+import math
+import multiprocessing
+import os
+import resource
+import signal
+import statistics
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from model.attention import attention_for
+from model.config import ModelConfig
+from training.experiments import Experiment, colour
+from training.experiments.record import Row, Sitting, table
+from training.run import setting
+
+KINDS = ("linear", "softmax", "softmax-matrix", "lsh-1", "lsh-4")
+BARS = {"linear": 1.1, "lsh": 1.3}  # exponents of time at the top end, at most
+FIELDS = ("round", "kind", "length", "batch", "seconds", "bytes")  # per sequence; empty where it did not fit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The sizes of the paper's models, and its rule for the batch: inverse to the length."""
+
+    kinds: tuple[str, ...] = setting(KINDS, f"some of {', '.join(KINDS)}")
+    shortest: int = setting(2**9, "length N, which then doubles")
+    longest: int = setting(2**14, "length N; the paper's 65536 is for a GPU")
+    tokens: int = setting(2**14, "of all sequences of a batch together, or one sequence if that is longer")
+    rounds: int = setting(3, "processes that measure a point, by turns with those of all other points")
+    calls: int = setting(3, "timed in each of them, after a first one that is not, but whose memory is measured")
+    heads: int = setting(8, "H")
+    key_dim: int = setting(32, "D, and of a value, M")
+    chunk: int = setting(32, "sorted tokens that attend together in lsh")
+    buckets: int = setting(64, "of lsh, as in the paper's models; 0: the Reformer's rule, twice N over chunk")
+    memory: float = setting(0.5, "share of what is free at the time that a point may need")
+    seed: int = setting(0, "of inputs and hashing")
+
+    def __post_init__(self) -> None:
+        for name in ("shortest", "tokens", "rounds", "calls", "heads", "key_dim", "chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("buckets", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.longest < 2 * self.shortest:
+            raise ValueError(f"longest must be at least twice shortest ({self.shortest}), got {self.longest}")
+        if not 0 < self.memory <= 1:
+            raise ValueError(f"memory must be above 0 and at most 1, got {self.memory}")
+        if not self.kinds or len(set(self.kinds)) < len(self.kinds) or set(self.kinds) - set(KINDS):
+            raise ValueError(f"kinds must be some of {', '.join(KINDS)}, each once; got {', '.join(self.kinds)}")
+
+    @property
+    def lengths(self) -> list[int]:
+        doublings = int(math.log2(self.longest / self.shortest))
+        return [self.shortest << doubling for doubling in range(doublings + 1)]
+
+    def config(self, kind: str, length: int) -> ModelConfig:
+        base, _, rounds = kind.partition("-")
+        buckets = self.buckets or max(2, 2 * round(length / self.chunk))
+        return ModelConfig(height=1, width=length, heads=self.heads, key_dim=self.key_dim, value_dim=self.key_dim,
+                           attention="lsh" if base == "lsh" else "softmax" if base == "softmax" else "linear",
+                           lsh_rounds=int(rounds) if base == "lsh" else 1, lsh_chunk=self.chunk, lsh_buckets=buckets)
+
+
+def matrix_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal softmax attention by its definition, with all of the N x N matrix, as the paper's baseline has it."""
+    length = q.shape[2]
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(torch.ones(length, length).bool().triu(1), -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def measure(settings: Settings, kind: str, length: int, batch: int) -> tuple[float, int]:
+    """Seconds (the median call) and peak bytes of attention and its gradients, of the whole batch, in this process.
+
+    Bytes are those beyond the inputs, gradients included; of all of the process where nothing tells torch's.
+    """
+    torch.manual_seed(settings.seed)
+    shape = batch, settings.heads, length, settings.key_dim
+    q, k, v, out = (torch.randn(shape) for _ in range(4))
+    config = settings.config(kind, length)
+    attention = attention_for(config)
+    if attention.shared_qk:
+        k = q
+    for x in (q, k, v):
+        x.requires_grad_()
+
+    def call(length: int | None = None) -> float:
+        mine = [x[:, :, :length].detach().requires_grad_() for x in (q, k, v)]
+        _wait()
+        began = time.perf_counter()
+        y = matrix_attention(*mine) if kind == "softmax-matrix" else attention.parallel(0, *mine, training=True)
+        y.backward(out[:, :, :length])
+        _wait()
+        return time.perf_counter() - began
+
+    call(min(length, 64))  # libraries make themselves at home
+    before = _reset_peak()
+    call()
+    peak = _peak() - before
+    return statistics.median(call() for _ in range(settings.calls)), max(0, peak)
+
+
+def _on_gpu() -> bool:
+    return torch.get_default_device().type == "cuda"
+
+
+def _wait() -> None:
+    if _on_gpu():
+        torch.cuda.synchronize()
+
+
+def _reset_peak() -> int:
+    """Bytes in use now, from which on the peak is counted."""
+    if _on_gpu():
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    with suppress(OSError):  # without it, what was the peak so far is taken off
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak is what is resident now
+    return _peak()
+
+
+def _peak() -> int:
+    if _on_gpu():
+        return torch.cuda.max_memory_allocated()
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _child(answer: Connection, settings: Settings, kind: str, length: int, batch: int, device: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out after all, this process is ended
+    torch.set_default_device(device)
+    try:
+        answer.send(measure(settings, kind, length, batch))
+    except RuntimeError as error:  # torch has no type of its own for a processor's memory
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        answer.send(None)
+
+
+def free_bytes() -> int:
+    """Memory that a new process, or a GPU, could have now."""
+    if _on_gpu():
+        return int(torch.cuda.mem_get_info()[0])
+    found = []
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.append(next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")))
+        group = Path("/sys/fs/cgroup")
+        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError, StopIteration):
+        pass  # no such file, or no limit
+    return min(found, default=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+class Study(Experiment):
+    """Every point is measured in processes of its own, so that none hides in what another has left behind."""
+
+    settings_type = Settings
+    tables = MappingProxyType({"results": FIELDS})
+    settings: Settings
+
+    def work(self, sitting: Sitting) -> bool:
+        s = self.settings
+        points = [(round_, length, kind) for round_ in range(s.rounds) for length in s.lengths for kind in s.kinds]
+        done = {(row["round"], row["length"], row["kind"]) for row in self._rows()}
+        with tqdm(total=len(points), initial=len(done), unit="point", disable=not sys.stderr.isatty()) as bar:
+            for round_, length, kind in points:
+                if (round_, length, kind) in done:
+                    continue
+                if sitting.over:
+                    return False
+                bar.set_description(f"{kind}, N = {length}")
+                batch = self.batch(kind, length)
+                found = self._measured(kind, length, batch, sitting) if batch else None
+                if sitting.told:  # the process was ended before it had an answer
+                    return False
+                seconds, peak = (found[0] / batch, found[1] // batch) if found else (None, None)
+                self.record.add("results", round=round_, kind=kind, length=length, batch=batch, seconds=seconds,
+                                bytes=peak)
+                self.record.save()
+                bar.update()
+        return True
+
+    def batch(self, kind: str, length: int) -> int:
+        """Sequences that the rule wants, or as many as fit by what half the length took; 0 where not one does."""
+        wanted = max(1, self.settings.tokens // length)
+        half = [row for row in self._rows() if (row["kind"], row["length"]) == (kind, length // 2)]
+        if not half:
+            return wanted
+        if half[-1]["bytes"] is None:
+            return 0
+        grows = 4 if kind == "softmax-matrix" else 2
+        return min(wanted, int(self.settings.memory * free_bytes() / max(1, grows * half[-1]["bytes"])))
+
+    def _measured(self, kind: str, length: int, batch: int, sitting: Sitting) -> tuple[float, int] | None:
+        """Of the whole batch; None if the process did not survive it, or was ended with the sitting."""
+        context = multiprocessing.get_context("spawn")
+        mine, theirs = context.Pipe(duplex=False)
+        device = torch.get_default_device().type
+        process = context.Process(target=_child, args=(theirs, self.settings, kind, length, batch, device), daemon=True)
+        process.start()
+        theirs.close()
+        while process.is_alive() and not mine.poll(0.1):
+            if sitting.told:
+                process.terminate()
+        try:
+            found: tuple[float, int] | None = mine.recv()
+        except EOFError:
+            found = None
+        process.join()
+        if found is None and process.exitcode not in (0, -signal.SIGKILL, -signal.SIGTERM):
+            raise ChildProcessError(f"measuring {kind} at N = {length} ended with status {process.exitcode}; what it "
+                                    "printed above says why")
+        return found
+
+    def _rows(self) -> list[Row]:
+        return self.record.tables["results"]
+
+    def curve(self, kind: str, what: str) -> list[tuple[int, float]]:
+        """(N, median over the rounds of seconds or bytes a sequence) of those that fitted."""
+        found: dict[int, list[float]] = {}
+        for row in self._rows():
+            if row["kind"] == kind and row[what] is not None:
+                found.setdefault(row["length"], []).append(max(row[what], 1e-9))
+        return sorted((length, statistics.median(values)) for length, values in found.items())
+
+    def draw(self, figure: Any) -> None:
+        figure.set_size_inches(10, 4.5)
+        for axes, what, unit, size in zip(figure.subplots(1, 2), ("seconds", "bytes"), ("ms", "MiB"), (1e-3, 2**20),
+                                          strict=True):
+            for kind in self.settings.kinds:
+                curve = self.curve(kind, what)
+                axes.loglog([length for length, _ in curve], [value / size for _, value in curve], marker="o",
+                            markersize=4, label=kind, color=colour(kind), base=2)
+            axes.set_yscale("log")
+            axes.set(xlabel="sequence length N", ylabel=f"{unit} a sequence",
+                     title="time" if what == "seconds" else "peak memory")
+            axes.legend()
+
+    def summary(self) -> str:
+        s = self.settings
+        tables = []
+        for what, unit, size in (("seconds", "ms", 1e-3), ("bytes", "MiB", 2**20)):
+            rows = []
+            for kind in s.kinds:
+                curve = dict(self.curve(kind, what))
+                rows.append([kind, *(f"{curve[N] / size:.4g}" if N in curve else "-" for N in s.lengths)])
+            tables.append(table([f"{unit} a sequence", *(f"N = {length:,}" for length in s.lengths)], rows))
+        slopes = []
+        for kind in s.kinds:
+            time_, memory = (exponent(self.curve(kind, what)) for what in ("seconds", "bytes"))
+            bar = BARS.get(kind.split("-")[0])
+            slopes.append([kind, time_, f"at most {bar}" if bar else "about 2", memory])
+        tables.append(table(["exponent", "of time", "asked for", "of memory"], slopes))
+        hashing = f"{s.buckets} buckets" if s.buckets else "as many buckets as twice N over the chunk"
+        return f"""\
+Attention and its gradients by sequence length, as in figure 1 of "Transformers are RNNs" (section 4.1.2): {s.heads}
+heads, keys and values of {s.key_dim}, float32, causal. A batch has {s.tokens:,} tokens in all, so fewer sequences the
+longer they are (at least one; fewer where more would need over {s.memory:g} of the free memory), and figures are for
+one sequence. They are medians over processes of their own for every point, {s.rounds} in all, by turns with those of
+all other points. Time is the median of {s.calls} in each after a first one that warms up, memory the peak of that first
+one beyond the inputs, gradients included.
+
+softmax is what the models here run: torch's fused kernel, which computes the N x N matrix piece by piece and never
+keeps it. softmax-matrix keeps it, as the paper's baseline did. lsh has {hashing} and chunks of {s.chunk}
+at every N: tokens see their own chunk and the one before, so the cost is linear but for the sorting.
+
+{tables[0]}
+
+{tables[1]}
+
+Exponents are slopes of log time and log memory over log N for the last two doublings that fitted.
+
+{tables[2]}
+"""
+
+
+def exponent(curve: list[tuple[int, float]]) -> str:
+    """Slope of the logarithms by least squares over the last two doublings, with the lengths that it is of."""
+    if len(curve) < 2:
+        return "-"
+    last = curve[-3:]
+    slope = statistics.linear_regression([math.log(x) for x, _ in last], [math.log(y) for _, y in last]).slope
+    return f"{slope:.2f} (N = {last[0][0]:,} to {last[-1][0]:,})"

@@ -1,0 +1,226 @@
+"""Models of symbols that learn to say a word again: the task, the transformer, and training that can be resumed."""
+
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from model.attention import attention_for
+from model.config import ModelConfig
+from model.transformer import Layer
+from training.experiments.record import Record, Row, Sitting
+from training.loop import can_compile
+
+FIELDS = ("kind", "update", "seconds", "loss", "accuracy")  # of the table that learn fills
+EVERY = 50   # updates a row
+SAVE_S = 30  # between saves: what a kill can lose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duplication:
+    """Sequences 0 w 0 w, where w is a word of uniformly drawn symbols (Reformer, section 2.1)."""
+
+    word: int     # symbols in w
+    symbols: int  # w is of 1..symbols, and 0 separates
+
+    @property
+    def length(self) -> int:
+        return 2 * (self.word + 1)
+
+    @property
+    def floor(self) -> float:
+        """Nats a token that a perfect model loses over all tokens but the first, whose half nobody can predict."""
+        return self.word * math.log(self.symbols) / (self.length - 1)
+
+    def batch(self, count: int, *key: int) -> Tensor:
+        """(count, length) int64; the same for the same key."""
+        word = np.random.default_rng(key).integers(1, self.symbols + 1, (count, self.word))
+        half = np.pad(word, ((0, 0), (1, 0)))
+        return torch.from_numpy(np.concatenate([half, half], 1)).to(torch.get_default_device())
+
+
+class TokenModel(nn.Module):
+    """A transformer over a sequence of symbols: what is next, given all before."""
+
+    def __init__(self, config: ModelConfig, task: Duplication) -> None:
+        """config: of the layers; its image is not used."""
+        super().__init__()
+        self.task, self.attention = task, attention_for(config)
+        self.symbols = nn.Embedding(task.symbols + 1, config.d_model)
+        self.positions = nn.Embedding(task.length, config.d_model)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.d_model)
+        self.head = nn.Linear(config.d_model, task.symbols + 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the token after each. tokens: (B, T) int64; returns (B, T, symbols + 1)."""
+        x = self.symbols(tokens) + self.positions.weight[:tokens.shape[1]]
+        for index, layer in enumerate(self.layers):
+            x = layer(x, index, self._attend)
+        return self.head(self.norm(x))
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.attention.parallel(layer, q, k, v, training=True)  # lsh: hashed anew each time
+
+    def score(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean loss in nats and accuracy over the second half: what can be predicted."""
+        half = self.task.length // 2
+        logits, targets = self(tokens)[:, half - 1:-1].flatten(0, 1), tokens[:, half:].flatten()
+        return F.cross_entropy(logits, targets), (logits.argmax(-1) == targets).double().mean()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How to learn: RAdam, with a tenth of the learning rate from some update on."""
+
+    updates: int
+    drop: int             # updates at the full learning rate
+    batch: int
+    learning_rate: float
+    seed: int
+    compile: bool
+
+
+class Learner:
+    """A model and its optimiser after some updates. What an update does depends on its number, not on who got there."""
+
+    def __init__(self, config: ModelConfig, task: Duplication, recipe: Recipe) -> None:
+        torch.manual_seed(recipe.seed)
+        self.net, self.task, self.recipe = TokenModel(config, task), task, recipe
+        self.score = self.net.score
+        if recipe.compile and can_compile():
+            self.score = torch.compile(self.net.score)
+        self.optimizer = torch.optim.RAdam(self.net.parameters(), lr=recipe.learning_rate)
+        self.update, self.seconds = 0, 0.0
+        self.pending: list[tuple[float, float]] = []  # loss and accuracy of the updates since the last row
+
+    def step(self) -> None:
+        recipe, began = self.recipe, time.perf_counter()
+        for group in self.optimizer.param_groups:
+            group["lr"] = recipe.learning_rate * (1.0 if self.update < recipe.drop else 0.1)
+        torch.manual_seed(recipe.seed * 2**32 + self.update)  # of the hashing
+        loss, accuracy = self.score(self.task.batch(recipe.batch, recipe.seed, 0, self.update))
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.pending.append((float(loss.detach()), float(accuracy)))
+        if not math.isfinite(self.pending[-1][0]):
+            raise FloatingPointError(f"the loss is not a number at update {self.update}; try a lower --learning-rate "
+                                     "and another --out")
+        self.update += 1
+        self.seconds += time.perf_counter() - began
+
+    def save(self, path: Path, identity: str) -> None:
+        """identity: of the experiment that may go on from here."""
+        state = {"identity": identity, "update": self.update, "seconds": self.seconds, "pending": self.pending,
+                 "net": self.net.state_dict(), "optimizer": self.optimizer.state_dict()}
+        temporary = path.with_name(path.name + ".new")
+        torch.save(state, temporary)
+        os.replace(temporary, path)
+
+    def resume(self, path: Path, identity: str) -> None:
+        """Go on from a save. Raises ValueError where it is damaged or another experiment's."""
+        try:
+            state = torch.load(path, weights_only=True, map_location=torch.get_default_device())
+            same = state["identity"] == identity
+            if same:
+                self.net.load_state_dict(state["net"])
+                self.optimizer.load_state_dict(state["optimizer"])
+                self.update, self.seconds = int(state["update"]), float(state["seconds"])
+                self.pending = [(float(loss), float(accuracy)) for loss, accuracy in state["pending"]]
+        except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, UnpicklingError) as error:
+            raise ValueError(f"{path} is damaged ({type(error).__name__}); delete it, and the training of "
+                             f"{path.stem} begins again") from error
+        if not same:
+            raise ValueError(f"{path} is of an experiment with other settings; delete it, and the training of "
+                             f"{path.stem} begins again")
+
+
+def learn(kind: str, learner: Learner, record: Record, sitting: Sitting, *, save_s: float = SAVE_S) -> bool:
+    """Train until all updates are done or the sitting is over; returns whether they are.
+
+    kind: what the rows of the table `learning` and the save call it. Goes on from the save, if there is one.
+    """
+    path, rows = record.side / f"{kind}.pt", record.tables["learning"]
+    identity = json.dumps([kind, record.experiment, record.settings])
+    if path.exists():
+        learner.resume(path, identity)
+    rows[:] = [row for row in rows if row["kind"] != kind or row["update"] <= learner.update]
+
+    def keep() -> None:
+        record.save()  # rows first: those after the save of the weights are dropped when it goes on, and made again
+        learner.save(path, identity)
+
+    saved, recipe = time.monotonic(), learner.recipe
+    with tqdm(total=recipe.updates, initial=learner.update, desc=kind, unit="update",
+              disable=not sys.stderr.isatty()) as bar:
+        while learner.update < recipe.updates and not sitting.over:
+            learner.step()
+            bar.update()
+            if len(learner.pending) == EVERY or learner.update == recipe.updates:
+                loss, accuracy = (sum(part) / len(learner.pending) for part in zip(*learner.pending, strict=True))
+                record.add("learning", kind=kind, update=learner.update, seconds=learner.seconds, loss=loss,
+                           accuracy=accuracy)
+                bar.set_postfix(loss=f"{loss:.4f}")
+                learner.pending = []
+            if time.monotonic() - saved > save_s:
+                keep()
+                saved = time.monotonic()
+    keep()
+    return learner.update >= recipe.updates
+
+
+def update_s(curve: list[Row]) -> float:
+    """Seconds of an update by the rows of one kind; those of the first row, with compilation, do not count."""
+    first, last = curve[0], curve[-1]
+    if first is last:
+        return float(last["seconds"]) / int(last["update"])
+    return (float(last["seconds"]) - float(first["seconds"])) / (int(last["update"]) - int(first["update"]))
+
+
+def kind_config(kind: str, task: Duplication, *, chunk: int, **sizes: Any) -> ModelConfig:
+    """The layers' configuration of a kind by its name in the papers: linear, softmax, full, or lsh-ROUNDS.
+
+    full: softmax attention of shared queries and keys, which is lsh with one bucket and one chunk. lsh has as many
+    buckets as the Reformer's rule for chunks of two buckets' average size gives (section 2).
+    """
+    base, _, rounds = kind.partition("-")
+    hashing = {"lsh_rounds": int(rounds or 1), "lsh_chunk": chunk,
+               "lsh_buckets": max(2, 2 * round(task.length / chunk))}
+    if base == "full":
+        base, hashing = "lsh", {"lsh_rounds": 1, "lsh_chunk": task.length, "lsh_buckets": 1}
+    return ModelConfig(height=1, width=task.length, attention=base, **hashing, **sizes)  # type: ignore[arg-type]
+
+
+def check_kinds(kinds: tuple[str, ...], allowed: tuple[str, ...]) -> None:
+    """Raises ValueError unless each kind is one of allowed, of which lsh-ROUNDS stands for lsh-1, lsh-2 and so on."""
+    for kind in kinds:
+        base, _, rounds = kind.partition("-")
+        hashed = base == "lsh" and rounds.isdecimal() and int(rounds) > 0 and "lsh-ROUNDS" in allowed
+        if not hashed and kind not in set(allowed) - {"lsh-ROUNDS"}:
+            raise ValueError(f"kinds must be some of {', '.join(allowed)}; got {kind!r}")
+    if not kinds or len(set(kinds)) < len(kinds):
+        raise ValueError(f"kinds must be at least one, each once; got {', '.join(kinds) or 'none'}")
+
+
+def check_numbers(settings: Any) -> None:
+    """Raises ValueError for settings of these experiments that cannot work."""
+    for field in fields(settings):
+        value, least = getattr(settings, field.name), 0 if field.name in ("drop", "seed") else 1
+        if type(value) is int and value < least:
+            raise ValueError(f"{field.name} must be at least {least}, got {value}")
+    if not 0 < settings.learning_rate < math.inf:
+        raise ValueError(f"learning_rate must be above 0, got {settings.learning_rate}")
+    if settings.width % settings.heads:
+        raise ValueError(f"width must be a multiple of heads ({settings.heads}), got {settings.width}")
