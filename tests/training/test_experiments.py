@@ -174,7 +174,9 @@ def test_the_peak_of_softmax_with_its_matrix_is_at_least_three_such_matrices():
 def test_a_batch_shrinks_with_the_length_and_stops_where_memory_does(monkeypatch):
     settings = dataclasses.replace(SCALING, tokens=4096, memory=0.5)
     experiment = scaling.Study(settings, Record(Path("unused"), "scaling", settings, scaling.Study.tables))
-    assert experiment.batch("softmax-matrix", 64) == 64
+    assert experiment.batch("softmax-matrix", 64) == experiment.batch("linear", 64) == 64
+    assert experiment.batch("linear", 2**20) == 1
+    assert experiment.batch("softmax-matrix", 2**20) == 0
     experiment.record.add("results", round=0, kind="softmax-matrix", length=64, batch=64, seconds=1.0, bytes=1000)
     for free, batch in ((10**9, 32), (80_000, 10), (7_000, 0)):
         monkeypatch.setattr(scaling, "free_bytes", lambda free=free: free)

@@ -34,8 +34,8 @@ class Settings:
     """Shorter words than the paper's, so that it ends; --word 511 --updates 150000 are its own."""
 
     kinds: tuple[str, ...] = setting(("full", "lsh-4", "lsh-2", "lsh-1"), "trained: full or lsh-ROUNDS")
-    updates: int = setting(2_000, "of each kind; the paper's 150,000")
-    drop: int = setting(1_500, "updates at the full learning rate; a tenth of it then")
+    updates: int = setting(3_000, "of each kind; the paper's 150,000")
+    drop: int = setting(2_250, "updates at the full learning rate; a tenth of it then")
     learning_rate: float = setting(1e-3, "of RAdam, until the drop")
     batch: int = setting(32, "sequences an update")
     word: int = setting(63, "symbols of the word; a sequence is 0w0w; the paper's 511")

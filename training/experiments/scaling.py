@@ -200,14 +200,12 @@ class Study(Experiment):
 
     def batch(self, kind: str, length: int) -> int:
         """Sequences that the rule wants, or as many as fit by what half the length took; 0 where not one does."""
-        wanted = max(1, self.settings.tokens // length)
-        half = [row for row in self._rows() if (row["kind"], row["length"]) == (kind, length // 2)]
-        if not half:
-            return wanted
-        if half[-1]["bytes"] is None:
+        s, matrix = self.settings, kind == "softmax-matrix"
+        half = [row["bytes"] for row in self._rows() if (row["kind"], row["length"]) == (kind, length // 2)]
+        if half and half[-1] is None:
             return 0
-        grows = 4 if kind == "softmax-matrix" else 2
-        return min(wanted, int(self.settings.memory * free_bytes() / max(1, grows * half[-1]["bytes"])))
+        expected = (4 if matrix else 2) * half[-1] if half else 4 * 4 * s.heads * length**2 * matrix  # four matrices
+        return min(max(1, s.tokens // length), int(s.memory * free_bytes() / max(1, expected)))
 
     def _measured(self, kind: str, length: int, batch: int, sitting: Sitting) -> tuple[float, int] | None:
         """Of the whole batch; None if the process did not survive it, or was ended with the sitting."""
