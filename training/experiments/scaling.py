@@ -8,6 +8,7 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -84,17 +85,12 @@ def matrix_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def measure(settings: Settings, kind: str, length: int, batch: int) -> tuple[float, int]:
     """Seconds (the median call) and peak bytes of attention and its gradients, of the whole batch, in this process.
 
-    Bytes are those beyond the inputs, gradients included; of all of the process where nothing tells torch's.
+    Bytes are those beyond the inputs, gradients included.
     """
     torch.manual_seed(settings.seed)
     shape = batch, settings.heads, length, settings.key_dim
     q, k, v, out = (torch.randn(shape) for _ in range(4))
-    config = settings.config(kind, length)
-    attention = attention_for(config)
-    if attention.shared_qk:
-        k = q
-    for x in (q, k, v):
-        x.requires_grad_()
+    attention = attention_for(settings.config(kind, length))
 
     def call(length: int | None = None) -> float:
         mine = [x[:, :, :length].detach().requires_grad_() for x in (q, k, v)]
@@ -106,10 +102,8 @@ def measure(settings: Settings, kind: str, length: int, batch: int) -> tuple[flo
         return time.perf_counter() - began
 
     call(min(length, 64))  # libraries make themselves at home
-    before = _reset_peak()
-    call()
-    peak = _peak() - before
-    return statistics.median(call() for _ in range(settings.calls)), max(0, peak)
+    peak = _peak_of(call)
+    return statistics.median(call() for _ in range(settings.calls)), peak
 
 
 def _on_gpu() -> bool:
@@ -121,24 +115,35 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def _reset_peak() -> int:
-    """Bytes in use now, from which on the peak is counted."""
+def _peak_of(call: Callable[[], object]) -> int:
+    """Bytes that a call needs at its peak, beyond what was there before it."""
     if _on_gpu():
         torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
-    with suppress(OSError):  # without it, what was the peak so far is taken off
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak is what is resident now
-    return _peak()
+        allocated = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - allocated
+    peak = 0
+    for _ in range(5):
+        before = _resident(reset=True)
+        call()
+        after = _resident()
+        peak = max(0, after["VmHWM"] - after["RssFile"] - before["RssAnon"])
+        if abs(after["RssFile"] - before["RssFile"]) <= max(2**20, peak / 50):
+            break  # else pages of libraries came or went meanwhile, and the peak is of all together
+    return peak
 
 
-def _peak() -> int:
-    if _on_gpu():
-        return torch.cuda.max_memory_allocated()
+def _resident(*, reset: bool = False) -> dict[str, int]:
+    """Bytes of this process in memory: at the peak (VmHWM, since the last reset), own (RssAnon), of files (RssFile)."""
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        if reset:
+            Path("/proc/self/clear_refs").write_text("5")
+        lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+        names = ("VmHWM:", "RssAnon:", "RssFile:")
+        return {words[0][:-1]: 1024 * int(words[1]) for words in lines if words[0] in names}
+    except OSError:  # not Linux: the highest peak ever, from which the one before is taken off
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return {"VmHWM": most, "RssAnon": most, "RssFile": 0}
 
 
 def _child(answer: Connection, settings: Settings, kind: str, length: int, batch: int, device: str) -> None:
