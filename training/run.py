@@ -4,12 +4,14 @@ import json
 import math
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from model.checkpoint import Checkpoint
@@ -53,7 +55,7 @@ class TrainConfig:
     weight_decay: float = setting(0.05, "of the layers' matrices only")
     betas: tuple[float, float] = setting((0.9, 0.95), "decay of Adam's two averages")
     clip: float = setting(1.0, "largest gradient norm of a group: the layers' matrices, the head, the rest")
-    ema: float = setting(0.998, "decay a step of the averaged weights, the ones that are exported")
+    ema: float = setting(0.998, "decay a step of the averaged weights, the ones exported; less in the first steps")
     unconditional: float = setting(0.5, "share of images that begin with the unconditional start")
     seed: int = setting(0, "of initial weights, order of images, and labels left out")
     validation: int = setting(1_000, "last training images, held out to watch the run; at most a tenth")
@@ -90,6 +92,18 @@ class TrainConfig:
         return self.final_learning_rate + (1 - self.final_learning_rate) * 0.5 * (1 + math.cos(math.pi * done))
 
 
+_Weights = tuple[Tensor, ...] | list[Tensor]
+
+
+def _average(decay: float) -> Callable[[_Weights, _Weights, Tensor | int], None]:
+    """An exponential moving average that forgets its random beginning: a short run's would be made of it for long."""
+    def update(averaged: _Weights, current: _Weights, count: Tensor | int) -> None:
+        begun = (1 + int(count)) / (10 + int(count))
+        get_ema_multi_avg_fn(min(decay, begun))(averaged, current, count)
+
+    return update
+
+
 def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """Decay for matrices, none for biases, norms and tables; muon takes the layers' matrices, AdamW the rest.
 
@@ -119,7 +133,7 @@ class Run:
         torch.manual_seed(config.seed)
         self.model, self.config = model, config
         self.net = Transformer(model, feed_forward_chunks=config.feed_forward_chunks)
-        self.averaged = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(config.ema))
+        self.averaged = AveragedModel(self.net, multi_avg_fn=_average(config.ema))
         self.optimizers = optimizers(self.net, config)
         self.step, self.minutes = 0, 0.0
         self.inherited: dict[str, float] = {"images": 0, "steps": 0, "minutes": 0}

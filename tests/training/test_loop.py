@@ -51,6 +51,17 @@ def test_training_learns_with_every_optimizer(stripes, tmp_path, optimizer):
     assert after < 0.6 * before
 
 
+def test_averaged_weights_forget_the_random_beginning_within_few_steps():
+    run = Run(TINY, dataclasses.replace(SETTINGS, ema=0.998))
+    beginning = weights(run)
+    for parameter in run.net.parameters():
+        parameter.data.add_(1.0)
+    for _ in range(50):
+        run.averaged.update_parameters(run.net)
+    averaged = torch.cat([parameter.detach().flatten() for parameter in run.exported.parameters()])
+    torch.testing.assert_close(averaged, beginning + 1, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("attention", get_args(AttentionKind))
 def test_every_attention_kind_trains_with_the_same_call(stripes, tmp_path, attention):
     config = dataclasses.replace(TINY, attention=attention)
