@@ -98,4 +98,5 @@ class Kind(Attention):
     @property
     def facts(self) -> dict[str, str]:
         c = self.config
-        return {"hashing": f"{c.lsh_rounds} rounds, {c.lsh_buckets} buckets, chunks of {c.lsh_chunk}"}
+        return {"hashing": f"{c.lsh_rounds} round{'s' * (c.lsh_rounds > 1)}, {c.lsh_buckets} buckets, chunks of "
+                           f"{c.lsh_chunk}"}
