@@ -18,7 +18,7 @@ inline Heads heads_of(const Tensor& x) { return {x.data_ptr(), x.stride(0), x.st
 inline Heads checked_heads(const Tensor& x, const char* op, const char* name, ScalarType type,
                            const std::vector<int64_t>& sizes) {
   check_kind(x, op, name, type, sizes);
-  STD_TORCH_CHECK(x.stride(3) == 1, op, ": the last dimension of ", name, " must be contiguous");
+  STD_TORCH_CHECK(x.size(3) == 1 || x.stride(3) == 1, op, ": the last dimension of ", name, " must be contiguous");
   return heads_of(x);
 }
 

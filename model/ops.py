@@ -20,6 +20,7 @@ from model.features import phi
 
 GPU_HEADS = (8, 16, 32)  # key and value dims, alike, that the CUDA kernels are made for
 GPU_MOST_HEAD = 64  # either, of attention over whole sequences
+SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 SCHEMAS = 3  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
 
 _library = torch.library.Library("linpix", "DEF")
@@ -73,12 +74,20 @@ def causal_attention_reference(q: Tensor, k: Tensor, v: Tensor, eps: float,
                                phi: Callable[[Tensor], Tensor] = phi) -> tuple[Tensor, Tensor]:
     """Causal linear attention over whole sequences (equations 8-12): the result, (B, T, H, M), and its normaliser.
 
-    q, k: (B, T, H, D) before the feature map · v: (B, T, H, M), all of one dtype. y_i = sum_{j<=i} (phi(q_i) .
+    q, k: (B, T, H, D) before the feature map · v: (B, T, H, M), all of one dtype; the normaliser is float32, or
+    float64 like them, as is all that is computed. y_i = sum_{j<=i} (phi(q_i) .
     phi(k_j)) v_j over the normaliser sum_{j<=i} phi(q_i) . phi(k_j) + eps, chunk by chunk: what came before a chunk
     through its state (S, z), what is inside through a masked C x C product. So memory is linear in T.
     """
-    length = q.shape[1]
-    q, k, v = (_chunks(x.transpose(1, 2), length) for x in (phi(q), phi(k), v))
+    length, dtype = q.shape[1], v.dtype
+    with torch.autocast(q.device.type, enabled=False):  # sums over all tokens: rounded to bfloat16 they would not move
+        q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
+        y, normaliser = _by_chunks(phi(q), phi(k), v, eps, length)
+    return y.to(dtype).contiguous(), normaliser.contiguous()
+
+
+def _by_chunks(q: Tensor, k: Tensor, v: Tensor, eps: float, length: int) -> tuple[Tensor, Tensor]:
+    q, k, v = (_chunks(x.transpose(1, 2), length) for x in (q, k, v))
     S = _of_chunks_before(k.mT @ v)                     # (B, H, chunks, D, M)
     z = _of_chunks_before(k.sum(3, keepdim=True))       # (B, H, chunks, 1, D)
     scores = (q @ k.mT).tril()
@@ -105,7 +114,8 @@ def causal_attention_backward_reference(g: Tensor, q: Tensor, k: Tensor, v: Tens
     dq, dk = _tokens(gradients @ K + G @ before.mT, length), _tokens(gradients.mT @ Q + V @ after.mT, length)
     dv = _tokens(scores.mT @ G + K @ after, length)[..., :-1]
     # through the feature map: phi'(x) = 1 where x > 0, and there phi(x) > 1; else it is phi(x)
-    return (dq * mapped_q.clamp(max=1)).to(dtype), (dk * mapped_k.clamp(max=1)).to(dtype), dv.to(dtype)
+    dq, dk = dq * mapped_q.clamp(max=1), dk * mapped_k.clamp(max=1)
+    return dq.to(dtype).contiguous(), dk.to(dtype).contiguous(), dv.to(dtype).contiguous()
 
 
 CHUNK = 32  # tokens; quadratic inside a chunk, recurrent between chunks
@@ -149,15 +159,21 @@ def _causal_attention_backward_shape(g: Tensor, q: Tensor, k: Tensor, v: Tensor,
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs[:3], *output)
+    ctx.mark_non_differentiable(output[1])  # it is there for the gradient of the other
 
 
 def _causal_attention_gradient(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-    """The normaliser is there for this only: a gradient with respect to it is not passed on."""
     if g.stride(-1) != 1:
         g = g.contiguous()
     return *torch.ops.linpix.causal_attention_backward(g, *ctx.saved_tensors), None
 
 
+def _no_second_gradient(ctx: Any, *_: Tensor) -> None:
+    raise RuntimeError("the gradient of causal_attention cannot be differentiated again; differentiate "
+                       "model.ops.causal_attention_reference twice")
+
+
+torch.library.register_autograd("linpix::causal_attention_backward", _no_second_gradient)
 torch.library.register_autograd("linpix::causal_attention", _causal_attention_gradient,
                                 setup_context=_keep_for_backward)
 

@@ -18,7 +18,8 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mapped: Callab
     """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     fits = ops.compiled if q.device.type == "cpu" else ops.gpu and max(q.shape[-1], v.shape[-1]) <= ops.GPU_MOST_HEAD
-    if mapped is phi and fits:
+    if mapped is phi and fits and q.dtype in ops.SEQUENCE_DTYPES:
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         y, _ = torch.ops.linpix.causal_attention(q, k, v, eps)
     else:
         y, _ = ops.causal_attention_reference(q, k, v, eps, mapped)
