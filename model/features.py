@@ -35,8 +35,10 @@ def polynomial_features(x: Tensor) -> Tensor:
     """All products of two entries, D (D + 1) / 2, so that phi(q) . phi(k) = (q . k)^2 / D (section 3.2.1)."""
     D = x.shape[-1]
     i, j = torch.triu_indices(D, D, device=x.device)
+    one = torch.eye(D, dtype=x.dtype, device=x.device)
     weight = torch.where(i == j, 1.0, math.sqrt(2)) / math.sqrt(D)
-    return x[..., i] * x[..., j] * weight.to(x.dtype)
+    # entries are picked by products with ones and zeros: compiled, the gradient of x[..., i] wrote beyond its buffer
+    return (x @ one[:, i]) * (x @ one[:, j]) * weight.to(x.dtype)
 
 
 def random_features(x: Tensor, directions: Tensor) -> Tensor:
