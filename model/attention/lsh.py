@@ -51,19 +51,22 @@ def lsh_attention(qk: Tensor, v: Tensor, rotation: Tensor, chunk: int) -> Tensor
         before = torch.cat([torch.full_like(x[:, :, :1], fill), x[:, :, :-1]], 2)
         return torch.cat([before, x], 3)
 
-    # In each round a token's place is its bucket and its chunk in one number, such that two tokens see each other
-    # where the difference is 0 or 1. Before the first chunk there is nobody.
+    # In each round a token's seat is its bucket and its chunk in one number, such that two tokens see each other where
+    # the difference is 0 or 1. Before the first chunk there is nobody.
     chunks = total // chunk
     seat = (bucket * (chunks + 2) + place // chunk).to(torch.int32)                    # (n, rounds, T)
+
+    def together(own: Tensor, seen: Tensor) -> Tensor:
+        return (own - seen == 0) | (own - seen == 1)
+
+    here = seat.gather(-1, order).unflatten(-1, (-1, chunk))[..., None]                # of the round sorted by
+    allowed = together(here, window(here, 2**30).mT)                                   # (..., chunk, 2 * chunk)
     facts = torch.cat([position.to(torch.int32).expand(len(qk), 1, -1), seat], 1).transpose(1, 2)
     own, seen = sort(facts)[..., :, None, :], window(sort(facts), 2**30)[..., None, :, :]
-    # pairs that are seen in each round, where they stand in each order: (n, orders, chunks, chunk, 2 * chunk)
-    pairs = [(own[..., 1 + r] - seen[..., 1 + r]) >> 1 == 0 for r in range(rounds)]
-    allowed = torch.stack([pairs[r][:, r] for r in range(rounds)], 1)
     distance = own[..., 0] - seen[..., 0]
     scores = sort(qk) @ window(sort(keys), 0).mT / qk.shape[-1] ** 0.5
-    if rounds > 1:
-        N = torch.stack(pairs).sum(0, dtype=torch.int16)                               # of equation 16
+    if rounds > 1:  # N of equation 16; of a stack of all rounds, compiled code would ask which one at every element
+        N = sum((together(own[..., r], seen[..., r]).int() for r in range(1, rounds + 1)), torch.zeros_like(distance))
         scores = scores - N.clamp(min=1).to(qk.dtype).log()
     scores = scores - SELF * (distance == 0)
     scores = scores.masked_fill(~(allowed & (distance >= 0)), -torch.inf)
@@ -88,6 +91,7 @@ class Kind(Attention):
     """Hashed anew at each pass in training, and always alike after it."""
 
     shared_qk = True
+    options = ("lsh_rounds", "lsh_buckets", "lsh_chunk")
     exception = "Sorting by hash looks at later sub-pixels too"
 
     def parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False) -> Tensor:
