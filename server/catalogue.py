@@ -23,7 +23,7 @@ def batchers(settings: Settings, faults: Faults | None = None) -> dict[str, Batc
         loaded = checkpoint.read(folder)
         if loaded.name in found:
             raise CheckpointError(f"two models are called {loaded.name}; rename one of their folders")
-        if loaded.net.attention.exception:
+        if not loaded.net.attention.steps_as:
             if settings.models:
                 raise ValueError(f"{loaded.name} has {loaded.net.config.attention} attention, which draws no images; "
                                  "leave it out of --models")

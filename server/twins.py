@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import get_args
 
 from model import checkpoint as checkpoints
+from model.attention import kind_of
 from model.checkpoint import Checkpoint
 from model.config import AttentionKind, ModelConfig
 from server.backends import BACKENDS, FORMS, config_of
 
-# What may differ between twins, and what of it says how a kind of attention computes: there a twin is like the model
-_FREE = {"attention", "twin_of", "feature_map", "random_features", "lsh_rounds", "lsh_buckets", "lsh_chunk", "eps",
-         "first_marginal"}
-_ALIKE = {"linear": ("feature_map", "random_features"), "lsh": ("lsh_buckets", "lsh_chunk")}
+# What may differ between twins
+_FREE = {"attention", "twin_of", "eps", "first_marginal",
+         *(option for kind in get_args(AttentionKind) for option in kind_of(kind).options)}
 
 
 def find_twins(checkpoint: Checkpoint, folder: Path) -> list[Checkpoint]:
@@ -65,7 +65,8 @@ def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str,
 
 
 def _stands_for(theirs: ModelConfig, ours: ModelConfig) -> list[str]:
-    """The backends that weights of one configuration run when another is asked about: of several with the same kind
-    of attention those count that compute it in the same way."""
-    alike = all(getattr(ours, name) == getattr(theirs, name) for name in _ALIKE.get(theirs.attention, ()))
-    return [backend for backend in BACKENDS if alike and config_of(backend, theirs) == theirs]
+    """The backends that weights of one configuration run when another is asked about: those whose attention, computed
+    with our options where the backend does not say otherwise, is theirs."""
+    options = {name: getattr(ours, name) for name in kind_of(theirs.attention).options}
+    return [name for name in BACKENDS
+            if config_of(name, theirs) == theirs == config_of(name, dataclasses.replace(theirs, **options))]

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from model import checkpoint as checkpoints
+from model.attention import kind_of
 from model.config import PRESETS, ModelConfig
 from model.importer import import_reference
 from model.packing import PRECISIONS, choose, pack
@@ -38,12 +39,12 @@ def train(given: argparse.Namespace) -> None:
     if out.exists() and not state.exists():
         raise ValueError(f"{out} exists, and {state}, which a resume needs, does not; give another --out, "
                          "and begin with the weights of this one by --init")
-    for flag, value, kind in (("--feature-map", given.feature_map != "elu+1", "linear"),
-                              ("--lsh-rounds", given.lsh_rounds != 1, "lsh")):
-        if value and given.attention != kind:
-            raise ValueError(f"{flag} is of {kind} attention, and this is {given.attention}; leave it out")
-    data = load(Path(given.data), "train", PRESETS[given.preset])
-    config = dataclasses.replace(PRESETS[given.preset], attention=given.attention, twin_of=given.twin_of,
+    preset, options = PRESETS[given.preset], kind_of(given.attention).options
+    for name in ("feature_map", "lsh_rounds"):
+        if getattr(given, name) != getattr(preset, name) and name not in options:
+            raise ValueError(f"--{name.replace('_', '-')} is no option of {given.attention} attention; leave it out")
+    data = load(Path(given.data), "train", preset)
+    config = dataclasses.replace(preset, attention=given.attention, twin_of=given.twin_of,
                                  feature_map=given.feature_map, lsh_rounds=given.lsh_rounds,
                                  classes=len(data.classes))
     if given.reversible:

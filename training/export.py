@@ -54,7 +54,7 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
                         for what, value in bits.items())
     context = ", ".join(map(str, config.neighbours)) or "none"
     attention = attention_for(config)
-    drawn = "weights" in source and not attention.exception
+    drawn = "weights" in source and attention.steps_as
     picture = "\n![Samples, one class a column](samples.png)\n" if drawn else ""
     colours = "grey" if config.channels == 1 else "colour"
     seen = f"{source['images']:,} in {source['steps']:,} steps, {source['minutes']:.0f} minutes" if "images" in source \
@@ -62,8 +62,9 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     whom = "earlier ones" if attention.exception else "all earlier ones"
     size = attention.state_bytes / 1024
     memory = f"| memory of one image in flight | {size:.0f} KiB |\n" if size else ""
-    use = (f"{attention.exception}, so its bits/dim is not strictly autoregressive, and it draws no images."
-           if attention.exception else "It draws images like those it was trained on and knows nothing else.")
+    use = [f"{attention.exception}, so its bits/dim is not strictly autoregressive."] if attention.exception else []
+    use.append("It draws images like those it was trained on and knows nothing else." if attention.steps_as else
+               "It has no step-by-step form, so it draws no images.")
     facts = "".join(f"| {name} | {value} |\n" for name, value in attention.facts.items())
     return f"""# {name}
 {picture}
@@ -82,7 +83,7 @@ attention that predicts each sub-pixel from {whom}, as a mixture of {config.mixt
 
 Data: {_ATTRIBUTION.get(source['data'], source['data'])}. Trained by `{source['command']}` (commit {source['commit']},
 seed {source.get('seed', 'unknown')}). {source.get('history', '')}
-{use}
+{' '.join(use)}
 """
 
 
@@ -104,5 +105,5 @@ def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *,
                if count <= len(bits)}
     source = found.provenance | {"bits_per_dim": figures, "weights": str(dtype).removeprefix("torch.")}
     checkpoint.save(out, found.net, source, card(out.name, found.net.config, source), dtype,
-                    {} if found.net.attention.exception else {"samples.png": sample_grid(found.net, 100)})
+                    {"samples.png": sample_grid(found.net, 100)} if found.net.attention.steps_as else {})
     return source

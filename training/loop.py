@@ -112,7 +112,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         found = evaluate(run.exported.eval(), validation) if held_out else None
         bits = {"validation": found.bits_per_dim} if found else {}
         log.write(run, **bits)
-        if not run.net.attention.exception:  # else there is no step-by-step form to draw by
+        if run.net.attention.steps_as:  # else there is nothing to draw by
             (side / f"samples-{run.images:08}.png").write_bytes(sample_grid(run.exported, 20))
         source = provenance(data.name, data.classes, **run.history,
                             seed=config.seed, command=command, settings=dataclasses.asdict(config), bits_per_dim=bits)

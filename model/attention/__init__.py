@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
+from model.config import AttentionKind, ModelConfig
 
 PADDING_SLOT = 0
 
@@ -51,9 +51,10 @@ class State(SlotPool, Protocol):
 class Attention(ABC):
     """One kind of attention, as one configuration has it."""
 
-    shared_qk = False    # queries serve as keys too: the projection makes no keys
-    exception = ""       # why parallel is not strictly causal, so that there is no step-by-step form; else empty
-    steps_as = ""        # what the step-by-step form is called in metrics and comparisons
+    shared_qk = False               # queries serve as keys too: the projection makes no keys
+    options: tuple[str, ...] = ()   # fields of the configuration that nobody else reads: how this kind computes
+    exception = ""                  # why parallel is not strictly causal, in words; empty where it is
+    steps_as = ""                   # what metrics and comparisons call the step-by-step form; empty if there is none
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -73,12 +74,20 @@ class Attention(ABC):
         return {}
 
     def new_state(self, slots: int, dtype: torch.dtype = torch.float32) -> State:
-        """A pool for as many images in flight, and one slot more for padding. Raises ValueError if there is none."""
+        """A pool for as many images in flight, and one slot more for padding.
+
+        Raises ValueError where there is no step-by-step form, which draws images, but the parallel one alone.
+        """
         raise ValueError(f"attention {self.config.attention} has no step-by-step form, so it draws no images here; "
                          "train one with linear or softmax")
 
 
+def kind_of(name: AttentionKind) -> type[Attention]:
+    """The class of a kind of attention."""
+    kind: type[Attention] = import_module(f"model.attention.{name}").Kind
+    return kind
+
+
 def attention_for(config: ModelConfig) -> Attention:
     """The attention that the configuration asks for."""
-    kind: type[Attention] = import_module(f"model.attention.{config.attention}").Kind
-    return kind(config)
+    return kind_of(config.attention)(config)

@@ -89,6 +89,7 @@ class RecurrentState:
 class Kind(Attention):
     """"Transformers are RNNs", section 3.2."""
 
+    options = ("feature_map", "random_features")
     steps_as = "linear"
 
     def __init__(self, config: ModelConfig) -> None:
