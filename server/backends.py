@@ -32,12 +32,13 @@ class Form(NamedTuple):
 
     attention: dict[str, Any]  # what tells the configuration of its weights from other attention
     keeps: bool                # a memory per image, and steps on it; else each position computes its whole prefix again
+    compiled: bool = False     # by the compiled engine as well, where that is there
 
 
-FORMS = {
-    "linear": Form({"attention": "linear"}, keeps=True),
-    "softmax": Form({"attention": "softmax"}, keeps=False),
+FORMS = {  # the cheap ones first, as they are surveyed
+    "linear": Form({"attention": "linear"}, keeps=True, compiled=True),
     "stateful-softmax": Form({"attention": "softmax"}, keeps=True),
+    "softmax": Form({"attention": "softmax"}, keeps=False),
     "lsh-1": Form({"attention": "lsh", "lsh_rounds": 1}, keeps=False),
     "lsh-4": Form({"attention": "lsh", "lsh_rounds": 4}, keeps=False),
 }

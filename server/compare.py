@@ -14,6 +14,7 @@ from model.packing import choose
 from model.transformer import Transformer
 from server.backends import (
     BACKENDS,
+    FORMS,
     Backend,
     CompiledBackend,
     config_of,
@@ -26,8 +27,6 @@ from server.findings import circumstances, findings
 from server.measurement import Cell, Kind, Measurement, OutOfTime, Stopwatch
 from server.twins import sources_of
 
-CHEAP_FIRST: tuple[Kind, ...] = (("linear", "compiled"), ("linear", "eager"), ("stateful-softmax", "eager"),
-                                 ("softmax", "eager"), ("lsh-1", "eager"), ("lsh-4", "eager"))
 UNIT_S = 0.05        # a unit of work ends after this, so that live requests get their turn
 ROUNDS = 40          # over the positions of one cell, at most
 ROUNDS_SHARE = 0.4   # of the budget, before whole images are decoded; what then is left goes there too
@@ -71,9 +70,10 @@ class Comparison:
         self.plan, self.progress = plan, 0.0
         best = choose(config_of("linear", config))
         precisions = {"eager": "fp32", best.engine: best.precision}  # by engine, of those that can run here
-        kinds = [kind for kind in CHEAP_FIRST if kind[0] in plan.backends and kind[1] in precisions]
+        self._kinds: list[Kind] = [(name, engine) for name in BACKENDS if name in plan.backends
+                                   for engine in (reversed(precisions) if FORMS[name].compiled else ("eager",))]
         self.cells = [Cell(backend, engine, precisions[engine], batch, sources[backend])
-                      for batch in sorted({1, *plan.batches}) for backend, engine in kinds]
+                      for batch in sorted({1, *plan.batches}) for backend, engine in self._kinds]
         self._watch = Stopwatch(clock)
         self._measured = Measurement(config, max(cell.batch for cell in self.cells), self._watch)
         self._difference: float | None = None
@@ -121,7 +121,7 @@ class Comparison:
 
     def _survey(self) -> Iterator[None]:
         """Each cell's figure from few positions, before any gets a better one."""
-        for cell in sorted(self.cells, key=lambda cell: CHEAP_FIRST.index(cell.kind)):
+        for cell in sorted(self.cells, key=lambda cell: self._kinds.index(cell.kind)):
             if not cell.note:
                 yield from self._measured.survey(cell)
 

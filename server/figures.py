@@ -41,19 +41,25 @@ PAPER: dict[str, Any] = {
     },
 }
 DATASETS = {784: ("mnist", "MNIST"), 3072: ("cifar10", "CIFAR-10")}  # by sub-pixels, else MNIST
-ORDER = ("softmax", "stateful-softmax", "lsh-1", "lsh-4", "linear")  # of the paper's rows
 
 
 def dataset_of(report: Report) -> tuple[str, str]:
     return DATASETS.get(report["subpixels"], DATASETS[784])
 
 
+def order_of(report: Report) -> list[str]:
+    """The paper's rows in its order, whether they ran here or not, and then those backends that it does not have."""
+    return list(dict.fromkeys([*report["paper"][dataset_of(report)[0]], *ran_in(report)]))
+
+
+def ran_in(report: Report) -> list[str]:
+    return list(dict.fromkeys(result["backend"] for result in report["results"]))
+
+
 def title_of(report: Report) -> str:
-    """The model, and the kinds of attention that were compared."""
-    kinds = {"linear": ("linear",), "softmax": ("softmax", "stateful-softmax"), "lsh": ("lsh-1", "lsh-4")}
-    ran = {result["backend"] for result in report["results"]}
-    names = [kind for kind, backends in kinds.items() if ran.intersection(backends)]
-    return f"{report['model']}: {listed(names)} attention"
+    """The model, and what was compared."""
+    ran = ran_in(report)
+    return f"{report['model']}: {listed([backend for backend in order_of(report) if backend in ran])} attention"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -51,7 +51,8 @@ def _result(cell: Cell, measured: Measurement) -> Result:
         "step_seconds": [{"position": t, "seconds": _rounded(x)} for t, x in steps.items()],
         "tail_over_head": _rounded(measured.tail_over_head(cell)) if seconds else None,
         "estimated": estimated, "positions": list(steps) if estimated and seconds else None,
-        "bits_per_dim": _bits_per_dim(cell.source), "exception": _exception(cell.backend, measured.config) or None,
+        "bits_per_dim": _bits_per_dim(cell.source.provenance)[0] if cell.source else None,
+        "exception": _exception(cell.backend, measured.config) or None,
         "note": cell.note or None,
     }
 
@@ -70,6 +71,11 @@ def _notes(cells: Sequence[Cell], measured: Measurement) -> Sequence[str]:
     if told := [f"{name} saw {facts['images']:,} images in {facts['minutes']:.0f} minutes"
                 for name, facts in sources.items() if "minutes" in facts]:
         notes.append(f"Training behind bits/dim: {', '.join(told)}.")
+    splits: dict[str, list[str]] = {}
+    for name, facts in sources.items():
+        splits.setdefault(_bits_per_dim(facts)[1], []).append(name)
+    if measured_on := [f"{split} for {listed(names)}" for split, names in splits.items() if split]:
+        notes.append(f"bits/dim is of {', of '.join(measured_on)}.")
     if busy := [f"{cell.decoded:.3g} s for {usual:.3g} s ({cell})" for cell in cells
                 if cell.decoded is not None and cell.decoded > BUSY * (usual := measured.estimate(cell))]:
         notes.append("Other work kept the machine busy: whole decodes took longer than their usual steps "
@@ -82,11 +88,14 @@ def _exception(backend: str, config: ModelConfig) -> str:
     return attention_for(config_of(backend, config)).exception
 
 
-def _bits_per_dim(source: Checkpoint | None) -> float | None:
-    """Of the most test images that it was evaluated on, else of validation."""
-    bits = dict(source.provenance.get("bits_per_dim") or {}) if source else {}
-    tests = sorted((name for name in bits if name.startswith("test")), key=lambda name: (len(name), name))
-    return next((float(bits[name]) for name in (*reversed(tests), "validation") if bits.get(name)), None)
+def _bits_per_dim(provenance: dict[str, Any]) -> tuple[float | None, str]:
+    """Of the most test images that it was evaluated on, else of validation; and of which, in words."""
+    bits = dict(provenance.get("bits_per_dim") or {})
+    tests = {name: int(name.removeprefix("test_")) for name in bits if name.removeprefix("test_").isdecimal()}
+    for name in (*sorted(tests, key=tests.__getitem__, reverse=True), "validation"):
+        if bits.get(name):
+            return float(bits[name]), f"{tests[name]:,} test images" if name in tests else "validation images"
+    return None, ""
 
 
 def _rounded(x: float | None) -> float | None:

@@ -1,16 +1,16 @@
 """report.svg: what a step costs over the image, and images/s by batch, as one picture without a chart library."""
 
+import itertools
 import math
 from collections.abc import Callable
 from xml.sax.saxutils import escape
 
-from server.figures import Report, Result, dataset_of, duration, machine_of, title_of
+from server.figures import Report, Result, dataset_of, duration, machine_of, order_of, title_of
 
 _HEIGHT, _TOP, _BOTTOM = 430, 92, 352    # pixels; the plots stand between top and bottom
 _LEFT, _WIDE = 70, 380                   # of the step plot
 _BAR, _GAP = 44, 22                      # a bar with its share of space, and the space between groups
-_COLOURS = {"linear": "#2a8fd8", "stateful-softmax": "#1a9e77", "softmax": "#d9622b",
-            "lsh-1": "#b07cc6", "lsh-4": "#b8960c"}
+_PALETTE = ("#d9622b", "#1a9e77", "#b07cc6", "#b8960c", "#2a8fd8", "#8c564b", "#d6619e")  # in the paper's order
 _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #1f2430 }
 .title { font-size: 14px; font-weight: 600 } .small { font-size: 11px } .faint { fill: #5b6475 }
@@ -26,7 +26,9 @@ def svg(report: Report) -> str:
     """Step cost over positions at the largest batch, and images per second by batch beside the paper's."""
     results = [result for result in report["results"] if result["images_per_second"]]
     batches = sorted({result["batch"] for result in results})
-    series = sorted({(result["backend"], result["engine"]) for result in results}, key=_place)
+    colours = dict(zip(order_of(report), itertools.cycle(_PALETTE), strict=False))
+    series = [(backend, engine) for backend in colours
+              for engine in sorted({result["engine"] for result in results if result["backend"] == backend})]
     left = _LEFT + _WIDE + 80
     groups = [(f"B = {batch}", [r for r in results if r["batch"] == batch]) for batch in batches]
     groups.append((f"paper, {dataset_of(report)[1]}", _paper_bars(report, {result["backend"] for result in results})))
@@ -37,16 +39,11 @@ def svg(report: Report) -> str:
         f"<title>{escape(title_of(report))}: what a step costs, and images per second</title>",
         f"<style>{_STYLE}</style>", f'<rect class="page" width="{width}" height="{_HEIGHT}"/>',
         _text(16, 26, title_of(report), "title"),
-        *_legend(series, any(result["estimated"] for result in results)),
-        *(_step_plot(report, [r for r in results if r["batch"] == batches[-1]]) if batches else ()),
-        *(_bar_plot(groups, left, width - 10) if batches else ()),
+        *_legend(series, colours, any(result["estimated"] for result in results)),
+        *(_step_plot(report, [r for r in results if r["batch"] == batches[-1]], colours) if batches else ()),
+        *(_bar_plot(groups, colours, left, width - 10) if batches else ()),
         _text(16, _HEIGHT - 12, machine_of(report), "small faint"), "</svg>"]
     return "\n".join(parts) + "\n"
-
-
-def _place(series: tuple[str, str]) -> tuple[int, str]:
-    """Backends in the order of the colours, each with its engines."""
-    return list(_COLOURS).index(series[0]), series[1]
 
 
 def _mark(engine: str) -> str:
@@ -54,19 +51,19 @@ def _mark(engine: str) -> str:
     return "" if engine == "eager" else ' class="axis" stroke-width="2"'
 
 
-def _legend(series: list[tuple[str, str]], estimated: bool) -> list[str]:
+def _legend(series: list[tuple[str, str]], colours: dict[str, str], estimated: bool) -> list[str]:
     parts, x = [], 16.0
     for backend, engine in series:
         name = backend if engine == "eager" else f"{backend}, {engine}"
         parts += [f'<rect x="{x:g}" y="40" width="12" height="12" rx="2" '
-                  f'fill="{_COLOURS[backend]}"{_mark(engine)}/>', _text(x + 18, 50, name)]
+                  f'fill="{colours[backend]}"{_mark(engine)}/>', _text(x + 18, 50, name)]
         x += 18 + 7 * len(name) + 22
     if estimated:
         parts.append(_text(x, 50, "~ and pale: estimated from steps at some positions", "faint"))
     return parts
 
 
-def _step_plot(report: Report, results: list[Result]) -> list[str]:
+def _step_plot(report: Report, results: list[Result], colours: dict[str, str]) -> list[str]:
     last, right = max(1, report["subpixels"] - 1), _LEFT + _WIDE
     y, low, high = _log_axis([point["seconds"] for result in results for point in result["step_seconds"]])
     parts = [_text(_LEFT, 78, f"Time of a step of {results[0]['batch']} images, by position (log)", "title"),
@@ -77,7 +74,7 @@ def _step_plot(report: Report, results: list[Result]) -> list[str]:
                   _text(x, _BOTTOM + 18, str(round(last * quarter / 4)), "small", "middle")]
     parts.append(_text(_LEFT + _WIDE / 2, _BOTTOM + 36, "position of the sub-pixel", "small faint", "middle"))
     for result in results:
-        colour = _COLOURS[result["backend"]]
+        colour = colours[result["backend"]]
         points = [(_LEFT + _WIDE * p["position"] / last, y(p["seconds"])) for p in result["step_seconds"]]
         line = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
         dash = "" if result["engine"] == "eager" else ' stroke-dasharray="6 3"'
@@ -91,8 +88,9 @@ def _paper_bars(report: Report, backends: set[str]) -> list[Result]:
             for name, figures in report["paper"][dataset_of(report)[0]].items() if name in backends]
 
 
-def _bar_plot(groups: list[tuple[str, list[Result]]], left: float, right: float) -> list[str]:
+def _bar_plot(groups: list[tuple[str, list[Result]]], colours: dict[str, str], left: float, right: float) -> list[str]:
     """Groups of bars, each with what stands below it; the last are the paper's."""
+    order = list(colours)
     y, low, high = _log_axis([bar["images_per_second"] for _, bars in groups for bar in bars])
     parts = [_text(left, 78, "Images per second, by batch (log)", "title"),
              *_decades(y, low, high, left, right, lambda tick: f"{tick:g}")]
@@ -104,11 +102,11 @@ def _bar_plot(groups: list[tuple[str, list[Result]]], left: float, right: float)
             x += _GAP
             parts.append(_text(x, _BOTTOM + 36, "P40-class GPU", "small faint"))
         parts.append(_text(x + len(bars) * _BAR / 2, _BOTTOM + 18, label, "small", "middle"))
-        for bar in sorted(bars, key=lambda bar: _place((bar["backend"], bar["engine"]))):
+        for bar in sorted(bars, key=lambda bar: (order.index(bar["backend"]), bar["engine"])):
             top = y(bar["images_per_second"])
             pale = ' fill-opacity="0.55"' if bar["estimated"] else ""
             parts += [f'<rect x="{x + 4:g}" y="{top:.1f}" width="{_BAR - 8}" height="{_BOTTOM - top:.1f}" '
-                      f'fill="{_COLOURS[bar["backend"]]}"{pale}{_mark(bar["engine"])}/>',
+                      f'fill="{colours[bar["backend"]]}"{pale}{_mark(bar["engine"])}/>',
                       _text(x + _BAR / 2, top - 5, _short(bar), "small", "middle")]
             x += _BAR
         x += _GAP

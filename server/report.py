@@ -9,13 +9,13 @@ from pathlib import Path
 
 from server.figures import (
     DATASETS,
-    ORDER,
     Report,
     Result,
     dataset_of,
     duration,
     figure,
     machine_of,
+    order_of,
     results_of,
     title_of,
 )
@@ -136,11 +136,11 @@ def _steps(report: Report) -> list[list[str]]:
 
 def _rows(report: Report) -> list[tuple[str, str, str]]:
     """Name, backend and engine, in the paper's order; the paper has backends that did not run here."""
-    paper, results = report["paper"][dataset_of(report)[0]], report["results"]
+    results = report["results"]
     engines = sorted({result["engine"] for result in results})
-    return [(f"{backend} ({engine})" if engine and len(engines) > 1 else backend, backend, engine) for backend in ORDER
-            for engine in [engine for engine in engines if results_of(results, backend, engine)]
-            or ([""] if backend in paper else [])]
+    return [(f"{backend} ({engine})" if engine and len(engines) > 1 else backend, backend, engine)
+            for backend in order_of(report)
+            for engine in [engine for engine in engines if results_of(results, backend, engine)] or [""]]
 
 
 def _at(report: Report, backend: str, engine: str, batch: int) -> Result:

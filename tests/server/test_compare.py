@@ -249,8 +249,8 @@ def test_what_is_no_twin_is_refused(theirs, message):
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({"backends": ("linear", "reformer")}, "linear, softmax, stateful-softmax, lsh-1, lsh-4, got 'reformer'"),
-    ({"backends": ()}, "at least one of linear, softmax, stateful-softmax, lsh-1, lsh-4"),
+    ({"backends": ("linear", "reformer")}, "linear, stateful-softmax, softmax, lsh-1, lsh-4, got 'reformer'"),
+    ({"backends": ()}, "at least one of linear, stateful-softmax, softmax, lsh-1, lsh-4"),
     ({"batches": (0,)}, "batch must be an integer of at least 1, got 0"),
     ({"budget_s": 0.0}, "above 0, got 0.0"),
     ({"budget_s": float("nan")}, "above 0, got nan"),
@@ -284,6 +284,10 @@ def test_a_linear_twin_takes_the_place_of_the_model_so_that_bits_per_dim_are_of_
         ("linear", "small-linear", 0.9), ("softmax", "small-softmax", 1.0), ("stateful-softmax", "small-softmax", 1.0),
         ("lsh-1", None, None), ("lsh-4", None, None)}
     assert any("small-linear saw 76,000 images in 45 minutes" in note for note in report["notes"])
+    assert "bits/dim is of 10,000 test images for small-linear and small-softmax." in report["notes"]
+    linear.provenance["bits_per_dim"] = {"validation": 0.8}
+    assert any("validation images for small-linear, of 10,000 test images for small-softmax" in note
+               for note in Comparison(make(), [linear, softmax], plan()).report["notes"])
 
 
 def test_a_twin_with_another_feature_map_stands_for_nobody(tmp_path):

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from server import figures
+from server.backends import BACKENDS
 from server.figures import PAPER
 from server.plot import svg
 from server.report import markdown, table, write
@@ -98,9 +99,9 @@ def test_lsh_has_its_lines_beside_the_papers_and_its_bits_per_dim_a_star(report)
 
 
 def test_the_title_names_the_attention_that_was_compared(report):
-    assert markdown(report).startswith("# mnist-<small> & co: linear and softmax attention\n")
+    assert markdown(report).startswith("# mnist-<small> & co: softmax, stateful-softmax and linear attention\n")
     report["results"].append(result("lsh-4", 1, 20.0))
-    assert markdown(report).startswith("# mnist-<small> & co: linear, softmax and lsh attention\n")
+    assert markdown(report).startswith("# mnist-<small> & co: softmax, stateful-softmax, lsh-4 and linear attention\n")
     report["results"] = report["results"][:1]
     assert "mnist-&lt;small&gt; &amp; co: linear attention<" in svg(report)
 
@@ -157,9 +158,16 @@ def test_figures_have_three_digits(x, text):
 
 def test_the_papers_tables_are_whole():
     for dataset in ("mnist", "cifar10"):
-        assert set(PAPER[dataset]) == set(figures.ORDER)
+        assert set(PAPER[dataset]) == set(BACKENDS)
         for row in PAPER[dataset].values():
             assert set(row) == {"bits_per_dim", "images_per_second", "cpu_seconds", "gpu_seconds"}
+
+
+def test_a_backend_that_the_paper_does_not_have_stands_behind_those_that_it_has(report):
+    report["results"].insert(0, result("performer", 1, 1.0))
+    assert [line.split(" | ")[0] for line in markdown(report).splitlines() if line.startswith("| performer")]
+    names = [element.text for element in ElementTree.fromstring(svg(report)).iter(f"{SVG}text")]
+    assert names.index("linear") < names.index("performer")
 
 
 def test_a_backend_has_rows_of_the_engines_that_it_ran_in_and_no_others(report):
