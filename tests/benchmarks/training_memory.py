@@ -1,6 +1,7 @@
 """Peak memory of a training step: reversible layers, chunked feed-forward, both, and neither.
 
     python -m tests.benchmarks.training_memory [--preset mnist] [--layers 8,16,32] [--batch 4] [--chunks 8] [--compile]
+    python -m tests.benchmarks.training_memory --layers 8 --batch 1 --lengths 512,1024,2048,4096,8192,16384
 
 Forward and backward with random weights, each point in a process of its own: the most resident memory that it has
 during a step, over what it has before. So that is activations, what operations borrow, and the weights' gradients,
@@ -14,6 +15,7 @@ import argparse
 import ctypes
 import dataclasses
 import gc
+import itertools
 import json
 import os
 import statistics
@@ -41,6 +43,8 @@ def main() -> None:
     parser.add_argument("--preset", default="mnist", choices=PRESETS)
     parser.add_argument("--attention", default="linear", choices=("linear", "softmax", "lsh"))
     parser.add_argument("--layers", default="8,16,32", help="comma-separated")
+    parser.add_argument("--lengths", default="", help="sub-pixels N of an image, comma-separated multiples of 32; the "
+                        "preset's own if left out")
     parser.add_argument("--batch", type=int, default=4, help="images a step")
     parser.add_argument("--chunks", type=int, default=8, help="of the feed-forward, where it is chunked")
     parser.add_argument("--forms", default=",".join(FORMS), help=f"comma-separated, of {', '.join(FORMS)}")
@@ -54,16 +58,19 @@ def main() -> None:
     print(f"`{given.preset}`, {given.attention} attention, batch {given.batch}, {given.chunks} chunks, "
           f"{'compiled' if given.compile else 'not compiled'}; {machine()}, torch {torch.__version__}, "
           f"commit {checkpoint.commit()}\n")
-    print("| layers | | peak, MB | gradients in it, MB | of plain | time of a step, of plain |\n"
-          "|---|---|---|---|---|---|", flush=True)
-    for layers in given.layers.split(","):
+    print("| layers | N | | peak, MB | gradients in it, MB | peak of an image, MB | of plain | time, of plain |\n"
+          "|---|---|---|---|---|---|---|---|", flush=True)
+    own = PRESETS[given.preset].subpixels
+    for layers, length in itertools.product(given.layers.split(","), given.lengths.split(",")):
         plain = None
         for form in given.forms.split(","):
-            point = f"{form},{layers}"
+            point = f"{form},{layers},{length or own}"
             found = in_a_process(point, MALLOC_MMAP_THRESHOLD_="65536") | {"seconds": in_a_process(point)["seconds"]}
             plain = plain or found
-            print(f"| {layers} | {form} | {found['bytes'] / 1e6:.0f} | {found['gradients'] / 1e6:.0f} "
-                  f"| {found['bytes'] / plain['bytes']:.2f} | {found['seconds'] / plain['seconds']:.2f} |", flush=True)
+            image = (found["bytes"] - found["gradients"]) / given.batch
+            print(f"| {layers} | {length or own} | {form} | {found['bytes'] / 1e6:.0f} | "
+                  f"{found['gradients'] / 1e6:.0f} | {image / 1e6:.1f} | {found['bytes'] / plain['bytes']:.2f} | "
+                  f"{found['seconds'] / plain['seconds']:.2f} |", flush=True)
 
 
 def in_a_process(point: str, **environment: str) -> dict[str, float]:
@@ -73,11 +80,13 @@ def in_a_process(point: str, **environment: str) -> dict[str, float]:
     return result
 
 
-def measured(given: argparse.Namespace, form: str, layers: str) -> dict[str, float]:
+def measured(given: argparse.Namespace, form: str, layers: str, length: str) -> dict[str, float]:
     """Bytes at the peak of a step over those before it, those of gradients, and processor seconds of a step."""
     residual, chunked = FORMS[form]
     config = dataclasses.replace(PRESETS[given.preset], attention=given.attention, layers=int(layers), norm="pre",
                                  residual=residual)
+    if config.subpixels != int(length):
+        config = dataclasses.replace(config, height=int(length) // 32, width=32, channels=1)
     torch.manual_seed(0)
     net = Transformer(config, feed_forward_chunks=given.chunks if chunked else 1)
     loss = loss_function(net, TrainConfig(compile=given.compile))
