@@ -24,7 +24,7 @@ from training.experiments import ExperimentName, conduct, scaling, study
 from training.experiments import copy as copying
 from training.experiments import duplication as duplicating
 from training.experiments.record import Record, Sitting
-from training.experiments.tokens import Duplication, Learner, Recipe, TokenModel, kind_config, learn
+from training.experiments.tokens import Duplication, Learner, Recipe, TokenModel, kind_config, learn, update_s
 
 ROOT = Path(__file__).resolve().parents[2]
 COPY = copying.Settings(kinds=("linear", "lsh-2"), updates=120, drop=80, batch=4, word=6, layers=1, heads=2, width=16,
@@ -168,6 +168,28 @@ def test_softmax_that_keeps_its_matrix_needs_three_or_four_of_them_and_the_fused
 
     assert 2.5 < matrices("softmax-matrix") < 5
     assert matrices("softmax") < 1
+
+
+def test_linear_attention_keeps_some_vectors_a_token_and_no_matrix():
+    """D x M numbers a token would be 16 KiB for each head; q, k, v, the result and their gradients are 2."""
+    settings = dataclasses.replace(SCALING, heads=4, key_dim=64)
+    experiment = scaling.Study(settings, Record(Path("unused"), "scaling", settings, scaling.Study.tables))
+    short, long = (experiment._measured("linear", length, 1, Sitting())[1] for length in (512, 2560))
+    assert (long - short) / (4 * (2560 - 512)) < 4 * 2**10
+
+
+def test_compilation_at_the_beginning_and_after_a_resume_is_not_the_time_of_an_update():
+    curve = [{"update": update, "seconds": seconds} for update, seconds in
+             ((50, 40.0), (100, 50.0), (150, 60.0), (200, 95.0), (225, 100.0))]
+    assert update_s(curve) == pytest.approx(0.2)
+
+
+def test_the_end_weighs_updates_alike():
+    settings = dataclasses.replace(COPY, updates=60)
+    experiment = copying.Study(settings, Record(Path("unused"), "copy", settings, copying.Study.tables))
+    for update, loss in ((50, 1.0), (60, 7.0)):
+        experiment.record.add("learning", kind="linear", update=update, seconds=1.0, loss=loss, accuracy=0.5)
+    assert experiment.end("linear") == pytest.approx(2.0)
 
 
 def test_a_batch_shrinks_with_the_length_and_stops_where_memory_does(monkeypatch):
@@ -319,7 +341,8 @@ def test_weights_of_other_settings_are_refused(tmp_path):
 @pytest.mark.parametrize(("settings", "changes", "words"), [
     (COPY, {"kinds": ("quantum",)}, "kinds must be some of .*quantum"), (COPY, {"kinds": ("lsh-0",)}, "lsh-0"),
     (COPY, {"kinds": ("linear", "linear")}, "each once"), (COPY, {"kinds": ()}, "none"),
-    (COPY, {"width": 15}, "multiple of heads.*15"), (COPY, {"batch": 0}, "batch must be at least 1, got 0"),
+    (COPY, {"width": 15}, "multiple of heads.*15"), (COPY, {"batch": 0}, "batch must be at least 1"),
+    (COPY, {"seed": 2**31}, "seed must be at least 0 and below 2.31"),
     (COPY, {"learning_rate": math.nan}, "learning_rate must be above 0"),
     (DUPLICATION, {"kinds": ("linear",)}, "some of full, lsh-ROUNDS; got 'linear'"),
     (SCALING, {"kinds": ("full",)}, "full"), (SCALING, {"longest": 64}, "at least twice shortest"),

@@ -14,8 +14,6 @@ from typing import Any, ClassVar, Literal, get_args
 from training.experiments.record import Record, Sitting
 
 ExperimentName = Literal["scaling", "copy", "duplication"]
-
-
 _COLOURS = {"linear": "#2a8fd8", "softmax": "#d9622b", "softmax-matrix": "#e6a03c", "full": "#1a9e77",
             "lsh-1": "#b07cc6", "lsh-2": "#8c564b", "lsh-4": "#b8960c"}
 
@@ -23,6 +21,17 @@ _COLOURS = {"linear": "#2a8fd8", "softmax": "#d9622b", "softmax-matrix": "#e6a03
 def colour(kind: str) -> str | None:
     """Of an attention kind in every plot; None, which is matplotlib's choice, for one that is rarely asked for."""
     return _COLOURS.get(kind)
+
+
+def check_kinds(kinds: tuple[str, ...], allowed: tuple[str, ...]) -> None:
+    """Raises ValueError unless each kind is one of allowed, of which lsh-ROUNDS stands for lsh-1, lsh-2 and so on."""
+    for kind in kinds:
+        base, _, rounds = kind.partition("-")
+        hashed = base == "lsh" and rounds.isdecimal() and int(rounds) > 0 and "lsh-ROUNDS" in allowed
+        if not hashed and kind not in set(allowed) - {"lsh-ROUNDS"}:
+            raise ValueError(f"kinds must be some of {', '.join(allowed)}; got {kind!r}")
+    if not kinds or len(set(kinds)) < len(kinds):
+        raise ValueError(f"kinds must be at least one, each once; got {', '.join(kinds) or 'none'}")
 
 
 class Experiment(ABC):

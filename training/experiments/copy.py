@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
-from model.config import ModelConfig
-from training.experiments import Experiment, colour
+from model.config import AttentionKind, ModelConfig
+from training.experiments import Experiment, check_kinds, colour
 from training.experiments.record import Row, Sitting, table
 from training.experiments.tokens import (
     EVERY,
@@ -13,7 +13,6 @@ from training.experiments.tokens import (
     Duplication,
     Learner,
     Recipe,
-    check_kinds,
     check_numbers,
     kind_config,
     learn,
@@ -28,8 +27,8 @@ BAR = 0.05  # nats, which linear and softmax are to end under
 class Settings:
     """What the paper says of it, but for the width, which it does not say."""
 
-    kinds: tuple[str, ...] = setting(("linear", "softmax", "lsh-1", "lsh-4"), "linear, softmax, full (softmax with "
-                                     "shared queries and keys) or lsh-ROUNDS")
+    kinds: tuple[str, ...] = setting(("linear", "softmax", "lsh-1", "lsh-4"), "attention kinds, lsh-ROUNDS for lsh, "
+                                     "full for softmax with shared queries and keys")
     updates: int = setting(4_000, "of each kind")
     drop: int = setting(3_000, "updates at the full learning rate; a tenth of it then")
     learning_rate: float = setting(1e-3, "of RAdam, until the drop")
@@ -46,7 +45,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        check_kinds(self.kinds, ("linear", "softmax", "full", "lsh-ROUNDS"))
+        check_kinds(self.kinds, (*get_args(AttentionKind), "full", "lsh-ROUNDS"))
 
     @property
     def task(self) -> Duplication:
@@ -115,9 +114,11 @@ Each figure is the mean of the {EVERY} updates before it; `end` is that of the l
 """
 
     def end(self, kind: str) -> float:
-        """Mean loss of the last 100 updates so far."""
-        last = self._curve(kind)[-2:]
-        return float(sum(row["loss"] for row in last)) / len(last)
+        """Mean loss of the last two rows' updates so far."""
+        curve = self._curve(kind)
+        begin = [0, *(row["update"] for row in curve)]
+        last = [(row["update"] - start, row["loss"]) for start, row in zip(begin, curve, strict=False)][-2:]
+        return float(sum(count * loss for count, loss in last)) / sum(count for count, _ in last)
 
     def _claims(self) -> list[str]:
         """What the paper's figure shows, and whether this one does."""

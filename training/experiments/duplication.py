@@ -8,7 +8,7 @@ import torch
 
 from model.attention import attention_for
 from model.config import ModelConfig
-from training.experiments import Experiment, colour
+from training.experiments import Experiment, check_kinds, colour
 from training.experiments.record import Sitting, table
 from training.experiments.tokens import (
     FIELDS,
@@ -16,7 +16,6 @@ from training.experiments.tokens import (
     Learner,
     Recipe,
     TokenModel,
-    check_kinds,
     check_numbers,
     kind_config,
     learn,

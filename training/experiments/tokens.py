@@ -1,8 +1,10 @@
 """Models of symbols that learn to say a word again: the task, the transformer, and training that can be resumed."""
 
+import itertools
 import json
 import math
 import os
+import statistics
 import sys
 import time
 from dataclasses import dataclass, fields
@@ -182,11 +184,11 @@ def learn(kind: str, learner: Learner, record: Record, sitting: Sitting, *, save
 
 
 def update_s(curve: list[Row]) -> float:
-    """Seconds of an update by the rows of one kind; those of the first row, with compilation, do not count."""
-    first, last = curve[0], curve[-1]
-    if first is last:
-        return float(last["seconds"]) / int(last["update"])
-    return (float(last["seconds"]) - float(first["seconds"])) / (int(last["update"]) - int(first["update"]))
+    """Seconds of an update by the rows of one kind: the median row's, since the first one and the first after each
+    resume have compilation in them."""
+    ends = [(0, 0.0), *((int(row["update"]), float(row["seconds"])) for row in curve)]
+    return statistics.median((later - sooner) / (end - begin)
+                             for (begin, sooner), (end, later) in itertools.pairwise(ends))
 
 
 def kind_config(kind: str, task: Duplication, *, chunk: int, **sizes: Any) -> ModelConfig:
@@ -203,23 +205,12 @@ def kind_config(kind: str, task: Duplication, *, chunk: int, **sizes: Any) -> Mo
     return ModelConfig(height=1, width=task.length, attention=base, **hashing, **sizes)  # type: ignore[arg-type]
 
 
-def check_kinds(kinds: tuple[str, ...], allowed: tuple[str, ...]) -> None:
-    """Raises ValueError unless each kind is one of allowed, of which lsh-ROUNDS stands for lsh-1, lsh-2 and so on."""
-    for kind in kinds:
-        base, _, rounds = kind.partition("-")
-        hashed = base == "lsh" and rounds.isdecimal() and int(rounds) > 0 and "lsh-ROUNDS" in allowed
-        if not hashed and kind not in set(allowed) - {"lsh-ROUNDS"}:
-            raise ValueError(f"kinds must be some of {', '.join(allowed)}; got {kind!r}")
-    if not kinds or len(set(kinds)) < len(kinds):
-        raise ValueError(f"kinds must be at least one, each once; got {', '.join(kinds) or 'none'}")
-
-
 def check_numbers(settings: Any) -> None:
     """Raises ValueError for settings of these experiments that cannot work."""
     for field in fields(settings):
         value, least = getattr(settings, field.name), 0 if field.name in ("drop", "seed") else 1
-        if type(value) is int and value < least:
-            raise ValueError(f"{field.name} must be at least {least}, got {value}")
+        if type(value) is int and not least <= value < 2**31:
+            raise ValueError(f"{field.name} must be at least {least} and below 2^31, got {value}")
     if not 0 < settings.learning_rate < math.inf:
         raise ValueError(f"learning_rate must be above 0, got {settings.learning_rate}")
     if settings.width % settings.heads:
