@@ -106,7 +106,8 @@ a tenth of it after {s.drop:,} updates. lsh has {s.config("lsh-1").lsh_buckets} 
 Every update has new sequences, the same for every kind, so what is lost in training would be lost on sequences never
 seen. Loss (nats) and accuracy are means over the second half of the sequence, the part that can be predicted; the loss
 of that half is also what is trained. Over all tokens but the first, a perfect model would have {task.floor:.3f} nats.
-Each figure is the mean of the {EVERY} updates before it; `end` is that of the last {2 * EVERY}.
+Each figure is the mean of the {EVERY} updates before it; `end` is that of the last {2 * EVERY}. Time is that of
+the processor, all threads together.
 
 {table(["loss after", *(f"{mark:,}" for mark in marks), "end", "accuracy", "ms an update"], rows)}
 

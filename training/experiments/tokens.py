@@ -24,7 +24,7 @@ from model.transformer import Layer
 from training.experiments.record import Record, Row, Sitting
 from training.loop import can_compile
 
-FIELDS = ("kind", "update", "seconds", "loss", "accuracy")  # of the table that learn fills
+FIELDS = ("kind", "update", "seconds", "loss", "accuracy")  # of the table that learn fills; for seconds see clock
 EVERY = 50   # updates a row
 SAVE_S = 30  # between saves: what a kill can lose
 
@@ -94,6 +94,11 @@ class Recipe:
     compile: bool
 
 
+def clock() -> float:
+    """Processor seconds of all threads, which other work on the machine does not add to; a GPU's are the clock's."""
+    return time.perf_counter() if torch.get_default_device().type == "cuda" else time.process_time()
+
+
 class Learner:
     """A model and its optimiser after some updates. What an update does depends on its number, not on who got there."""
 
@@ -108,7 +113,7 @@ class Learner:
         self.pending: list[tuple[float, float]] = []  # loss and accuracy of the updates since the last row
 
     def step(self) -> None:
-        recipe, began = self.recipe, time.perf_counter()
+        recipe, began = self.recipe, clock()
         for group in self.optimizer.param_groups:
             group["lr"] = recipe.learning_rate * (1.0 if self.update < recipe.drop else 0.1)
         torch.manual_seed(recipe.seed * 2**32 + self.update)  # of the hashing
@@ -121,7 +126,7 @@ class Learner:
             raise FloatingPointError(f"the loss is not a number at update {self.update}; try a lower --learning-rate "
                                      "and another --out")
         self.update += 1
-        self.seconds += time.perf_counter() - began
+        self.seconds += clock() - began
 
     def save(self, path: Path, identity: str) -> None:
         """identity: of the experiment that may go on from here."""
