@@ -69,7 +69,7 @@ class _Stack(torch.autograd.Function):
                 ctx.random.append(_random_state(streams.device))
                 a, b = b, a + residual(b)
         result = torch.stack([a, b])
-        ctx.save_for_backward(result)
+        ctx.save_for_backward(result, *parameters)  # these so that torch refuses a way back after they were changed
         return result
 
     @staticmethod

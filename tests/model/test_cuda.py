@@ -405,6 +405,8 @@ def test_the_limits_that_are_asked_about_are_those_of_the_kernels():
     limits = {name: int(value) for name, value in re.findall(r"constexpr int (MOST_\w+) = (\d+);", header)}
     assert limits == {"MOST_D_MODEL": packing.GPU_D_MODEL, "MOST_DEPTH": packing.GPU_DEPTH,
                       "MOST_MIXTURES": packing.GPU_MIXTURES, "MOST_SEQUENCE_HEAD": ops.GPU_MOST_HEAD}
+    [chunk] = re.findall(r"SEQUENCE_CHUNK = (\d+);", (CUDA.parent / "sequence.h").read_text())
+    assert int(chunk) == ops.CHUNK  # else the reference rounds otherwise
     sizes = re.findall(r"key_dim == (\d+)", (CUDA / "attention.cu").read_text())
     assert tuple(map(int, sizes)) == ops.GPU_HEADS
 

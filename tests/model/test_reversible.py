@@ -172,6 +172,16 @@ def test_a_graph_that_is_kept_can_be_gone_back_twice():
         assert torch.equal(one, other)
 
 
+def test_the_way_back_is_refused_after_parameters_were_changed():
+    """It would compute each residual again, with others."""
+    net = training_net(REVERSIBLE)
+    loss = loss_of(net)
+    with torch.no_grad():
+        net.layers[0].qkv.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_parameters_that_do_not_learn_have_no_gradient(monkeypatch):
     net = training_net(dataclasses.replace(REVERSIBLE, layers=3))
     expected = gradients(net)

@@ -14,12 +14,12 @@ Form = Callable[[Tensor, Tensor, Tensor], Tensor]
 LENGTHS = [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7]
 
 
-def tokens(length: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, before the feature map, of two rows with three heads; D = 5 is not M = 4."""
+def tokens(length: int, dtype: torch.dtype = torch.float64, D: int = 5, M: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, before the feature map, of two rows with three heads; D is not M."""
     random = torch.Generator().manual_seed(length)
-    return (torch.randn(2, 3, length, 5, generator=random, dtype=dtype),
-            torch.randn(2, 3, length, 5, generator=random, dtype=dtype),
-            torch.randn(2, 3, length, 4, generator=random, dtype=dtype))
+    return (torch.randn(2, 3, length, D, generator=random, dtype=dtype),
+            torch.randn(2, 3, length, D, generator=random, dtype=dtype),
+            torch.randn(2, 3, length, M, generator=random, dtype=dtype))
 
 
 def definition(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -217,10 +217,11 @@ def test_a_token_leaves_no_trace_in_earlier_results(form, at):
     assert not torch.equal(before[:, :, at:], after[:, :, at:])
 
 
-def test_what_threads_compute_does_not_depend_on_their_order(emulated):
+@pytest.mark.parametrize(("D", "M"), [(5, 4), (33, 64)])
+def test_what_threads_compute_does_not_depend_on_their_order(emulated, D, M):
     """A result that changes with it lacks a barrier."""
     found = []
-    given = tuple(x.float() for x in tokens(70))
+    given = tokens(70, torch.float32, D, M)
     try:
         for backwards in (False, True):
             emulated.backwards(backwards)
