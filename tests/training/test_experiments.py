@@ -32,7 +32,7 @@ COPY = copying.Settings(kinds=("linear", "lsh-2"), updates=120, drop=80, batch=4
 DUPLICATION = duplicating.Settings(kinds=("full", "lsh-1"), updates=60, drop=60, batch=4, word=6, symbols=7, heads=2,
                                    width=16, chunk=4, sequences=10, compile=False)
 SCALING = scaling.Settings(kinds=("softmax-matrix", "lsh-1"), shortest=64, longest=128, tokens=256, rounds=1,
-                           calls=1, heads=2, key_dim=8)
+                           oftener=1, calls=1, heads=2, key_dim=8)
 TASK = Duplication(word=3, symbols=5)
 
 
@@ -276,14 +276,23 @@ def test_rows_after_the_last_save_of_the_weights_are_made_again(tmp_path):
 
 
 def test_scaling_goes_on_with_the_points_that_are_missing(tmp_path):
-    settings = dataclasses.replace(SCALING, kinds=("linear",))
+    settings = dataclasses.replace(SCALING, kinds=("linear",), oftener=2)
     assert not work("scaling", settings, tmp_path / "out", Steps(1))
     measured = (tmp_path / "out" / "results.csv").read_text()
     assert len(measured.splitlines()) == 2
     assert run("scaling", settings, tmp_path / "out")
     assert (tmp_path / "out" / "results.csv").read_text().startswith(measured)
     assert [(row["kind"], row["length"]) for row in rows(tmp_path / "out", "results")] == [
-        ("linear", "64"), ("linear", "128")]
+        ("linear", "64"), ("linear", "128")] * 2
+
+
+def test_points_of_long_calls_are_not_measured_oftener():
+    settings = dataclasses.replace(SCALING, kinds=("linear",), oftener=2)
+    experiment = scaling.Study(settings, Record(Path("unused"), "scaling", settings, scaling.Study.tables))
+    for length, seconds in ((64, 0.12), (128, 0.13), (64, 9.0), (128, None)):
+        experiment.record.add("results", round=0, kind="linear", length=length, batch=4, seconds=seconds, bytes=1)
+    assert experiment.quick("linear", 64)       # 0.48 s a call; the first process decides
+    assert not experiment.quick("linear", 128)  # 0.52
 
 
 def test_a_compiled_model_learns_what_the_plain_one_does(tmp_path):

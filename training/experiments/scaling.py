@@ -1,5 +1,6 @@
 """Time and peak memory of attention, forward and backward, by sequence length: figure 1 of "Transformers are RNNs"."""
 
+import itertools
 import math
 import multiprocessing
 import os
@@ -27,6 +28,7 @@ from training.experiments.record import Row, Sitting, table
 from training.run import setting
 
 BARS = {"linear": 1.1, "lsh": 1.3}  # exponents at the top end, of time and of memory, at most
+QUICK_S = 0.5
 FIELDS = ("round", "kind", "length", "batch", "seconds", "bytes")  # per sequence; empty where it did not fit
 
 
@@ -40,6 +42,7 @@ class Settings:
     longest: int = setting(2**14, "length N; the paper's 65536 is for a GPU")
     tokens: int = setting(2**14, "of all sequences of a batch together, or one sequence if that is longer")
     rounds: int = setting(3, "processes that measure a point, by turns with those of all other points")
+    oftener: int = setting(3, "times as many for points whose call takes under half a second, which vary more")
     calls: int = setting(3, "timed in each of them, after a first one that is not, but whose memory is measured")
     heads: int = setting(8, "H")
     key_dim: int = setting(32, "D, and of a value, M")
@@ -49,7 +52,7 @@ class Settings:
     seed: int = setting(0, "of inputs and hashing")
 
     def __post_init__(self) -> None:
-        for name in ("shortest", "tokens", "rounds", "calls", "heads", "key_dim", "chunk"):
+        for name in ("shortest", "tokens", "rounds", "oftener", "calls", "heads", "key_dim", "chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("buckets", "seed"):
@@ -183,11 +186,15 @@ class Study(Experiment):
 
     def work(self, sitting: Sitting) -> bool:
         s = self.settings
-        points = [(round_, length, kind) for round_ in range(s.rounds) for length in s.lengths for kind in s.kinds]
+        points = [(length, kind) for length in s.lengths for kind in s.kinds]
         done = {(row["round"], row["length"], row["kind"]) for row in self._rows()}
-        with tqdm(total=len(points), initial=len(done), unit="point", disable=not sys.stderr.isatty()) as bar:
-            for round_, length, kind in points:
+        most = s.rounds * s.oftener
+        with tqdm(total=len(points) * most, initial=len(done), unit="point", disable=not sys.stderr.isatty()) as bar:
+            for round_, (length, kind) in itertools.product(range(most), points):
                 if (round_, length, kind) in done:
+                    continue
+                if round_ >= s.rounds and not self.quick(kind, length):
+                    bar.update()
                     continue
                 if sitting.over:
                     return False
@@ -202,6 +209,11 @@ class Study(Experiment):
                 self.record.save()
                 bar.update()
         return True
+
+    def quick(self, kind: str, length: int) -> bool:
+        """Whether a call of this point, by its first process, is short enough to be measured oftener."""
+        first = next(row for row in self._rows() if (row["kind"], row["length"]) == (kind, length))
+        return first["seconds"] is not None and first["seconds"] * first["batch"] < QUICK_S
 
     def batch(self, kind: str, length: int) -> int:
         """Sequences that the rule wants, or as many as fit by what half the length took; 0 where not one does."""
@@ -278,9 +290,9 @@ class Study(Experiment):
 Attention and its gradients by sequence length, as in figure 1 of "Transformers are RNNs" (section 4.1.2): {s.heads}
 heads, keys and values of {s.key_dim}, float32, causal. A batch has {s.tokens:,} tokens in all, so fewer sequences the
 longer they are (at least one; fewer where more would need over {s.memory:g} of the free memory), and figures are for
-one sequence. They are medians over processes of their own for every point, {s.rounds} in all, by turns with those of
-all other points. Time is the median of {s.calls} in each after a first one that warms up, memory the peak of that first
-one beyond the inputs, gradients included.
+one sequence. They are medians over processes of their own for every point, {s.rounds} in all ({s.rounds * s.oftener}
+where a call takes under {QUICK_S:g} s), by turns with those of all other points. Time is the median of {s.calls} in
+each after a first one that warms up, memory the peak of that first one beyond the inputs, gradients included.
 
 softmax is what the models here run: torch's fused kernel, which computes the N x N matrix piece by piece and never
 keeps it. softmax-matrix keeps it, as the paper's baseline did. lsh has {hashing} and chunks of {s.chunk}
