@@ -1,6 +1,6 @@
 """Steps of training with linear attention computed in three ways, side by side.
 
-    python -m tests.benchmarks.training [--preset mnist] [--batch 4] [--rounds 5] [--json FILE]
+    python -m tests.benchmarks.training [--preset mnist] [--batch 16] [--rounds 5] [--json FILE]
 
     operator    causal_attention of csrc, as `linpix train` has it
     chunked     its reference in torch: quadratic inside a chunk, cumulative sums of the state between chunks
@@ -92,7 +92,7 @@ def measure(preset: str, batch: int, rounds: int,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="mnist", choices=sorted(PRESETS))
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=16, help="images a step; 16 is what training has")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--eager", action="store_true", help="without torch.compile only")
     parser.add_argument("--json", help="write the results there too")
