@@ -1,4 +1,4 @@
-"""/metrics as section 8 of the design says, and every query of the dashboard, asked of a real Prometheus under load."""
+"""/metrics as the design says, and every query of dashboard and alerts, asked of a real Prometheus under load."""
 
 import contextlib
 import json
@@ -25,6 +25,10 @@ from tests.server.test_images import occluded
 DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/linpix.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES = {f"{panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]}
+ALERTS = {rule["alert"]: rule for group in yaml.safe_load((ROOT / "deploy/alerts.yml").read_text())["groups"]
+          for rule in group["rules"]}
+ASKED = QUERIES | {name: rule["expr"] for name, rule in ALERTS.items()}
+SELECTOR = re.compile(r"\b((?:linpix|process)_\w+|up)\b(?:{([^}]*)})?")  # a metric, and the labels that it is to have
 WINDOW = "1m"  # what Grafana would put for $__rate_interval; long enough to hold all of the load
 
 METRICS = {  # the design's section 8, and what came after: type and labels
@@ -59,7 +63,7 @@ class Prometheus:
         answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters)
         body = answer.json()
         assert body["status"] == "success", f"{parameters}: {body}"
-        return body["data"]["result"] if path == "query" else body["data"]["activeTargets"]
+        return body["data"][{"query": "result", "targets": "activeTargets", "rules": "groups"}[path]]
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +80,22 @@ def at_start(started: Process) -> str:
 
 @pytest.fixture(scope="module")
 def prometheus(started: Process, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    with watching(started, tmp_path_factory.mktemp("prometheus")) as watcher:
+        yield watcher
+
+
+@contextlib.contextmanager
+def watching(server: Process, folder: Path) -> Iterator[Prometheus]:
     """The project's own configuration, but for the target and a scrape every second; it has scraped once."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus is not installed; on Debian and Ubuntu: apt-get install prometheus")
-    folder = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
-    config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s"}
-    config["scrape_configs"][0]["static_configs"][0]["targets"] = [urlsplit(started.url).netloc]
+    config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    config["scrape_configs"][0]["static_configs"][0]["targets"] = [urlsplit(server.url).netloc]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    for rules in config["rule_files"]:
+        shutil.copy(ROOT / "deploy" / rules, folder)
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     log = folder / "log"
@@ -196,6 +207,53 @@ def test_a_panel_has_something_to_show(query, prometheus, loaded):
 def test_prometheus_saw_what_was_done(query, prometheus, loaded):
     assert eventually(lambda: bool(prometheus.ask("query", query=query))), prometheus.ask(
         "query", query=query.split(" ", 1)[0])
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_every_metric_that_is_asked_for_has_the_labels_that_are_asked_for(name, prometheus, loaded):
+    found = SELECTOR.findall(ASKED[name])
+    assert found or "ALERTS" in ASKED[name], "this query asks for nothing of LinPix's"
+    carried = {"job", "instance", "le", "alertname"}
+    for metric, matchers in found:
+        for label, operator, values in re.findall(r'(\w+)(=~?)"([^"]*)"', matchers):
+            for value in values.split("|"):
+                one = f'{metric}{{{label}="{value}"}}'
+                assert prometheus.ask("query", query=one), f"there is no {one}"
+            assert operator == "=~" or "|" not in values
+        series = prometheus.ask("query", query=metric)
+        assert series, f"there is no {metric}"
+        carried |= set(series[0]["metric"])
+    for labels in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", ASKED[name]):
+        assert {label.strip() for label in labels.split(",")} <= carried
+
+
+def test_legends_name_labels_that_their_query_keeps():
+    for panel in PANELS:
+        for target in panel["targets"]:
+            kept = re.findall(r"\bby\s*\(([^)]*)\)", target["expr"])
+            metrics = [metric for metric, _ in SELECTOR.findall(target["expr"])]
+            families = [re.sub("_(total|sum|count|bucket)$", "", metric) for metric in metrics]
+            known = {label.strip() for labels in kept for label in labels.split(",")} if kept else set().union(
+                *(METRICS[family][1] for family in families if family in METRICS))
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= known, panel["title"]
+
+
+def test_prometheus_evaluates_every_alert_and_none_fires_for_a_service_that_was_busy(prometheus, loaded):
+    def evaluated() -> bool:
+        [group] = prometheus.ask("rules")
+        return {(rule["name"], rule["health"]) for rule in group["rules"]} == {(name, "ok") for name in ALERTS}
+
+    assert eventually(evaluated), prometheus.ask("rules")
+    [group] = prometheus.ask("rules")
+    assert [rule["name"] for rule in group["rules"] if rule["state"] == "firing"] == []
+
+
+def test_an_engine_that_dies_fires_an_alert(tiny, tmp_path):
+    with serving(tiny.parent, "--faults", "die:at=3") as server, watching(server, tmp_path) as watcher:
+        assert watcher.ask("query", query='ALERTS{alertstate="firing"}') == []
+        assert server.client().post("/v1/images/generations", json={}).status_code == 500
+        firing = 'ALERTS{alertstate="firing", alertname="LinpixRestarts", job="linpix", severity="page"}'
+        assert eventually(lambda: bool(watcher.ask("query", query=firing)), 30), watcher.ask("rules")
 
 
 def test_every_window_of_the_dashboard_follows_the_scrape_interval():
