@@ -129,8 +129,18 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def _allow_files() -> None:
+    """As many open files, so connections, as the system allows: the soft limit is for programs that use select()."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # no such limits here, or no way to raise them
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def serve(settings: Settings) -> None:
     """Run the service until a signal ends it."""
+    _allow_files()
     sys.setswitchinterval(0.0005)  # the engine thread takes back the GIL between quanta; by default it may wait 5 ms
     app = create_app(settings)
     config = uvicorn.Config(app, host=settings.host, port=settings.port, log_level="warning", workers=1,
