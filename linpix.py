@@ -20,8 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser(words[:1]).parse_args(words)
     given.command_line = shlex.join(["linpix", *words])
     try:
-        room = importlib.import_module(f"{given.room}.commands")
-        getattr(room, given.function)(given)
+        getattr(importlib.import_module(given.module), given.function)(given)
     except BrokenPipeError:
         return 1
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
@@ -62,15 +61,20 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
                                                                 "sample, complete, compare.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(room: str, name: str, text: str) -> argparse.ArgumentParser:
+    def command(room: str, name: str, text: str, module: str = "commands") -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text[:1].upper() + text[1:] + ".",
                                   formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        sub.set_defaults(room=room, function="import_" if name == "import" else name)
+        sub.set_defaults(module=f"{room}.{module}", function="import_" if name == "import" else name)
         return sub
 
     serving = command("server", "serve", "serve models over HTTP")
     if wanted == ["serve"]:
         _serve_flags(serving)
+    keying = command("server", "key", "make an API key, and its line for the file of serve --api-keys", module="keys")
+    keying.add_argument("name", help="whose key it is: what the log and the limits call the client")
+    keying.add_argument("--rate", help="requests it may make, such as 10/s, 600/min or 5000/h; none: no limit")
+    keying.add_argument("--file", help="append the line to this file, which is made if need be, for its owner alone")
+    keying.add_argument("--json", action="store_true", help="print one JSON object")
     drawing = command("server", "sample", "draw images without a server")
     _drawing_flags(drawing)
     completing = command("server", "complete", "fill in the holes of a picture")

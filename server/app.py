@@ -14,14 +14,16 @@ from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
 
 from model import ops
-from server import catalogue, envelope, images, operations
+from server import catalogue, envelope, guard, images, logs, operations
 from server.backends import BACKENDS
 from server.batcher import Batcher
 from server.comparisons import Comparisons
-from server.envelope import Guard, Keys
 from server.errors import Draining
 from server.faults import Faults
+from server.keys import Keys
 from server.metrics import Metrics
+from server.origins import Hosts, Origins, only_here
+from server.probes import UVICORN, Probes
 from server.service import Service
 from server.settings import Settings
 from server.worker import Worker
@@ -41,8 +43,8 @@ def create_app(settings: Settings, batchers: dict[str, Batcher] | None = None) -
     faults = Faults(settings.faults) if settings.faults else None
     if faults is not None:
         logger.warning("THIS SERVICE BREAKS ON PURPOSE, as --faults (LINPIX_FAULTS) asks for: %s", settings.faults)
+    keys = Keys(settings.api_keys) if settings.api_keys else None  # a file that cannot be used is told before the wait
     batchers = batchers or catalogue.batchers(settings, faults)
-    keys = Keys(settings.api_keys.read_text()) if settings.api_keys else None
     engines = {(batcher.engine.name, batcher.engine.device) for batcher in batchers.values()}
     kernel = "cuda" if ("compiled", "cuda") in engines else ops.kernel() if ("compiled", "cpu") in engines else "eager"
     metrics = Metrics([batcher.labels for batcher in batchers.values()], BACKENDS, release(),
@@ -58,17 +60,20 @@ def create_app(settings: Settings, batchers: dict[str, Batcher] | None = None) -
     app = FastAPI(title="LinPix", version=release(), docs_url=None, redoc_url=None, lifespan=lifespan,
                   description="Autoregressive image generators built as linear transformers. The images routes have "
                               "the shape of OpenAI's Images API.")
-    app.state.service = Service(settings, worker, Comparisons(worker))
+    app.state.service = Service(settings, worker, Comparisons(worker), keys)
     app.include_router(images.router)
     app.include_router(operations.router)
+    if settings.metrics_port is None:
+        app.include_router(operations.probes)
     app.mount("/static", StaticFiles(directory=operations.STATIC), name="static")
     envelope.install(app, metrics=metrics)
-    app.add_middleware(Guard, max_body=settings.max_upload, keys=keys, metrics=metrics)
-    _describe(app)
+    guard.install(app, hosts=Hosts(settings.host, settings.allowed_hosts), origins=Origins(settings.allowed_origins),
+                  max_body=settings.max_upload, keys=keys, metrics=metrics)
+    _describe(app, keys=keys is not None)
     return app
 
 
-def _describe(app: FastAPI) -> None:
+def _describe(app: FastAPI, *, keys: bool) -> None:
     """Take FastAPI's 422 out of the OpenAPI: bad input is 400 here, and each route documents it."""
     generated = app.openapi
 
@@ -80,6 +85,7 @@ def _describe(app: FastAPI) -> None:
                     operation["responses"].pop("422", None)
             for name in ("HTTPValidationError", "ValidationError"):
                 schema["components"]["schemas"].pop(name, None)
+            guard.describe(schema, keys=keys)
         assert app.openapi_schema is not None
         return app.openapi_schema
 
@@ -89,9 +95,9 @@ def _describe(app: FastAPI) -> None:
 class Server(uvicorn.Server):
     """uvicorn, but the first SIGTERM or SIGINT drains: new work gets 503 while running work finishes."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, probes: Probes | None = None) -> None:
         super().__init__(config)
-        self._service, self._worker = service, service.worker
+        self._service, self._worker, self._probes = service, service.worker, probes
         self._drain_until = 0.0
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -103,8 +109,15 @@ class Server(uvicorn.Server):
             for server in self.servers:
                 for listening in server.sockets:
                     host, port = listening.getsockname()[:2]
-                    print(f"LinPix serves {', '.join(self._worker.batchers)} at http://{host}:{port}",
-                          file=sys.stderr, flush=True)
+                    logs.announce(f"LinPix serves {', '.join(self._worker.batchers)} at http://{host}:{port}",
+                                  self._service.settings.log_format)
+            if self._probes is not None:
+                await self._probes.begin()
+
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self._probes is not None:  # last of all: until then it says that the service is draining
+            await self._probes.end()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None:  # before start-up: nothing to finish
@@ -142,10 +155,14 @@ def serve(settings: Settings) -> None:
     """Run the service until a signal ends it."""
     _allow_files()
     sys.setswitchinterval(0.0005)  # the engine thread takes back the GIL between quanta; by default it may wait 5 ms
+    logs.configure(settings.log_format)
     app = create_app(settings)
-    config = uvicorn.Config(app, host=settings.host, port=settings.port, log_level="warning", workers=1,
-                            timeout_graceful_shutdown=10, server_header=False)
-    server = Server(config, app.state.service)
+    if settings.api_keys is None and not only_here(settings.host):
+        logger.warning("whoever reaches %s may use this service; --api-keys asks for keys", settings.host)
+    probes = Probes(app.state.service) if settings.metrics_port is not None else None
+    config = uvicorn.Config(app, host=settings.host, port=settings.port, workers=1, timeout_graceful_shutdown=10,
+                            forwarded_allow_ips=settings.trusted_proxies, **UVICORN)
+    server = Server(config, app.state.service, probes)
     server.run()
     if not server.started:
         raise SystemExit(1)

@@ -1,25 +1,15 @@
-"""One error envelope for every route and cause, and the guard that every request passes first."""
+"""One error envelope for every route and cause."""
 
-import hashlib
-import hmac
-import logging
-import secrets
-from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ForeignOrigin, InvalidRequest, ServiceError, TooLarge, Unauthorized, UnsupportedMedia
+from server.errors import InvalidRequest, ServiceError, UnsupportedMedia
 from server.metrics import Metrics
 from server.schemas import ErrorEnvelope
-
-logger = logging.getLogger("linpix")
 
 _BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
               415: "unsupported_media_type"}
@@ -53,7 +43,7 @@ def event_stream(description: str) -> dict[str, Any]:
 
 
 def install(app: FastAPI, *, metrics: Metrics) -> None:
-    """Make every failure of the app answer the envelope."""
+    """Make every failure of the app answer the envelope; the guard sees to those that nobody expected."""
 
     async def service_error(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ServiceError)
@@ -102,96 +92,12 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
             metrics.requests_rejected.labels("invalid").inc()
         return JSONResponse({"error": body}, error.status_code, headers)
 
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        logger.error("unexpected failure at %s %s", request.method, request.url.path, exc_info=error)
-        request_id = str(request.scope.get("linpix.request_id"))
-        answer = response_of(ServiceError("something failed inside the server; the log has the details under "
-                                          f"x-request-id {request_id}"))
-        answer.headers["x-request-id"] = request_id  # this answer does not pass the guard
-        return answer
-
     app.add_exception_handler(ServiceError, service_error)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(Exception, unexpected)
 
 
 def _fits(template: str, path: str) -> bool:
     """Whether a path is an instance of a documented one, such as /v1/compare/{id}."""
     parts, wanted = path.split("/"), template.split("/")
     return len(parts) == len(wanted) and all(w == p or w.startswith("{") for w, p in zip(wanted, parts, strict=True))
-
-
-class Keys:
-    """API keys of a file, one a line, blank lines and # comments aside; kept as digests only."""
-
-    def __init__(self, text: str) -> None:
-        lines = [line.strip() for line in text.splitlines()]
-        self._digests = [hashlib.sha256(line.encode()).digest() for line in lines if line and line[0] != "#"]
-        if not self._digests:
-            raise ValueError("the file of API keys holds no key; write one a line, or leave out --api-keys")
-
-    def accept(self, key: str) -> bool:
-        digest = hashlib.sha256(key.encode()).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(matches)  # after comparing with every one: the time tells nothing
-
-
-class Guard:
-    """ASGI middleware: request ids, foreign origins, keys, and the size of bodies, counted as they arrive."""
-
-    def __init__(self, app: ASGIApp, *, max_body: int, keys: Keys | None, metrics: Metrics) -> None:
-        self.app, self.max_body, self.keys, self.metrics = app, max_body, keys, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        request_id = scope["linpix.request_id"] = secrets.token_hex(8)
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-            await send(message)
-
-        try:
-            self._check(scope, headers)
-        except ServiceError as error:
-            await response_of(error)(scope, receive, send_with_id)
-            return
-        await self.app(scope, self._counted(receive), send_with_id)
-
-    def _check(self, scope: Scope, headers: Headers) -> None:
-        origin = headers.get("origin")
-        if origin is not None and scope["method"] not in ("GET", "HEAD", "OPTIONS") \
-                and urlsplit(origin).netloc != headers.get("host"):
-            self.metrics.requests_rejected.labels("foreign_origin").inc()
-            raise ForeignOrigin(f"requests from pages of other sites are refused: origin {origin} is not "
-                                f"{headers.get('host')}")
-        if self.keys is not None and scope["path"].startswith("/v1/"):
-            scheme, _, key = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not self.keys.accept(key.strip()):
-                self.metrics.requests_rejected.labels("unauthorized").inc()
-                raise Unauthorized("this server asks for a key: send the header 'Authorization: Bearer KEY'"
-                                   if not key else "the API key is not one of this server's")
-        declared = headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared) > self.max_body:
-            self.metrics.requests_rejected.labels("too_large").inc()
-            raise self._too_large(int(declared))
-
-    def _too_large(self, size: int) -> TooLarge:
-        return TooLarge(f"the body holds {size:,} bytes or more; at most {self.max_body:,} are allowed")
-
-    def _counted(self, receive: Receive) -> Callable[[], Awaitable[Message]]:
-        received = 0
-
-        async def counted() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self.max_body:
-                raise self._too_large(received)
-            return message
-
-        return counted

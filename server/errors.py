@@ -28,6 +28,10 @@ class ForeignOrigin(ServiceError):
     status, type, code = 403, "permission_error", "foreign_origin"
 
 
+class ForeignHost(ServiceError):
+    status, type, code = 403, "permission_error", "foreign_host"
+
+
 class NotFound(ServiceError):
     status, type, code = 404, "invalid_request_error", "not_found"
 
@@ -54,6 +58,10 @@ class QueueFull(ServiceError):
     def __init__(self, waiting: int, images: int, allowed: int, retry_after_s: float) -> None:
         super().__init__(f"{waiting} images are already waiting, and {images} more would pass the limit of {allowed}; "
                          f"try again in {retry_after_s:.0f} s", retry_after_s=retry_after_s)
+
+
+class RateLimited(ServiceError):
+    status, type, code = 429, "rate_limit_error", "rate_limited"
 
 
 class DeadlinePassed(ServiceError):

@@ -49,6 +49,7 @@ class Ask:
         most = min(service.settings.max_n, self.batcher.engine.slots + service.settings.max_queue)
         if not 1 <= self.n <= most:
             raise InvalidRequest(f"n must be 1..{most}, got {n}", param="n")
+        http.state.model, http.state.images = self.name, self.n  # for the log
         if response_format not in (None, "b64_json"):
             raise InvalidRequest(f"response_format must be b64_json, got {response_format!r}", param="response_format")
         try:

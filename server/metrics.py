@@ -11,7 +11,8 @@ from prometheus_client.process_collector import ProcessCollector
 ENDPOINTS = ("generations", "edits")
 FAULTS = ("not_finite", "threw")
 OUTCOMES = ("completed", "cancelled", "failed")
-REJECTIONS = ("queue_full", "draining", "engine_gone", "invalid", "unauthorized", "foreign_origin", "too_large")
+REJECTIONS = ("queue_full", "draining", "engine_gone", "invalid", "unauthorized", "rate_limited", "foreign_host",
+              "foreign_origin", "too_large")
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # time stamps that no dashboard asks for
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.responses import HTMLResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
 
 from server import compare, images, pictures
@@ -16,11 +16,13 @@ from server.batcher import Batcher
 from server.comparisons import Comparisons, Job
 from server.envelope import documented, event_stream
 from server.errors import Draining, EngineGone, InvalidRequest, Starting
+from server.guard import content_policy
 from server.schemas import CompareBody, Comparison, Health, ModelCard, ModelList
 from server.service import ServiceDep
 from server.twins import find_twins
 
 router = APIRouter()
+probes = APIRouter(tags=["operations"])  # on a port of their own, where there is one
 STATIC = Path(__file__).parent / "static"
 _TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": event_stream("the comparison as the plain answer has it")}}
@@ -98,19 +100,19 @@ async def cancel_comparison(id: str, service: ServiceDep) -> dict[str, Any]:
     return service.comparisons.cancel(id).to_json()
 
 
-@router.get("/metrics", tags=["operations"], response_class=Response, responses=_TEXT)
+@probes.get("/metrics", response_class=Response, responses=_TEXT)
 async def metrics(service: ServiceDep) -> Response:
     """Prometheus text."""
     return Response(service.worker.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@router.get("/healthz", tags=["operations"])
+@probes.get("/healthz")
 async def healthz() -> Health:
     """The process is alive."""
     return Health(status="alive")
 
 
-@router.get("/readyz", tags=["operations"], responses=documented(503))
+@probes.get("/readyz", responses=documented(503))
 async def readyz(service: ServiceDep) -> Health:
     """Weights loaded, engine stepping, not draining."""
     if service.worker.draining:
@@ -123,12 +125,15 @@ async def readyz(service: ServiceDep) -> Health:
 
 
 @router.get("/", include_in_schema=False)
-async def page() -> FileResponse:
-    return FileResponse(STATIC / "index.html")
+async def page() -> HTMLResponse:
+    html = (STATIC / "index.html").read_text(encoding="utf-8")
+    return HTMLResponse(html, headers={"content-security-policy": content_policy(html)})
 
 
 @router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> HTMLResponse:
-    return get_swagger_ui_html(openapi_url=str(request.app.openapi_url), title="LinPix",
+    page = get_swagger_ui_html(openapi_url=str(request.app.openapi_url), title="LinPix",
                                swagger_js_url="/static/swagger-ui-bundle.js", swagger_css_url="/static/swagger-ui.css",
                                swagger_favicon_url="/static/favicon.svg")
+    page.headers["content-security-policy"] = content_policy(bytes(page.body).decode(), style_attributes=True)
+    return page

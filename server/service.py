@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from server.batcher import Batcher
 from server.comparisons import Comparisons
 from server.errors import ModelNotFound
+from server.keys import Keys
 from server.settings import Settings
 from server.worker import Worker
 
@@ -18,7 +19,12 @@ class Service:
     settings: Settings
     worker: Worker
     comparisons: Comparisons
+    keys: Keys | None = None  # no key is asked for
     decoders: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))  # the largest upload takes 430 MB
+
+    def reload_keys(self) -> bool:
+        """Read the file of API keys again; whether that was possible. Where it was not, the old keys stay."""
+        return self.keys is None or self.keys.reload()
 
     @property
     def default(self) -> str:

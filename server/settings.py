@@ -8,6 +8,7 @@ from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from server.faults import parse
+from server.origins import Hosts, Origins
 
 HIDDEN: JsonDict = {"hidden": True}  # from --help
 
@@ -36,8 +37,32 @@ class Settings(BaseSettings):
     state: Literal["fp32", "fp16"] = Field("fp32", description="of the recurrent state on a GPU; fp16 wants --defer")
     defer: int = Field(1, ge=1, le=64, description="tokens that a GPU adds to the state together; 1: each at once")
     poison: bool = Field(False, description="debugging: fill freed slots with NaN, so that reading one shows")
-    api_keys: Path | None = Field(None, description="file of keys, one a line; without it no key is asked for")
+    api_keys: Path | None = Field(None, description="file of keys, which linpix key makes, for its owner alone; "
+                                  "without it no key is asked for")
+    allowed_hosts: str = Field("", description="comma-separated names that clients may ask by, beside localhost and "
+                               "the address listened on; *.example.com for all below one, * for any")
+    allowed_origins: str = Field("", description="comma-separated origins whose pages may use the service, beside its "
+                                 "own, such as https://app.example.com")
+    trusted_proxies: str = Field("", description="comma-separated addresses or networks of proxies whose "
+                                 "X-Forwarded-For and -Proto are believed")
+    metrics_host: str = Field("127.0.0.1", description="address of --metrics-port")
+    metrics_port: int | None = Field(None, ge=0, le=65535, description="TCP port of /metrics, /healthz and /readyz, "
+                                     "which are then only there; default: that of the service")
+    log_format: Literal["text", "json"] = Field("text", description="of the log on standard error; json: an object a "
+                                                "line")
     faults: str = Field("", json_schema_extra=HIDDEN, description="what goes wrong on purpose: server/faults.py")
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _names_hosts(cls, text: str) -> str:
+        Hosts("", text)
+        return text
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _names_origins(cls, text: str) -> str:
+        Origins(text)
+        return text
 
     @field_validator("faults")
     @classmethod

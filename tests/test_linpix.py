@@ -121,7 +121,7 @@ def test_a_flag_out_of_range_is_named(arguments):
 
 
 @pytest.mark.parametrize("command", ["serve", "sample", "complete", "compare", "train", "evaluate", "export", "import",
-                                     "experiment", "doctor"])
+                                     "experiment", "key", "doctor"])
 def test_every_command_explains_itself(command):
     assert "usage: linpix" in succeeds(command, "--help").stdout
 

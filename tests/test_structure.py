@@ -78,5 +78,5 @@ def test_a_step_of_the_engine_reads_in_under_sixty_lines():
     assert lengths["quantum"] + lengths["step"] < 60
 
 
-def test_there_are_at_most_sixty_source_files():
-    assert len([path for path in FILES if path.read_text()]) <= 60
+def test_there_are_at_most_eighty_source_files():
+    assert len([path for path in FILES if path.read_text()]) <= 80

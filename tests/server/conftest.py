@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -24,11 +24,11 @@ EAGER = ("--engine", "eager")  # flags that make `slow` slow
 
 
 class Process:
-    """`linpix serve` and what it printed."""
+    """`linpix serve` and what it printed. before: words of a command that runs it, and becomes it."""
 
-    def __init__(self, checkpoints: Path, *flags: str) -> None:
-        command = [sys.executable, str(ROOT / "linpix.py"), "serve", "--port", "0", "--checkpoints", str(checkpoints),
-                   *flags]
+    def __init__(self, checkpoints: Path, *flags: str, before: Sequence[str] = ()) -> None:
+        command = [*before, sys.executable, str(ROOT / "linpix.py"), "serve", "--port", "0", "--checkpoints",
+                   str(checkpoints), *flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         self.printed: list[str] = []
@@ -36,7 +36,7 @@ class Process:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.printed.append(line)
-            if found := re.search(r"at (http://\S+)", line):
+            if found := re.search(r"at (http://[^\s\"]+)", line):
                 self.url = found[1]
                 break
         # keep reading, so that the server never blocks on a full pipe
@@ -69,8 +69,8 @@ class Process:
 
 
 @contextlib.contextmanager
-def serving(checkpoints: Path, *flags: str) -> Iterator[Process]:
-    process = Process(checkpoints, *flags)
+def serving(checkpoints: Path, *flags: str, before: Sequence[str] = ()) -> Iterator[Process]:
+    process = Process(checkpoints, *flags, before=before)
     try:
         yield process
     finally:

@@ -141,7 +141,7 @@ def put_load(server: Process) -> None:
         def left() -> bool:
             here = urlsplit(server.url)
             with socket.create_connection((here.hostname, here.port)) as leaving:
-                leaving.sendall(b"POST /v1/images/generations HTTP/1.1\r\nhost: linpix\r\ncontent-length: 8\r\n"
+                leaving.sendall(b"POST /v1/images/generations HTTP/1.1\r\nhost: localhost\r\ncontent-length: 8\r\n"
                                 b"content-type: application/json\r\n\r\n" b'{"n": 4}')
                 time.sleep(0.02)  # it may be admitted first; were it not, the next attempt may
             return server.metric('linpix_requests_total{endpoint="generations",outcome="cancelled"}') > 0

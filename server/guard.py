@@ -1,0 +1,219 @@
+"""What every request passes first: its record, then whose page sent it, then its key and its size.
+
+Record is outermost: it gives ids, security headers and a line of the log to every answer, refusals included. Gate
+refuses foreign hosts and pages. Door asks for keys where there are any, and counts bodies as they arrive.
+"""
+
+import base64
+import hashlib
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.envelope import response_of
+from server.errors import ForeignHost, ForeignOrigin, RateLimited, ServiceError, TooLarge, Unauthorized
+from server.keys import Keys
+from server.logs import REQUEST_ID, access
+from server.metrics import Metrics
+from server.origins import Hosts, Origins
+from server.schemas import ErrorEnvelope
+
+logger = logging.getLogger("linpix")
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_INLINE = re.compile(r"<(script|style)(?:\s(?![^>]*\bsrc=)[^>]*)?>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
+
+
+def content_policy(html: str = "", *, style_attributes: bool = False) -> str:
+    """A Content-Security-Policy: this server's own resources, and what is inline in this page of ours."""
+    inline: dict[str, list[str]] = {"script": ["'self'"], "style": ["'self'"]}
+    for kind, text in _INLINE.findall(html):
+        inline[kind.lower()].append(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
+    if style_attributes:  # hashes would take back what this allows
+        inline["style"] = ["'self'", "'unsafe-inline'"]
+    directives = {"default-src": ["'self'"], **{f"{kind}-src": sources for kind, sources in inline.items()},
+                  "img-src": ["'self'", "data:", "blob:"], "object-src": ["'none'"], "base-uri": ["'none'"],
+                  "form-action": ["'self'"], "frame-ancestors": ["'none'"]}
+    return "; ".join(f"{name} {' '.join(sources)}" for name, sources in directives.items())
+
+
+SECURITY_HEADERS = {
+    "content-security-policy": content_policy(),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",  # not no-referrer: forms of our own pages would then come from origin null
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+class Record:
+    """Request ids, security headers, a 500 for what nobody expected, and a line of the log for every request.
+
+    scope["state"]["client"] is the peer's address from here on, and the name of its key once Door has seen one;
+    routes may set `model` and `images` there, to be logged.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+        request_id = secrets.token_hex(8)
+        REQUEST_ID.set(request_id)
+        peer = scope.get("client")
+        state = scope.setdefault("state", {})
+        state.update(request_id=request_id, client=peer[0][:64] if peer else "unknown")
+
+        async def send_recorded(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_recorded)
+        except Exception:
+            if status:  # too late to answer otherwise: the connection is closed in the middle
+                raise
+            logger.exception("unexpected failure at %s %s", _method(scope), _route(scope))
+            await response_of(ServiceError("something failed inside the server; the log has the details under "
+                                           f"x-request-id {request_id}"))(scope, receive, send_recorded)
+        finally:
+            access(method=_method(scope), route=_route(scope), status=status,
+                   duration_s=round(time.perf_counter() - began, 6), client=state["client"], model=state.get("model"),
+                   images=state.get("images"))
+
+
+def _method(scope: Scope) -> str:
+    return scope["method"] if scope["method"] in _METHODS else "OTHER"
+
+
+def _route(scope: Scope) -> str | None:
+    """The template of the route that was found, such as /v1/models/{model}: what stood in its place may be anything."""
+    return getattr(scope.get("route"), "path", None) or None
+
+
+class Gate:
+    """Refuses hosts that are not this service's, and pages of origins that may not use it."""
+
+    def __init__(self, app: ASGIApp, *, hosts: Hosts, origins: Origins, metrics: Metrics) -> None:
+        self.app, self.hosts, self.origins, self.metrics = app, hosts, origins, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
+            await self.app(scope, receive, send)
+            return
+        self.metrics.requests_rejected.labels(refusal.code).inc()
+        await response_of(refusal)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ServiceError | None:
+        headers = Headers(scope=scope)
+        for host in headers.getlist("host"):
+            if not self.hosts.accept(host):
+                return ForeignHost(f"this server does not go by the name {host[:80]!r}; ask for it by localhost or its "
+                                   "address, or start it with --allowed-hosts")
+        page = self.origins.foreign(scope["method"], scope["path"], headers)
+        if page is not None:
+            return ForeignOrigin(f"requests of pages of other sites are refused: {page[:120]} is not "
+                                 f"{headers.get('host', 'this server')[:80]}, and not one of --allowed-origins")
+        return None
+
+
+class Door:
+    """Asks for a key at /v1/, counts its requests, and refuses bodies that are too large as they arrive."""
+
+    def __init__(self, app: ASGIApp, *, max_body: int, keys: Keys | None, metrics: Metrics) -> None:
+        self.app, self.max_body, self.keys, self.metrics = app, max_body, keys, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            if self.keys is not None and scope["path"].startswith("/v1/"):
+                scope["state"]["client"] = self._client(self.keys, headers)
+            declared = headers.get("content-length", "0")
+            if declared.isdecimal() and int(declared) > self.max_body:
+                self.metrics.requests_rejected.labels("too_large").inc()
+                raise self._too_large(int(declared))
+        except ServiceError as error:
+            await response_of(error)(scope, receive, send)
+            return
+        await self.app(scope, self._counted(receive), send)
+
+    def _client(self, keys: Keys, headers: Headers) -> str:
+        """The name of the key that a request brings. Raises Unauthorized or RateLimited."""
+        scheme, _, presented = headers.get("authorization", "").partition(" ")
+        key = keys.find(presented.strip()) if scheme.lower() == "bearer" else None
+        if key is None:
+            self.metrics.requests_rejected.labels("unauthorized").inc()
+            raise Unauthorized("the API key is not one of this server's" if presented else
+                               "this server asks for a key: send the header 'Authorization: Bearer KEY'")
+        try:
+            keys.admit(key)
+        except RateLimited:
+            self.metrics.requests_rejected.labels("rate_limited").inc()
+            raise
+        return key.name
+
+    def _too_large(self, size: int) -> TooLarge:
+        return TooLarge(f"the body holds {size:,} bytes or more; at most {self.max_body:,} are allowed")
+
+    def _counted(self, receive: Receive) -> Callable[[], Awaitable[Message]]:
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self.max_body:
+                raise self._too_large(received)
+            return message
+
+        return counted
+
+
+def install(app: FastAPI, *, hosts: Hosts, origins: Origins, max_body: int, keys: Keys | None,
+            metrics: Metrics) -> None:
+    """Put all of it before an app's routes, the last one named outermost."""
+    app.add_middleware(Door, max_body=max_body, keys=keys, metrics=metrics)
+    if origins.allowed:  # between the two: a page that may use the service must be able to read its refusals
+        app.add_middleware(CORSMiddleware, allow_origins=origins.allowed, allow_methods=["*"], allow_headers=["*"],
+                           expose_headers=["*"], allow_private_network=True)
+    app.add_middleware(Gate, hosts=hosts, origins=origins, metrics=metrics)
+    app.add_middleware(Record)
+
+
+def describe(schema: dict[str, Any], *, keys: bool) -> None:
+    """Write into an OpenAPI what the guard asks of requests and answers to them. keys: whether there are any."""
+    answers = {"401": "no key, or not one of this server's", "403": "a foreign host or origin",
+               "429": "more requests than the key's rate allows, or a full queue"}
+    envelope = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorEnvelope.__name__}"}}}
+    schema["components"].setdefault("securitySchemes", {})["key"] = {
+        "type": "http", "scheme": "bearer",
+        "description": "A key of the file of --api-keys. " + ("This server asks for one." if keys else
+                                                              "This server has no such file, and asks for none.")}
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
+            for status, words in answers.items():
+                if path.startswith("/v1/") or status == "403":
+                    operation["responses"].setdefault(status, {"description": words, "content": envelope})
+            if path.startswith("/v1/"):
+                operation["security"] = [{"key": []}] if keys else [{}, {"key": []}]

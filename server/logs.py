@@ -1,0 +1,67 @@
+"""The log on standard error, for people or one JSON object a line; it never holds keys or pictures."""
+
+import json
+import logging
+import re
+import sys
+import time
+from contextvars import ContextVar
+from typing import Any, Literal
+
+REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)  # of the request that a task works for
+
+_access = logging.getLogger("linpix.access")
+# What we log has no keys and no pictures in it; the words of somebody else's exception might.
+_SECRETS = re.compile(r"(?i:\bbearer\s+)[^\s\"',;]+|\blpx_[\w-]+|[A-Za-z0-9+/_-]{200,}={0,2}")
+
+
+def redacted(text: str) -> str:
+    """The text without keys, and without runs of characters as long as only encoded data has them."""
+    return _SECRETS.sub(lambda found: f"[{len(found[0])} characters left out]", text)
+
+
+def access(*, method: str, route: str | None, status: int, **facts: object) -> None:
+    """A line of the access log. route: the template, never the path or the query; None where no route was found."""
+    _access.info("%s %s %s", method, route or "(no route)", status or "no answer",
+                 extra={"fields": {"method": method, "route": route, "status": status or None, **facts}})
+
+
+class Formatter(logging.Formatter):
+    """One line, or one JSON object, a record; a traceback is a field of the object, and more lines of the text."""
+
+    def __init__(self, form: Literal["text", "json"]) -> None:
+        super().__init__()
+        self.form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields: dict[str, Any] = {"time": f"{seconds}.{int(record.msecs):03}Z", "level": record.levelname.lower(),
+                                  "logger": record.name, "message": redacted(record.getMessage())}
+        if request_id := REQUEST_ID.get():
+            fields["request_id"] = request_id
+        extra: dict[str, Any] = getattr(record, "fields", {})
+        trace = redacted(self.formatException(record.exc_info)) if record.exc_info else ""
+        if self.form == "json":
+            return json.dumps(fields | extra | ({"traceback": trace} if trace else {}), default=str)
+        facts = {"request_id": request_id} | {name: value for name, value in extra.items()
+                                              if name not in ("method", "route", "status")}
+        words = [fields["time"], fields["level"].upper(), record.name, fields["message"],
+                 *(f"{name}={value}" for name, value in facts.items() if value is not None)]
+        return " ".join(words) + (f"\n{trace}" if trace else "")
+
+
+def announce(text: str, form: Literal["text", "json"]) -> None:
+    """Say to whoever started this what is there now: a plain line for people and scripts, or an entry of the log."""
+    if form == "json":
+        logging.getLogger("linpix").info("%s", text)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+def configure(form: Literal["text", "json"]) -> None:
+    """Log to standard error: what LinPix says from info on, and others from warning on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Formatter(form))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("linpix").setLevel(logging.INFO)
+    logging.captureWarnings(True)

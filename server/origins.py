@@ -1,0 +1,108 @@
+"""Whose requests are answered: the hosts that this service goes by, and the origins whose pages may use it.
+
+A page of any site may send requests to 127.0.0.1. Two things in them cannot be forged by a page: Host tells the name
+that was looked up, which is the attacker's where a name of his was rebound to this machine; Origin and
+Sec-Fetch-Site tell whose page it is.
+"""
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{0,5})?")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def entries(text: str) -> list[str]:
+    """The parts of a comma-separated setting, in lower case."""
+    return [part.strip().lower() for part in text.split(",") if part.strip()]
+
+
+def _name(host: str) -> str | None:
+    """The name or address in a Host header, in lower case, without port, brackets and final dot; None if malformed."""
+    found = _HOST.fullmatch(host.strip())
+    return found[1].strip("[]").lower().removesuffix(".") if found else None
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
+def only_here(listening: str) -> bool:
+    """Whether an address to listen on is reached from this machine alone."""
+    address = _address(listening)
+    return listening == "localhost" or (address is not None and address.is_loopback)
+
+
+class Hosts:
+    """Names that this service answers to: localhost, the address that it listens on, and those that are allowed."""
+
+    def __init__(self, listening: str, allowed: str = "") -> None:
+        """allowed: comma-separated names; *.example.com for all below one, * for any. Raises ValueError."""
+        names = entries(allowed)
+        for name in names:
+            if name != "*" and _name(name.removeprefix("*.")) != name.removeprefix("*.").strip("[]"):
+                raise ValueError("hosts are names or addresses without scheme and port, such as pix.example.com, "
+                                 "*.example.com or 10.0.0.5")
+        self._any = "*" in names
+        address = _address(listening)
+        self._any_address = not listening or (address is not None and address.is_unspecified)
+        self._names = {"localhost", listening.lower(), *(name.strip("[]") for name in names if name[0] != "*")}
+        self._below = (".localhost", *(name[1:] for name in names if name[:2] == "*."))
+
+    def accept(self, host: str) -> bool:
+        name = _name(host)
+        if self._any or name is None:
+            return self._any
+        address = _address(name)
+        if address is not None and (self._any_address or address.is_loopback):
+            return True  # looked up nowhere, so nobody has rebound it
+        return name in self._names or name.endswith(self._below)
+
+
+class Origins:
+    """The sites whose pages may use this service, beside its own."""
+
+    def __init__(self, allowed: str = "") -> None:
+        """allowed: comma-separated origins such as https://app.example.com. Raises ValueError."""
+        self.allowed = frozenset(_origin(text) for text in entries(allowed))
+
+    def foreign(self, method: str, path: str, headers: Mapping[str, str]) -> str | None:
+        """Whose page sends a request that it may not send, in words; None if it may, or if it is no page.
+
+        Reading what is not under /v1/ costs nothing and tells a page of another site nothing, so links to it work.
+        """
+        if method in ("GET", "HEAD") and not path.startswith("/v1/"):
+            return None
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none").lower()
+        if origin is None:  # curl and SDKs; also images, links and scripts of a page, which are told by the site alone
+            return f"a page of another origin ({site})" if site not in ("none", "same-origin") else None
+        if origin.lower() in self.allowed or self._own(origin, headers.get("host", "")):
+            return None
+        return f"origin {origin}"
+
+    @staticmethod
+    def _own(origin: str, host: str) -> bool:
+        """Whether an origin is this service, at the host that was asked. A proxy may have ended its TLS."""
+        try:
+            page = urlsplit(origin)
+            asked = urlsplit(f"{page.scheme}://{host}")
+            default = _DEFAULT_PORTS.get(page.scheme)
+            return bool(page.hostname) and ((page.hostname, page.port or default)
+                                            == (asked.hostname, asked.port or default))
+        except ValueError:
+            return False
+
+
+def _origin(text: str) -> str:
+    """An origin as browsers send it. Raises ValueError for what is none, or everybody's."""
+    if text in ("*", "null"):
+        raise ValueError(f"{text} would let pages of any site in; name the origins")
+    parts = urlsplit(text)
+    if not parts.scheme or not parts.hostname or text != f"{parts.scheme}://{parts.netloc}" or "@" in parts.netloc:
+        raise ValueError("origins are scheme, host and port without a path, such as https://app.example.com")
+    return text.removesuffix(f":{_DEFAULT_PORTS.get(parts.scheme)}")

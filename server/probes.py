@@ -1,0 +1,56 @@
+"""Metrics and health on a port of their own (--metrics-port), beside the server that owns the signals."""
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from server import envelope, guard, logs, operations
+from server.origins import Hosts, Origins
+from server.service import Service
+
+# of every server of ours: the log is ours alone, and tells no queries; nor does an answer tell what made it
+UVICORN: dict[str, Any] = {"log_config": None, "log_level": "warning", "access_log": False, "server_header": False}
+
+
+class Probes(uvicorn.Server):
+    """Answers on its own port as long as the service runs, draining included."""
+
+    def __init__(self, service: Service) -> None:
+        """Takes the port at once. Raises OSError where it is not to be had."""
+        settings, metrics = service.settings, service.worker.metrics
+        assert settings.metrics_port is not None
+        app = FastAPI(openapi_url=None)
+        app.state.service = service
+        app.include_router(operations.probes)
+        envelope.install(app, metrics=metrics)
+        guard.install(app, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
+                      max_body=settings.max_upload, keys=None, metrics=metrics)
+        super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False,
+                                        **UVICORN))
+        self._form = settings.log_format
+        try:
+            self._socket = socket.create_server((settings.metrics_host, settings.metrics_port), backlog=128,
+                                                family=socket.AF_INET6 if ":" in settings.metrics_host
+                                                else socket.AF_INET)
+        except OSError as error:
+            raise OSError(f"--metrics-host and --metrics-port: {error}") from error
+        self._serving: asyncio.Task[None] | None = None
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
+
+    async def begin(self) -> None:
+        self._serving = asyncio.ensure_future(self.serve([self._socket]))
+        while not self.started and not self._serving.done():
+            await asyncio.sleep(0.01)
+        host, port = self._socket.getsockname()[:2]
+        logs.announce(f"LinPix serves metrics and health at http://{host}:{port}", self._form)
+
+    async def end(self) -> None:
+        self.should_exit = True
+        if self._serving is not None:
+            await self._serving

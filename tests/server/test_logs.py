@@ -1,0 +1,133 @@
+"""What a real server logged: an object a line, with what operators ask for and nothing of keys and pictures."""
+
+import base64
+import io
+import json
+import logging
+import re
+
+import pytest
+from fastapi.testclient import TestClient
+
+from server import logs
+from server.app import create_app
+from server.settings import Settings
+from tests.server.conftest import Process, eventually, serving
+from tests.server.test_images import occluded
+from tests.server.test_keys import bearer, line, private
+
+KEY, OTHER, PROMPT, QUERY, PATH = ("lpx_the-key-of-the-test", "lpx_a-key-of-nobody", "a prompt of somebody's",
+                                   "query-secret", "path-secret")
+
+
+def use(server: Process) -> tuple[list, list[str]]:
+    """Requests of many kinds; their answers, and what may not be in the log."""
+    with server.client(headers=bearer(KEY)) as client:
+        answers = [
+            client.post("/v1/images/generations", json={"prompt": PROMPT, "n": 2, "seed": 8172635}),
+            client.post("/v1/images/generations", json={"prompt": PROMPT, "n": 0}),
+            client.post("/v1/images/generations", json={"stream": True}),
+            client.post("/v1/images/generations", content=b"{" + PROMPT.encode(),
+                        headers={"content-type": "application/json"}),
+            client.post("/v1/images/edits", files={"image": ("picture-secret.png", occluded())},
+                        data={"prompt": PROMPT}),
+            client.post("/v1/images/edits", files={"image": ("picture-secret.png", b"x" + occluded())}),
+            client.get(f"/v1/models?api_key={QUERY}"),
+            client.get(f"/v1/models/{PATH}?api_key={QUERY}"),
+            client.get(f"/{PATH}?api_key={QUERY}"),
+            client.get("/v1/models", headers=bearer(OTHER)),
+            client.get("/", headers={"host": f"{PATH}.example"}),
+            client.post("/v1/images/generations", json={}, headers={"origin": f"https://{PATH}.example"}),
+            client.get("/healthz", headers={"cookie": QUERY}),
+        ]
+    assert [answer.status_code for answer in answers] == [200, 400, 200, 400, 200, 415, 200, 404, 404, 401, 403, 403,
+                                                          200]
+    picture = base64.b64encode(occluded()).decode()
+    images = re.findall(r'"b64_json":\s*"([^"]+)"', "".join(answer.text for answer in answers))
+    assert len(images) > 3
+    return answers, [KEY, OTHER, PROMPT, QUERY, PATH, "-secret", "8172635", picture[20:60],
+                     *(image[:40] for image in images), *(image[-40:] for image in images)]
+
+
+@pytest.fixture(params=["json", "text"])
+def logged(request, tiny, tmp_path) -> tuple[str, list, list[str], list[str]]:
+    """The form of a log, the answers of a server, what it printed, and what may not be in it."""
+    path = private(tmp_path / "keys", line("alice", KEY, "1000/s"))
+    with serving(tiny.parent, "--api-keys", str(path), "--log-format", request.param) as server:
+        answers, forbidden = use(server)
+        assert eventually(lambda: len(server.printed) > len(answers))
+        server.stop()
+        server._reader.join(30)
+    return request.param, answers, [text.rstrip("\n") for text in server.printed], forbidden
+
+
+def test_every_request_is_a_line_of_the_log_and_none_has_a_secret_or_a_picture_in_it(logged):
+    form, answers, printed, forbidden = logged
+    for text in printed:
+        for secret in forbidden:
+            assert secret not in text
+        assert not re.search(r"[A-Za-z0-9+/]{40}", text), text
+    for answer in answers:
+        assert sum(answer.headers["x-request-id"] in text for text in printed) == 1
+    if form == "text":
+        accesses = [text for text in printed if " INFO linpix.access " in text]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO linpix\.access "
+                            r"POST /v1/images/generations 200 request_id=[0-9a-f]{16} duration_s=[\d.e-]+ "
+                            r"client=alice model=tiny images=2", accesses[0])
+        assert len(accesses) == len(answers)
+        return
+    entries = [json.loads(text) for text in printed]
+    assert entries[0]["message"].startswith("LinPix serves tiny at http://127.0.0.1:")
+    entries = [entry for entry in entries if entry["logger"] == "linpix.access"]
+    assert len(entries) == len(answers)
+    for entry, answer in zip(entries, answers, strict=True):
+        assert entry["request_id"] == answer.headers["x-request-id"]
+        assert (entry["status"], entry["method"], entry["level"]) == (answer.status_code, answer.request.method, "info")
+        assert 0 < entry["duration_s"] < 60
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entry["time"])
+    generations, edits = "/v1/images/generations", "/v1/images/edits"
+    assert [(entry["route"], entry["client"], entry["model"], entry["images"]) for entry in entries] == [
+        (generations, "alice", "tiny", 2), (generations, "alice", None, None), (generations, "alice", "tiny", 1),
+        (generations, "alice", None, None), (edits, "alice", "tiny", 1), (edits, "alice", "tiny", 1),
+        ("/v1/models", "alice", None, None), ("/v1/models/{model}", "alice", None, None),
+        *[(None, "127.0.0.1", None, None)] * 4, ("/healthz", "127.0.0.1", None, None)]
+
+
+def test_a_client_is_not_believed_where_it_comes_from_unless_its_proxy_is_trusted(tiny):
+    for flags, client in (((), "127.0.0.1"), (("--trusted-proxies", "127.0.0.1"), "10.1.2.3")):
+        with serving(tiny.parent, "--log-format", "json", *flags) as server:
+            server.client().get("/healthz", headers={"x-forwarded-for": "10.1.2.3"})
+            assert eventually(lambda: len(server.printed) > 1)
+        assert json.loads(server.printed[1])["client"] == client
+
+
+def test_what_an_unexpected_exception_says_is_logged_without_keys_and_pictures(tiny):
+    app = create_app(Settings(checkpoints=tiny.parent))
+    picture = base64.b64encode(bytes(range(256))).decode()
+
+    @app.get("/v1/broken/{secret}")
+    async def broken(secret: str):
+        raise RuntimeError(f"Bearer {secret} of lpx_abc-def sent {picture}")
+
+    for form in ("text", "json"):
+        stream = io.StringIO()
+        handler = logging.StreamHandler(stream)
+        handler.setFormatter(logs.Formatter(form))
+        logging.getLogger("linpix").addHandler(handler)
+        try:
+            with TestClient(app, base_url="http://localhost") as client:
+                answer = client.get("/v1/broken/path-secret")
+        finally:
+            logging.getLogger("linpix").removeHandler(handler)
+        assert answer.status_code == 500
+        text = stream.getvalue()
+        assert "RuntimeError" in text and "in broken" in text
+        assert answer.headers["x-request-id"] in text
+        for secret in ("path-secret", "lpx_abc", picture[:60], picture[-60:]):
+            assert secret not in text
+        if form == "json":
+            [entry] = [json.loads(each) for each in text.splitlines()]
+            assert (entry["level"], entry["request_id"]) == ("error", answer.headers["x-request-id"])
+            assert "/v1/broken/{secret}" in entry["message"]
+        app = create_app(Settings(checkpoints=tiny.parent))
+        app.add_api_route("/v1/broken/{secret}", broken)
