@@ -3,12 +3,13 @@
 #   docker build --tag linpix .
 #   docker build --tag linpix:cuda --build-arg DEVICE=cuda .        then: docker run --gpus all ...
 #     (old versions of podman and buildah want --build-arg DEVICE=cpu spelled out as well)
-#   docker run --init --publish 127.0.0.1:8000:8000 linpix          also: docker run linpix doctor
+#   docker run --init --read-only --tmpfs /tmp --publish 127.0.0.1:8000:8000 linpix      also: docker run linpix doctor
 #
 # On x86 pip's own index has only CUDA builds of torch: gigabytes, though they serve on a CPU as well. For a small
 # image name an index of CPU builds with --build-arg TORCH_INDEX_URL=... INDEX_URL is where everything else comes from.
 
-ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+# an exact version; whoever has pulled and checked it may add the digest: PYTHON_IMAGE=python:...@sha256:...
+ARG PYTHON_IMAGE=python:3.11.15-slim-bookworm
 # has nvcc; of the CUDA major version that torch was built with (torch.version.cuda). DEVICE=cpu does not fetch it
 ARG CUDA_IMAGE=nvidia/cuda:13.0.3-devel-ubuntu24.04
 ARG DEVICE=cpu
@@ -54,7 +55,7 @@ RUN pip install --no-deps --no-build-isolation .
 COPY checkpoints /opt/linpix/checkpoints
 RUN chmod -R a+rX /opt/linpix
 
-# --- what runs ---
+# --- what runs: no compiler, nobody special, and nothing that it would write to but /tmp ---
 FROM ${PYTHON_IMAGE}
 RUN groupadd --gid 10001 linpix \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin linpix
@@ -62,6 +63,7 @@ COPY --from=build /opt/venv /opt/venv
 COPY --from=build /opt/linpix /opt/linpix
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
     OMP_WAIT_POLICY=PASSIVE \
     LINPIX_HOST=0.0.0.0 \
     LINPIX_PORT=8000 \
@@ -72,7 +74,7 @@ EXPOSE 8000
 
 # http.client, not urllib: it ignores the proxies of the environment
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import http.client, os, sys; there = http.client.HTTPConnection('127.0.0.1', int(os.environ['LINPIX_PORT']), timeout=4); there.request('GET', '/readyz'); sys.exit(there.getresponse().status != 200)"]
+    CMD ["python", "-c", "import http.client, os, sys; there = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('LINPIX_METRICS_PORT') or os.environ['LINPIX_PORT']), timeout=4); there.request('GET', '/readyz'); sys.exit(there.getresponse().status != 200)"]
 
 # no shell in between: SIGTERM reaches the server, which finishes what it has begun (LINPIX_DRAIN_TIMEOUT, 30 s)
 STOPSIGNAL SIGTERM

@@ -2,17 +2,22 @@
 
 import fnmatch
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+from server.origins import Hosts
 from server.settings import Settings
-from tests.server.conftest import ROOT
+from tests.server.conftest import ROOT, serving
+from tests.server.test_images import encode
 
 KNOWN = {"ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "RUN", "STOPSIGNAL", "USER",
          "WORKDIR"}
@@ -106,6 +111,21 @@ def test_torch_is_pinned_first_and_no_later_install_can_pull_another():
         assert ("ARG", f"{name}=") in INSTRUCTIONS, "empty means pip's default"
 
 
+def test_the_base_is_one_exact_version_and_the_last_stage_has_no_compiler_and_installs_nothing():
+    images = [rest.split("=", 1)[1] for word, rest in INSTRUCTIONS if word == "ARG" and "_IMAGE=" in rest]
+    assert len(images) == 2
+    for image in images:
+        assert re.search(r":\d+\.\d+\.\d+-[\w.-]+(@sha256:[0-9a-f]{64})?$", image), image
+    assert LAST_STAGE[0] == ("FROM", "${PYTHON_IMAGE}")
+    assert re.search(r"PYTHON_IMAGE=python:[\d.]+-slim-", f"PYTHON_IMAGE={images[0]}"), "the slim ones have no compiler"
+    commands = " ".join(rest for word, rest in LAST_STAGE if word == "RUN")
+    assert not re.search(r"apt|pip|gcc|g\+\+|build-essential|curl|wget", commands)
+    copied = [rest for word, rest in LAST_STAGE if word in ("COPY", "ADD")]
+    assert copied == ["--from=build /opt/venv /opt/venv", "--from=build /opt/linpix /opt/linpix"]
+    compiling = [index for index, (word, rest) in enumerate(INSTRUCTIONS) if word == "RUN" and "g++" in rest]
+    assert compiling and max(compiling) < len(INSTRUCTIONS) - len(LAST_STAGE)
+
+
 def test_the_server_runs_as_nobody_special_and_gets_its_signals_itself():
     last = dict(LAST_STAGE)
     assert last["USER"].split(":")[0].isdecimal()
@@ -129,12 +149,48 @@ def test_the_health_check_tells_a_ready_server_from_none(server, port):
     assert (asked.returncode == 0) == (port is None), asked.stderr
 
 
+def test_the_server_needs_nothing_to_write_to_but_its_scratch_folder(tiny, tmp_path):
+    """A real server in a mount namespace of its own, whose root is read-only, with a tmpfs as the image has /tmp."""
+    apart = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "sh", "-euc",
+             'mount -o remount,bind,ro / && mount -t tmpfs tmpfs "$0" && exec env HOME=/nowhere TMPDIR="$0" "$@"',
+             str(tmp_path)]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mount namespaces are not to be had here: unshare --mount, as root or in a user namespace")
+    big = np.random.default_rng(0).integers(0, 256, (1200, 1200, 3), np.uint8)  # over the megabyte that stays in memory
+    with serving(tiny.parent, before=apart) as server, server.client() as client:
+        mounts = {line.split()[1]: line.split()[3] for line in
+                  Path(f"/proc/{server.process.pid}/mounts").read_text().splitlines()}
+        assert mounts["/"].split(",")[0] == "ro"
+        assert "tmpfs" in Path(f"/proc/{server.process.pid}/mounts").read_text()
+        assert client.post("/v1/images/generations", json={"n": 2}).status_code == 200
+        upload = {"image": ("big.png", encode(big))}
+        assert client.post("/v1/images/edits", files=upload, data={"keep_rows": 4}).status_code == 200
+        for path in ("/", "/docs", "/openapi.json", "/metrics", "/readyz"):
+            assert client.get(path).status_code == 200
+
+
 # --- docker-compose.yml and deploy/ ---
 
 def test_every_port_is_published_on_this_machine_only():
     ports = {name: service["ports"] for name, service in SERVICES.items()}
     assert set(ports) == {"linpix", "prometheus", "grafana"}
     assert all(port.startswith("127.0.0.1:") for published in ports.values() for port in published)
+
+
+def test_the_stack_runs_the_server_on_a_root_file_system_that_it_cannot_write_to():
+    server = SERVICES["linpix"]
+    assert server["read_only"] is True
+    [scratch] = server["tmpfs"]
+    assert scratch.split(":")[0] == "/tmp"
+    assert {"noexec", "nosuid", "nodev"} <= set(scratch.split(":")[1].split(","))
+    assert server["cap_drop"] == ["ALL"]
+    assert server["security_opt"] == ["no-new-privileges:true"]
+    assert "user" not in server or server["user"] != "root"
+
+
+def test_every_setting_of_the_stack_is_one_of_the_server():
+    names = {name.removeprefix("LINPIX_").lower() for name in SERVICES["linpix"]["environment"]}
+    assert names <= set(Settings.model_fields)
 
 
 def test_every_mounted_file_is_there_and_every_volume_is_declared():
@@ -166,6 +222,8 @@ def test_prometheus_asks_the_port_that_the_server_listens_on():
     [job] = config["scrape_configs"]
     assert job["job_name"] == "linpix"
     assert job["static_configs"] == [{"targets": [f"linpix:{variables(dict(LAST_STAGE)['ENV'])['LINPIX_PORT']}"]}]
+    allowed = SERVICES["linpix"]["environment"]["LINPIX_ALLOWED_HOSTS"]
+    assert Hosts("0.0.0.0", allowed).accept(job["static_configs"][0]["targets"][0])
 
 
 def test_grafana_finds_the_data_source_and_the_dashboards():
