@@ -1,4 +1,4 @@
-# make venv | run | test | check | bench | sanitize | gpu-check: everything that the README's commands need.
+# make venv | run | test | check | audit | bench | sanitize | gpu-check: everything that the README's commands need.
 PYTHON ?= python3
 VENV   ?= .venv
 # The torch to install. On Linux the plain index has CUDA builds of several gigabytes; TORCH_INDEX_URL can name
@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv run test check bench sanitize gpu-check
+.PHONY: venv run test check audit bench sanitize gpu-check
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml setup.py $(wildcard csrc/*.* csrc/cuda/*.*)
@@ -32,6 +32,13 @@ test: venv
 check: venv
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive linpix.py model server setup.py training
+
+# Known vulnerabilities of what is installed. It asks a database on the network, so it is no part of check.
+audit: venv
+	test -x $(VENV)/audit/bin/pip-audit || { $(PYTHON) -m venv $(VENV)/audit && $(VENV)/audit/bin/pip install --quiet pip-audit; }
+	$(BIN)/pip freeze --exclude-editable | sed 's/+.*//' > $(VENV)/audit/installed.txt
+	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement $(VENV)/audit/installed.txt
 
 bench: venv
 	$(BIN)/python -m tests.benchmarks.decode

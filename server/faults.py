@@ -86,7 +86,7 @@ class Faults:
 
     def __init__(self, text: str) -> None:
         self._rules, seed = parse(text)
-        self._random = random.Random(seed)
+        self._random = random.Random(seed)  # nosec B311  # faults are to come again, not to be unforeseeable
         self._quanta = self._requests = 0
         self._due: list[Rule] = []         # in this quantum
         self._sick: set[Row] = set()       # rows that throw

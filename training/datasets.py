@@ -235,7 +235,7 @@ def _fetch(name: str, home: Path, mirrors: Sequence[str], check: Callable[[Path,
 
 def _download(url: str, target: Path) -> None:
     request = urllib.request.Request(url, headers={"User-Agent": "linpix"})
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer, target.open("wb") as file:
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer, target.open("wb") as file:  # nosec B310
         size, done = int(answer.headers.get("Content-Length") or 0), 0
         live = "\r" if sys.stderr.isatty() else ""
         print(f"downloading {url} to {target.parent} ({size / 1e6:.1f} MB)", end="" if live else "\n",
