@@ -177,7 +177,13 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
                         help="of the recurrent state on a GPU, or LINPIX_STATE; fp16 wants --defer")
     parser.add_argument("--defer", type=_number(int, 1, 64), default=os.environ.get("LINPIX_DEFER", "1"),
                         help="tokens that a GPU adds to the state together, or LINPIX_DEFER")
-    parser.add_argument("--out", required=True, help="folder for one PNG per image, or a .png name for a grid")
+    parser.add_argument("--out", required=True, help="folder for one PNG per image, X.png for a grid of them, or X.gif "
+                        "or X.webp for an animation of the grid as it is drawn")
+    parser.add_argument("--scale", type=_number(int, 1, 64), help="enlarge pictures so many times; absent: animations "
+                        "become up to 560 pixels wide, and others stay as they are")
+    parser.add_argument("--preview", choices=("auto", "always", "never"), default="auto",
+                        help="show the images on standard error as they grow; auto: on a terminal with colours, and "
+                        "without --json")
 
 
 def _train_flags(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import os
 import platform
 import secrets
 import sys
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,11 +24,10 @@ from model import checkpoint as checkpoints
 from model import ops
 from model.checkpoint import Checkpoint
 from model.cuda import StateFormat
-from model.generate import tile
 from model.philox import MAX_SEED
-from server import app, pictures, report
+from server import animation, app, pictures, report
 from server.backends import BACKENDS
-from server.batcher import Batcher
+from server.batcher import Batcher, Turn
 from server.compare import Comparison, ComparisonPlan
 from server.engine import ImageSpec, new_engine
 from server.errors import NotFinite
@@ -68,8 +68,13 @@ def complete(given: argparse.Namespace) -> None:
 
 
 def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher]:
-    _check_output(given.out)
+    """What cannot be written or shown is refused here, before the work."""
+    kind = _check_output(given.out)
+    given.colours = animation.colours_of(sys.stderr, "never" if given.json and given.preview == "auto"
+                                         else given.preview, os.environ)
     loaded = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
+    if kind in ("GIF", "WEBP"):
+        given.scale = animation.enlargement(given.count, loaded.net.config, given.scale)
     engine = new_engine(loaded, slots, given.engine, given.precision, device=given.device,
                         state=StateFormat(precision=given.state, defer=given.defer))
     return loaded, Batcher(engine, max_queue=given.count)
@@ -77,29 +82,40 @@ def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher
 
 def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher,
              specs: Sequence[ImageSpec], **facts: object) -> None:
-    config, seeds = checkpoint.net.config, [spec.seed for spec in specs]
-    files = [given.out] if _is_grid(given.out) else [str(Path(given.out) / f"{index:05}-{seed}.png")
-                                                     for index, seed in enumerate(seeds)]
-    with tqdm(total=len(specs), unit="image", disable=not sys.stderr.isatty()) as bar:
+    config, seeds, engine = checkpoint.net.config, [spec.seed for spec in specs], batcher.engine
+    kind, scale = _kind(given.out), given.scale or 1
+    files = [given.out] if kind else [str(Path(given.out) / f"{index:05}-{seed}.png")
+                                      for index, seed in enumerate(seeds)]
+    with animation.Progress(specs, config, sys.stderr, colours=given.colours,
+                            frames=animation.MOST_FRAMES if kind in ("GIF", "WEBP") else 1) as progress:
 
         def done(index: int, image: NDArray[np.uint8]) -> None:
-            if not _is_grid(given.out):  # at once: an interruption then loses only what is not finished
-                _write(files[index], pictures.png(image, config))
-            bar.update()
+            if not kind:  # at once: an interruption then loses only what is not finished
+                _write(files[index], pictures.png(image, config, scale))
+            progress.done(index, image)
 
-        produced = produce(batcher, specs, done)
-    if _is_grid(given.out):
+        produced = produce(batcher, specs, done, lambda turn: progress.turned(turn, engine.image))
+    text = given.out
+    if kind:
+        images = np.stack(produced.images)
+    if kind == "PNG":
+        sheet = animation.grid(images, config).repeat(scale, axis=0).repeat(scale, axis=1)
         buffer = io.BytesIO()
-        Image.fromarray(tile(np.stack(produced.images), config)).save(buffer, "PNG")
+        Image.fromarray(sheet).save(buffer, "PNG")
         _write(given.out, buffer.getvalue())
-    engine = batcher.engine
+    elif kind:
+        moments = progress.film.moments
+        frames = [animation.grid(images, config, rows=rows, known=specs[0].known) for rows in moments]
+        _write(given.out, animation.animate(frames, kind, scale))
+        facts["frames"] = len(frames)
+        text += f" ({len(frames)} frames)"
     result = {"images": len(specs), "seconds": produced.seconds, "images_per_second": len(specs) / produced.seconds,
               "engine": engine.name, "precision": engine.precision, "device": engine.device,
               "state": engine.state_format, "model": checkpoint.name,
               "checkpoint": checkpoint.digest, "seeds": seeds, "files": files, **facts}
     _say(given, result, f"{len(specs)} images in {produced.seconds:.2f} s "
                            f"({len(specs) / produced.seconds:.2f} images/s, {engine.name} engine, "
-                           f"{engine.precision}), seeds from {specs[0].seed}, written to {given.out}")
+                           f"{engine.precision}), seeds from {specs[0].seed}, written to {text}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +125,11 @@ class Produced:
 
 
 def produce(batcher: Batcher, specs: Sequence[ImageSpec],
-            done: Callable[[int, NDArray[np.uint8]], object] = lambda index, image: None) -> Produced:
-    """Make one image per spec, as many at a time as there are slots. done hears of each as it is finished.
+            done: Callable[[int, NDArray[np.uint8]], object] = lambda index, image: None,
+            turned: Callable[[Turn], object] = lambda turn: None) -> Produced:
+    """Make one image per spec, as many at a time as there are slots.
 
+    done hears of each as it is finished, and turned of each turn after that, before another takes a slot.
     Specs may differ in seed and temperature only.
     """
     request = "bulk"
@@ -131,24 +149,37 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
         for row in turn.finished:
             images[row.index] = batcher.engine.image(row.slot)
             done(row.index, images[row.index])
+        turned(turn)
     return Produced([images[index] for index in range(len(specs))], seconds)
 
 
-def _is_grid(out: str) -> bool:
-    return Path(out).suffix.lower() == ".png" and not out.endswith("/")
+_KINDS: dict[str, Literal["PNG", "GIF", "WEBP"]] = {".png": "PNG", ".gif": "GIF", ".webp": "WEBP"}
 
 
-def _check_output(out: str) -> None:
-    """Refuse before the work, not after it, what cannot be written."""
-    path = Path(out)
-    if _is_grid(out):
+def _kind(out: str) -> Literal["PNG", "GIF", "WEBP"] | None:
+    """What --out names: one file of that kind, or a folder."""
+    return None if out.endswith("/") else _KINDS.get(Path(out).suffix.lower())
+
+
+def _check_output(out: str) -> Literal["PNG", "GIF", "WEBP"] | None:
+    """Refuse before the work, not after it, what cannot be written; returns its kind."""
+    path, kind = Path(out), _kind(out)
+    possible = "NAME.png for a grid, NAME.gif or NAME.webp for an animation of it"
+    if kind:
         if path.is_dir() or not path.parent.is_dir():
             raise ValueError(f"--out {out}: {'is a folder' if path.is_dir() else 'its folder does not exist'}; "
-                             "give a new folder, or a .png file in an existing one")
+                             f"give a new folder for one PNG per image, or in an existing one {possible}")
+        Image.init()
+        if kind not in Image.SAVE_ALL:
+            raise ValueError(f"--out {out}: this Pillow was built without {kind}; give NAME.gif, or install another")
     elif path.is_file():
-        raise ValueError(f"--out {out} is a file; give a folder for one PNG per image, or a .png name for a grid")
+        raise ValueError(f"--out {out} is a file; give a folder for one PNG per image, or {possible}")
+    elif path.suffix[1:2].isalpha() and not path.is_dir() and not out.endswith("/"):
+        raise ValueError(f"--out {out}: nothing is written as {path.suffix}; give {possible}, or a folder, "
+                         f"{out}/, for one PNG per image")
     else:
         path.mkdir(parents=True, exist_ok=True)
+    return kind
 
 
 def _write(file: str, content: bytes) -> None:
