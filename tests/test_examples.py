@@ -1,0 +1,148 @@
+"""Every file of examples/, run as a reader would run it, against a server of the shipped mnist-small."""
+
+import base64
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.server.conftest import ROOT, serving
+from tests.server.test_openai import OLD_CLIENT
+from tests.test_linpix import pixels
+
+FOLDER = ROOT / "examples"
+NODE_MODULES = Path(sys.prefix) / "node_modules"  # where `make test` puts the openai package of npm
+TOURS = {"curl.sh": "bash", "http_python.py": sys.executable, "openai_python.py": sys.executable,
+         "openai_node.mjs": "node"}
+CLIENTS = [*TOURS, "openai_python.py, openai 1.x"]
+PARTIAL_ROWS = (5, 11, 16, 22)  # of 28: four partial images, evenly spread
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving(ROOT / "checkpoints", "--models", "mnist-small") as process:
+        yield process
+
+
+def run(client: str, folder: Path, url: str, key: str = "none") -> subprocess.CompletedProcess[str]:
+    """Run a client of CLIENTS in a folder; skips where what it needs is not there."""
+    name = client.split(",")[0]
+    program, script = shutil.which(TOURS.get(name, sys.executable)), FOLDER / name
+    environment = os.environ | {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key}
+    if client == "openai_python.py, openai 1.x":
+        if not OLD_CLIENT.is_dir():
+            pytest.skip(f"openai 1.x is not at {OLD_CLIENT}; make venv installs it there")
+        environment["PYTHONPATH"] = str(OLD_CLIENT)
+    if name.endswith(".sh") and (program is None or shutil.which("curl") is None):
+        pytest.skip("bash and curl are not both on the PATH")
+    if name.endswith(".mjs"):
+        if program is None or not (NODE_MODULES / "openai").is_dir():
+            pytest.skip(f"node is not on the PATH, or npm's openai not in {NODE_MODULES}; where npm is, make test puts "
+                        "it there")
+        script = shutil.copy(script, folder)  # node looks for modules from where a file is
+        (folder / "node_modules").symlink_to(NODE_MODULES)
+    return subprocess.run([str(program), str(script)], cwd=folder, env=environment, capture_output=True, text=True,
+                          timeout=600, check=False)
+
+
+def test_every_example_is_run_here():
+    assert {path.name for path in FOLDER.iterdir()} - {"README.md", "digits.gif"} == {*TOURS, "quickstart.py"}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_an_example_draws_streams_and_completes(client, server, tmp_path):
+    ended = run(client, tmp_path, server.url)
+    assert ended.returncode == 0, ended.stderr
+    pictures = {path.name: pixels(path) for path in tmp_path.glob("*.png")}
+    assert pictures.keys() == {"drawn.png", "completed.png", *(f"streamed-{number}.png" for number in range(5))}
+    for picture in pictures.values():
+        assert picture.shape == (280, 280)
+        assert np.array_equal(picture, picture[::10, ::10].repeat(10, axis=0).repeat(10, axis=1))
+    drawn, completed, whole = (pictures[f"{name}.png"] for name in ("drawn", "completed", "streamed-4"))
+    assert drawn.max() > 200 and whole.max() > 200 and not np.array_equal(drawn, whole)
+    for number, rows in enumerate(PARTIAL_ROWS):
+        partial = pictures[f"streamed-{number}.png"]
+        assert np.array_equal(partial[:10 * rows], whole[:10 * rows]) and not partial[10 * rows:].any()
+    assert np.array_equal(completed[:140], drawn[:140]) and not np.array_equal(completed, drawn)
+    assert completed[140:].any()
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A server that wants another key."""
+
+    def do_POST(self) -> None:
+        self.server.keys.append(self.headers["authorization"])
+        self.rfile.read(int(self.headers["content-length"]))
+        answer = json.dumps({"error": {"message": "wrong key", "type": "authentication_error", "param": None,
+                                       "code": "invalid_api_key"}}).encode()
+        self.send_response(401)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_) -> None:
+        pass
+
+
+@pytest.mark.parametrize("client", [*CLIENTS, "quickstart.py"])
+def test_an_example_sends_the_key_and_fails_when_it_is_refused(client, tmp_path):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as refusing:
+        refusing.keys = []
+        threading.Thread(target=refusing.serve_forever, daemon=True).start()
+        ended = run(client, tmp_path, f"http://127.0.0.1:{refusing.server_port}", "a-key")
+        refusing.shutdown()
+    assert ended.returncode != 0
+    assert refusing.keys == ["Bearer a-key"]
+    assert "401" in ended.stderr
+
+
+# --- the quickstart ---
+
+def panels(grid: np.ndarray) -> list[np.ndarray]:
+    assert grid.shape == (448, 448)
+    return [grid[top:top + 112, left:left + 112] for top in range(0, 448, 112) for left in range(0, 448, 112)]
+
+
+def test_the_quickstart_writes_a_grid_of_sixteen_digits(server, tmp_path):
+    ended = run("quickstart.py", tmp_path, server.url)
+    assert ended.returncode == 0, ended.stderr
+    digits = panels(pixels(tmp_path / "quickstart.png"))
+    assert all(digit.max() > 200 for digit in digits)
+    assert len({digit.tobytes() for digit in digits}) == 16
+
+
+def test_the_quickstart_has_ten_lines():
+    source = (FOLDER / "quickstart.py").read_text().split('"""', 2)[2]
+    assert len([line for line in source.splitlines() if line.strip()]) <= 10
+
+
+CELL = """
+import base64, sys
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+cell = shell.run_cell(open(sys.argv[1]).read())
+cell.raise_error()
+shown, _ = shell.displayhook.compute_format_data(cell.result)
+picture = shown["image/png"]
+print(picture if isinstance(picture, str) else base64.b64encode(picture).decode())
+"""
+
+
+def test_the_quickstart_shows_its_grid_as_the_output_of_a_notebooks_cell(server, tmp_path):
+    environment = os.environ | {"OPENAI_BASE_URL": f"{server.url}/v1", "IPYTHONDIR": str(tmp_path / "ipython")}
+    ended = subprocess.run([sys.executable, "-c", CELL, str(FOLDER / "quickstart.py")], cwd=tmp_path, env=environment,
+                           capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stderr
+    with Image.open(io.BytesIO(base64.b64decode(ended.stdout.splitlines()[-1]))) as shown:
+        assert np.array_equal(np.asarray(shown), pixels(tmp_path / "quickstart.png"))
