@@ -55,29 +55,13 @@ def load(folder: Path | str) -> Transformer:
 
 def read(folder: Path) -> Checkpoint:
     """Read and verify a checkpoint folder. Raises CheckpointError, naming what is wrong and the cure."""
-    if not folder.is_dir():
-        left = [str(path) for path in _beside(folder) if path.is_dir()]
-        cure = f"; an interrupted save left {' and '.join(left)}: rename the first that loads" if left else ""
-        raise CheckpointError(f"{folder} is not a checkpoint folder: no such directory{cure}")
-    sums = _verified_sums(folder)
-    try:
-        fields = json.loads((folder / "config.json").read_text())
-        if fields.get("format_version") != FORMAT_VERSION:
-            raise ValueError(f"format_version must be {FORMAT_VERSION}, got {fields.get('format_version')!r}; "
-                             "read it with the LinPix release that wrote it")
-        config = ModelConfig.from_json(fields["architecture"])
-        provenance = dict(fields["provenance"])
-        class_names = tuple(map(str, provenance.get("class_names") or range(config.classes)))
-    except KeyError as error:
-        raise CheckpointError(f"{folder / 'config.json'} lacks {error}; "
-                              "restore it from where the checkpoint came from") from error
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
+    digest, files = _verified(folder)
+    config, provenance, class_names = _description(folder, files["config.json"])
     tensors: dict[str, Tensor] = {}
-    for name in sorted(sums):
+    for name in sorted(files):
         if name.endswith(".safetensors"):
             try:
-                shard = safetensors.torch.load_file(folder / name)
+                shard = safetensors.torch.load(files[name])
             except SafetensorError as error:
                 raise CheckpointError(f"{folder / name} is not a safetensors file ({error}); "
                                       "restore it from where the checkpoint came from") from error
@@ -88,33 +72,74 @@ def read(folder: Path) -> Checkpoint:
     net = Transformer(config)
     _check_tensors(folder, net.state_dict(), tensors)
     net.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
-    digest = hashlib.sha256((folder / "SHA256SUMS").read_bytes()).hexdigest()
     return Checkpoint(folder.resolve().name, net.eval().requires_grad_(False), provenance, digest, class_names,
                       folder.resolve())
 
 
-def _verified_sums(folder: Path) -> dict[str, str]:
+def digest_of(folder: Path) -> str:
+    """The digest that `read` would give, every file verified but no tensor looked at. Raises CheckpointError."""
+    return _verified(folder)[0]
+
+
+def config_of(folder: Path) -> ModelConfig:
+    """The architecture that config.json describes; nothing else is read or verified. Raises CheckpointError."""
     try:
-        lines = (folder / "SHA256SUMS").read_text().splitlines()
-        sums = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+        return _description(folder, (folder / "config.json").read_bytes())[0]
+    except OSError as error:
+        raise CheckpointError(f"{folder / 'config.json'} cannot be read ({error}); "
+                              "restore it from where the checkpoint came from") from error
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """What a save that is under way, or was interrupted, has beside this folder."""
+    return [path for path in _beside(folder) if path.is_dir()]
+
+
+def _description(folder: Path, config_json: bytes) -> tuple[ModelConfig, dict[str, Any], tuple[str, ...]]:
+    """Architecture, provenance and class names."""
+    try:
+        fields = json.loads(config_json)
+        if fields.get("format_version") != FORMAT_VERSION:
+            raise ValueError(f"format_version must be {FORMAT_VERSION}, got {fields.get('format_version')!r}; "
+                             "read it with the LinPix release that wrote it")
+        config = ModelConfig.from_json(fields["architecture"])
+        provenance = dict(fields["provenance"])
+        return config, provenance, tuple(map(str, provenance.get("class_names") or range(config.classes)))
+    except KeyError as error:
+        raise CheckpointError(f"{folder / 'config.json'} lacks {error}; "
+                              "restore it from where the checkpoint came from") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
+
+
+def _verified(folder: Path) -> tuple[str, dict[str, bytes]]:
+    """The digest, and the content of every file that SHA256SUMS lists: what is used is what was verified."""
+    if not folder.is_dir():
+        left = [str(path) for path in unfinished(folder)]
+        cure = f"; an interrupted save left {' and '.join(left)}: rename the first that loads" if left else ""
+        raise CheckpointError(f"{folder} is not a checkpoint folder: no such directory{cure}")
+    try:
+        listing = (folder / "SHA256SUMS").read_bytes()
+        sums = {name: digest for digest, name in (line.split("  ", 1) for line in listing.decode().splitlines())}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder / 'SHA256SUMS'} is missing or unreadable ({error}); "
                               "restore it from where the checkpoint came from") from error
     for name in ("config.json", "*.safetensors"):
         if not any(Path(listed).match(name) for listed in sums):
             raise CheckpointError(f"{folder / 'SHA256SUMS'} lists no {name}; it lists {sorted(sums)}")
+    files: dict[str, bytes] = {}
     for name, expected in sums.items():
         if Path(name).name != name:
             raise CheckpointError(f"{folder / 'SHA256SUMS'} lists {name!r}, which is not a file name")
         try:
-            got = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            files[name] = (folder / name).read_bytes()
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             raise CheckpointError(f"{folder / name} is listed in SHA256SUMS but cannot be read ({error}); "
                                   "restore it from where the checkpoint came from") from error
-        if got != expected:
+        if (got := hashlib.sha256(files[name]).hexdigest()) != expected:
             raise CheckpointError(f"{folder / name} has SHA-256 {got[:16]}..., but SHA256SUMS says "
                                   f"{expected[:16]}...; restore it from where the checkpoint came from")
-    return sums
+    return hashlib.sha256(listing).hexdigest(), files
 
 
 def _check_tensors(folder: Path, expected: dict[str, Tensor], got: dict[str, Tensor]) -> None:
