@@ -1,6 +1,6 @@
 """The transformer: one set of weights, run over a whole image at once or one sub-pixel a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any
 
@@ -96,6 +96,14 @@ def _learning(*modules: nn.Module) -> tuple[Tensor, ...]:
     return tuple(p for module in modules for p in module.parameters() if p.requires_grad)
 
 
+def _run_reversibly(layers: Iterable[nn.Module], x: Tensor, attend: Attend, *, compiled: bool) -> Tensor:
+    residuals: list[reversible.Residual] = []
+    for index, layer in enumerate(layers):
+        assert isinstance(layer, Layer)
+        residuals += layer.residuals(index, attend, compiled=compiled)
+    return reversible.run(residuals, x)
+
+
 class Transformer(nn.Module):
     """An autoregressive model of images: the distribution of each sub-pixel given all earlier ones."""
 
@@ -108,6 +116,9 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(config.d_model)
         self.head = nn.Linear(config.d_model, 3 * config.mixtures)
         self.multiplications = sum(p.numel() for p in self.layers.parameters())  # of one token, about
+        # what undoes a stack cannot be traced, but the functions in it can be compiled; who has no use for it need not
+        # wait for the compiler, whose import takes as long as all the rest of torch
+        self._reversibly = torch.compiler.disable(_run_reversibly) if config.residual == "reversible" else None
 
     @property
     def device(self) -> torch.device:
@@ -125,19 +136,11 @@ class Transformer(nn.Module):
 
     def _run(self, x: Tensor, attend: Attend) -> Tensor:
         x = self.begin(x)
-        if self.config.residual == "reversible" and torch.is_grad_enabled():
-            return self.end(self._run_reversibly(x, attend, compiled=torch.compiler.is_compiling()))
+        if self._reversibly is not None and torch.is_grad_enabled():
+            return self.end(self._reversibly(self.layers, x, attend, compiled=torch.compiler.is_compiling()))
         for index, layer in enumerate(self.layers):
             x = layer(x, index, attend)
         return self.end(x)
-
-    @torch.compiler.disable  # what undoes a stack cannot be traced, but the functions in it can be compiled
-    def _run_reversibly(self, x: Tensor, attend: Attend, *, compiled: bool) -> Tensor:
-        residuals: list[reversible.Residual] = []
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, Layer)
-            residuals += layer.residuals(index, attend, compiled=compiled)
-        return reversible.run(residuals, x)
 
     def start_index(self, label: int | None) -> int:
         """What stands before sub-pixel 0: the unconditional start, or the start of class `label`."""

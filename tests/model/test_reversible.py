@@ -36,12 +36,12 @@ def loss_of(net: Transformer, *, bf16: bool = False, count: int = 2) -> Tensor:
 
 def store_activations(net: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let autograd keep what the layers compute: the definition of a gradient."""
-    def run(x: Tensor, attend, *, compiled: bool) -> Tensor:
-        for index, layer in enumerate(net.layers):
+    def run(layers, x: Tensor, attend, *, compiled: bool) -> Tensor:
+        for index, layer in enumerate(layers):
             x = layer(x, index, attend)
         return x
 
-    monkeypatch.setattr(net, "_run_reversibly", run)
+    monkeypatch.setattr(net, "_reversibly", run)
 
 
 def gradients(net: Transformer, **how) -> dict[str, Tensor]:
