@@ -176,7 +176,8 @@ class GpuPool:
                 self._advance(rows)  # once before it is recorded, for what is made at first use; no row has a step left
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
+                # thread_local: a model may be loaded, and recorded, while another one decodes
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     self._advance(rows)
                 rows.graph = graph
             self._rows[bucket] = rows

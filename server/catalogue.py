@@ -1,8 +1,11 @@
-"""Which models are served: checkpoints found, read, and given slots."""
+"""Which models are served: checkpoints found, read, and given slots; and read again when they have changed."""
 
+import asyncio
+import logging
 from pathlib import Path
 
 from model import checkpoint
+from model.attention import attention_for
 from model.checkpoint import Checkpoint, CheckpointError
 from model.cuda import StateFormat
 from model.packing import choose
@@ -11,27 +14,113 @@ from server.batcher import Batcher
 from server.engine import new_engine
 from server.faults import Faults
 from server.settings import Settings
+from server.worker import Worker
 
+logger = logging.getLogger("linpix")
 _FIRST = ("mnist", "mnist-small")  # the default model, where they exist
 
 
-def batchers(settings: Settings, faults: Faults | None = None) -> dict[str, Batcher]:
-    """A batcher per model, the default one first. Raises CheckpointError or ValueError with the cure."""
-    found: dict[str, Batcher] = {}
-    form = StateFormat(precision=settings.state, defer=settings.defer)
-    for folder in folders(settings):
-        loaded = checkpoint.read(folder)
-        if loaded.name in found:
-            raise CheckpointError(f"two models are called {loaded.name}; rename one of their folders")
-        if not loaded.net.attention.steps_as:
-            if settings.models:
-                raise ValueError(f"{loaded.name} has {loaded.net.config.attention} attention, which draws no images; "
+class Catalogue:
+    """The checkpoints that the settings name, as batchers."""
+
+    def __init__(self, settings: Settings, faults: Faults | None = None) -> None:
+        self._settings, self._faults = settings, faults
+
+    def read(self) -> dict[str, Batcher]:
+        """A batcher per model, the default one first. Raises CheckpointError or ValueError with the cure."""
+        found: dict[str, Batcher] = {}
+        for folder in self._folders():
+            if (name := folder.resolve().name) in found:
+                raise CheckpointError(f"two models are called {name}; rename one of their folders")
+            if (batcher := self._batcher(folder)) is not None:
+                found[name] = batcher
+        if not found:
+            raise CheckpointError(f"{checkpoint.root(self._settings.checkpoints)} holds no checkpoint that draws "
+                                  "images; name another folder with --checkpoints, or make one with linpix train")
+        return found
+
+    async def reload(self, worker: Worker) -> None:
+        """Have the worker serve what the folders hold now, told by digest. On its event loop, but for the reading.
+
+        A checkpoint is read beside what is served, and takes its place when it is whole. One that cannot be served is
+        refused: what was served under its name goes on.
+        """
+        try:
+            folders = await asyncio.to_thread(self._present)
+        except (OSError, ValueError) as error:
+            self._refuse(worker, f"all that is served stays: {error}")
+            return
+        for name, folder in folders.items():
+            served = worker.batchers.get(name)
+            try:
+                fresh = await asyncio.to_thread(self._changed, folder, served)
+            except Exception as error:
+                known = isinstance(error, (OSError, ValueError))
+                self._refuse(worker, f"{name}: {error}" + ("; the one loaded before stays" if served else ""),
+                             exc_info=not known)
+                continue
+            if worker.draining or worker.gone:
+                return
+            if fresh is None:
+                worker.metrics.reloads.labels("unchanged").inc()
+            else:
+                self._put(worker, name, fresh, list(folders))
+        self._remove(worker, [name for name in worker.batchers if name not in folders])
+
+    def _put(self, worker: Worker, name: str, fresh: Batcher, order: list[str]) -> None:
+        outcome = "replaced" if name in worker.batchers else "added"
+        serving = worker.batchers | {name: fresh}
+        worker.serve({model: serving[model] for model in [*order, *serving] if model in serving})
+        logger.warning("SIGHUP: %s is %s: checkpoint %s", name, outcome, fresh.engine.checkpoint.digest[:16])
+        worker.metrics.reloads.labels(outcome).inc()
+
+    def _remove(self, worker: Worker, gone: list[str]) -> None:
+        none_left = len(gone) == len(worker.batchers)
+        for name in gone:
+            folder = worker.batchers[name].engine.checkpoint.folder
+            if left := [path for path in (folder, *checkpoint.unfinished(folder)) if path.is_dir()]:
+                self._refuse(worker, f"{name} stays: {folder} has no config.json, but {left[0]} is there, so it is "
+                                     "being written, or that was interrupted; when it is whole, send SIGHUP again")
+            elif none_left:
+                self._refuse(worker, f"{name} stays: {folder} is not there, but no model would be left; put a "
+                                     f"checkpoint that loads into {folder.parent}, and send SIGHUP again")
+            else:
+                worker.serve({other: batcher for other, batcher in worker.batchers.items() if other != name})
+                logger.warning("SIGHUP: %s is removed", name)
+                worker.metrics.reloads.labels("removed").inc()
+
+    def _refuse(self, worker: Worker, why: str, *, exc_info: bool = False) -> None:
+        logger.error("SIGHUP: refused: %s", why, exc_info=exc_info)
+        worker.metrics.reloads.labels("refused").inc()
+
+    def _present(self) -> dict[str, Path]:
+        """Folders by model, the default one first; those named by --models that are not there are left out."""
+        found: dict[str, Path] = {}
+        for folder in self._folders(missing=True):
+            if (other := found.setdefault(folder.resolve().name, folder)) != folder:
+                logger.error("SIGHUP: %s is left out: %s has the same name; rename one of them", folder, other)
+        return found
+
+    def _changed(self, folder: Path, served: Batcher | None) -> Batcher | None:
+        """The model of a folder, or None if it is the one served. Raises ValueError with the cure."""
+        if served is not None and checkpoint.digest_of(folder) == served.engine.checkpoint.digest:
+            return None
+        return self._batcher(folder, required=served is not None)
+
+    def _batcher(self, folder: Path, *, required: bool = False) -> Batcher | None:
+        """The model of a folder; None for attention that draws no images, unless it is required or named."""
+        settings, config = self._settings, checkpoint.config_of(folder)
+        if not attention_for(config).steps_as:
+            if settings.models or required:
+                raise ValueError(f"{folder.resolve().name} has {config.attention} attention, which draws no images; "
                                  "leave it out of --models")
-            continue
+            return None
+        loaded = checkpoint.read(folder)
         linear = loaded.net.config.attention == "linear"
         slots = settings.slots if linear else min(settings.slots, settings.softmax_slots)
         # softmax has no compiled engine: what is asked for is meant for the linear models beside it
         wanted = (settings.engine, settings.precision) if linear else ("auto", "auto")
+        form = StateFormat(precision=settings.state, defer=settings.defer)
         device, state = (settings.device, form) if linear else ("cpu", None)
         try:
             chosen = choose(loaded.net.config, *wanted, device)
@@ -40,11 +129,29 @@ def batchers(settings: Settings, faults: Faults | None = None) -> dict[str, Batc
             engine = new_engine(loaded, slots, *wanted, device=device, state=state, poison=settings.poison)
         except ValueError as error:
             raise ValueError(f"{loaded.name}: {error}; or leave the model out with --models") from error
-        found[loaded.name] = Batcher(engine, settings.max_queue, faults)
-    if not found:
-        raise CheckpointError(f"{checkpoint.root(settings.checkpoints)} holds no checkpoint that draws images; name "
-                              "another folder with --checkpoints, or make one with linpix train")
-    return found
+        return Batcher(engine, settings.max_queue, self._faults)
+
+    def _folders(self, *, missing: bool = False) -> list[Path]:
+        """missing: whether a model that is named may be missing, and there may be none."""
+        settings = self._settings
+        if settings.models:
+            named = [name.strip() for name in settings.models.split(",")]
+            return [folder for name in named if (folder := self._find(name, missing=missing)) is not None]
+        root = checkpoint.root(settings.checkpoints)
+        found = checkpoint.folders(root)
+        if not found and not missing:
+            raise CheckpointError(f"{root} holds no checkpoint; name another folder with --checkpoints, "
+                                  "or make one with linpix train")
+        return sorted(found, key=lambda folder: (_FIRST.index(folder.name) if folder.name in _FIRST else 9,
+                                                 folder.name))
+
+    def _find(self, name: str, *, missing: bool) -> Path | None:
+        try:
+            return checkpoint.find(name, self._settings.checkpoints)
+        except CheckpointError:
+            if missing:
+                return None
+            raise
 
 
 def _check_memory(source: Checkpoint, slots: int, *, shadowed: bool) -> None:
@@ -54,15 +161,3 @@ def _check_memory(source: Checkpoint, slots: int, *, shadowed: bool) -> None:
     if needed > free:
         flag = "--softmax-slots" if attention.steps_as == "stateful-softmax" else "--slots"
         raise ValueError(f"{slots} slots take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free; lower {flag}")
-
-
-def folders(settings: Settings) -> list[Path]:
-    if settings.models:
-        return [checkpoint.find(name.strip(), settings.checkpoints) for name in settings.models.split(",")]
-    root = checkpoint.root(settings.checkpoints)
-    found = checkpoint.folders(root)
-    if not found:
-        raise CheckpointError(f"{root} holds no checkpoint; name another folder with --checkpoints, "
-                              "or make one with linpix train")
-    return sorted(found, key=lambda folder: (_FIRST.index(folder.name) if folder.name in _FIRST else 9, folder.name))
-

@@ -4,8 +4,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from server.errors import InvalidRequest, ServiceError, UnsupportedMedia
 from server.metrics import Metrics
@@ -68,12 +69,14 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
             message = f"{param or 'the body'}: {first['msg'][:1].lower()}{first['msg'][1:]}, got {got}"
         return await service_error(request, InvalidRequest(message, param=param))
 
-    async def http_error(request: Request, error: Exception) -> JSONResponse:
+    async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         cause: BaseException | None = error
         while cause is not None:  # FastAPI wraps what goes wrong while it reads a body
             if isinstance(cause, ServiceError):
                 return await service_error(request, cause)
+            if isinstance(cause, ClientDisconnect):
+                return Response(status_code=499)  # nobody reads it: the client left before its upload was whole
             cause = cause.__cause__
         message = str(error.detail)
         if error.status_code == 404:

@@ -4,6 +4,7 @@ Record is outermost: it gives ids, security headers and a line of the log to eve
 refuses foreign hosts and pages. Door asks for keys where there are any, and counts bodies as they arrive.
 """
 
+import asyncio
 import base64
 import hashlib
 import logging
@@ -19,7 +20,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.envelope import response_of
-from server.errors import ForeignHost, ForeignOrigin, RateLimited, ServiceError, TooLarge, Unauthorized
+from server.errors import Draining, ForeignHost, ForeignOrigin, RateLimited, ServiceError, TooLarge, Unauthorized
 from server.keys import Keys
 from server.logs import REQUEST_ID, access
 from server.metrics import Metrics
@@ -54,6 +55,31 @@ SECURITY_HEADERS = {
 }
 
 
+class Intake:
+    """Bodies on their way in. Once closed, those that are not whole end with Draining: nothing would come of them."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._waiting: set[asyncio.Timeout] = set()
+
+    def close(self) -> None:
+        self.closed = True
+        for part in self._waiting:
+            part.reschedule(0.0)  # long past: now
+
+    async def next(self, receive: Receive) -> Message:
+        """The next part of a body. Raises Draining."""
+        try:
+            async with asyncio.timeout_at(0.0 if self.closed else None) as part:
+                self._waiting.add(part)
+                try:
+                    return await receive()
+                finally:
+                    self._waiting.discard(part)
+        except TimeoutError:
+            raise Draining() from None
+
+
 class Record:
     """Request ids, security headers, a 500 for what nobody expected, and a line of the log for every request.
 
@@ -61,8 +87,8 @@ class Record:
     routes may set `model` and `images` there, to be logged.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, *, intake: Intake) -> None:
+        self.app, self.intake = app, intake
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,6 +109,8 @@ class Record:
                 headers["x-request-id"] = request_id
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
+                if self.intake.closed:
+                    headers["connection"] = "close"  # so that nobody sends a request into the end of the process
             await send(message)
 
         try:
@@ -138,8 +166,8 @@ class Gate:
 class Door:
     """Asks for a key at /v1/, counts its requests, and refuses bodies that are too large as they arrive."""
 
-    def __init__(self, app: ASGIApp, *, max_body: int, keys: Keys | None, metrics: Metrics) -> None:
-        self.app, self.max_body, self.keys, self.metrics = app, max_body, keys, metrics
+    def __init__(self, app: ASGIApp, *, max_body: int, keys: Keys | None, metrics: Metrics, intake: Intake) -> None:
+        self.app, self.max_body, self.keys, self.metrics, self.intake = app, max_body, keys, metrics, intake
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -177,11 +205,18 @@ class Door:
         return TooLarge(f"the body holds {size:,} bytes or more; at most {self.max_body:,} are allowed")
 
     def _counted(self, receive: Receive) -> Callable[[], Awaitable[Message]]:
-        received = 0
+        received, whole = 0, False
 
         async def counted() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, whole
+            if whole:  # what still comes is the end of the connection
+                return await receive()
+            try:
+                message = await self.intake.next(receive)
+            except Draining:
+                self.metrics.requests_rejected.labels("draining").inc()
+                raise
+            whole = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > self.max_body:
                 raise self._too_large(received)
@@ -191,14 +226,14 @@ class Door:
 
 
 def install(app: FastAPI, *, hosts: Hosts, origins: Origins, max_body: int, keys: Keys | None,
-            metrics: Metrics) -> None:
+            metrics: Metrics, intake: Intake) -> None:
     """Put all of it before an app's routes, the last one named outermost."""
-    app.add_middleware(Door, max_body=max_body, keys=keys, metrics=metrics)
+    app.add_middleware(Door, max_body=max_body, keys=keys, metrics=metrics, intake=intake)
     if origins.allowed:  # between the two: a page that may use the service must be able to read its refusals
         app.add_middleware(CORSMiddleware, allow_origins=origins.allowed, allow_methods=["*"], allow_headers=["*"],
                            expose_headers=["*"], allow_private_network=True)
     app.add_middleware(Gate, hosts=hosts, origins=origins, metrics=metrics)
-    app.add_middleware(Record)
+    app.add_middleware(Record, intake=intake)
 
 
 def describe(schema: dict[str, Any], *, keys: bool) -> None:

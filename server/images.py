@@ -3,14 +3,14 @@
 import asyncio
 import base64
 import json
+import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from anyio import to_thread
 from fastapi import APIRouter, File, Form, Request, Response, UploadFile
 from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
@@ -33,6 +33,9 @@ _ERRORS = documented(400, 401, 403, 404, 413, 415, 429, 500, 503, 504)
 _ANSWERS: dict[int | str, dict[str, Any]] = {200: {"content": {
     "image/png": {"schema": {"type": "string", "contentMediaType": "image/png"}},
     **event_stream("the answer's fields with type, image_index, seed and b64_json; partial images also rows")}}}
+UNREAD_S = 10.0  # after a request's deadline, that the end of its stream may take to be read
+T = TypeVar("T")
+logger = logging.getLogger("linpix")
 _PICTURE_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
 
 
@@ -122,8 +125,9 @@ async def generate(body: GenerateBody, http: Request, service: ServiceDep) -> Re
     """Draw images: unconditional, or of one class."""
     fields = body.model_dump(exclude=set(body.model_extra or {}))
     ask = Ask(service, http, **fields, ignored=list(body.model_extra or {}))
+    specs = ask.specs()
     admitted = service.worker.admit(ask.name, ask.n, endpoint="generations", stream=ask.stream)
-    service.worker.submit(admitted, ask.specs())
+    service.worker.submit(admitted, specs)
     return await answer(service, http, ask, admitted, "image_generation", {})
 
 
@@ -158,12 +162,15 @@ async def edit(
     try:
         read = partial(pictures.read_occluded, await uploads[0].read(), ask.config,
                        mask=None if mask is None else await mask.read(), keep_rows=keep_rows)
-        occluded = await to_thread.run_sync(read, limiter=service.decoders)
+        occluded = await unless_gone(http, decoded(service, read))
     except BaseException as error:
         service.worker.withdraw(admitted)
         if isinstance(error, pictures.PictureError):
             raise picture_error(error) from error
         raise
+    if occluded is None:
+        service.worker.finish(admitted, "cancelled")
+        return Response(status_code=499)  # nobody reads it: the client left
     facts = {"conditioning": occluded.conditioning, "known": occluded.known_count,
              "known_before_first_hole": occluded.known_before_first_hole,
              "known_after_last_hole": occluded.known_after_last_hole}
@@ -209,8 +216,15 @@ async def collect(service: Service, admitted: Admitted) -> list[NDArray[np.uint8
     return [images[index] for index in range(admitted.images)]
 
 
-async def unless_gone(http: Request, work: Coroutine[Any, Any, list[NDArray[np.uint8]]]
-                      ) -> list[NDArray[np.uint8]] | None:
+async def decoded(service: Service, read: Callable[[], T]) -> T:
+    """The result of read, in one of the few threads for it; one that has begun keeps its place, even if cancelled."""
+    await service.decoders.acquire()
+    thread = asyncio.ensure_future(asyncio.to_thread(read))
+    thread.add_done_callback(lambda _: service.decoders.release())
+    return await asyncio.shield(thread)
+
+
+async def unless_gone(http: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of work, or None if the client closes its connection first."""
 
     async def gone() -> None:
@@ -252,7 +266,7 @@ async def stream_events(service: Service, ask: Ask, admitted: Admitted, kind: st
 
 
 class Streaming(EventSourceResponse):
-    """An event stream whose request ends with it, even if the client left before the first event."""
+    """An event stream whose request ends with it, even if the client left before the first event, or does not read."""
 
     def __init__(self, events: AsyncIterator[bytes], service: Service, admitted: Admitted) -> None:
         super().__init__(events, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
@@ -260,6 +274,9 @@ class Streaming(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            async with asyncio.timeout_at(self._admitted.deadline + UNREAD_S):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            logger.warning("%s ends: its client does not read the stream", self._admitted.id)
         finally:
             self._service.worker.finish(self._admitted, "cancelled")

@@ -11,6 +11,7 @@ from prometheus_client.process_collector import ProcessCollector
 ENDPOINTS = ("generations", "edits")
 FAULTS = ("not_finite", "threw")
 OUTCOMES = ("completed", "cancelled", "failed")
+RELOADS = ("added", "replaced", "removed", "refused", "unchanged")
 REJECTIONS = ("queue_full", "draining", "engine_gone", "invalid", "unauthorized", "rate_limited", "foreign_host",
               "foreign_origin", "too_large")
 
@@ -64,6 +65,8 @@ class Metrics:
                                      ("model", "backend"), buckets=_STEP_BUCKETS, registry=registry)
         self.engine_step_batch_size = Histogram("linpix_engine_step_batch_size", "Rows in a quantum.",
                                                 buckets=_ROW_BUCKETS, registry=registry)
+        self.reloads = Counter("linpix_checkpoint_reloads", "Checkpoints looked at after SIGHUP, by what came of it.",
+                               ("outcome",), registry=registry)
         self.comparison = Gauge("linpix_comparison_images_per_second",
                                 "Fastest rate of each backend in the last comparison.", ("backend",), registry=registry)
         kernel_info = Gauge("linpix_kernel_info", "Versions and the kernel in use; always 1.",
@@ -74,16 +77,9 @@ class Metrics:
 
         kernel_info.labels(version, torch.__version__, kernel).set(1)
         for model, backend in models:
-            self.pixels_generated.labels(model, backend)
-            self.engine_step.labels(model, backend)
-            self.state_slots.labels(model)
-            self.state_slots_used.labels(model)
-            self.state_saturations.labels(model)
-            self.quanta_retried.labels(model)
-            for fault in FAULTS:
-                self.faults_isolated.labels(model, fault)
-            for outcome in OUTCOMES:
-                self.images_completed.labels(model, backend, outcome)
+            self.add_model(model, backend)
+        for outcome in RELOADS:
+            self.reloads.labels(outcome)
         for endpoint in ENDPOINTS:
             self.request_duration.labels(endpoint)
             for outcome in OUTCOMES:
@@ -92,6 +88,25 @@ class Metrics:
             self.requests_rejected.labels(reason)
         for backend in backends:
             self.comparison.labels(backend)
+
+    def add_model(self, model: str, backend: str) -> None:
+        """Have every child of a model. They stay when it is removed, but for the gauges of its slots."""
+        self.pixels_generated.labels(model, backend)
+        self.engine_step.labels(model, backend)
+        self.state_saturations.labels(model)
+        self.quanta_retried.labels(model)
+        for fault in FAULTS:
+            self.faults_isolated.labels(model, fault)
+        for outcome in OUTCOMES:
+            self.images_completed.labels(model, backend, outcome)
+
+    def set_slots(self, model: str, slots: int, used: int) -> None:
+        """slots: of all pools of a model's name; 0 removes the gauges."""
+        for gauge, value in ((self.state_slots, slots), (self.state_slots_used, used)):
+            if slots:
+                gauge.labels(model).set(value)
+            else:
+                gauge.remove(model)
 
     def text(self) -> bytes:
         """The exposition format."""

@@ -28,7 +28,7 @@ class Probes(uvicorn.Server):
         app.include_router(operations.probes)
         envelope.install(app, metrics=metrics)
         guard.install(app, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
-                      max_body=settings.max_upload, keys=None, metrics=metrics)
+                      max_body=settings.max_upload, keys=None, metrics=metrics, intake=service.intake)
         super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False,
                                         **UVICORN))
         self._form = settings.log_format

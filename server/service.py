@@ -1,14 +1,16 @@
 """What the routes share: the settings, the worker, and which model is the default."""
 
+from asyncio import Semaphore
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from server.batcher import Batcher
+from server.catalogue import Catalogue
 from server.comparisons import Comparisons
 from server.errors import ModelNotFound
+from server.guard import Intake
 from server.keys import Keys
 from server.settings import Settings
 from server.worker import Worker
@@ -19,8 +21,10 @@ class Service:
     settings: Settings
     worker: Worker
     comparisons: Comparisons
+    catalogue: Catalogue
+    intake: Intake
     keys: Keys | None = None  # no key is asked for
-    decoders: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))  # the largest upload takes 430 MB
+    decoders: Semaphore = field(default_factory=lambda: Semaphore(2))  # the largest upload takes 430 MB
 
     def reload_keys(self) -> bool:
         """Read the file of API keys again; whether that was possible. Where it was not, the old keys stay."""

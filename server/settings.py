@@ -20,13 +20,15 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 lets the system choose")
     models: str = Field("", description="comma-separated models, the first is the default; empty: all checkpoints")
-    checkpoints: Path | None = Field(None, description="folder of checkpoints; default: that of the checkout")
+    checkpoints: Path | None = Field(None, description="folder of checkpoints, read again after SIGHUP; default: "
+                                     "that of the checkout")
     slots: int = Field(64, ge=1, le=10_000_000, description="images in flight per linear model, each with its state")
     softmax_slots: int = Field(8, ge=1, le=10_000, description="images in flight per softmax model, whose state is big")
     max_queue: int = Field(256, ge=0, description="images that may wait for a slot, per model")
     max_n: int = Field(16, ge=1, le=1024, description="largest n of one request")
     max_upload: int = Field(16 * 2**20, ge=1024, description="largest request body, bytes")
-    drain_timeout: float = Field(30.0, ge=0, description="seconds that running work may take after SIGTERM")
+    drain_timeout: float = Field(30.0, ge=0, description="seconds that admitted requests may take after SIGTERM, until "
+                                 "they end with an error; a second SIGTERM ends them at once")
     request_timeout: float = Field(600.0, gt=0, description="seconds from a request's admission to its end, at most")
     watchdog_timeout: float = Field(60.0, gt=0, le=86_400, description="seconds without a sign of life until an engine "
                                     "with work counts as hung, and the process ends; in a comparison ten times as many")

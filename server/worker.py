@@ -84,8 +84,10 @@ class Worker:
 
     def __init__(self, batchers: dict[str, Batcher], metrics: Metrics, request_timeout_s: float = math.inf,
                  watchdog_timeout_s: float = 60.0, faults: Faults | None = None) -> None:
-        self.batchers, self.metrics, self._timeout_s, self._faults = batchers, metrics, request_timeout_s, faults
+        self.metrics, self._timeout_s, self._faults = metrics, request_timeout_s, faults
         self.requests: dict[str, Request] = {}
+        self.batchers: dict[str, Batcher] = {}  # replaced, never changed: other threads read it
+        self._leaving: list[Batcher] = []       # no longer served, and turned until the last request there is over
         self.draining = False
         self.gone = ""              # why this process will decode nothing more, once that is so
         self._started = False       # the thread has begun its first round
@@ -97,9 +99,7 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._watchdog = Watchdog(watchdog_timeout_s, self._busy, self._hung)
         metrics.heartbeat_age.set_function(lambda: self._watchdog.age_s)
-        for name, batcher in batchers.items():
-            batcher.beat = self._watchdog.beat
-            metrics.state_slots.labels(name).set(batcher.engine.slots)
+        self.serve(batchers)
 
     def start(self) -> None:
         self._thread.start()
@@ -121,6 +121,31 @@ class Worker:
         return self._started and self._thread.is_alive() and not self.gone
 
     # --- called on the event loop ---
+
+    def serve(self, batchers: dict[str, Batcher]) -> None:
+        """From now on requests are admitted to these; those that were admitted elsewhere go on there to their end."""
+        for batcher in batchers.values():
+            batcher.beat = self._watchdog.beat
+            self.metrics.add_model(*batcher.labels)
+        old, kept = self.batchers, set(batchers.values())
+        self._leaving = [*self._leaving, *(batcher for batcher in old.values() if batcher not in kept)]
+        self.batchers = batchers  # after the list: whoever looks in between finds every batcher
+        self._let_go()
+        self._count_slots({*old, *batchers})
+
+    def _let_go(self) -> None:
+        """Forget the batchers that nobody is left in: with them goes their memory."""
+        if not self._leaving:
+            return
+        wanted = {request.batcher for request in self.requests.values()}
+        over = [batcher for batcher in self._leaving if batcher not in wanted]
+        if over:
+            self._leaving = [batcher for batcher in self._leaving if batcher in wanted]
+            self._count_slots({batcher.labels[0] for batcher in over})
+
+    def _pools(self) -> list[Batcher]:
+        """Every batcher that may have work."""
+        return [*self.batchers.values(), *self._leaving]
 
     def admit(self, model: str, images: int, *, endpoint: str, stream: bool) -> Request:
         """Reserve room for a request before its upload is decoded. Raises QueueFull, Draining or EngineGone."""
@@ -170,18 +195,22 @@ class Worker:
         if self.requests.pop(request.id, None) is not None:
             request.batcher.cancel(request.id)
             self._count_requests()
+            self._let_go()
 
     def finish(self, request: Request, outcome: str) -> None:
         """The request is over, however it ended. Frees whatever it still holds; safe to call twice."""
-        if self.requests.pop(request.id, None) is None:
-            return
+        with self._wake:  # an image that is finished just now is counted here or by the engine thread, not twice
+            if self.requests.pop(request.id, None) is None:
+                return
+            missing = request.images - request.done
         request.batcher.cancel(request.id)
         name, backend = request.batcher.labels
         self.metrics.requests.labels(request.endpoint, outcome).inc()
         self.metrics.request_duration.labels(request.endpoint).observe(time.monotonic() - request.admitted)
-        if missing := request.images - request.done:
+        if missing:
             self.metrics.images_completed.labels(name, backend, outcome).inc(missing)
         self._count_requests()
+        self._let_go()
         with self._wake:
             self._wake.notify()  # the engine thread frees the slots, even if it was idle
 
@@ -226,24 +255,29 @@ class Worker:
                     self._wake.wait()
                 if self._stop:
                     return
-            live = False
-            for batcher in self.batchers.values():
-                if batcher.busy:
-                    live = True
-                    self._watchdog.beat()
-                    self._turning = batcher
-                    turn = batcher.turn()
-                    if self._faults is not None:
-                        self._faults.end()
-                    self._publish(batcher, turn)
-                    self._turning = None
+            live = self._round()
             rounds += 1
             if self._background is not None and (not live or rounds % BACKGROUND_SHARE == 0):
                 self._watchdog.beat(BACKGROUND_PATIENCE)
                 self._work_in_background()
 
+    def _round(self) -> bool:
+        """A quantum of each model; returns whether there was one. Nothing is left that would keep a batcher alive."""
+        live = False
+        for batcher in self._pools():
+            if batcher.busy:
+                live = True
+                self._watchdog.beat()
+                self._turning = batcher
+                turn = batcher.turn()
+                if self._faults is not None:
+                    self._faults.end()
+                self._publish(batcher, turn)
+                self._turning = None
+        return live
+
     def _busy(self) -> bool:
-        return self._background is not None or any(batcher.busy for batcher in self.batchers.values())
+        return self._background is not None or any(batcher.busy for batcher in self._pools())
 
     def _abandon(self, batcher: Batcher, failure: Exception) -> None:
         """Empty every slot, and answer whoever had an image there or one whose end was not told."""
@@ -254,7 +288,7 @@ class Worker:
             if request.batcher is batcher and batcher.waiting(request.id) < request.images - request.done:
                 batcher.cancel(request.id)
                 request.send(error)
-        self.metrics.state_slots_used.labels(batcher.labels[0]).set(0)
+        self._count_slots({batcher.labels[0]})
         self._turning = None
 
     def _hung(self, seconds: float) -> None:
@@ -293,10 +327,12 @@ class Worker:
                 for finished in range(before + 1, rows + 1):
                     request.send(RowsDone(row.index, finished, canvas))
         for row in turn.finished:
-            if (request := self.requests.get(row.request)) is not None:
+            with self._wake:
+                if (request := self.requests.get(row.request)) is None:
+                    continue
                 request.done += 1
-                metrics.images_completed.labels(name, backend, "completed").inc()
-                request.send(ImageDone(row.index, batcher.engine.image(row.slot)))
+            metrics.images_completed.labels(name, backend, "completed").inc()
+            request.send(ImageDone(row.index, batcher.engine.image(row.slot)))
         for lost, error in turn.failed.items():
             logger.error("%s ends alone: %s: %s", lost, type(error).__name__, error)
             known = isinstance(error, NotFinite)
@@ -313,8 +349,16 @@ class Worker:
         elif turn.steps:
             metrics.engine_step.labels(name, backend).observe(turn.seconds / turn.steps)
             metrics.engine_step_batch_size.observe(turn.rows)
-        metrics.state_slots_used.labels(name).set(len(batcher.scheduler.running))
+        self._count_slots({name})
         self._count_requests()
+
+    def _count_slots(self, models: set[str]) -> None:
+        with self._wake:  # as for requests
+            pools = self._pools()
+            for name in models:
+                alike = {batcher for batcher in pools if batcher.labels[0] == name}  # one, or an old one beside it
+                self.metrics.set_slots(name, sum(batcher.engine.slots for batcher in alike),
+                                       sum(len(batcher.scheduler.running) for batcher in alike))
 
     def _count_requests(self) -> None:
         with self._wake:  # both threads come here: the later count is the one that stays

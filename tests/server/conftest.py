@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,11 +27,14 @@ EAGER = ("--engine", "eager")  # flags that make `slow` slow
 class Process:
     """`linpix serve` and what it printed. before: words of a command that runs it, and becomes it."""
 
-    def __init__(self, checkpoints: Path, *flags: str, before: Sequence[str] = ()) -> None:
-        command = [*before, sys.executable, str(ROOT / "linpix.py"), "serve", "--port", "0", "--checkpoints",
-                   str(checkpoints), *flags]
+    def __init__(self, checkpoints: Path, *flags: str, before: Sequence[str] = (),
+                 program: Sequence[str] = (str(ROOT / "linpix.py"),),
+                 begun: Callable[[int], None] = lambda pid: None) -> None:
+        """program: how Python is asked for it · begun: called while it starts."""
+        command = [*before, sys.executable, *program, "serve", "--port", "0", "--checkpoints", str(checkpoints), *flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        begun(self.process.pid)
         self.printed: list[str] = []
         self.url = ""
         assert self.process.stderr is not None
@@ -53,11 +57,24 @@ class Process:
     def client(self, **options) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60, **options)
 
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=60, verify=False)  # reading certificates would take longest
+
     def metric(self, name: str) -> float:
         """The value of one sample of /metrics, named with its labels."""
-        text = httpx.get(self.url + "/metrics").text
+        text = self.get("/metrics").text
         [value] = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.rsplit(" ", 1)[0] == name]
         return float(value)
+
+    def connect(self) -> socket.socket:
+        """A bare connection, which the test closes when it likes."""
+        return socket.create_connection(("127.0.0.1", int(self.url.rsplit(":", 1)[1])), timeout=60)
+
+    def quiet(self, *models: str) -> bool:
+        """Whether every gauge is back to 0, and these models' slots are free."""
+        return all(self.metric(name) == 0 for name in (
+            "linpix_requests_running", "linpix_requests_waiting", "linpix_engine_heartbeat_age_seconds",
+            *(f'linpix_state_slots_used{{model="{model}"}}' for model in models)))
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:
@@ -69,8 +86,8 @@ class Process:
 
 
 @contextlib.contextmanager
-def serving(checkpoints: Path, *flags: str, before: Sequence[str] = ()) -> Iterator[Process]:
-    process = Process(checkpoints, *flags, before=before)
+def serving(checkpoints: Path, *flags: str, **options) -> Iterator[Process]:
+    process = Process(checkpoints, *flags, **options)
     try:
         yield process
     finally:

@@ -45,6 +45,7 @@ METRICS = {  # the design's section 8, and what came after: type and labels
     "linpix_quanta_retried": ("counter", {"model"}),
     "linpix_engine_restarts": ("counter", set()),
     "linpix_engine_heartbeat_age_seconds": ("gauge", set()),
+    "linpix_checkpoint_reloads": ("counter", {"outcome"}),
     "linpix_request_duration_seconds": ("histogram", {"endpoint"}),
     "linpix_queue_wait_seconds": ("histogram", set()),
     "linpix_first_row_seconds": ("histogram", set()),
