@@ -25,7 +25,8 @@ SLOW = "slow:every=1:ms=30"  # so a quantum is one step, and an image of `tiny` 
 
 
 def head(path: str, length: int, kind: str = "application/json") -> bytes:
-    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n".encode()
+    return (f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\n"
+            f"content-length: {length}\r\n\r\n").encode()
 
 
 def post(**body) -> bytes:
@@ -259,7 +260,8 @@ def test_a_stream_that_the_drain_ends_has_an_error_event_and_a_whole_body(tiny):
 def test_the_stream_of_a_comparison_ends_whole_too(tiny):
     with serving(tiny.parent) as process, process.connect() as stream:
         job = httpx.post(process.url + "/v1/compare", json={"budget": 60}).json()["id"]
-        stream.sendall(f"GET /v1/compare/{job} HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n".encode())
+        stream.sendall(f"GET /v1/compare/{job} HTTP/1.1\r\nhost: localhost\r\n"
+                       "accept: text/event-stream\r\n\r\n".encode())
         received = stream.recv(65536)
         process.process.send_signal(signal.SIGTERM)
         received += rest_of(stream)
@@ -291,7 +293,7 @@ def test_connections_kept_alive_are_closed_while_it_drains_and_do_not_hold_the_e
             ThreadPoolExecutor(1) as pool:
         idle = [stack.enter_context(process.connect()) for _ in range(3)]
         for connection in idle:
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
             received = b""
             while b"alive" not in received:
                 received += connection.recv(65536)
@@ -301,7 +303,7 @@ def test_connections_kept_alive_are_closed_while_it_drains_and_do_not_hold_the_e
         assert eventually(lambda: process.metric("linpix_requests_running") == 1)
         process.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: process.get("/readyz").status_code == 503)
-        idle[0].sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        idle[0].sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
         received = rest_of(idle[0])  # so it is closed
         assert b"connection: close\r\n" in received
         assert b"alive" in received

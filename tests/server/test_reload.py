@@ -186,8 +186,8 @@ def test_clients_that_leave_a_removed_model_free_it_too(folder):
         with process.connect() as running, process.connect() as waiting:
             for connection in (running, waiting):
                 body = json.dumps({"model": "leaving", "n": 2, "stream": True}).encode()
-                connection.sendall(b"POST /v1/images/generations HTTP/1.1\r\nhost: x\r\ncontent-type: application/json"
-                                   b"\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+                connection.sendall(b"POST /v1/images/generations HTTP/1.1\r\nhost: localhost\r\n"
+                                   b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
             assert eventually(lambda: process.metric("linpix_requests_running") == 1
                               and process.metric("linpix_requests_waiting") == 1)
             shutil.rmtree(folder / "leaving")
