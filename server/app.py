@@ -12,7 +12,6 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from fastapi.staticfiles import StaticFiles
 
 from model import ops
 from server import envelope, guard, images, logs, operations
@@ -71,7 +70,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(operations.router)
     if settings.metrics_port is None:
         app.include_router(operations.probes)
-    app.mount("/static", StaticFiles(directory=operations.STATIC), name="static")
+    app.mount("/static", operations.Static(directory=operations.STATIC), name="static")
     envelope.install(app, metrics=metrics)
     guard.install(app, hosts=Hosts(settings.host, settings.allowed_hosts), origins=Origins(settings.allowed_origins),
                   max_body=settings.max_upload, keys=keys, metrics=metrics, intake=intake)

@@ -79,6 +79,12 @@ class Batcher:
     def busy(self) -> bool:
         return bool(self.scheduler.waiting or self.scheduler.running)
 
+    @property
+    def queued(self) -> int:
+        """Images admitted that have no slot yet. From any thread."""
+        with self._lock:
+            return self.scheduler.queued
+
     def turn(self) -> Turn:
         """Let newcomers join, run one quantum, and let the finished leave. Raises EngineLost."""
         joined, failed = self._join()

@@ -59,6 +59,11 @@ class Comparisons:
             job.error, job.status = self._worker.gone, "failed"
         return job
 
+    @property
+    def latest(self) -> Job | None:
+        """The comparison begun last, running or over."""
+        return self._looked_at(next(reversed(self._jobs.values()))) if self._jobs else None
+
     def cancel(self, id: str) -> Job:
         job = self.find(id)
         if job.status == "running":

@@ -108,6 +108,12 @@ class Metrics:
             else:
                 gauge.remove(model)
 
+    def values(self, *names: str) -> dict[tuple[str, ...], float]:
+        """Samples of these names as /metrics would give them, by name and label values in their own order."""
+        families = self.registry.restricted_registry(names).collect()
+        return {(sample.name, *sample.labels.values()): sample.value
+                for family in families for sample in family.samples if sample.name in names}
+
     def text(self) -> bytes:
         """The exposition format."""
         return generate_latest(self.registry)

@@ -1,14 +1,16 @@
 """What is loaded, how it is doing, and comparisons of backends: every route but the images."""
 
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse
+from fastapi.responses import FileResponse, HTMLResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
+from fastapi.staticfiles import StaticFiles
 
 from server import compare, images, pictures
 from server.backends import BACKENDS
@@ -17,15 +19,33 @@ from server.comparisons import Comparisons, Job
 from server.envelope import documented, event_stream
 from server.errors import Draining, EngineGone, InvalidRequest, Starting
 from server.guard import content_policy
-from server.schemas import CompareBody, Comparison, Health, ModelCard, ModelList
+from server.schemas import (
+    CompareBody,
+    Comparison,
+    ComparisonStatus,
+    Health,
+    Limits,
+    ModelCard,
+    ModelList,
+    ModelStatus,
+    Status,
+)
 from server.service import ServiceDep
 from server.twins import find_twins
 
 router = APIRouter()
 probes = APIRouter(tags=["operations"])  # on a port of their own, where there is one
 STATIC = Path(__file__).parent / "static"
+REVALIDATE = {"cache-control": "no-cache"}  # a page and its modules must be of one release
 _TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": event_stream("the comparison as the plain answer has it")}}
+
+# what /v1/status takes from the metrics
+_STEP, _ROWS, _REJECTED = ("linpix_engine_step_seconds", "linpix_engine_step_batch_size_sum",
+                           "linpix_requests_rejected_total")
+_WATCHED = (f"{_STEP}_sum", f"{_STEP}_count", _ROWS, _REJECTED, "linpix_images_completed_total",
+            "linpix_pixels_generated_total", "linpix_requests_running", "linpix_requests_waiting",
+            "linpix_state_slots", "linpix_state_slots_used", "linpix_kernel_info")
 
 
 def card_of(name: str, batcher: Batcher) -> ModelCard:
@@ -106,6 +126,35 @@ async def metrics(service: ServiceDep) -> Response:
     return Response(service.worker.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+@router.get("/v1/status", tags=["operations"], responses=documented(401))
+async def status(service: ServiceDep) -> Status:
+    """Counters, queue, slots and the kernel in use, as /metrics has them, and what may be asked for."""
+    worker, settings, latest = service.worker, service.settings, service.comparisons.latest
+    values = worker.metrics.values(*_WATCHED)
+    [(version, torch, kernel)] = [labels for name, *labels in values if name == "linpix_kernel_info"]
+    return Status(
+        status="gone" if worker.gone else "draining" if worker.draining else "ready" if worker.stepping else "starting",
+        version=version, torch=torch, kernel=kernel, uptime=time.monotonic() - worker.began,
+        requests_running=int(values["linpix_requests_running",]),
+        requests_waiting=int(values["linpix_requests_waiting",]),
+        requests_rejected={labels[0]: int(x) for (name, *labels), x in values.items() if name == _REJECTED},
+        rows_sum=int(values[_ROWS,]), models=[_status_of(batcher, values) for batcher in worker.batchers.values()],
+        comparison=latest and ComparisonStatus(id=latest.id, model=latest.model, status=latest.status),
+        limits=Limits(max_n=settings.max_n, max_queue=settings.max_queue, max_upload=settings.max_upload,
+                      compare_budget=settings.compare_budget))
+
+
+def _status_of(batcher: Batcher, values: dict[tuple[str, ...], float]) -> ModelStatus:
+    engine, (name, backend) = batcher.engine, batcher.labels
+    return ModelStatus(
+        id=name, backend=backend, engine=engine.name, precision=engine.precision, device=engine.device,
+        slots=int(values["linpix_state_slots", name]), slots_used=int(values["linpix_state_slots_used", name]),
+        images_waiting=batcher.queued,
+        images_completed=int(values["linpix_images_completed_total", name, backend, "completed"]),
+        pixels_generated=int(values["linpix_pixels_generated_total", name, backend]),
+        quanta=int(values[f"{_STEP}_count", name, backend]), step_seconds_sum=values[f"{_STEP}_sum", name, backend])
+
+
 @probes.get("/healthz")
 async def healthz() -> Health:
     """The process is alive."""
@@ -125,9 +174,17 @@ async def readyz(service: ServiceDep) -> Health:
 
 
 @router.get("/", include_in_schema=False)
-async def page() -> HTMLResponse:
-    html = (STATIC / "index.html").read_text(encoding="utf-8")
-    return HTMLResponse(html, headers={"content-security-policy": content_policy(html)})
+async def page() -> FileResponse:
+    return FileResponse(STATIC / "index.html", headers=REVALIDATE)
+
+
+class Static(StaticFiles):
+    """The page's files, asked about anew each time: their ETag answers."""
+
+    def file_response(self, *arguments: Any, **named: Any) -> Response:
+        response = super().file_response(*arguments, **named)
+        response.headers.update(REVALIDATE)
+        return response
 
 
 @router.get("/docs", include_in_schema=False)

@@ -122,5 +122,52 @@ class Comparison(BaseModel):
     report: dict[str, Any] | None = Field(description="report.json, as far as it is")
 
 
+class ModelStatus(BaseModel):
+    """Counters grow from the start of the process: a rate is the difference of two answers over their `uptime`s."""
+
+    id: str
+    backend: str
+    engine: str
+    precision: str
+    device: str
+    slots: int
+    slots_used: int
+    images_waiting: int = Field(description="admitted, and without a slot")
+    images_completed: int
+    pixels_generated: int = Field(description="sub-pixels")
+    quanta: int
+    step_seconds_sum: float = Field(description="over quanta, each with its mean seconds of a step")
+
+
+class ComparisonStatus(BaseModel):
+    id: str
+    model: str
+    status: Literal["running", "completed", "cancelled", "failed"]
+
+
+class Limits(BaseModel):
+    max_n: int
+    max_queue: int
+    max_upload: int = Field(description="bytes")
+    compare_budget: float = Field(description="seconds")
+
+
+class Status(BaseModel):
+    """What /metrics says, of what a page shows while it watches."""
+
+    status: Literal["ready", "starting", "draining", "gone"]
+    version: str
+    torch: str
+    kernel: str = Field(description="instruction set of the compiled kernels, cuda, or eager")
+    uptime: float = Field(description="seconds")
+    requests_running: int
+    requests_waiting: int
+    requests_rejected: dict[str, int] = Field(description="by reason")
+    rows_sum: int = Field(description="over quanta, the rows in each")
+    models: list[ModelStatus]
+    comparison: ComparisonStatus | None = Field(description="the latest one")
+    limits: Limits
+
+
 class Health(BaseModel):
     status: str

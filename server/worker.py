@@ -89,6 +89,7 @@ class Worker:
         self.batchers: dict[str, Batcher] = {}  # replaced, never changed: other threads read it
         self._leaving: list[Batcher] = []       # no longer served, and turned until the last request there is over
         self.draining = False
+        self.began = time.monotonic()
         self.gone = ""              # why this process will decode nothing more, once that is so
         self._started = False       # the thread has begun its first round
         self._turning: Batcher | None = None

@@ -138,6 +138,34 @@ def test_the_service_is_alive_and_ready(server):
         assert client.get("/readyz").json() == {"status": "ready"}
 
 
+def test_the_status_agrees_with_the_metrics(tiny):
+    with serving(tiny.parent, "--slots", "5", "--max-queue", "0", "--max-n", "9") as server, server.client() as client:
+        client.post("/v1/images/generations", json={"n": 3})
+        client.post("/v1/images/generations", json={"n": "three"})
+        client.post("/v1/images/generations", json={"n": 6})
+        at_rest = 'linpix_state_slots_used{model="tiny"}'
+        assert eventually(lambda: server.metric(at_rest) == server.metric("linpix_requests_running") == 0)
+        status = client.get("/v1/status").json()
+        [model] = status["models"]
+        labels = '{backend="linear",model="tiny"}'
+        assert (model["id"], model["backend"], model["slots"], model["images_waiting"]) == ("tiny", "linear", 5, 0)
+        assert model["images_completed"] == 3 == server.metric(
+            'linpix_images_completed_total{backend="linear",model="tiny",outcome="completed"}')
+        assert model["pixels_generated"] == 3 * 64 == server.metric(f"linpix_pixels_generated_total{labels}")
+        assert model["quanta"] == server.metric(f"linpix_engine_step_seconds_count{labels}") > 0
+        assert model["step_seconds_sum"] == server.metric(f"linpix_engine_step_seconds_sum{labels}") > 0
+        assert status["rows_sum"] == server.metric("linpix_engine_step_batch_size_sum") > 0
+        assert status["requests_rejected"]["invalid"] == 2 == server.metric(
+            'linpix_requests_rejected_total{reason="invalid"}')
+        assert f'kernel="{status["kernel"]}"' in client.get("/metrics").text
+        assert (status["status"], status["comparison"], status["limits"]["max_n"]) == ("ready", None, 9)
+        begun = client.post("/v1/compare", json={"budget": 60.0, "batch": [1]}).json()["id"]
+        assert client.get("/v1/status").json()["comparison"] == {"id": begun, "model": "tiny", "status": "running"}
+        client.delete(f"/v1/compare/{begun}")
+        assert client.get("/v1/status").json()["comparison"]["status"] == "cancelled"
+        assert 0 < status["uptime"] < client.get("/v1/status").json()["uptime"]
+
+
 def test_the_page_and_the_documentation_are_served(server):
     with server.client() as client:
         assert "/docs" in client.get("/").text
