@@ -9,7 +9,8 @@ import pytest
 
 from server.operations import STATIC
 
-OURS = {"VENDORED.md", "favicon.svg", "index.html"}
+OURS = {"VENDORED.md", "favicon.svg", "index.html", "page.css", "page.js", "service.js", "parts.js", "gallery.js",
+        "samples.js", "editor.js", "completion.js", "race.js", "now.js"}
 LOADS = {"src", "href", "srcset", "action", "formaction", "poster", "data"}  # attributes that name another resource
 
 

@@ -1,0 +1,251 @@
+// Images in a grid that fills as their pixels arrive, and one of them enlarged.
+import {bytesOf, decode} from "./service.js";
+import {$, counted, el, models} from "./parts.js";
+
+/** The grid of count images that shows them largest: whole pixels per pixel, and as few empty places as can be. */
+function arrange(count, image, room) {
+  let best = {scale: 0};
+  for (const gap of [12, 8, 6]) {
+    for (let columns = 1; columns <= count; columns++) {
+      const rows = Math.ceil(count / columns);
+      const scale = Math.floor(Math.min((room.width - gap * (columns - 1)) / (columns * image.width),
+        (room.height - gap * (rows - 1)) / (rows * image.height)));
+      const empty = rows * columns - count;
+      if (scale > best.scale || (scale === best.scale && empty < best.empty)) best = {scale, columns, gap, empty};
+    }
+  }
+  if (best.scale) return best;
+  return {scale: 1, columns: Math.max(1, Math.floor((room.width + 6) / (image.width + 6))), gap: 6};
+}
+
+export class Gallery {
+  /** paint(record) gives the ImageData to show; open(record, records) is called for an image that is clicked. */
+  constructor(stage, {paint, open}) {
+    this.field = stage.querySelector(".field");
+    this.list = stage.querySelector(".gallery");
+    this.invitation = stage.querySelector(".invitation");
+    Object.assign(this, {paint, open, records: []});
+    new ResizeObserver(() => this.layout()).observe(this.field);
+  }
+
+  /** Empty frames, and the invitation to fill them. */
+  invite(count, image) {
+    if (this.records.length) return;
+    this.image = image;
+    this.list.replaceChildren(...Array.from({length: count}, () => el("li", {class: "frame"})));
+    this.list.setAttribute("aria-hidden", "true");
+    this.layout();
+  }
+
+  /** Begin anew with count frames; about holds what the images have in common. */
+  begin(count, image, about) {
+    this.image = image;
+    const button = document.activeElement;
+    if (this.invitation.contains(button)) button.form.querySelector("[type=submit]").focus({preventScroll: true});
+    this.invitation.hidden = true;
+    this.list.removeAttribute("aria-hidden");
+    this.records = Array.from({length: count}, (_, index) => {
+      const canvas = el("canvas", {width: image.width, height: image.height});
+      const record = {index, about, canvas, rows: 0, done: false};
+      record.button = el("button", {type: "button", class: "picture", "aria-label": `Image ${index + 1}, not begun`,
+        click: () => record.image && this.open(record, this.records)}, canvas);
+      return record;
+    });
+    this.list.replaceChildren(...this.records.map((record) => el("li", {class: "frame"}, record.button)));
+    this.layout();
+    if (this.field.getBoundingClientRect().top > innerHeight * .7) this.field.parentElement.scrollIntoView();
+  }
+
+  /** Show what an event says of its image. Of those that arrive while one is decoded, the last counts. */
+  receive(data) {
+    const record = this.records[data.image_index];
+    const done = data.type.endsWith(".completed");
+    const rows = done ? this.image.height : data.rows;
+    Object.assign(record, {seed: data.seed, answer: data, rows, done, base64: data.b64_json});
+    this.name(record, done ? "" : ", being drawn");
+    record.showing ??= this.show(record);
+    return record.showing;
+  }
+
+  async show(record) {
+    let shown;
+    do {
+      shown = record.answer;  // not its picture: rows that are black change nothing in that
+      const [rows, image] = [record.rows, await decode(shown.b64_json)];
+      Object.assign(record, {image, shown: rows});
+      this.repaint(record);
+    } while (shown !== record.answer);
+    record.showing = null;
+  }
+
+  repaint(record) {
+    record.canvas.getContext("2d").putImageData(this.paint(record), 0, 0);
+    record.painted?.();
+  }
+
+  name(record, state) {
+    const label = `Image ${record.index + 1}${record.seed == null ? "" : `, seed ${record.seed}`}${state}`;
+    if (record.button.getAttribute("aria-label") !== label) record.button.setAttribute("aria-label", label);
+  }
+
+  /** No more will come: what is unfinished stays so, and says it. task: if somebody stopped it. */
+  end(task) {
+    task?.say(`Stopped. ${this.finished.length} of ${counted(this.records.length, "image")} finished.`);
+    for (const record of this.records.filter((one) => !one.done)) {
+      record.button.parentElement.classList.add("unfinished");
+      this.name(record, record.rows ? `, stopped after row ${record.rows}` : ", not begun");
+    }
+  }
+
+  get finished() {
+    return this.records.filter((record) => record.done);
+  }
+
+  layout() {
+    const width = this.field.clientWidth;
+    if (!this.image || !width) return;
+    const tall = matchMedia("(min-width: 60rem)").matches ? this.field.clientHeight
+      : Math.min(width * 1.05, Math.max(240, innerHeight - this.field.getBoundingClientRect().top - scrollY - 48));
+    const count = this.list.childElementCount || 1;
+    const {scale, columns, gap} = arrange(count, this.image, {width, height: Math.max(tall, 120)});
+    const style = this.list.style;
+    style.setProperty("--columns", columns);
+    style.setProperty("--gap", `${gap}px`);
+    style.setProperty("--width", `${this.image.width * scale}px`);
+    style.setProperty("--height", `${this.image.height * scale}px`);
+    const over = this.invitation.style;  // the frames, wherever the field ends
+    over.width = `${columns * (this.image.width * scale + gap) - gap}px`;
+    over.height = `${Math.ceil(count / columns) * (this.image.height * scale + gap) - gap}px`;
+  }
+}
+
+/** Rows that are there; those to come are transparent. */
+export function rowsSoFar(record) {
+  const {image, shown} = record;
+  image.data.fill(0, shown * image.width * 4);
+  return image;
+}
+
+/** The image ten times as large, by nearest neighbour. */
+function enlarged(image, scale = 10) {
+  const small = new OffscreenCanvas(image.width, image.height);
+  small.getContext("2d").putImageData(image, 0, 0);
+  const large = new OffscreenCanvas(image.width * scale, image.height * scale);
+  const context = large.getContext("2d");
+  context.imageSmoothingEnabled = false;
+  context.drawImage(small, 0, 0, large.width, large.height);
+  return large.convertToBlob({type: "image/png"});
+}
+
+function curlOf({about, seed}) {
+  const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+  const {model, temperature, label} = about.fields;
+  const header = about.keyed ? ["-H \"authorization: Bearer $LINPIX_KEY\""] : [];
+  const url = new URL(about.path, location.href).href;
+  const parts = about.picture
+    ? [`curl -s ${quote(url)} -H 'accept: image/png'`, ...header, "-F image=@picture.png",
+      ...Object.entries({model, seed, temperature, label}).filter(([, value]) => value != null)
+        .map(([name, value]) => `-F ${quote(`${name}=${value}`)}`)]
+    : [`curl -s ${quote(url)} -H 'accept: image/png'`, ...header, "-H 'content-type: application/json'",
+      `-d ${quote(JSON.stringify({model, seed, temperature, label}))}`];
+  return [...parts, `-o linpix-${seed}.png`].join(" \\\n  ");
+}
+
+/** The dialog around one image. reuse(record) and complete(record) leave it for their panels. */
+export class Viewer {
+  constructor({reuse, complete}) {
+    this.dialog = $("viewer");
+    this.urls = [];
+    this.status = this.dialog.querySelector(".status");
+    this.dialog.addEventListener("close", () => this.forget());
+    this.dialog.addEventListener("click", (event) => event.target === this.dialog && this.dialog.close());
+    this.dialog.addEventListener("keydown", (event) => {
+      const step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+      if (step) this.turn(step);
+    });
+    $("viewer-curl").addEventListener("click", () => this.copy());
+    $("viewer-seed").addEventListener("click", () => this.leave(reuse));
+    $("viewer-complete").addEventListener("click", () => this.leave(complete));
+  }
+
+  open(record, records) {
+    Object.assign(this, {record, records});
+    record.painted = () => this.draw();
+    $("viewer-command").hidden = true;
+    this.status.textContent = "";
+    if (!this.dialog.open) this.dialog.showModal();
+    this.draw();
+  }
+
+  turn(step) {
+    const there = this.records.filter((record) => record.image);
+    this.forget();
+    this.open(there[(there.indexOf(this.record) + step + there.length) % there.length], this.records);
+  }
+
+  draw() {
+    const {record} = this;
+    const {canvas, answer, about} = record;
+    const shown = $("viewer-canvas");
+    shown.width = canvas.width;
+    shown.height = canvas.height;
+    const room = Math.min(innerWidth - 64, innerHeight - 320, 420);
+    const scale = Math.max(1, Math.floor(room / Math.max(canvas.width, canvas.height)));
+    shown.style.width = `${canvas.width * scale}px`;
+    shown.style.height = `${canvas.height * scale}px`;
+    shown.getContext("2d").drawImage(canvas, 0, 0);
+    shown.setAttribute("aria-label", `Seed ${record.seed}, drawn by ${answer.model}`);
+    $("viewer-title").textContent = `Seed ${record.seed}`;
+    const label = about.fields.label;
+    const names = models.cards.find((card) => card.id === answer.model)?.classes ?? [];
+    $("viewer-facts").textContent = [answer.model, label == null ? "any class" : `class ${names[label] ?? label}`,
+      `temperature ${about.fields.temperature}`, `${answer.engine} engine, ${answer.precision}`,
+      record.done ? null : `${record.rows} rows so far`].filter(Boolean).join(" · ");
+    for (const link of [$("viewer-save"), $("viewer-save-large")]) link.toggleAttribute("hidden", !record.done);
+    $("viewer-sent").hidden = !about.picture;
+    if (record.done) this.offer(record);
+  }
+
+  async offer(record) {
+    if (this.offered === record) return;
+    this.offered = record;
+    const large = await enlarged(await decode(record.base64));
+    if (this.offered !== record) return;
+    const native = new Blob([bytesOf(record.base64)], {type: "image/png"});
+    const offer = (link, blob, name) => {
+      link.href = URL.createObjectURL(blob);
+      link.download = name;
+      this.urls.push(link.href);
+    };
+    offer($("viewer-save"), native, `linpix-${record.seed}.png`);
+    offer($("viewer-save-large"), large, `linpix-${record.seed}-10x.png`);
+    if (record.about.picture) offer($("viewer-sent"), record.about.picture, "picture.png");
+  }
+
+  forget() {
+    if (this.record) this.record.painted = null;
+    this.offered = null;
+    this.urls.splice(0).forEach((url) => URL.revokeObjectURL(url));
+  }
+
+  leave(where) {
+    const {record} = this;
+    this.dialog.close();
+    where(record);
+  }
+
+  async copy() {
+    const pre = $("viewer-command");
+    pre.textContent = curlOf(this.record);
+    pre.hidden = false;
+    let copied = true;
+    try {
+      await navigator.clipboard.writeText(pre.textContent);
+    } catch {  // only pages from https or localhost may write there by themselves
+      getSelection().selectAllChildren(pre);
+      copied = document.execCommand("copy");
+    }
+    this.status.textContent = !copied ? "Select the command above to copy it."
+      : this.record.about.picture ? "Copied. It reads picture.png: download “What was sent”." : "Copied.";
+  }
+}

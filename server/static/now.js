@@ -1,0 +1,141 @@
+// Now: what the service is doing, asked every second, and the pulse that every panel shows.
+import {json, key} from "./service.js";
+import {$, counted, duration, el, figure, models as loaded, size, whole} from "./parts.js";
+
+const KEPT = 60;  // answers
+const SPAN = 4;   // rates are over so many
+const SVG = "http://www.w3.org/2000/svg";
+
+const total = (status, field) => status.models.reduce((sum, model) => sum + model[field], 0);
+
+const TILES = {
+  images: ["Images per second", "finished"],
+  pixels: ["Sub-pixels per second", "decoded"],
+  step: ["Time of a step", "one sub-pixel, the whole batch"],
+  batch: ["Images in a batch", "stepped together"],
+  waiting: ["Queue", "images waiting for a slot"],
+  requests: ["Requests", "running"],
+  kernel: ["Kernel in use", ""],
+};
+
+export class Now {
+  /** heard(status) is called for each answer, lost() when there is none. */
+  constructor({heard, lost}) {
+    Object.assign(this, {heard, lost, answers: []});
+    this.tiles = Object.fromEntries(Object.entries(TILES).map(([name, [title, unit]]) => {
+      const line = document.createElementNS(SVG, "polyline");
+      const chart = document.createElementNS(SVG, "svg");
+      chart.setAttribute("viewBox", `0 0 ${KEPT - 1} 20`);
+      chart.setAttribute("preserveAspectRatio", "none");
+      chart.setAttribute("aria-hidden", "true");
+      chart.append(line);
+      const [value, note] = [el("p", {class: "value"}, "–"), el("p", {class: "quiet"}, unit)];
+      $("tiles").append(el("div", {class: "tile", id: `tile-${name}`}, el("h3", {}, title), value, note, unit ? chart : null));
+      return [name, {value, note, line, unit, past: []}];
+    }));
+    document.addEventListener("visibilitychange", () => document.hidden || this.poll());
+  }
+
+  /** Ask now, and then again and again while the page can be seen. */
+  async poll() {
+    clearTimeout(this.timer);
+    if (document.hidden || this.asking) return;
+    this.asking = true;
+    const began = performance.now();
+    let pause = key.get() && $("now").hidden ? 5000 : 1000;  // keys may have a rate, and this must not use it up
+    try {
+      const status = await json("v1/status", {patience: 10});
+      this.take(status);
+      await this.heard(status);
+    } catch (problem) {
+      if (problem.status === 429) {  // the rate of this visitor's key
+        this.pulse("waiting", "Asking less often");
+        pause = 1000 * problem.retryAfter;
+      } else {
+        this.pulse("lost", "No connection");
+        this.answers = [];
+        this.lost(problem);
+      }
+    } finally {
+      this.asking = false;
+      this.timer = setTimeout(() => this.poll(), Math.max(200, pause - (performance.now() - began)));
+    }
+  }
+
+  pulse(state, text) {
+    $("pulse").dataset.state = state;
+    if ($("pulse-text").textContent !== text) $("pulse-text").textContent = text;
+  }
+
+  take(status) {
+    if (this.answers.length && status.uptime < this.answers.at(-1).uptime) this.answers = [];  // it was started again
+    this.answers = [...this.answers, status].slice(-SPAN - 1);
+    const used = total(status, "slots_used");
+    this.pulse(status.status === "ready" ? used ? "busy" : "ready" : "waiting",
+      status.status === "ready" ? used ? `Drawing ${counted(used, "image")}` : "Ready" : status.status === "draining" ? "Shutting down" : "Starting");
+    if ($("now").hidden && this.drawn) this.record(status);
+    else this.show(status);
+  }
+
+  record(status) {
+    const first = this.answers[0];
+    const seconds = status.uptime - first.uptime;
+    const since = (field) => total(status, field) - total(first, field);
+    const quanta = since("quanta");
+    const rows = status.rows_sum - first.rows_sum;
+    const rate = (count) => seconds ? count / seconds : null;
+    const figures = {images: rate(since("images_completed")), pixels: rate(since("pixels_generated")),
+      step: quanta ? since("step_seconds_sum") / quanta : null, batch: quanta ? rows / quanta : null,
+      waiting: total(status, "images_waiting"), requests: status.requests_running};
+    for (const [name, tile] of Object.entries(this.tiles)) tile.past = [...tile.past, figures[name] ?? 0].slice(-KEPT);
+    return figures;
+  }
+
+  show(status) {
+    this.drawn = true;
+    const figures = this.record(status);
+    const texts = {images: figure(figures.images), pixels: whole(figures.pixels ?? 0), step: duration(figures.step), batch: figure(figures.batch),
+      waiting: whole(figures.waiting), requests: whole(figures.requests), kernel: status.kernel};
+    for (const [name, tile] of Object.entries(this.tiles)) {
+      if (tile.value.textContent !== texts[name]) tile.value.textContent = texts[name];
+      const top = Math.max(...tile.past, 1e-9);
+      tile.line.setAttribute("points", tile.past.map((x, at) => `${at + KEPT - tile.past.length},${19 - 18 * x / top}`).join(" "));
+    }
+    const refused = Object.entries(status.requests_rejected).filter(([, count]) => count);
+    this.tiles.requests.note.textContent = [`running, ${whole(status.requests_waiting)} waiting`,
+      ...refused.map(([why, count]) => `${whole(count)} refused (${why.replaceAll("_", " ")})`)].join(", ");
+    this.showSlots(status.models);
+    this.tiles.kernel.note.textContent = `LinPix ${status.version}, torch ${status.torch}, up for ${upFor(status.uptime)}`;
+  }
+
+  showSlots(models) {
+    const names = models.map((model) => `${model.id} ${model.slots}`).join();
+    if (this.names !== names) {
+      this.names = names;
+      this.rows = models.map((model) => {
+        const squares = Array.from({length: Math.min(model.slots, 256)}, () => el("i", {}));
+        const text = el("span", {});
+        return {squares, text, item: el("div", {class: "slots"}, el("h3", {}, model.id),
+          el("p", {class: "quiet"}, [model.backend, model.engine, model.precision, model.device, memoryOf(model.id)].filter(Boolean).join(", ")),
+          el("div", {class: "squares", "aria-hidden": "true"}, ...squares), el("p", {}, text))};
+      });
+      $("slots").replaceChildren(el("h2", {}, "Slots"), ...this.rows.map((row) => row.item));
+    }
+    models.forEach((model, index) => {
+      const {squares, text} = this.rows[index];
+      squares.forEach((square, at) => square.classList.toggle("used", at < Math.ceil(model.slots_used * squares.length / model.slots)));
+      const said = `${whole(model.slots_used)} of ${counted(model.slots, "slot")} in use, ${whole(model.images_waiting)} waiting, ${counted(model.images_completed, "image")} drawn`;
+      if (text.textContent !== said) text.textContent = said;
+    });
+  }
+}
+
+function memoryOf(id) {
+  const card = loaded.cards.find((one) => one.id === id);
+  return card && `${size(card.state_bytes)} a slot`;
+}
+
+function upFor(seconds) {
+  const [unit, word] = seconds >= 86400 ? [86400, "day"] : seconds >= 3600 ? [3600, "hour"] : seconds >= 60 ? [60, "minute"] : [1, "second"];
+  return counted(Math.floor(seconds / unit), word);
+}

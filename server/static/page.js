@@ -1,0 +1,102 @@
+// The page: its panels, the key where one is asked for, and what to say while the server is away.
+import {json, key, onKey} from "./service.js";
+import {$, models, Notice} from "./parts.js";
+import {Completion} from "./completion.js";
+import {Viewer} from "./gallery.js";
+import {Now} from "./now.js";
+import {Race} from "./race.js";
+import {Samples} from "./samples.js";
+
+const PANELS = ["samples", "completion", "race", "now"];
+const notice = new Notice($("page-notice"));
+let latest = null;  // what the service said last, while it answers
+
+const viewer = new Viewer({
+  reuse(record) {
+    select("samples");
+    models.choose(record.answer.model);
+    samples.reuse(record.seed);
+  },
+  complete(record) {
+    select("completion");
+    models.choose(record.answer.model);
+    completion.adopt(record.base64, `The image of seed ${record.seed}`);
+    $("editor").focus();
+  },
+});
+const samples = new Samples(viewer);
+const completion = new Completion(viewer);
+const race = new Race();
+const now = new Now({heard, lost});
+
+function select(name) {
+  for (const panel of PANELS) {
+    const tab = $(`tab-${panel}`);
+    tab.setAttribute("aria-selected", String(panel === name));
+    tab.tabIndex = panel === name ? 0 : -1;
+    $(panel).hidden = panel !== name;
+  }
+  if (named() !== name) history.replaceState(null, "", `#/${name}`);  // not an id: the browser would scroll there
+  if (name === "race") race.resume(latest?.comparison);
+}
+
+const named = () => PANELS.find((panel) => location.hash === `#/${panel}`) ?? "samples";
+
+const tabs = document.querySelector("[role=tablist]");
+tabs.addEventListener("click", (event) => event.target.role === "tab" && select(event.target.getAttribute("aria-controls")));
+tabs.addEventListener("keydown", (event) => {
+  const at = PANELS.indexOf(named());
+  const to = {ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: PANELS.length - 1}[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  const panel = PANELS[(to + PANELS.length) % PANELS.length];
+  select(panel);
+  $(`tab-${panel}`).focus();
+});
+addEventListener("hashchange", () => select(named()));
+
+for (const output of document.querySelectorAll("output[data-of]")) {
+  const range = output.closest("form").elements[output.dataset.of];
+  range.addEventListener("input", () => { output.textContent = range.valueAsNumber.toFixed(2); });
+}
+
+async function heard(status) {
+  const away = !latest;
+  latest = status;
+  if (!away) return;
+  notice.clear();
+  const {data} = await json("v1/models");
+  models.set(data, status.limits);
+  race.limit(status.limits.compare_budget);
+  select(named());
+  document.documentElement.dataset.ready = "";
+  performance.mark("ready");
+}
+
+function lost(problem) {
+  if (latest || notice.box.hidden) notice.show(problem);  // once: it is read aloud
+  latest = null;
+}
+
+// One dialog, however many requests were refused; whoever was refused with an older key just tries the newer one.
+let asking = null;
+onKey.ask = (tried) => {
+  if (key.get() !== tried) return Promise.resolve();
+  asking ??= new Promise((resolve) => {
+    const dialog = $("key");
+    $("key-why").textContent = tried ? "The server does not know that key. Enter another one."
+      : "Enter one of its API keys. It stays in this tab until you close it.";
+    dialog.addEventListener("cancel", (event) => event.preventDefault());
+    dialog.addEventListener("close", () => {
+      key.set($("key-value").value.trim());
+      $("key-value").value = "";
+      asking = null;
+      resolve();
+    }, {once: true});
+    dialog.showModal();
+  });
+  return asking;
+};
+
+select(named());
+now.poll();

@@ -1,0 +1,282 @@
+// The race: backends measured one after the other, then replayed side by side at the speeds that were measured.
+import {call, decode, events, json, Problem} from "./service.js";
+import {$, counted, duration, el, figure, models, size, Task, whole} from "./parts.js";
+
+const PATH = "v1/compare";
+const BUDGETS = [15, 30, 60, 120, 300];
+const IMAGES = 8;  // drawn for the lanes to go through: the first is the same in all, and so are those that follow
+const KINDS = [
+  ["linear", "compiled", "fixed memory, our kernels"],
+  ["linear", "eager", "fixed memory, PyTorch"],
+  ["stateful-softmax", "eager", "keeps every key and value"],
+  ["softmax", "eager", "computes its past again"],
+  ["lsh-1", "eager", "hashes, computes it again"],
+  ["lsh-4", "eager", "four rounds of hashing"],
+];
+const DOT = 3;  // pixels from one finished image to the next in a pile
+
+export class Race {
+  constructor() {
+    this.panel = $("race");
+    this.form = $("race-form");
+    this.lanes = this.panel.querySelector(".lanes");
+    this.clock = this.panel.querySelector(".clock");
+    this.progress = this.panel.querySelector("progress");
+    this.again = this.panel.querySelector("[data-again]");
+    this.skip = this.panel.querySelector("[data-skip]");
+    this.task = new Task(this.form, this.panel.querySelector(".notice"), this.panel.querySelector(".status"));
+    this.task.stopped = () => this.halted();
+    this.form.addEventListener("submit", () => this.measure());
+    this.again.addEventListener("click", () => this.task.start((signal) => this.run(signal)));
+    this.skip.addEventListener("click", () => { this.skipped = true; });
+    document.addEventListener("model", ({detail: card}) => this.idle(card));
+  }
+
+  limit(budget) {
+    const choices = [...BUDGETS.filter((seconds) => seconds < budget), budget].slice(-5);
+    const select = this.form.elements.budget;
+    const before = select.value;
+    select.replaceChildren(...choices.map((seconds) => el("option", {value: seconds}, `${seconds} s`)));
+    select.value = choices.includes(Number(before)) ? before : choices.find((seconds) => seconds >= 30) ?? budget;
+  }
+
+  /** Lanes that wait, before anything is known. */
+  idle(card) {
+    if (this.report) return;
+    this.setUp(KINDS.filter(([, engine]) => engine === "eager" || card.engine === "compiled"), card);
+  }
+
+  /** Show what was measured before this page was opened, or watch what is being measured. */
+  async resume(comparison) {
+    if (this.task.running || this.report || !comparison) return;
+    if (comparison.status === "running") {
+      await this.task.start((signal) => this.watch(comparison.id, signal, false));
+    } else if (comparison.status === "completed") {
+      await this.task.start(async (signal) => {
+        const {report} = await json(`${PATH}/${comparison.id}`, {signal});
+        this.show(report);
+        this.again.disabled = false;
+        this.task.say(`Measured before, with ${report.model}. Race again to see it.`);
+      });
+    }
+  }
+
+  measure() {
+    return this.task.start(async (signal) => {
+      const body = {model: this.form.elements.model.value, budget: Number(this.form.elements.budget.value)};
+      let job;
+      try {
+        job = await json(PATH, {body, signal});
+      } catch (problem) {
+        if (problem.status !== 409) throw problem;
+        const {comparison} = await json("v1/status", {signal});
+        if (comparison?.status !== "running") throw problem;
+        await this.watch(comparison.id, signal, false);
+        return;
+      }
+      await this.watch(job.id, signal, true);
+    });
+  }
+
+  /** Follow a comparison to its end, and race. ours: whether stopping here stops it too. */
+  async watch(id, signal, ours) {
+    const stop = () => json(`${PATH}/${id}`, {method: "DELETE"}).catch(() => {});
+    if (ours) signal.addEventListener("abort", stop);
+    this.again.disabled = true;
+    this.progress.hidden = false;
+    this.progress.removeAttribute("value");
+    let state;
+    try {
+      const response = await call(`${PATH}/${id}`, {accept: "text/event-stream", signal});
+      for await (const event of events(response, signal)) {
+        state = event.data;
+        this.progress.value = state.progress;
+        if (state.report) this.show(state.report);
+        const beside = state.shared_device ? " Other requests run beside it, so figures may be low." : "";
+        this.task.say(`${ours ? "Measuring" : `Watching ${id}, which another visitor began`}: ${Math.round(100 * state.progress)} %.${beside}`);
+      }
+    } finally {
+      signal.removeEventListener("abort", stop);
+      this.progress.hidden = true;
+    }
+    if (state?.status === "failed") throw new Problem(`The comparison failed: ${state.error}. Measure again.`);
+    if (state?.status === "cancelled") throw new Problem("Somebody stopped this comparison. Measure again.");
+    if (state?.status !== "completed") throw new Problem("The connection broke off while measuring. Measure again.");
+    await this.run(signal);
+  }
+
+  halted() {
+    cancelAnimationFrame(this.frame);
+    this.skip.disabled = true;
+    this.again.disabled = !this.timed?.length;
+    this.task.say("Stopped.");
+  }
+
+  // --- what was measured ---
+
+  show(report) {
+    this.report = report;
+    const kinds = report.results.filter((result) => result.batch === 1).map((result) => [result.backend, result.engine]);
+    const words = new Map(KINDS.map(([backend, engine, text]) => [`${backend} ${engine}`, text]));
+    const card = models.cards.find((one) => one.id === report.model) ?? models.chosen;
+    this.setUp(kinds.map(([backend, engine]) => [backend, engine, words.get(`${backend} ${engine}`) ?? ""]), card);
+    for (const lane of this.all) {
+      const result = report.results.find((one) => one.batch === 1 && one.backend === lane.backend && one.engine === lane.engine);
+      lane.total = result?.seconds_per_image;
+      lane.ends = lane.total && endsOf(result, report.subpixels);
+      lane.time.textContent = lane.total ? `${result.estimated ? "~" : ""}${duration(lane.total)} each` : "not measured";
+    }
+    this.tabulate(report);
+  }
+
+  setUp(kinds, card) {
+    const names = kinds.map(([backend, engine]) => `${backend} ${engine}`).join();
+    if (this.names === `${names} ${card.id}`) return;
+    this.names = `${names} ${card.id}`;
+    for (const [name, room] of [["--large", 140], ["--small", 84]]) {  // whole pixels per pixel
+      this.lanes.style.setProperty(name, `${card.width * Math.max(1, Math.floor(room / card.width))}px`);
+    }
+    this.all = kinds.map(([backend, engine, text]) => {
+      const lane = {backend, engine, canvas: el("canvas", {width: card.width, height: card.height, "aria-hidden": "true"}),
+        pile: el("canvas", {width: 141, height: 45, class: "pile", "aria-hidden": "true"}),
+        count: el("strong", {}, "0"), word: el("span", {}, " images"), time: el("p", {class: "time"}, "\u00a0"), bar: el("i", {})};
+      lane.item = el("li", {class: `lane ${backend === "linear" ? "ours" : ""}`},
+        el("h3", {}, backend, el("small", {}, engine)), el("p", {class: "quiet"}, text),
+        el("div", {class: "frame"}, lane.canvas), el("div", {class: "track", "aria-hidden": "true"}, lane.bar),
+        el("p", {class: "count"}, lane.count, lane.word), lane.pile, lane.time);
+      return lane;
+    });
+    this.lanes.replaceChildren(...this.all.map((lane) => lane.item));
+  }
+
+  tabulate(report) {
+    const paper = report.paper[{784: "mnist", 3072: "cifar10"}[report.subpixels] ?? "mnist"];
+    const batches = [...new Set(report.results.map((result) => result.batch))];
+    const at = (lane, batch) => report.results.find((one) => one.batch === batch && one.backend === lane.backend && one.engine === lane.engine) ?? {};
+    const most = (values) => Math.max(...values.filter(Boolean), 0);
+    const tops = batches.map((batch) => most(this.all.map((lane) => at(lane, batch).images_per_second)));
+    const topPaper = most(Object.values(paper).map((one) => one.images_per_second));
+    const bar = (value, top, kind, text) => {
+      const fill = el("i", {class: kind});
+      fill.style.width = value ? `${Math.max(1.5, 100 * value / top)}%` : "0";
+      return el("td", {class: "bars"}, el("span", {}, text), el("b", {"aria-hidden": "true"}, fill));
+    };
+    const factor = (value, base) => value && base ? ` (${figure(value / base)}×)` : "";
+    const bits = (result) => result.bits_per_dim ? figure(result.bits_per_dim) + (result.exception ? "*" : "") : "–";
+    this.panel.querySelector("thead").replaceChildren(el("tr", {},
+      ...["Attention", ...batches.map((batch) => batch === 1 ? "Images/s, alone" : `Images/s, ${batch} together`), "Paper, images/s",
+        "s for one", "Paper, CPU", "bits/dim", "Paper", "Last step ÷ first", "Memory"].map((text) => el("th", {scope: "col", class: /images/i.test(text) && "bars"}, text))));
+    this.panel.querySelector("tbody").replaceChildren(...this.all.map((lane) => {
+      const alone = at(lane, 1);
+      const theirs = paper[lane.backend] ?? {};
+      return el("tr", {class: lane.backend === "linear" ? "ours" : ""},
+        el("th", {scope: "row"}, lane.backend, el("small", {}, ` ${lane.engine}`)),
+        ...batches.map((batch, index) => {
+          const one = at(lane, batch);
+          const base = at({backend: "softmax", engine: "eager"}, batch).images_per_second;
+          return bar(one.images_per_second, tops[index], "", (one.estimated && one.images_per_second ? "~" : "")
+            + figure(one.images_per_second) + factor(one.images_per_second, base));
+        }),
+        bar(theirs.images_per_second, topPaper, "paper", theirs.images_per_second == null ? "–"
+          : `${theirs.images_per_second}${factor(theirs.images_per_second, paper.softmax.images_per_second)}`),
+        ...[figure(alone.seconds_per_image), theirs.cpu_seconds ?? "–", bits(alone), theirs.bits_per_dim ?? "–",
+          figure(alone.tail_over_head), size(alone.state_bytes)].map((text) => el("td", {}, String(text))));
+    }));
+    $("race-invitation").hidden = true;
+    $("figures").hidden = $("remarks").hidden = false;
+    const {machine} = report;
+    $("remarks").replaceChildren(el("p", {}, `${report.model} on ${machine.cpu}, ${counted(machine.threads, "thread")}, torch ${machine.torch}. `
+      + `In brackets: times softmax. ~ estimated from some steps. Paper: ${report.paper.source}; ${report.paper.device}.`),
+    el("details", {}, el("summary", {}, "Notes"), el("ul", {}, ...report.notes.map((note) => el("li", {}, note)))));
+  }
+
+  // --- the race itself ---
+
+  async run(signal) {
+    this.timed = this.all.filter((lane) => lane.total);
+    if (!this.timed.length) throw new Problem("There was no time to measure anything. Choose a longer time.");
+    const fields = {model: this.report.model, n: Math.min(IMAGES, models.limits.max_n)};
+    const answer = await json("v1/images/generations", {body: fields, signal});
+    const images = await Promise.all(answer.data.map((one) => decode(one.b64_json)));
+    this.again.disabled = true;
+    this.skip.disabled = false;
+    this.skipped = false;
+    for (const lane of this.all) {
+      Object.assign(lane, {drawn: -1, made: 0});
+      lane.item.classList.toggle("out", !lane.total);
+      lane.item.classList.remove("done");
+      for (const canvas of [lane.canvas, lane.pile]) canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
+      lane.count.textContent = lane.total ? "0" : "–";
+    }
+    const slowest = Math.max(...this.timed.map((lane) => lane.total));
+    this.task.say(`Every lane draws the same image, seed ${answer.data[0].seed}, and goes on. One dot is one image.`);
+    const dots = getComputedStyle(this.lanes).getPropertyValue("--accent");
+    await new Promise((resolve, reject) => {
+      const began = performance.now();
+      const frame = (now) => {
+        if (signal.aborted) return reject(signal.reason);
+        const elapsed = this.skipped ? slowest : Math.min(slowest, (Math.max(now, began) - began) / 1000);
+        this.clock.textContent = `${elapsed.toFixed(1)} s`;
+        for (const lane of this.timed) advance(lane, elapsed, images, dots);
+        if (elapsed < slowest) this.frame = requestAnimationFrame(frame);
+        else resolve();
+      };
+      this.frame = requestAnimationFrame(frame);
+    });
+    this.skip.disabled = true;
+    this.again.disabled = false;
+    const [first, last] = [...this.timed].sort((a, b) => a.total - b.total).filter((_, index, all) => index === 0 || index === all.length - 1);
+    const named = (lane) => lane.backend === "linear" ? `linear (${lane.engine})` : lane.backend;
+    this.task.say(last ? `While ${named(last)} drew one image, ${named(first)} drew ${whole(first.made)}.` : `${first.backend} drew its image in ${duration(first.total)}.`);
+  }
+}
+
+/** Seconds at which each sub-pixel is there: its steps as measured, with straight lines between, scaled to the whole. */
+function endsOf(result, subpixels) {
+  const steps = result.step_seconds;
+  const ends = new Float64Array(subpixels);
+  let sum = 0;
+  for (let t = 0, next = 0; t < subpixels; t++) {
+    while (next < steps.length && steps[next].position < t) next++;
+    const [a, b] = [steps[Math.max(0, next - 1)], steps[Math.min(next, steps.length - 1)]];
+    const share = b.position > a.position ? Math.min(1, Math.max(0, (t - a.position) / (b.position - a.position))) : 0;
+    sum += a.seconds + share * (b.seconds - a.seconds);
+    ends[t] = sum;
+  }
+  return ends.map((end) => end * result.seconds_per_image / sum);
+}
+
+/** Bring a lane to a moment of the race. */
+function advance(lane, elapsed, images, dots) {
+  const made = Math.floor(elapsed / lane.total + 1e-9);
+  const into = elapsed - made * lane.total;
+  let [low, high] = [0, lane.ends.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (lane.ends[middle] <= into) low = middle + 1;
+    else high = middle;
+  }
+  const instant = lane.total < 0.1;  // too quick for a screen to show its pixels
+  const index = instant || !low ? Math.max(0, made - 1) : made;
+  const image = images[index % images.length];
+  const pixels = made > index ? image.width * image.height : Math.floor(low * image.width * image.height / lane.ends.length);
+  const state = index * 1e6 + pixels;
+  if (state !== lane.drawn) {
+    lane.drawn = state;
+    const part = new ImageData(image.data.slice(), image.width);
+    part.data.fill(0, pixels * 4);
+    lane.canvas.getContext("2d").putImageData(part, 0, 0);
+    lane.bar.style.width = `${100 * pixels / (image.width * image.height)}%`;
+  }
+  if (made === lane.made) return;
+  const pile = lane.pile.getContext("2d");
+  pile.fillStyle = dots;
+  const across = Math.floor(lane.pile.width / DOT);
+  for (let one = lane.made; one < Math.min(made, across * Math.floor(lane.pile.height / DOT)); one++) {
+    pile.fillRect(one % across * DOT, Math.floor(one / across) * DOT, DOT - 1, DOT - 1);
+  }
+  lane.made = made;
+  lane.count.textContent = whole(made);
+  lane.word.textContent = made === 1 ? " image" : " images";
+  lane.item.classList.add("done");
+}

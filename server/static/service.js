@@ -1,0 +1,112 @@
+// The service as the page sees it: requests with a key, errors as sentences, streams as events.
+
+const STORED = "linpix-key";
+
+/** What went wrong, in a sentence with a cure; retryAfter is in seconds, or null where waiting does not help. */
+export class Problem extends Error {
+  constructor(message, {status = 0, code = "", retryAfter = null} = {}) {
+    super(message);
+    Object.assign(this, {status, code, retryAfter});
+  }
+}
+
+export const key = {
+  get: () => sessionStorage.getItem(STORED) ?? "",
+  set: (value) => sessionStorage.setItem(STORED, value),
+};
+
+/** Called when the service asks for a key; the page shows its dialog and resolves when there is another one to try. */
+export const onKey = {ask: async () => { throw new Problem("This server asks for an API key."); }};
+
+export const sentence = (text) => {
+  const trimmed = text.trim();
+  return trimmed.charAt(0).toUpperCase() + trimmed.slice(1) + (/[.!?]$/.test(trimmed) ? "" : ".");
+};
+
+const GONE = "The server does not answer. Start it with “make run”; this page goes on by itself.";
+
+/** fetch, but whatever is not a success is a Problem. body: an object for JSON, or FormData · patience: seconds. */
+export async function call(path, {method, body, accept, signal, patience} = {}) {
+  for (;;) {
+    const headers = new Headers(accept ? {accept} : {});
+    const sent = key.get();
+    if (sent) headers.set("authorization", `Bearer ${sent}`);
+    let payload = body;
+    if (body && !(body instanceof FormData)) {
+      headers.set("content-type", "application/json");
+      payload = JSON.stringify(body);
+    }
+    let response;
+    try {
+      response = await fetch(path, {method: method ?? (body ? "POST" : "GET"), headers, body: payload,
+        signal: patience ? AbortSignal.timeout(patience * 1000) : signal});
+    } catch (error) {
+      if (signal?.aborted) throw error;
+      throw new Problem(GONE, {code: "unreachable"});
+    }
+    if (response.ok) return response;
+    const problem = await problemOf(response);
+    if (response.status !== 401) throw problem;
+    await onKey.ask(sent);
+    signal?.throwIfAborted();
+  }
+}
+
+export const json = async (path, options) => (await call(path, options)).json();
+
+async function problemOf(response) {
+  const after = parseFloat(response.headers.get("retry-after"));
+  const told = {status: response.status, retryAfter: Number.isFinite(after) ? Math.max(after, 1) : null};
+  try {
+    const {error} = await response.json();
+    return new Problem(sentence(error.message), {...told, code: error.code});
+  } catch {
+    return new Problem(`The server answered ${response.status} without saying why. Its log has more.`, told);
+  }
+}
+
+/** The events of a stream, as {event, data}. A stream that breaks, or an error event, is a Problem. */
+export async function* events(response, signal) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  try {
+    for (;;) {
+      let chunk;
+      try {
+        chunk = await reader.read();
+      } catch (error) {
+        if (signal?.aborted) throw error;
+        throw new Problem("The connection to the server broke off. Check that it still runs, then try again.", {code: "broken"});
+      }
+      if (chunk.done) return;
+      const blocks = (text + chunk.value).split(/\r?\n\r?\n/);
+      text = blocks.pop();
+      for (const block of blocks) {
+        const fields = {event: "message", data: ""};
+        for (const line of block.split(/\r?\n/)) {
+          const [, name, value] = /^(\w+): ?(.*)$/.exec(line) ?? [];
+          if (name) fields[name] = value;
+        }
+        if (!fields.data) continue;  // a comment that keeps the connection alive
+        const data = JSON.parse(fields.data);
+        if (fields.event === "error") throw new Problem(sentence(data.error.message), {code: data.error.code});
+        yield {event: fields.event, data};
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/** The picture behind base64 PNG, as ImageData of its own size. */
+export async function decode(base64) {
+  const blob = new Blob([bytesOf(base64)], {type: "image/png"});
+  const bitmap = await createImageBitmap(blob, {colorSpaceConversion: "none", premultiplyAlpha: "none"});
+  const canvas = new OffscreenCanvas(bitmap.width, bitmap.height);
+  const context = canvas.getContext("2d", {willReadFrequently: true});
+  context.drawImage(bitmap, 0, 0);
+  bitmap.close();
+  return context.getImageData(0, 0, canvas.width, canvas.height);
+}
+
+export const bytesOf = (base64) => Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
