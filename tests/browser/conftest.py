@@ -1,0 +1,110 @@
+"""A real browser, as people use it, on real server processes. Screenshots are kept in build/screenshots."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from tests.server.conftest import ROOT, Process, serving, slow
+
+__all__ = ["slow"]  # a fixture of the server's tests, for these as well
+
+SCREENSHOTS = ROOT / "build/screenshots"
+WAIT_MS = 180_000  # what a busy machine may take for what an idle one does in a moment
+DESKTOP, PHONE = (1280, 800), (390, 844)
+
+expect.set_options(timeout=WAIT_MS)
+
+
+# The synchronous driver keeps an event loop of its own on this thread, so it ends with this package: tests elsewhere
+# call asyncio.run.
+@pytest.fixture(scope="package")
+def chromium() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("there is no chromium on the PATH; on Debian: apt-get install chromium fonts-dejavu")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def shipped() -> Iterator[Process]:
+    """A server of shipped checkpoints, for tests that leave it as they found it."""
+    with serving(ROOT / "checkpoints", "--models", "mnist-small,cifar10-small") as process:
+        yield process
+
+
+class Visit:
+    """A page of a browser without a past, and what went wrong in it."""
+
+    def __init__(self, browser: Browser, url: str, *, panel: str = "samples", size: tuple[int, int] = DESKTOP,
+                 scheme: str = "light") -> None:
+        self.url, self.errors, self.foreign = url, [], []
+        self.sizes: dict[str, int] = {}  # bytes of the page's own files, by path
+        self.context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme,
+                                           accept_downloads=True, permissions=["clipboard-read", "clipboard-write"])
+        self.context.set_default_timeout(WAIT_MS)
+        self.page: Page = self.context.new_page()
+        self.page.on("console", self._heard)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.foreign.append(request.url) if self._elsewhere(request.url) else 0)
+        self.page.goto(f"{url}/#/{panel}")
+
+    def _elsewhere(self, url: str) -> bool:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https", "ws") and parts.netloc != urlsplit(self.url).netloc
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        # the browser's own line for an answer that is no success, or none at all; the tests look at what the page says
+        if message.type == "error" and not message.text.startswith("Failed to load resource"):
+            self.errors.append(message.text)
+
+    def ready(self) -> Page:
+        """The page, once it can be used."""
+        self.page.wait_for_selector("html[data-ready]")
+        return self.page
+
+    def keep(self, name: str) -> None:
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
+
+    def pixels(self, selector: str, index: int = 0) -> list[int]:
+        """RGBA of a canvas, row by row."""
+        return self.page.locator(selector).nth(index).evaluate(
+            "c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]")
+
+
+@pytest.fixture
+def visit(chromium: Browser) -> Iterator[Any]:
+    """visit(url, ...) opens the page. Afterwards nothing may have gone wrong in it, nor been asked of other hosts."""
+    visits: list[Visit] = []
+
+    def begin(url: str, **options: Any) -> Visit:
+        visits.append(Visit(chromium, url, **options))
+        return visits[-1]
+
+    yield begin
+    for one in visits:
+        one.context.close()
+    assert [one.errors for one in visits] == [[]] * len(visits)
+    assert [one.foreign for one in visits] == [[]] * len(visits)
+
+
+def says(page: Page, selector: str, words: str) -> str:
+    """The text of an element once it has these words (a pattern)."""
+    found = page.locator(selector).filter(has_text=re.compile(words))
+    found.wait_for()
+    return found.inner_text()
+
+
+def written(folder: Path, name: str, content: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path

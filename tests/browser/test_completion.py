@@ -1,0 +1,243 @@
+"""Completion with real strokes, uploads by file, paste and drop, and what the page says was known."""
+
+import base64
+import io
+import re
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Visit, says, written
+
+TOP_OF_SEVEN = [(8, 5), (20, 5), (17, 13)]  # in pixels of a 28 x 28 image
+
+
+def stroke(page: Page, points: list[tuple[float, float]], size: int = 28) -> None:
+    """The mouse, pressed along these points."""
+    box = page.locator("#editor").bounding_box()
+    assert box
+    places = [(box["x"] + x / size * box["width"], box["y"] + y / size * box["height"]) for x, y in points]
+    page.mouse.move(*places[0])
+    page.mouse.down()
+    for place in places[1:]:
+        page.mouse.move(*place, steps=12)
+    page.mouse.up()
+
+
+def complete(page: Page, n: int) -> None:
+    page.locator("#completion-form [name=n]").fill(str(n))
+    page.get_by_role("button", name="Complete", exact=True).click()
+    says(page, "#completion .status", f"{n} completions? in")
+
+
+def results(page: Page) -> np.ndarray:
+    """(n, H, W, 3), as the page shows them."""
+    found = page.locator("#completion .picture canvas").evaluate_all(
+        "all => all.map(c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])")
+    pixels = np.array(found, np.uint8)
+    side = round((pixels.shape[1] / 4) ** 0.5)
+    pixels = pixels.reshape(-1, side, side, 4)
+    assert (pixels[..., 3] == 255).all(), "every frame is full"
+    return pixels[..., :3]
+
+
+def sent(page: Page) -> np.ndarray:
+    """RGBA of the picture that went out, as the first result's dialog offers it."""
+    page.locator("#completion .picture").first.click()
+    expect(page.locator("#viewer-sent")).to_have_attribute("href", re.compile("^blob:"))
+    with page.expect_download() as download:
+        page.locator("#viewer-sent").click()
+    page.keyboard.press("Escape")
+    picture = Image.open(download.value.path())
+    assert picture.mode == "RGBA"
+    return np.asarray(picture)
+
+
+def marks(page: Page, on: bool) -> None:
+    page.get_by_label("Mark what was known").set_checked(on)
+
+
+def digit(url: str, label: int, seed: int = 3) -> np.ndarray:
+    body = {"label": label, "seed": seed, "temperature": 0.7}
+    answer = httpx.post(f"{url}/v1/images/generations", json=body, timeout=60)
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"]))).convert("L"))
+
+
+def png(pixels: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+def begin(visit, server, **options) -> tuple[Visit, Page]:
+    visitor = visit(server.url, panel="completion", **options)
+    return visitor, visitor.ready()
+
+
+def test_a_drawn_half_digit_is_completed_in_several_ways(shipped, visit):
+    visitor, page = begin(visit, shipped)
+    visitor.keep("completion-invitation-1280-light")
+    expect(page.locator("#editor-hint")).to_be_visible()
+    stroke(page, TOP_OF_SEVEN)
+    expect(page.locator("#editor-hint")).to_be_hidden()
+    complete(page, 6)
+    visitor.keep("completion-1280-light")
+    picture = sent(page)
+    assert (picture[:14, :, 3] == 255).all() and (picture[14:, :, 3] == 0).sum() > 13 * 28
+    assert picture[5, 9:20, 0].min() == 255, "the stroke is there"
+    says(page, "#known", r"known\. (All steered everything|\d+ steered everything)")
+    marks(page, False)
+    images = results(page)
+    known = picture[..., 3] == 255
+    for image in images:
+        np.testing.assert_array_equal(image[known], picture[known][:, :3])
+    assert len({image.tobytes() for image in images}) == 6, "six different ways"
+    assert (images[:, 14:] > 128).any(axis=(1, 2, 3)).all(), "all of them drew something"
+
+
+def test_what_is_rubbed_out_is_filled_in_and_the_page_tells_what_was_not_used(shipped, visit):
+    visitor, page = begin(visit, shipped)
+    page.get_by_role("button", name="Take a sample").click()
+    says(page, "#completion .status", "A sample of seed")
+    page.get_by_role("button", name="Keep all").click()
+    page.get_by_role("button", name="Rub out").click()
+    page.locator("#brush").fill("4")
+    stroke(page, [(9, 8), (18, 8)])
+    stroke(page, [(9, 16), (18, 16)])
+    complete(page, 4)
+    picture = sent(page)
+    answer = httpx.post(f"{shipped.url}/v1/images/edits", files={"image": png(picture)}, timeout=60).json()
+    told = {name: count for name, count in answer.items() if name.startswith("known")}
+    between = told["known"] - told["known_before_first_hole"] - told["known_after_last_hole"]
+    assert min(told.values()) > 0 and between > 0
+    assert says(page, "#known", "not used") == (
+        f"{told['known']} pixels of 784 known. {told['known_before_first_hole']} steered everything. "
+        f"{between} steered only what follows them. {told['known_after_last_hole']} came after the last hole and were "
+        "not used.")
+    visitor.keep("completion-rubbed-1280-light")
+    shown = results(page)[0].astype(int)
+    blue, amber = shown[..., 2] - shown[..., 0], shown[..., 0] - shown[..., 2]
+    known = picture[..., 3] == 255
+    first, last = np.flatnonzero(~known)[[0, -1]]
+    assert (blue.ravel()[:first] > 20).all() and (amber.ravel()[last + 1:] > 20).all(), "marked by what they steered"
+    assert (blue[~known] == 0).all(), "and what was drawn is not"
+    marks(page, False)
+    np.testing.assert_array_equal(results(page)[0][known], picture[known][:, :3])
+
+
+@pytest.mark.parametrize("way", ["file", "paste", "drop"])
+def test_a_picture_comes_by_file_by_paste_and_by_drop(shipped, visit, tmp_path, way):
+    _, page = begin(visit, shipped)
+    pixels = digit(shipped.url, 3)
+    picture = png(pixels.repeat(5, 0).repeat(5, 1))
+    if way == "file":
+        with page.expect_file_chooser() as chooser:
+            page.get_by_role("button", name="Load picture").click()
+        chooser.value.set_files(written(tmp_path, "three.png", picture))
+    else:
+        page.evaluate("""([way, base64]) => {
+            const bytes = Uint8Array.from(atob(base64), letter => letter.charCodeAt(0));
+            const files = new DataTransfer();
+            files.items.add(new File([bytes], 'three.png', {type: 'image/png'}));
+            const target = document.getElementById('editor');
+            target.dispatchEvent(way === 'paste'
+                ? new ClipboardEvent('paste', {clipboardData: files, bubbles: true, cancelable: true})
+                : new DragEvent('drop', {dataTransfer: files, bubbles: true, cancelable: true}));
+        }""", [way, base64.b64encode(picture).decode()])
+    says(page, "#completion .status", "three.png is loaded.*lower half")
+    complete(page, 2)
+    went = sent(page)
+    np.testing.assert_array_equal(went[:14, :, 0], pixels[:14])
+    assert (went[14:, :, 3] == 0).all()
+
+
+def test_a_dark_digit_on_white_paper_is_inverted(shipped, visit, tmp_path):
+    _, page = begin(visit, shipped)
+    pixels = digit(shipped.url, 5)
+    paper = png(np.pad(255 - pixels, ((0, 0), (14, 14)), constant_values=255).repeat(10, 0).repeat(10, 1))  # 560 x 280
+    page.locator("#file").set_input_files(written(tmp_path, "paper.png", paper))
+    says(page, "#completion .status", "dark on light, so it is inverted")
+    complete(page, 1)
+    np.testing.assert_allclose(sent(page)[:14, :, 0].astype(int), pixels[:14], atol=2)
+
+
+def test_transparent_parts_of_a_picture_are_what_is_filled_in(shipped, visit, tmp_path):
+    _, page = begin(visit, shipped)
+    pixels = digit(shipped.url, 8)
+    alpha = np.full((28, 28), 255, np.uint8)
+    alpha[10:20, 5:12] = 0
+    page.locator("#file").set_input_files(written(tmp_path, "holed.png", png(np.dstack([pixels] * 3 + [alpha]))))
+    says(page, "#completion .status", "holed.png is loaded, cropped to 28 . 28.$")
+    complete(page, 1)
+    went = sent(page)
+    np.testing.assert_array_equal(went[..., 3], alpha)
+    np.testing.assert_array_equal(went[..., 0], np.where(alpha == 255, pixels, 0))
+
+
+def test_colour_pictures_are_completed_in_colour(shipped, visit, tmp_path):
+    visitor, page = begin(visit, shipped)
+    page.locator("#completion-form [name=model]").select_option("cifar10-small")
+    down, across = np.mgrid[0:32, 0:32]
+    picture = np.stack([8 * across, 255 - 8 * down, 4 * (across + down)], -1).astype(np.uint8)
+    page.locator("#file").set_input_files(written(tmp_path, "sky.png", png(picture)))
+    says(page, "#completion .status", "sky.png is loaded")
+    complete(page, 2)
+    np.testing.assert_array_equal(sent(page)[:16, :, :3], picture[:16])
+    says(page, "#known", "512 pixels of 1,024 known. All steered")
+    visitor.keep("completion-colour-1280-light")
+    page.get_by_role("button", name="Clear").click()
+    page.locator("#colour").fill("#20c040")
+    stroke(page, [(4, 8), (28, 8)], 32)
+    complete(page, 1)
+    assert sent(page)[8, 16, :3].tolist() == [32, 192, 64]
+
+
+def test_strokes_can_be_taken_back_and_drawn_with_the_keyboard(shipped, visit):
+    _, page = begin(visit, shipped)
+    inked = """c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height / 2).data]
+        .filter((value, at) => at % 4 === 0 && value > 200).length"""
+    editor = page.locator("#editor")
+    undo = page.get_by_role("button", name="Undo")
+    assert editor.evaluate(inked) == 0
+    expect(undo).to_be_disabled()
+    stroke(page, TOP_OF_SEVEN)
+    assert editor.evaluate(inked) > 0
+    undo.click()
+    assert editor.evaluate(inked) == 0
+    editor.focus()
+    page.keyboard.press("ArrowUp")
+    for _ in range(6):
+        page.keyboard.press("Shift+ArrowRight")
+    page.keyboard.press("Tab")
+    assert editor.evaluate(inked) > 0
+    complete(page, 1)
+    went = sent(page)
+    assert (went[6, 14:20, 0] > 200).all()
+
+
+def test_what_cannot_be_completed_is_said_with_a_cure(shipped, visit, tmp_path):
+    visitor, page = begin(visit, shipped)
+    page.locator("#file").set_input_files(written(tmp_path, "notes.png", b"no picture"))
+    says(page, "#completion .notice", "notes.png is no picture that this browser can read. Choose a PNG, JPEG or WebP.")
+    page.get_by_role("button", name="Keep all").click()
+    page.get_by_role("button", name="Complete", exact=True).click()
+    says(page, "#completion .notice", "Every pixel is known. Rub something out, or press Lower half.")
+    visitor.keep("completion-notice-1280-light")
+    page.get_by_role("button", name="Lower half").click()
+    complete(page, 1)
+    expect(page.locator("#completion .notice")).to_be_hidden()
+
+
+def test_a_sample_can_be_taken_over_and_completed(shipped, visit):
+    page = visit(shipped.url).ready()
+    page.get_by_role("button", name="Draw 16 images").click()
+    says(page, "#samples .status", "16 images in")
+    page.get_by_role("button", name="Image 5,").click()
+    page.get_by_role("button", name="Complete it").click()
+    expect(page.get_by_role("tabpanel", name="Completion")).to_be_visible()
+    says(page, "#completion .status", r"The image of seed \d+, cropped to 28 . 28. Its lower half")
+    complete(page, 3)
+    assert len(results(page)) == 3

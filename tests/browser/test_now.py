@@ -1,0 +1,51 @@
+"""Now shows what /metrics says, while images are drawn and at rest."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+from playwright.sync_api import expect
+
+from tests.browser.conftest import says
+from tests.server.conftest import EAGER, eventually, serving
+
+
+def test_now_follows_what_the_service_does(slow, visit):
+    with serving(slow, *EAGER, "--slots", "4", "--max-queue", "32") as server, ThreadPoolExecutor(1) as pool:
+        visitor = visit(server.url, panel="now")
+        page = visitor.ready()
+        says(page, "#pulse", "Ready")
+        expect(page.locator(".squares .used")).to_have_count(0)
+        asked = pool.submit(lambda: httpx.post(f"{server.url}/v1/images/generations", json={"n": 12}, timeout=120))
+        expect(page.locator(".squares .used")).to_have_count(4)
+        says(page, "#pulse", "Drawing 4 images")
+        says(page, "#slots", "4 of 4 slots in use, [1-8] waiting")
+        expect(page.locator("#tile-waiting .value")).to_have_text(re.compile("[1-8]"))
+        says(page, "#tile-batch .value", "4.00")
+        says(page, "#tile-pixels .value", "[1-9]")
+        says(page, "#tile-step .value", r"[\d.]+ (ms|µs)")
+        visitor.keep("now-busy-1280-light")
+        assert len(asked.result().json()["data"]) == 12
+        says(page, "#slots", "0 of 4 slots in use, 0 waiting, 12 images drawn")
+        says(page, "#pulse", "Ready")
+        assert server.metric('linpix_images_completed_total{backend="linear",model="slow",outcome="completed"}') == 12
+        says(page, "#tile-images .value", "^0$|0.00")
+        points = page.locator("#tile-pixels polyline").get_attribute("points")
+        assert points and len({point.split(",")[1] for point in points.split()}) > 1, "the line has a hill"
+
+
+def test_now_names_the_kernel_in_use(shipped, visit):
+    page = visit(shipped.url, panel="now").ready()
+    text = httpx.get(f"{shipped.url}/metrics", timeout=60).text
+    [kernel] = re.findall(r'linpix_kernel_info{kernel="([^"]+)"', text)
+    says(page, "#tile-kernel .value", f"^{kernel}$")
+
+
+def test_refusals_are_counted(slow, visit):
+    with serving(slow, *EAGER, "--slots", "1", "--max-queue", "0") as server, ThreadPoolExecutor(1) as pool:
+        page = visit(server.url, panel="now").ready()
+        asked = pool.submit(lambda: httpx.post(f"{server.url}/v1/images/generations", json={}, timeout=60))
+        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 1)
+        assert httpx.post(f"{server.url}/v1/images/generations", json={}, timeout=60).status_code == 429
+        says(page, "#tile-requests", "1 refused .queue full.")
+        assert asked.result().status_code == 200

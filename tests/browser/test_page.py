@@ -1,0 +1,105 @@
+"""The page as a whole: what it weighs, how it looks at two widths by day and by night, and whom it shuts out."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import DESKTOP, PHONE, Visit, says
+from tests.browser.test_completion import TOP_OF_SEVEN, complete, stroke
+
+HERE = Path(__file__).parent
+AXE = (HERE / "axe.min.js").read_text()
+LIMIT = 100_000  # bytes
+LOOKS = [(DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light"), (PHONE, "dark")]
+NAMES = [f"{size[0]}-{scheme}" for size, scheme in LOOKS]
+
+
+def findings(page: Page) -> list[str]:
+    """What axe-core has against the page as it is now."""
+    page.evaluate(AXE)
+    result = page.evaluate("axe.run(document)")
+    assert len(result["passes"]) > 15
+    return [f"{one['impact']}: {one['id']}: {[node['html'][:120] for node in one['nodes'][:3]]}"
+            for one in result["violations"]]
+
+
+def test_the_vendored_files_are_those_of_the_list():
+    listed = dict(re.findall(r"^\| `([^`]+)` \| [^|]+ \| `([0-9a-f]{64})` \|$", (HERE / "VENDORED.md").read_text(),
+                             re.MULTILINE))
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in HERE.glob("axe*")}
+    assert found == listed
+
+
+def test_the_page_weighs_less_than_100_kb_and_comes_from_here(shipped, visit):
+    asked: set[str] = set()
+    visitor: Visit = visit(shipped.url)
+    page = visitor.ready()
+    page.on("request", lambda request: asked.add(request.url))
+    page.reload()
+    visitor.ready()
+    for panel in ("completion", "race", "now"):
+        page.get_by_role("tab", name=panel.capitalize()).click()
+    files = {url.split("#")[0] for url in asked if "/v1/" not in url}
+    assert len(files) > 8
+    sizes = {url: len(httpx.get(url, timeout=60).content) for url in files}
+    assert sum(sizes.values()) < LIMIT, sizes
+    assert all(httpx.get(url, timeout=60).headers["cache-control"] == "no-cache" for url in files)
+
+
+@pytest.mark.parametrize(("size", "scheme"), LOOKS, ids=NAMES)
+def test_everybody_can_use_every_panel(shipped, visit, size, scheme):
+    """axe-core, with the panels empty and in use; and nothing is wider than the screen."""
+    visitor = visit(shipped.url, size=size, scheme=scheme)
+    page = visitor.ready()
+    look = f"{size[0]}-{scheme}"
+
+    def check(name: str) -> None:
+        visitor.keep(f"{name}-{look}")
+        assert findings(page) == [], name
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], name
+
+    check("samples-invitation")
+    page.get_by_role("button", name="Draw 16 images").click()
+    says(page, "#samples .status", "16 images in")
+    check("samples")
+    page.get_by_role("button", name="Image 6,").click()
+    expect(page.locator("#viewer-save")).to_have_attribute("href", re.compile("blob:"))
+    page.get_by_role("button", name="Copy as curl").click()
+    check("samples-viewer")
+    page.keyboard.press("Escape")
+    page.locator("#samples-form [name=model]").select_option("cifar10-small")
+    page.locator("#samples-form [name=n]").fill("8")
+    page.get_by_role("button", name="Draw", exact=True).click()
+    says(page, "#samples .status", "8 images in")
+    check("samples-colour")
+    page.locator("#samples-form [name=model]").select_option("mnist-small")
+
+    page.get_by_role("tab", name="Completion").click()
+    check("completion-invitation")
+    stroke(page, TOP_OF_SEVEN)
+    complete(page, 6)
+    page.get_by_role("heading", name="Complete a picture").scroll_into_view_if_needed()
+    check("completion")
+    if size == PHONE:
+        page.locator("#completion .stage").scroll_into_view_if_needed()
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        visitor.keep(f"completion-results-{look}")
+        page.evaluate("scrollTo(0, 0)")
+    page.get_by_role("tab", name="Race").click()
+    check("race-waiting")
+    page.get_by_role("tab", name="Now").click()
+    says(page, "#slots", "images? drawn")
+    page.wait_for_timeout(3000)
+    check("now")
+
+
+def test_without_javascript_the_page_points_to_the_api(shipped, chromium):
+    context = chromium.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(shipped.url)
+    expect(page.locator("noscript a")).to_have_attribute("href", "/docs")
+    context.close()

@@ -1,0 +1,154 @@
+"""The race: measured by /v1/compare, told as it tells, and replayed at the speeds that it measured."""
+
+import re
+
+import httpx
+import numpy as np
+import pytest
+from playwright.sync_api import Page, expect
+
+from server.figures import PAPER
+from tests.browser.conftest import ROOT, says
+from tests.browser.test_page import findings
+from tests.server.conftest import eventually, serving
+
+LANES = """items => items.map(item => [item.querySelector('h3').innerText.replace(/\\s+/g, ' '),
+                                       item.querySelector('.count').innerText])"""
+
+
+@pytest.fixture(scope="module")
+def racing(tiny):
+    """A server whose comparisons take seconds."""
+    with serving(tiny.parent, "--compare-budget", "5") as server:
+        yield server
+
+
+def race(page: Page) -> None:
+    page.get_by_role("button", name="Measure and race").click()
+
+
+def told(server, path: str) -> dict:
+    return httpx.get(f"{server.url}/v1/{path}", timeout=60).json()
+
+
+def begun(server, budget: float) -> str:
+    """The id of a comparison that somebody else has asked for."""
+    body = {"batch": [1], "budget": budget}
+    return httpx.post(f"{server.url}/v1/compare", json=body, timeout=60).json()["id"]
+
+
+def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, visit):
+    visitor = visit(racing.url, panel="race")
+    page = visitor.ready()
+    race(page)
+    says(page, "#race .status", r"Measuring: \d+ %")
+    says(page, "#race .status", "Every lane draws the same image")
+    report = told(racing, "compare/cmp-1")["report"]
+    alone = {(one["backend"], one["engine"]): one for one in report["results"] if one["batch"] == 1}
+    says(page, "#race .status", r"While .+ drew one image, .+ drew [\d,]+\.")
+    total = {kind: one["seconds_per_image"] for kind, one in alone.items() if one["seconds_per_image"]}
+    slowest = max(total.values())
+    counts = {}
+    for name, count in page.locator(".lane").evaluate_all(LANES):
+        kind = tuple(name.split())
+        counts[kind] = int(count.split()[0].replace(",", "")) if kind in total else None
+    assert set(counts) == set(alone)
+    for kind, seconds in total.items():
+        assert counts[kind] == pytest.approx(slowest / seconds, abs=1), kind
+
+    table = page.locator("#figures tbody tr")
+    assert table.count() == len(alone)
+    for row in range(len(alone)):
+        cells = table.nth(row).locator("th, td").all_inner_texts()
+        one = alone[tuple(cells[0].split())]
+        if one["images_per_second"]:
+            assert float(re.match(r"~?([\d.,]+)", cells[1])[1].replace(",", "")) == pytest.approx(
+                one["images_per_second"], rel=0.006)
+        theirs = PAPER["mnist"][one["backend"]]  # tiny is neither of the paper's sizes, and stands beside MNIST
+        assert cells[3].split()[0] == str(theirs["images_per_second"])
+        assert float(cells[5]) == theirs["cpu_seconds"]
+        assert float(cells[7]) == theirs["bits_per_dim"]
+    expect(page.get_by_role("button", name="Race again")).to_be_enabled()
+
+
+def test_pixels_of_a_lane_appear_when_its_steps_say(racing, visit):
+    """Halfway through the slowest lane's image there are as many pixels as its step times give."""
+    id = begun(racing, 3.0)
+    assert eventually(lambda: told(racing, f"compare/{id}")["status"] == "completed", 60)
+    report = told(racing, f"compare/{id}")["report"]
+    slowest = max((one for one in report["results"] if one["seconds_per_image"]),
+                  key=lambda one: one["seconds_per_image"])
+    page = visit(racing.url, panel="race").ready()
+    says(page, "#race .status", "Measured before, with tiny")
+    page.get_by_role("button", name="Race again").click()
+    seen = page.evaluate("""async name => {
+        const lane = [...document.querySelectorAll('.lane')].find(
+            one => one.querySelector('h3').innerText.replace(/\\s+/g, ' ') === name);
+        const canvas = lane.querySelector('.frame canvas');
+        const clock = document.querySelector('#race .clock');
+        const seen = [];
+        for (let end = performance.now() + 30000; performance.now() < end;) {
+            await new Promise(requestAnimationFrame);
+            const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+            const filled = data.filter((value, at) => at % 4 === 3 && value).length;
+            if (filled) seen.push([parseFloat(clock.innerText), filled]);
+            if (filled === 64) break;
+        }
+        return seen;
+    }""", f"{slowest['backend']} {slowest['engine']}")
+    positions = np.arange(64)
+    steps = np.interp(positions, [step["position"] for step in slowest["step_seconds"]],
+                      [step["seconds"] for step in slowest["step_seconds"]])
+    ends = np.cumsum(steps) * slowest["seconds_per_image"] / steps.sum()
+    filled = [count for _, count in seen]
+    assert filled == sorted(filled) and filled[-1] == 64
+    for clock, count in seen:  # the clock that is shown has a tenth of a second
+        low, high = np.searchsorted(ends, [clock - 0.06, clock + 0.06], side="right")
+        assert low - 1 <= count <= high + 1, (clock, count)
+
+
+def test_stop_ends_the_measuring_on_the_server_too(racing, visit):
+    page = visit(racing.url, panel="race").ready()
+    race(page)
+    says(page, "#race .status", r"Measuring: \d+ %")
+    latest = told(racing, "status")["comparison"]
+    assert latest["status"] == "running"
+    page.get_by_role("button", name="Stop").and_(page.locator("#race-form button")).click()
+    says(page, "#race .status", "Stopped")
+    assert eventually(lambda: told(racing, f"compare/{latest['id']}")["status"] == "cancelled")
+
+
+def test_a_comparison_of_somebody_else_is_watched(racing, visit):
+    page = visit(racing.url, panel="race").ready()
+    id = begun(racing, 4.0)
+    race(page)
+    says(page, "#race .status", f"Watching {id}, which another visitor began")
+    says(page, "#race .status", "Every lane draws the same image")
+    assert told(racing, "status")["comparison"]["id"] == id, "no second one was begun"
+
+
+def test_the_race_of_the_shipped_models_can_be_looked_at(visit):
+    """With screenshots; the figures are this machine's."""
+    with serving(ROOT / "checkpoints", "--compare-budget", "20", "--models", "mnist-small") as server:
+        visitor = visit(server.url, panel="race")
+        page = visitor.ready()
+        visitor.keep("race-waiting-1280-light")
+        race(page)
+        says(page, "#race .status", r"Measuring: \d\d %")
+        visitor.keep("race-measuring-1280-light")
+        says(page, "#race .status", "Every lane draws the same image")
+        expect(page.locator("#figures td", has_text="0.970").first).to_be_visible()
+        page.wait_for_timeout(4000)
+        visitor.keep("race-1280-light")
+        page.get_by_role("button", name="Skip to the end").click()
+        says(page, "#race .status", "While")
+        visitor.keep("race-over-1280-light")
+        for size, scheme in (((1280, 800), "dark"), ((390, 844), "light"), ((390, 844), "dark")):
+            other = visit(server.url, panel="race", size=size, scheme=scheme)
+            says(other.ready(), "#race .status", "Measured before")
+            other.page.get_by_role("button", name="Race again").click()
+            says(other.page, "#race .status", "Every lane draws the same image")
+            other.page.wait_for_timeout(3000)
+            other.keep(f"race-{size[0]}-{scheme}")
+            assert findings(other.page) == []
+            assert other.page.evaluate("document.documentElement.scrollWidth") <= size[0]

@@ -1,0 +1,113 @@
+"""What the page says, and does by itself, when the service is full, gone, closed to strangers, or comes back."""
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+from playwright.sync_api import expect
+
+from tests.browser.conftest import says
+from tests.server.conftest import EAGER, eventually, serving
+from tests.server.test_keys import line, private
+
+
+def test_a_full_queue_shows_its_wait_and_is_tried_again_when_told(slow, visit):
+    with serving(slow, *EAGER, "--slots", "2", "--max-queue", "0") as server, ThreadPoolExecutor(1) as pool:
+        visitor = visit(server.url)
+        page = visitor.ready()
+        page.locator("#samples-form [name=n]").fill("2")
+        httpx.post(f"{server.url}/v1/images/generations", json={"n": 2}, timeout=60)  # to know the speed
+        asked = pool.submit(lambda: httpx.post(f"{server.url}/v1/images/generations", json={"n": 2}, timeout=60))
+        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 2)
+        refusals: list[tuple[int, str]] = []
+        page.on("response", lambda answer: refusals.append((answer.status, answer.headers.get("retry-after", "")))
+                if answer.url.endswith("/generations") else None)
+        page.get_by_role("button", name="Draw 2 images").click()
+        shown = says(page, "#samples .notice", r"The queue is full\. Trying again by itself in \d+ s\. \d+ s left")
+        visitor.keep("samples-full-1280-light")
+        assert refusals[0][0] == 429
+        assert f"in {refusals[0][1]} s" in shown
+        assert asked.result().status_code == 200
+        says(page, "#samples .status", "2 images in")
+        expect(page.locator("#samples .notice")).to_be_hidden()
+        assert refusals[-1][0] == 200
+
+
+def test_waiting_for_room_can_be_stopped(slow, visit):
+    with serving(slow, *EAGER, "--slots", "1", "--max-queue", "0") as server, ThreadPoolExecutor(1) as pool:
+        page = visit(server.url).ready()
+        asked = pool.submit(lambda: httpx.post(f"{server.url}/v1/images/generations", json={}, timeout=60))
+        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 1)
+        page.locator("#samples-form [name=n]").fill("1")
+        page.get_by_role("button", name="Draw 1 image").click()
+        says(page, "#samples .notice", "The queue is full")
+        page.get_by_role("button", name="Stop").and_(page.locator("#samples-form button")).click()
+        expect(page.locator("#samples .notice")).to_be_hidden()
+        assert asked.result().status_code == 200
+        assert server.metric('linpix_requests_total{endpoint="generations",outcome="completed"}') == 1
+
+
+def test_a_server_that_drops_the_connection_is_told_and_its_return_is_noticed(slow, visit):
+    with serving(slow, *EAGER) as server:
+        visitor = visit(server.url)
+        page = visitor.ready()
+        page.locator("#samples-form [name=n]").fill("8")
+        page.get_by_role("button", name="Draw 8 images").click()
+        page.get_by_role("button", name="being drawn").first.wait_for()
+        server.stop(signal.SIGKILL)
+        says(page, "#samples .notice", "The connection to the server broke off. Check that it still runs, then try")
+        says(page, "#page-notice", "The server does not answer. Start it with “make run”; this page goes on by itself.")
+        says(page, "#pulse", "No connection")
+        visitor.keep("samples-dropped-1280-light")
+        assert page.locator("#samples .unfinished").count() == 8
+        with serving(slow, *EAGER, "--port", server.url.rsplit(":", 1)[1]):
+            expect(page.locator("#page-notice")).to_be_hidden()
+            says(page, "#pulse", "Ready")
+            page.get_by_role("button", name="Try again").click()
+            says(page, "#samples .status", "8 images in")
+            expect(page.locator("#samples .notice")).to_be_hidden()
+
+
+def test_a_server_that_shuts_down_says_so(slow, visit):
+    with serving(slow, *EAGER, "--drain-timeout", "300") as server:
+        page = visit(server.url).ready()
+        page.locator("#samples-form [name=n]").fill("16")
+        page.get_by_role("button", name="Draw 16 images").click()
+        page.get_by_role("button", name="being drawn").first.wait_for()
+        server.process.send_signal(signal.SIGTERM)
+        says(page, "#pulse", "Shutting down")
+        says(page, "#samples .status", "16 images in")
+
+
+def test_a_key_is_asked_for_and_kept_in_this_tab_only(tiny, tmp_path, visit):
+    keys = private(tmp_path / "keys", line("visitor", "right"))
+    with serving(tiny.parent, "--api-keys", str(keys)) as server:
+        visitor = visit(server.url)
+        page = visitor.page
+        says(page, "#key", "Enter one of its API keys")
+        visitor.keep("key-1280-light")
+        page.get_by_label("API key").fill("wrong")
+        page.keyboard.press("Enter")
+        says(page, "#key", "The server does not know that key")
+        page.get_by_label("API key").fill("right")
+        page.get_by_role("button", name="Use this key").click()
+        visitor.ready()
+        expect(page.locator("#key")).to_be_hidden()
+        page.get_by_role("button", name="Draw 16 images").click()
+        says(page, "#samples .status", "16 images in")
+        page.get_by_role("button", name="Image 1,").click()
+        page.get_by_role("button", name="Copy as curl").click()
+        command = page.locator("#viewer-command").inner_text()
+        assert "Bearer $LINPIX_KEY" in command and "right" not in command
+        kept = page.evaluate("[JSON.stringify(sessionStorage), JSON.stringify(localStorage), document.cookie]")
+        assert ["right" in place for place in kept] == [True, False, False]
+        page.reload()
+        visitor.ready()
+        expect(page.locator("#key")).to_be_hidden()
+
+
+def test_what_the_service_refuses_is_said_in_its_own_words(shipped, visit):
+    page = visit(shipped.url).ready()
+    page.locator("#samples-form [name=seed]").fill("9007199254740990")
+    page.get_by_role("button", name="Draw 16 images").click()
+    says(page, "#samples .notice", r"Image i uses seed \+ i, which must stay under 2\^53: .*\.")
