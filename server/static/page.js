@@ -61,9 +61,9 @@ for (const output of document.querySelectorAll("output[data-of]")) {
 }
 
 async function heard(status) {
-  const away = !latest;
+  const same = latest && latest.models.map((model) => model.id).join() === status.models.map((model) => model.id).join();
   latest = status;
-  if (!away) return;
+  if (same) return;  // else it was away, or serves other models now
   notice.clear();
   const {data} = await json("v1/models");
   models.set(data, status.limits);
