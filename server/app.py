@@ -14,7 +14,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from model import ops
-from server import envelope, guard, images, logs, operations
+from server import arrivals, envelope, guard, images, logs, operations
+from server.arrivals import Bodies
 from server.backends import BACKENDS
 from server.catalogue import Catalogue
 from server.comparisons import Comparisons
@@ -53,7 +54,8 @@ def create_app(settings: Settings) -> FastAPI:
     kernel = "cuda" if ("compiled", "cuda") in engines else ops.kernel() if ("compiled", "cpu") in engines else "eager"
     metrics = Metrics([batcher.labels for batcher in batchers.values()], BACKENDS, release(),
                       kernel)
-    worker = Worker(batchers, metrics, settings.request_timeout, settings.watchdog_timeout, faults)
+    worker = Worker(batchers, metrics, settings.request_timeout, settings.watchdog_timeout, faults,
+                    settings.client_images)
     intake = Intake()
 
     @contextlib.asynccontextmanager
@@ -73,7 +75,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.mount("/static", operations.Static(directory=operations.STATIC), name="static")
     envelope.install(app, metrics=metrics)
     guard.install(app, hosts=Hosts(settings.host, settings.allowed_hosts), origins=Origins(settings.allowed_origins),
-                  max_body=settings.max_upload, keys=keys, metrics=metrics, intake=intake)
+                  bodies=Bodies(settings, metrics), keys=keys, metrics=metrics, intake=intake)
     _describe(app, keys=keys is not None)
     return app
 
@@ -209,6 +211,7 @@ def serve(settings: Settings) -> None:
         logger.warning("whoever reaches %s may use this service; --api-keys asks for keys", settings.host)
     probes = Probes(app.state.service) if settings.metrics_port is not None else None
     config = uvicorn.Config(app, host=settings.host, port=settings.port, workers=1, timeout_graceful_shutdown=10,
+                            http=arrivals.connection(settings.head_timeout),
                             forwarded_allow_ips=settings.trusted_proxies, **UVICORN)
     server = Server(config, app.state.service, probes)
     server.run()

@@ -5,21 +5,24 @@ the rows that make it throw, and only their requests end.
 """
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from server.engine import Engine, ImageSpec
-from server.errors import EngineLost, NotFinite, QueueFull
+from server.errors import DeadlineUnreachable, EngineLost, NotFinite, QueueFull
 from server.faults import Faults
 from server.isolation import Outcome, Plan, isolate
+from server.pace import Pace
 from server.scheduler import Full, Row, Scheduler
 
 logger = logging.getLogger("linpix")
 RESTORED = 2       # rows put back in one call: a prefill of all that they have, and the watchdog waits
 HOPELESS = 3       # quanta in a row of which nothing could be decoded, and no probe either: the engine is lost
 QUANTUM_S = 0.050  # longest quantum: how long a newcomer waits, and how late a cancellation acts
+STALE_S = 30.0     # an idle engine's pace is forgotten: were it wrong, and all refused for it, nothing would mend it
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +51,64 @@ class Batcher:
         self.scheduler = Scheduler(engine.slots, max_queue, config.subpixels)
         self.labels = (engine.checkpoint.name, engine.checkpoint.net.attention.steps_as)  # as metrics name them
         self.row_subpixels = config.width * config.channels  # also the longest quantum: what a stream shows at once
-        self.step_seconds = 0.0                     # of the last quantum, smoothed; 0 before the first
-        self._step_seconds: dict[int, float] = {}   # the same by the number of rows, in powers of two
+        self.pace = Pace()                          # by the clock, from the end of one quantum to that of the next
+        self._step_seconds: dict[int, float] = {}   # of decoding alone, smoothed, by rows in powers of two
+        self._ended, self._went_on = 0.0, False     # when the last quantum was over, and whether there was more to do
         self._specs: dict[str, Sequence[ImageSpec]] = {}
         self._hopeless = 0
         self._lock = threading.Lock()
 
-    def admit(self, request: str, images: int) -> None:
-        """Reserve room, or raise QueueFull with the time until there is some. From any thread."""
-        with self._lock:
-            try:
-                self.scheduler.admit(request, images)
-            except Full as full:
-                raise QueueFull(full.waiting, images, self.scheduler.max_queue,
-                                max(1.0, full.steps * self.step_seconds)) from full
+    def admit(self, request: str, images: int, *, bulk: bool = False, within_s: float = math.inf,
+              whole: bool = True) -> None:
+        """Reserve room, in place of what the request has. From any thread.
 
-    def enqueue(self, request: str, specs: Sequence[ImageSpec]) -> list[Row]:
-        """The admitted request's images, alike but for seed and temperature. From any thread."""
+        within_s: seconds until it is to be done · whole: whether its images have no known pixels.
+        Raises QueueFull with the time until there is room, or DeadlineUnreachable; the request then has no room at all.
+        """
         with self._lock:
+            if not self.busy and time.perf_counter() - self._ended > STALE_S:
+                self.pace.forget()
+            try:
+                self.scheduler.admit(request, images, bulk)
+            except Full as full:
+                raise QueueFull(full.waiting, images, full.allowed,
+                                self.scheduler.until_room(images, bulk, self.pace)) from full
+            self._reach(request, within_s, whole)
+
+    def enqueue(self, request: str, specs: Sequence[ImageSpec], within_s: float = math.inf) -> list[Row]:
+        """The admitted request's images, alike but for seed and temperature. From any thread.
+
+        Raises DeadlineUnreachable, now that the steps are known, and the request then has no room any more.
+        """
+        with self._lock:
+            rows = self.scheduler.enqueue(request, specs[0].prefix)
+            self._reach(request, within_s)
             self._specs[request] = specs
-            return self.scheduler.enqueue(request, specs[0].prefix)
+            return rows
+
+    def _reach(self, request: str, within_s: float, whole: bool = True) -> None:
+        """Raise DeadlineUnreachable, and forget the request, if what is known of it cannot be done in time."""
+        scheduler = self.scheduler
+        if scheduler.bound() * self.pace.slowest(scheduler.slots) <= within_s:  # nearly always, and told at once
+            return
+        needed_s = scheduler.until_done(request, self.pace, whole)
+        if needed_s > within_s:
+            scheduler.cancel(request)
+            raise DeadlineUnreachable(within_s, needed_s, len(scheduler.running) + scheduler.queued())
+
+    def most(self, bulk: bool) -> int:
+        """Images that one request of a class may have, so that it fits when nobody else is there."""
+        return self.scheduler.slots + self.scheduler.queue_of(bulk)
+
+    def room(self) -> int:
+        """Interactive images that would be admitted now. From any thread."""
+        with self._lock:
+            return self.scheduler.room()
+
+    def ends(self, requests: Collection[str]) -> list[float]:
+        """Seconds until each image of these requests will be done, in order. From any thread."""
+        with self._lock:
+            return [end.at for end in self.scheduler.forecast(self.pace) if end.row.request in requests]
 
     def cancel(self, request: str) -> None:
         """From any thread; a running image's slot is free after the quantum under way."""
@@ -77,7 +118,7 @@ class Batcher:
 
     @property
     def busy(self) -> bool:
-        return bool(self.scheduler.waiting or self.scheduler.running)
+        return bool(len(self.scheduler.waiting) or self.scheduler.running)
 
     @property
     def queued(self) -> int:
@@ -87,6 +128,7 @@ class Batcher:
 
     def turn(self) -> Turn:
         """Let newcomers join, run one quantum, and let the finished leave. Raises EngineLost."""
+        since = self._ended if self._went_on else time.perf_counter()
         joined, failed = self._join()
         with self._lock:
             plan = self.scheduler.plan(self._quantum(len(self.scheduler.running)))
@@ -102,8 +144,10 @@ class Batcher:
                 self._specs.pop(request, None)
             finished = self.scheduler.advance(plan)
             free = self.scheduler.free
-        if steps and not outcome.retries:
-            self._learn(len(plan), seconds / steps)
+            self._ended, self._went_on = time.perf_counter(), self.busy
+            if steps and not outcome.retries:
+                self._learn(len(plan), seconds / steps)
+                self.pace.learn(len(plan), steps, self._ended - since)
         if steps:
             self._hopeless = self._hopeless + 1 if len(outcome.poison) == len(plan) and not self._probe(free[0]) else 0
         if self._hopeless == HOPELESS:
@@ -205,15 +249,21 @@ class Batcher:
 
     def _learn(self, rows: int, seconds: float) -> None:
         before = self._step_seconds.get(rows.bit_length(), seconds)
-        self.step_seconds = self._step_seconds[rows.bit_length()] = 0.7 * before + 0.3 * seconds
+        self._step_seconds[rows.bit_length()] = 0.7 * before + 0.3 * seconds
 
     def waiting(self, request: str) -> int:
         """Images of a request that have had no slot."""
         with self._lock:
-            return self.scheduler.reserved.get(request, 0) + sum(row.request == request
-                                                                 for row in self.scheduler.waiting)
+            reserved = self.scheduler.reserved.get(request)
+            return (reserved.images if reserved else 0) + sum(row.request == request for row in self.scheduler.waiting)
+
+    def queued(self, bulk: bool) -> int:
+        """Images of a class that are admitted and have no slot. From any thread."""
+        with self._lock:
+            return self.scheduler.queued(bulk)
 
     def abandon(self) -> None:
         """After an error of ours: empty every slot. Whose images were there is for the caller to know."""
         with self._lock:
             self.scheduler.running.clear()
+            self._went_on = False

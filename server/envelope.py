@@ -8,10 +8,24 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from server.errors import InvalidRequest, ServiceError, UnsupportedMedia
+from server.errors import (
+    BodyTimeout,
+    ClientLimit,
+    DeadlinePassed,
+    DeadlineUnreachable,
+    Draining,
+    InvalidRequest,
+    QueueFull,
+    ServiceError,
+    TooManyBodies,
+    UnsupportedMedia,
+    in_seconds,
+)
 from server.metrics import Metrics
 from server.schemas import ErrorEnvelope
 
+_EXAMPLES = (BodyTimeout(1_460, 60.0), QueueFull(254, 4, 256, 12.0), ClientLimit(256, 1, 256, 3.0),
+             TooManyBodies(512), Draining(), DeadlineUnreachable(2.0, 7.25, 90), DeadlinePassed(30.0))  # for OpenAPI
 _BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
               415: "unsupported_media_type"}
 
@@ -24,7 +38,8 @@ def body_of(error: ServiceError) -> dict[str, Any]:
 def response_of(error: ServiceError) -> JSONResponse:
     headers = {}
     if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+        headers["retry-after"] = str(in_seconds(error.retry_after_s))
+        headers["retry-after-ms"] = str(max(1, round(1000 * error.retry_after_s)))  # OpenAI's clients look at it first
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     return JSONResponse(body_of(error), error.status, headers)
@@ -32,7 +47,20 @@ def response_of(error: ServiceError) -> JSONResponse:
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that can answer these errors, for OpenAPI."""
-    return {status: {"model": ErrorEnvelope} for status in statuses}
+    return {status: _document(status) for status in statuses}
+
+
+def _document(status: int) -> dict[str, Any]:
+    examples = [error for error in _EXAMPLES if error.status == status]
+    found: dict[str, Any] = {"model": ErrorEnvelope}
+    if examples:
+        found["content"] = {"application/json": {"examples": {error.code: {"value": body_of(error)}
+                                                              for error in examples}}}
+    if any(error.retry_after_s is not None for error in examples):
+        found["headers"] = {"Retry-After": {
+            "description": "seconds until it is worth another try, computed from the steps that remain",
+            "schema": {"type": "integer", "minimum": 1}}}
+    return found
 
 
 def event_stream(description: str) -> dict[str, Any]:

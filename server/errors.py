@@ -3,6 +3,11 @@
 from typing import ClassVar
 
 
+def in_seconds(retry_after_s: float) -> int:
+    """As Retry-After has it: whole seconds, and not now."""
+    return max(1, round(retry_after_s))
+
+
 class ServiceError(Exception):
     """Something to tell the client; the message says what was wrong, what was got and what is allowed."""
 
@@ -52,12 +57,43 @@ class UnsupportedMedia(ServiceError):
     status, type, code = 415, "invalid_request_error", "unsupported_media_type"
 
 
+class BodyTimeout(ServiceError):
+    status, type, code = 408, "invalid_request_error", "body_timeout"
+
+    def __init__(self, received: int, timeout_s: float) -> None:
+        super().__init__(f"the body was not there within {timeout_s:g} s, only {received:,} bytes of it; send it "
+                         "faster, or less of it")
+
+
+class ClientLeft(ServiceError):
+    """The connection ended before the body did: nobody hears of it."""
+
+    status, type, code = 499, "invalid_request_error", "client_left"
+
+
+class TooManyBodies(ServiceError):
+    status, type, code = 503, "server_error", "too_many_bodies"
+
+    def __init__(self, allowed: int) -> None:
+        super().__init__(f"{allowed} requests are being read already, which is the limit; try again in a moment",
+                         retry_after_s=1.0)
+
+
+class ClientLimit(ServiceError):
+    status, type, code = 429, "rate_limit_error", "client_limit"
+
+    def __init__(self, here: int, images: int, allowed: int, retry_after_s: float) -> None:
+        super().__init__(f"{here} images of yours are waiting or being drawn, and {images} more would pass the limit "
+                         f"of {allowed} a client; try again in {in_seconds(retry_after_s)} s",
+                         retry_after_s=retry_after_s)
+
+
 class QueueFull(ServiceError):
     status, type, code = 429, "rate_limit_error", "queue_full"
 
     def __init__(self, waiting: int, images: int, allowed: int, retry_after_s: float) -> None:
         super().__init__(f"{waiting} images are already waiting, and {images} more would pass the limit of {allowed}; "
-                         f"try again in {retry_after_s:.0f} s", retry_after_s=retry_after_s)
+                         f"try again in {in_seconds(retry_after_s)} s", retry_after_s=retry_after_s)
 
 
 class RateLimited(ServiceError):
@@ -70,6 +106,15 @@ class DeadlinePassed(ServiceError):
     def __init__(self, timeout_s: float) -> None:
         super().__init__(f"the request was not finished within {timeout_s:g} s; ask for fewer images, or try again "
                          "when the service is less busy")
+
+
+class DeadlineUnreachable(ServiceError):
+    status, type, code = 504, "server_error", "deadline_unreachable"
+
+    def __init__(self, within_s: float, needed_s: float, ahead: int) -> None:
+        super().__init__(f"the request cannot be done within {within_s:.3g} s: with {ahead} images ahead of it that "
+                         f"would take about {needed_s:.3g} s; allow more, ask for fewer images, or try again when the "
+                         "service is less busy")
 
 
 class EngineFailed(ServiceError):

@@ -1,7 +1,7 @@
 """What every request passes first: its record, then whose page sent it, then its key and its size.
 
-Record is outermost: it gives ids, security headers and a line of the log to every answer, refusals included. Gate
-refuses foreign hosts and pages. Door asks for keys where there are any, and counts bodies as they arrive.
+Outermost bodies are counted as they arrive. Record gives ids, security headers and a line of the log to every answer,
+refusals included. Gate refuses foreign hosts and pages. Door asks for keys where there are any.
 """
 
 import asyncio
@@ -19,8 +19,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.arrivals import Arrival, Bodies, Body, body_of
 from server.envelope import response_of
-from server.errors import Draining, ForeignHost, ForeignOrigin, RateLimited, ServiceError, TooLarge, Unauthorized
+from server.errors import Draining, ForeignHost, ForeignOrigin, RateLimited, ServiceError, Unauthorized
 from server.keys import Keys
 from server.logs import REQUEST_ID, access
 from server.metrics import Metrics
@@ -164,10 +165,10 @@ class Gate:
 
 
 class Door:
-    """Asks for a key at /v1/, counts its requests, and refuses bodies that are too large as they arrive."""
+    """Asks for a key at /v1/, counts its requests, and refuses bodies that say they are too large."""
 
-    def __init__(self, app: ASGIApp, *, max_body: int, keys: Keys | None, metrics: Metrics, intake: Intake) -> None:
-        self.app, self.max_body, self.keys, self.metrics, self.intake = app, max_body, keys, metrics, intake
+    def __init__(self, app: ASGIApp, *, keys: Keys | None, metrics: Metrics, intake: Intake) -> None:
+        self.app, self.keys, self.metrics, self.intake = app, keys, metrics, intake
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -177,14 +178,11 @@ class Door:
         try:
             if self.keys is not None and scope["path"].startswith("/v1/"):
                 scope["state"]["client"] = self._client(self.keys, headers)
-            declared = headers.get("content-length", "0")
-            if declared.isdecimal() and int(declared) > self.max_body:
-                self.metrics.requests_rejected.labels("too_large").inc()
-                raise self._too_large(int(declared))
+            body_of(scope).check()
         except ServiceError as error:
             await response_of(error)(scope, receive, send)
             return
-        await self.app(scope, self._counted(receive), send)
+        await self.app(scope, self._taken_in(body_of(scope), receive), send)
 
     def _client(self, keys: Keys, headers: Headers) -> str:
         """The name of the key that a request brings. Raises Unauthorized or RateLimited."""
@@ -201,39 +199,29 @@ class Door:
             raise
         return key.name
 
-    def _too_large(self, size: int) -> TooLarge:
-        return TooLarge(f"the body holds {size:,} bytes or more; at most {self.max_body:,} are allowed")
-
-    def _counted(self, receive: Receive) -> Callable[[], Awaitable[Message]]:
-        received, whole = 0, False
-
-        async def counted() -> Message:
-            nonlocal received, whole
-            if whole:  # what still comes is the end of the connection
+    def _taken_in(self, body: Body, receive: Receive) -> Callable[[], Awaitable[Message]]:
+        async def taken_in() -> Message:
+            if body.whole:  # what still comes was read before, or is the end of the connection
                 return await receive()
             try:
-                message = await self.intake.next(receive)
+                return await self.intake.next(receive)
             except Draining:
                 self.metrics.requests_rejected.labels("draining").inc()
                 raise
-            whole = not message.get("more_body", False)
-            received += len(message.get("body", b""))
-            if received > self.max_body:
-                raise self._too_large(received)
-            return message
 
-        return counted
+        return taken_in
 
 
-def install(app: FastAPI, *, hosts: Hosts, origins: Origins, max_body: int, keys: Keys | None,
+def install(app: FastAPI, *, hosts: Hosts, origins: Origins, bodies: Bodies, keys: Keys | None,
             metrics: Metrics, intake: Intake) -> None:
     """Put all of it before an app's routes, the last one named outermost."""
-    app.add_middleware(Door, max_body=max_body, keys=keys, metrics=metrics, intake=intake)
+    app.add_middleware(Door, keys=keys, metrics=metrics, intake=intake)
     if origins.allowed:  # between the two: a page that may use the service must be able to read its refusals
         app.add_middleware(CORSMiddleware, allow_origins=origins.allowed, allow_methods=["*"], allow_headers=["*"],
                            expose_headers=["*"], allow_private_network=True)
     app.add_middleware(Gate, hosts=hosts, origins=origins, metrics=metrics)
     app.add_middleware(Record, intake=intake)
+    app.add_middleware(Arrival, bodies=bodies)
 
 
 def describe(schema: dict[str, Any], *, keys: bool) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -20,16 +21,28 @@ from starlette.types import Receive, Scope, Send
 from model.config import ModelConfig
 from model.philox import MAX_SEED
 from server import pictures
+from server.admission import HEADER, AdmittedDep, AdmittingRoute, TimeoutHeader, timeout_of
 from server.engine import ImageSpec
 from server.envelope import body_of, documented, event_stream
 from server.errors import InvalidRequest, ServiceError, TooLarge, UnsupportedMedia
-from server.schemas import Count, EditResponse, GenerateBody, ImagesResponse, Label, Partials, Seed, Temperature
+from server.schemas import (
+    Count,
+    EditResponse,
+    GenerateBody,
+    ImagesResponse,
+    Label,
+    Partials,
+    Priority,
+    Seed,
+    Temperature,
+    Timeout,
+)
 from server.service import Service, ServiceDep
 from server.worker import ImageDone
 from server.worker import Request as Admitted
 
-router = APIRouter(prefix="/v1/images", tags=["images"])
-_ERRORS = documented(400, 401, 403, 404, 413, 415, 429, 500, 503, 504)
+router = APIRouter(prefix="/v1/images", tags=["images"], route_class=AdmittingRoute)
+_ERRORS = documented(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
 _ANSWERS: dict[int | str, dict[str, Any]] = {200: {"content": {
     "image/png": {"schema": {"type": "string", "contentMediaType": "image/png"}},
     **event_stream("the answer's fields with type, image_index, seed and b64_json; partial images also rows")}}}
@@ -44,12 +57,14 @@ class Ask:
 
     def __init__(self, service: Service, http: Request, *, model: str | None, n: int | None, size: str | None,
                  response_format: str | None, stream: bool | None, partial_images: int | None, seed: int | None,
-                 temperature: float | None, label: int | str | None, prompt: str | None, ignored: list[str]) -> None:
+                 temperature: float | None, label: int | str | None, prompt: str | None, timeout: float | None,
+                 priority: str | None, ignored: list[str]) -> None:
         self.warnings: list[str] = []
         self.name, self.batcher = service.find(model)
         self.config: ModelConfig = self.batcher.engine.config
         self.n = 1 if n is None else n
-        most = min(service.settings.max_n, self.batcher.engine.slots + service.settings.max_queue)
+        self.bulk = priority == "bulk"
+        most = min(service.settings.max_n, self.batcher.most(self.bulk), service.settings.client_images or math.inf)
         if not 1 <= self.n <= most:
             raise InvalidRequest(f"n must be 1..{most}, got {n}", param="n")
         http.state.model, http.state.images = self.name, self.n  # for the log
@@ -70,6 +85,11 @@ class Ask:
         if self.seed + self.n - 1 > MAX_SEED:
             raise InvalidRequest(f"image i uses seed + i, which must stay under 2^53: with n={self.n} the largest "
                                  f"seed is {MAX_SEED - self.n + 1}, got {seed}", param="seed")
+        allowed = timeout_of(http)
+        if timeout is not None and allowed not in (None, timeout):
+            raise InvalidRequest(f"timeout {timeout:g} contradicts {HEADER}: {allowed:g}; send one of them",
+                                 param="timeout")
+        self.timeout_s = math.inf if timeout is None else timeout
         self.temperature = 1.0 if temperature is None else temperature
         self.label = self._label(label, prompt)
         if ignored:
@@ -101,6 +121,10 @@ class Ask:
                 for index in range(self.n)]
 
 
+    def claim(self, service: Service, admitted: Admitted) -> None:
+        service.worker.claim(admitted, self.name, self.n, stream=self.stream, bulk=self.bulk, timeout_s=self.timeout_s)
+
+
 def preferred(accept: str) -> str:
     """The media type that an Accept header lists first."""
     return accept.split(",")[0].split(";")[0].strip()
@@ -121,19 +145,20 @@ def picture_error(error: pictures.PictureError) -> ServiceError:
 
 
 @router.post("/generations", response_model=ImagesResponse, responses=_ANSWERS | _ERRORS)
-async def generate(body: GenerateBody, http: Request, service: ServiceDep) -> Response:
+async def generate(body: GenerateBody, http: Request, service: ServiceDep, admitted: AdmittedDep,
+                   x_request_timeout: TimeoutHeader = None) -> Response:
     """Draw images: unconditional, or of one class."""
     fields = body.model_dump(exclude=set(body.model_extra or {}))
     ask = Ask(service, http, **fields, ignored=list(body.model_extra or {}))
     specs = ask.specs()
-    admitted = service.worker.admit(ask.name, ask.n, endpoint="generations", stream=ask.stream)
+    ask.claim(service, admitted)
     service.worker.submit(admitted, specs)
     return await answer(service, http, ask, admitted, "image_generation", {})
 
 
 @router.post("/edits", response_model=EditResponse, responses=_ANSWERS | _ERRORS)
 async def edit(
-        http: Request, service: ServiceDep,
+        http: Request, service: ServiceDep, admitted: AdmittedDep,
         image: Annotated[UploadFile | None, File(description="PNG, JPEG or WebP; transparent = to fill in")] = None,
         image_list: Annotated[list[UploadFile] | None, File(alias="image[]", description="as image; one")] = None,
         mask: Annotated[UploadFile | None, File(description="its transparent areas are to be filled in")] = None,
@@ -147,27 +172,27 @@ async def edit(
         partial_images: Annotated[Partials | None, Form()] = None,
         seed: Annotated[Seed | None, Form()] = None,
         temperature: Annotated[Temperature | None, Form()] = None,
-        label: Annotated[Label | None, Form()] = None) -> Response:
+        label: Annotated[Label | None, Form()] = None,
+        timeout: Annotated[Timeout | None, Form()] = None,
+        priority: Annotated[Priority | None, Form()] = None,
+        x_request_timeout: TimeoutHeader = None) -> Response:
     """Complete an occluded image: known sub-pixels come back unchanged, the holes are drawn."""
     known_fields = {"image", "image[]", "mask", "keep_rows", "model", "prompt", "n", "size", "response_format",
-                    "stream", "partial_images", "seed", "temperature", "label"}
+                    "stream", "partial_images", "seed", "temperature", "label", "timeout", "priority"}
     ignored = [name for name in await http.form() if name not in known_fields]
     ask = Ask(service, http, model=model, n=n, size=size, response_format=response_format, stream=stream,
               partial_images=partial_images, seed=seed, temperature=temperature, label=label, prompt=prompt,
-              ignored=ignored)
+              timeout=timeout, priority=priority, ignored=ignored)
     uploads = [upload for upload in [image, *(image_list or [])] if upload is not None]
     if len(uploads) != 1:
         raise InvalidRequest(f"send exactly one picture as image or image[], got {len(uploads)}", param="image")
-    admitted = service.worker.admit(ask.name, ask.n, endpoint="edits", stream=ask.stream)
+    ask.claim(service, admitted)
     try:
         read = partial(pictures.read_occluded, await uploads[0].read(), ask.config,
                        mask=None if mask is None else await mask.read(), keep_rows=keep_rows)
         occluded = await unless_gone(http, decoded(service, read))
-    except BaseException as error:
-        service.worker.withdraw(admitted)
-        if isinstance(error, pictures.PictureError):
-            raise picture_error(error) from error
-        raise
+    except pictures.PictureError as error:
+        raise picture_error(error) from error
     if occluded is None:
         service.worker.finish(admitted, "cancelled")
         return Response(status_code=499)  # nobody reads it: the client left

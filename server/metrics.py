@@ -12,8 +12,10 @@ ENDPOINTS = ("generations", "edits")
 FAULTS = ("not_finite", "threw")
 OUTCOMES = ("completed", "cancelled", "failed")
 RELOADS = ("added", "replaced", "removed", "refused", "unchanged")
-REJECTIONS = ("queue_full", "draining", "engine_gone", "invalid", "unauthorized", "rate_limited", "foreign_host",
-              "foreign_origin", "too_large")
+PRIORITIES = ("interactive", "bulk")
+REJECTIONS = ("queue_full", "client_limit", "too_many_bodies", "deadline_unreachable", "draining", "engine_gone",
+              "invalid", "unauthorized", "rate_limited", "foreign_host", "foreign_origin", "too_large", "body_timeout")
+STATES = ("reading", "waiting", "running")
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # time stamps that no dashboard asks for
 
@@ -42,6 +44,12 @@ class Metrics:
         self.requests_running = Gauge("linpix_requests_running", "Requests with an image in a slot.", registry=registry)
         self.requests_waiting = Gauge("linpix_requests_waiting", "Requests with no image in a slot yet.",
                                       registry=registry)
+        self.images_waiting = Gauge("linpix_images_waiting", "Images with no slot yet; a request whose body is being "
+                                    "read counts as one, interactive.", ("model", "priority"), registry=registry)
+        self.bodies_reading = Gauge("linpix_request_bodies_reading", "Requests whose body is being read.",
+                                    registry=registry)
+        self.deadlines_passed = Counter("linpix_deadlines_passed", "Requests whose time was up, by where they were.",
+                                        ("state",), registry=registry)
         self.state_slots = Gauge("linpix_state_slots", "Slots of the state pool.", ("model",), registry=registry)
         self.state_slots_used = Gauge("linpix_state_slots_used", "Slots that hold an image.", ("model",),
                                       registry=registry)
@@ -86,6 +94,8 @@ class Metrics:
                 self.requests.labels(endpoint, outcome)
         for reason in REJECTIONS:
             self.requests_rejected.labels(reason)
+        for state in STATES:
+            self.deadlines_passed.labels(state)
         for backend in backends:
             self.comparison.labels(backend)
 

@@ -9,6 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from server import envelope, guard, logs, operations
+from server.arrivals import Bodies
 from server.origins import Hosts, Origins
 from server.service import Service
 
@@ -28,7 +29,7 @@ class Probes(uvicorn.Server):
         app.include_router(operations.probes)
         envelope.install(app, metrics=metrics)
         guard.install(app, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
-                      max_body=settings.max_upload, keys=None, metrics=metrics, intake=service.intake)
+                      bodies=Bodies(settings, metrics), keys=None, metrics=metrics, intake=service.intake)
         super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False,
                                         **UVICORN))
         self._form = settings.log_format

@@ -1,20 +1,32 @@
 """Who waits, who runs in which slot, and when each will be done.
 
 Plain Python on purpose: no torch, no clock, no threads, so that its tests run in milliseconds.
-Times are counted in steps of one sub-pixel; whoever knows the speed turns them into seconds.
+Times are counted in steps of one sub-pixel; whoever knows the speed gives the seconds of a step.
 """
 
 import heapq
+import itertools
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+BULK_EVERY = 4  # while bulk images wait, one of so many slots goes to the one that has waited longest
+BULK_QUEUE = 4  # and one part in so many of the queue is not theirs, so that bulk alone never shuts others out
+
+Pace = Callable[[int], float]  # time of one step, by the number of rows that take it
+
+
+def in_steps(rows: int) -> float:
+    return 1.0
 
 
 class Full(Exception):
-    """No room for that many images; `steps` is how long until there is."""
+    """No room for that many images beside those that wait."""
 
-    def __init__(self, waiting: int, steps: int) -> None:
+    def __init__(self, waiting: int, allowed: int) -> None:
         super().__init__(f"{waiting} images are waiting")
-        self.waiting, self.steps = waiting, steps
+        self.waiting, self.allowed = waiting, allowed
 
 
 @dataclass(slots=True, eq=False)
@@ -26,59 +38,136 @@ class Row:
     position: int         # next sub-pixel to predict
     slot: int = 0         # 0 while it waits
     cancelled: bool = False
+    bulk: bool = False
+
+
+class Reservation(NamedTuple):
+    """Room for an admitted request whose images are not known yet."""
+
+    images: int
+    bulk: bool
+
+
+class End(NamedTuple):
+    """An image's end, foreseen."""
+
+    at: float     # from now
+    row: Row
+    free: int     # slots that nobody takes then
+    waiting: int  # images without a slot then
+    bulk: int     # those of them that are bulk
+
+
+class Line:
+    """Images that wait for a slot: who is next is decided here, for slots given now and for those foreseen."""
+
+    def __init__(self) -> None:
+        self.interactive: deque[Row] = deque()
+        self.bulk: deque[Row] = deque()
+        self._overtaken = 0  # slots given to interactive images in a row while bulk waited
+
+    def __len__(self) -> int:
+        return len(self.interactive) + len(self.bulk)
+
+    def __iter__(self) -> Iterator[Row]:
+        return itertools.chain(self.interactive, self.bulk)
+
+    def append(self, row: Row) -> None:
+        (self.bulk if row.bulk else self.interactive).append(row)
+
+    def first(self) -> Row | None:
+        """The image that gets the next slot."""
+        if self.bulk and (not self.interactive or self._overtaken >= BULK_EVERY - 1):
+            return self.bulk[0]
+        return self.interactive[0] if self.interactive else None
+
+    def take(self) -> Row:
+        """Remove the first one, which gets a slot."""
+        row = self.first()
+        assert row is not None
+        self._overtaken = 0 if row.bulk or not self.bulk else self._overtaken + 1
+        return (self.bulk if row.bulk else self.interactive).popleft()
+
+    def without(self, request: str = "") -> "Line":
+        """A copy, less the images of a request."""
+        line = Line()
+        line._overtaken = self._overtaken
+        line.interactive = deque(row for row in self.interactive if row.request != request)
+        line.bulk = deque(row for row in self.bulk if row.request != request)
+        return line
 
 
 @dataclass(slots=True)
 class Scheduler:
-    """Slots 1..slots for the images of one model, first come first served, with a bounded queue."""
+    """Slots 1..slots for the images of one model, first come first served in each class, with a bounded queue."""
 
     slots: int
     max_queue: int        # images that may wait, beyond those that find a free slot
     length: int           # T
-    waiting: deque[Row] = field(default_factory=deque)
+    waiting: Line = field(default_factory=Line)
     running: dict[int, Row] = field(default_factory=dict)
-    reserved: dict[str, int] = field(default_factory=dict)  # admitted requests whose images are not known yet
+    reserved: dict[str, Reservation] = field(default_factory=dict)  # admitted requests whose images are not known yet
 
     @property
     def free(self) -> list[int]:
         return [slot for slot in range(1, self.slots + 1) if slot not in self.running]
 
-    @property
-    def queued(self) -> int:
-        """Images admitted that have no slot yet."""
-        return len(self.waiting) + sum(self.reserved.values())
+    def queued(self, bulk: bool | None = None) -> int:
+        """Images admitted that have no slot yet, of one class or of both."""
+        line = len(self.waiting) if bulk is None else len(self.waiting.bulk if bulk else self.waiting.interactive)
+        return line + sum(place.images for place in self.reserved.values() if bulk in (None, place.bulk))
 
-    def admit(self, request: str, images: int) -> None:
-        """Reserve room for a request's images, or raise Full. Nothing else can refuse it later."""
-        room = self.max_queue + self.slots - len(self.running)
-        if self.queued + images > room:
-            raise Full(self.queued, self.steps_until_room(images))
-        self.reserved[request] = images
+    def queue_of(self, bulk: bool) -> int:
+        """How many images of a class may wait."""
+        return self.max_queue - self.max_queue // BULK_QUEUE if bulk else self.max_queue
+
+    def room(self, bulk: bool = False) -> int:
+        """Images of a class that would be admitted now."""
+        return self._room(bulk, self.slots - len(self.running), self.queued(), self.queued(bulk=True))
+
+    def _room(self, bulk: bool, free: int, waiting: int, waiting_bulk: int) -> int:
+        room = self.max_queue + free - waiting
+        return min(room, self.queue_of(bulk=True) + free - waiting_bulk) if bulk else room
+
+    def admit(self, request: str, images: int, bulk: bool = False) -> None:
+        """Reserve room for a request's images, in place of what it had before. Nothing else can refuse it later.
+
+        Raises Full, and then the request has no room at all.
+        """
+        self.reserved.pop(request, None)
+        if images > self.room(bulk):
+            if images > self.room():  # whatever its class
+                raise Full(self.queued(), self.max_queue)
+            raise Full(self.queued(bulk=True), self.queue_of(bulk=True))
+        self.reserved[request] = Reservation(images, bulk)
 
     def enqueue(self, request: str, position: int) -> list[Row]:
         """Turn a reservation into waiting rows that will begin at `position`; returns them in image order."""
-        rows = [Row(request, index, position) for index in range(self.reserved.pop(request))]
-        self.waiting.extend(rows)
+        place = self.reserved.pop(request)
+        rows = [Row(request, index, position, bulk=place.bulk) for index in range(place.images)]
+        for row in rows:
+            self.waiting.append(row)
         return rows
 
     def cancel(self, request: str) -> None:
         """Forget a request wherever it is. Its running rows keep their slots until the quantum under way ends."""
         self.reserved.pop(request, None)
-        self.waiting = deque(row for row in self.waiting if row.request != request)
+        self.waiting = self.waiting.without(request)
         for row in self.running.values():
             row.cancelled |= row.request == request
 
     def join(self) -> list[Row]:
-        """Between quanta: free the slots of cancelled rows, then give free ones to the request that waits longest.
+        """Between quanta: free the slots of cancelled rows, then give free ones to the request that is next.
 
         Returns its rows that found a slot; call again for the next request's, until there are none.
         """
         self.running = {slot: row for slot, row in self.running.items() if not row.cancelled}
         joined: list[Row] = []
         for slot in self.free:
-            if not self.waiting or (joined and self.waiting[0].request != joined[0].request):
+            first = self.waiting.first()
+            if first is None or (joined and first.request != joined[0].request):
                 break
-            row = self.waiting.popleft()
+            row = self.waiting.take()
             row.slot = slot
             self.running[slot] = row
             joined.append(row)
@@ -98,19 +187,45 @@ class Scheduler:
             del self.running[row.slot]
         return [row for row in done if not row.cancelled]
 
-    def steps_until_room(self, images: int) -> int:
-        """Steps until a request of that many images would be admitted, if nobody else comes or leaves.
+    # --- what is to come, if nobody else comes or leaves: every remaining length is known, so it is replayed ---
 
-        Every remaining length is known, so this replays the future: slots free up in order of their
-        remaining steps, and each takes the next waiting image.
+    def forecast(self, pace: Pace = in_steps, brief: str = "") -> Iterator[End]:
+        """The ends of all images admitted so far, in order.
+
+        Images that are not known yet count as whole ones; those of the request `brief` as if they had no hole.
         """
-        ends = [self.length - row.position for row in self.running.values() if not row.cancelled]
-        ends += [0] * (self.slots - len(ends))
+        line, ended = self.waiting.without(), None
+        for request, place in self.reserved.items():
+            for index in range(place.images):
+                line.append(Row(request, index, self.length if request == brief else 0, bulk=place.bulk))
+        order, now, at = itertools.count(), 0, 0.0
+        ends = [(self.length - row.position, next(order), row) for row in self.running.values() if not row.cancelled]
         heapq.heapify(ends)
-        waits = [self.length - row.position for row in self.waiting] + [self.length] * sum(self.reserved.values())
-        leaving = len(waits) + images - self.max_queue  # images that must have a slot by then
-        now = 0
-        for ahead in range(max(0, leaving)):
-            now = heapq.heappop(ends)
-            heapq.heappush(ends, now + (waits[ahead] if ahead < len(waits) else self.length))
-        return now
+        while True:
+            while len(line) and len(ends) < self.slots:
+                row = line.take()
+                heapq.heappush(ends, (now + self.length - row.position, next(order), row))
+            if ended is not None:
+                yield End(at, ended, self.slots - len(ends), len(line), len(line.bulk))
+            if not ends:
+                return
+            rows = len(ends)
+            end, _, ended = heapq.heappop(ends)
+            at, now = at + (end - now) * pace(rows), end
+
+    def until_room(self, images: int, bulk: bool = False, pace: Pace = in_steps) -> float:
+        """Time until a request of that many images would be admitted."""
+        if images <= self.room(bulk):
+            return 0.0
+        ends = [*self.forecast(pace)]
+        return next((end.at for end in ends if images <= self._room(bulk, end.free, end.waiting, end.bulk)),
+                    ends[-1].at if ends else 0.0)
+
+    def until_done(self, request: str, pace: Pace = in_steps, whole: bool = True) -> float:
+        """Time until the last image of an admitted request. Not whole: if nothing is to be drawn once it has a slot."""
+        return max((end.at for end in self.forecast(pace, "" if whole else request) if end.row.request == request),
+                   default=0.0)
+
+    def bound(self) -> float:
+        """Steps by which all that is admitted is done, or fewer: much faster to know than the forecast."""
+        return self.length * (1 + (len(self.running) + self.queued()) / self.slots)

@@ -14,6 +14,10 @@ Count = Annotated[int, Field(ge=1, description="images to make, up to the server
 Label = Annotated[int | str, Field(description="class, by index or name")]
 Model = Annotated[str, Field(description="a name of /v1/models; the default model if absent")]
 Size = Annotated[str, Field(description="auto, native, or an integer multiple such as 56x56")]
+Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False,
+                                 description="seconds from admission until all is to be done, else 504")]
+Priority = Annotated[Literal["interactive", "bulk"],
+                     Field(description="interactive (the default) goes first; of four slots given one is for bulk")]
 Partials = Annotated[int, Field(ge=0, description="partial images of a stream; absent: one per finished row")]
 
 
@@ -32,6 +36,8 @@ class GenerateBody(BaseModel):
     seed: Seed | None = None
     temperature: Temperature | None = None
     label: Label | None = None
+    timeout: Timeout | None = None
+    priority: Priority | None = None
 
 
 class CompareBody(BaseModel):

@@ -5,6 +5,7 @@ what is left of its time to a comparison, if one is under way.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
@@ -16,6 +17,7 @@ import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NoReturn
 
 import numpy as np
@@ -23,9 +25,18 @@ from numpy.typing import NDArray
 
 from server.batcher import Batcher, Turn
 from server.engine import ImageSpec
-from server.errors import DeadlinePassed, Draining, EngineFailed, EngineGone, EngineLost, NotFinite, ServiceError
+from server.errors import (
+    ClientLimit,
+    DeadlinePassed,
+    Draining,
+    EngineFailed,
+    EngineGone,
+    EngineLost,
+    NotFinite,
+    ServiceError,
+)
 from server.faults import Faults
-from server.metrics import Metrics
+from server.metrics import PRIORITIES, Metrics
 from server.watchdog import Watchdog
 
 logger = logging.getLogger("linpix")
@@ -60,17 +71,28 @@ class Request:
 
     id: str
     endpoint: str
+    client: str
     batcher: Batcher
-    images: int
-    stream: bool
     loop: asyncio.AbstractEventLoop
+    timeout_s: float
+    images: int                                                # for a start; then what the body says
+    stream: bool = False
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     admitted: float = field(default_factory=time.monotonic)
     joined: int = 0                                            # images that have had a slot
     done: int = 0
-    deadline: float = math.inf                                 # on the loop's clock
+    began: float = 0.0                                         # on the loop's clock, as the deadline
     rows: dict[int, int] = field(default_factory=dict)         # image rows finished, by image
     given: dict[int, int] = field(default_factory=dict)        # those that came with the request
+
+    @property
+    def deadline(self) -> float:
+        return self.began + self.timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Until its deadline."""
+        return self.deadline - self.loop.time()
 
     def send(self, event: Event) -> None:
         try:
@@ -83,8 +105,10 @@ class Worker:
     """Owns the engine thread. `submit` and `cancel` are called on the event loop."""
 
     def __init__(self, batchers: dict[str, Batcher], metrics: Metrics, request_timeout_s: float = math.inf,
-                 watchdog_timeout_s: float = 60.0, faults: Faults | None = None) -> None:
+                 watchdog_timeout_s: float = 60.0, faults: Faults | None = None, client_images: int = 0) -> None:
+        """client_images: that one client may have waiting or running; 0: any number."""
         self.metrics, self._timeout_s, self._faults = metrics, request_timeout_s, faults
+        self._client_images = client_images
         self.requests: dict[str, Request] = {}
         self.batchers: dict[str, Batcher] = {}  # replaced, never changed: other threads read it
         self._leaving: list[Batcher] = []       # no longer served, and turned until the last request there is over
@@ -128,6 +152,9 @@ class Worker:
         for batcher in batchers.values():
             batcher.beat = self._watchdog.beat
             self.metrics.add_model(*batcher.labels)
+            for bulk, priority in enumerate(PRIORITIES):
+                self.metrics.images_waiting.labels(batcher.labels[0], priority).set_function(
+                    partial(self._queued, batcher.labels[0], bool(bulk)))
         old, kept = self.batchers, set(batchers.values())
         self._leaving = [*self._leaving, *(batcher for batcher in old.values() if batcher not in kept)]
         self.batchers = batchers  # after the list: whoever looks in between finds every batcher
@@ -148,34 +175,98 @@ class Worker:
         """Every batcher that may have work."""
         return [*self.batchers.values(), *self._leaving]
 
-    def admit(self, model: str, images: int, *, endpoint: str, stream: bool) -> Request:
-        """Reserve room for a request before its upload is decoded. Raises QueueFull, Draining or EngineGone."""
-        if self.draining:
-            self.metrics.requests_rejected.labels("draining").inc()
-            raise Draining()
-        batcher, loop = self.batchers[model], asyncio.get_running_loop()
-        request = Request(f"req-{next(self._ids)}", endpoint, batcher, images, stream, loop,
-                          deadline=loop.time() + self._timeout_s)
-        try:
-            batcher.admit(request.id, images)
-        except ServiceError:
-            self.metrics.requests_rejected.labels("queue_full").inc()
-            raise
-        self.requests[request.id] = request
-        if self.gone:  # looked at when the request can be seen: whoever sets it answers all that it sees then
-            self.withdraw(request)
-            self.metrics.requests_rejected.labels("engine_gone").inc()
-            raise EngineGone(self.gone)
+    def _queued(self, model: str, bulk: bool) -> int:
+        """Images without a slot, in all pools of a model's name."""
+        return sum(batcher.queued(bulk) for batcher in self._pools() if batcher.labels[0] == model)
+
+    def has_room(self, client: str) -> bool:
+        """Whether an image more of a client would be admitted."""
+        return (max(batcher.room() for batcher in self.batchers.values()) > 0
+                and (not self._client_images or self._here(client) < self._client_images))
+
+    def admit(self, endpoint: str, client: str, timeout_s: float = math.inf, images: int = 1) -> Request:
+        """Reserve room for one image before anything of a request's body is read: which, and how many, it says there.
+
+        Or none, where the body is there already. The room is in the queue of the model that has most of it.
+        timeout_s: what the client allows, if it said so.
+        Raises QueueFull, ClientLimit, DeadlineUnreachable, Draining or EngineGone.
+        """
+        loop = asyncio.get_running_loop()
+        batcher = max(self.batchers.values(), key=Batcher.room)
+        request = Request(f"req-{next(self._ids)}", endpoint, client, batcher, loop, min(timeout_s, self._timeout_s),
+                          images, began=loop.time())
+        with self._counting_refusals():
+            if self.draining:
+                raise Draining()
+            self._check_client(client, images)
+            # of several models another may be faster: the body will tell which it is to be
+            within_s = request.timeout_s if len(self.batchers) == 1 else math.inf
+            batcher.admit(request.id, images, within_s=within_s, whole=endpoint == "generations")
+            self.requests[request.id] = request
+            if self.gone:  # looked at when the request can be seen: whoever sets it answers all that it sees then
+                self.withdraw(request)
+                raise EngineGone(self.gone)
         self._count_requests()
         return request
 
+    def claim(self, request: Request, model: str, images: int, *, stream: bool = False, bulk: bool = False,
+              timeout_s: float = math.inf) -> None:
+        """Reserve room for all of an admitted request, now that its body is read. timeout_s: from its admission.
+
+        Raises QueueFull, ClientLimit, DeadlineUnreachable or DeadlinePassed; the request is then to be withdrawn.
+        """
+        before, batcher = request.batcher, self.batchers[model]
+        request.timeout_s, request.stream = min(request.timeout_s, timeout_s), stream
+        self._check_time(request)
+        with self._counting_refusals():
+            self._check_client(request.client, images - request.images)
+            batcher.admit(request.id, images, bulk=bulk, within_s=request.left_s,
+                          whole=request.endpoint == "generations")
+        request.batcher = batcher  # in this order, so that a look at it never finds fewer images waiting than it has
+        request.images = images
+        if before is not batcher:
+            before.cancel(request.id)
+            self._let_go()
+
     def submit(self, request: Request, specs: Sequence[ImageSpec]) -> None:
-        """Put an admitted request's images in the queue."""
+        """Put an admitted request's images in the queue. Raises DeadlineUnreachable or DeadlinePassed."""
         request.given = {index: spec.prefix // request.batcher.row_subpixels for index, spec in enumerate(specs)}
         request.rows = dict(request.given)
-        request.batcher.enqueue(request.id, specs)  # from here on the engine thread knows it
+        self._check_time(request)
+        with self._counting_refusals():
+            request.batcher.enqueue(request.id, specs, request.left_s)  # from here on the engine thread knows it
         with self._wake:
             self._wake.notify()
+
+    def _here(self, client: str) -> int:
+        """A client's images, waiting or running."""
+        return sum(request.images - request.done for request in self.requests.values() if request.client == client)
+
+    def _check_client(self, client: str, images: int) -> None:
+        """Raise ClientLimit if so many more would be too many, with the time until they were not."""
+        if not self._client_images:
+            return
+        here = self._here(client)
+        if (excess := here + images - self._client_images) > 0:
+            ids = {request.id for request in self.requests.values() if request.client == client}
+            ends = sorted(end for batcher in self.batchers.values() for end in batcher.ends(ids))
+            raise ClientLimit(here, images, self._client_images, ends[min(excess, len(ends)) - 1] if ends else 0.0)
+
+    @contextlib.contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except ServiceError as error:
+            self.metrics.requests_rejected.labels(error.code).inc()
+            raise
+
+    def _check_time(self, request: Request) -> None:
+        if request.left_s <= 0:
+            raise self._late(request)
+
+    def _late(self, request: Request) -> DeadlinePassed:
+        self.metrics.deadlines_passed.labels("running" if request.joined else "waiting").inc()
+        return DeadlinePassed(request.timeout_s)
 
     async def events(self, request: Request) -> AsyncIterator[RowsDone | ImageDone]:
         """Events until the last image is there. Raises the ServiceError that ended the request early."""
@@ -185,7 +276,7 @@ class Worker:
                 async with asyncio.timeout_at(request.deadline):
                     event = await request.events.get()
             except TimeoutError:
-                raise DeadlinePassed(self._timeout_s) from None
+                raise self._late(request) from None
             if isinstance(event, ServiceError):
                 raise event
             done += isinstance(event, ImageDone)

@@ -158,11 +158,12 @@ def test_a_request_that_finds_the_queue_full_hears_when_there_is_room():
     batcher = Batcher(Engine(loaded(), 1), max_queue=1)
     batcher.admit("a", 1)
     batcher.enqueue("a", [ImageSpec(seed=0)])
-    batcher.turn()
+    for _ in range(3):  # the first turn of all tells nothing of the pace
+        batcher.turn()
     batcher.admit("b", 1)
     with pytest.raises(QueueFull) as refused:
         batcher.admit("c", 1)
-    assert refused.value.retry_after_s >= 1
+    assert refused.value.retry_after_s > 0
     assert refused.value.status == 429
 
 

@@ -1,18 +1,20 @@
 """The scheduler alone: no torch, no clock."""
 
+import contextlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.scheduler import Full, Scheduler
+from server.scheduler import BULK_EVERY, Full, Scheduler
 
 
 def scheduler(slots=2, max_queue=4, length=10):
     return Scheduler(slots, max_queue, length)
 
 
-def arrive(s, request, images=1, position=0):
-    s.admit(request, images)
+def arrive(s, request, images=1, position=0, bulk=False):
+    s.admit(request, images, bulk)
     return s.enqueue(request, position)
 
 
@@ -98,7 +100,7 @@ def test_cancelling_a_waiting_request_frees_its_room_at_once():
     turn(s)
     arrive(s, "b")
     s.cancel("b")
-    assert not s.waiting
+    assert not len(s.waiting)
     arrive(s, "c")
 
 
@@ -133,20 +135,22 @@ def test_the_time_until_there_is_room_is_computed_from_the_remaining_steps(posit
     for index, position in enumerate(positions):
         arrive(s, f"r{index}", position=position)
     join(s)
-    assert s.steps_until_room(images) == steps
+    assert s.until_room(images) == steps
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 10), st.booleans()), max_size=30), st.integers(1, 4))
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 10), st.booleans(), st.booleans()), max_size=30),
+       st.integers(1, 4))
 def test_every_image_is_answered_once_or_cancelled_and_no_slot_is_lost(arrivals, slots):
     s = scheduler(slots=slots, max_queue=6)
     expected, finished = set(), []
-    for number, (images, position, leaves) in enumerate(arrivals):
+    for number, (images, position, leaves, bulk) in enumerate(arrivals):
         name = f"r{number}"
         try:
-            rows = arrive(s, name, images, position)
+            rows = arrive(s, name, images, position, bulk)
         except Full as full:
-            assert full.steps >= 0
+            assert full.waiting + images > full.allowed
+            assert s.until_room(images, bulk) >= 0
             continue
         expected |= {(name, row.index) for row in rows}
         finished += turn(s, 3)[1]
@@ -156,7 +160,134 @@ def test_every_image_is_answered_once_or_cancelled_and_no_slot_is_lost(arrivals,
         if leaves:
             s.cancel(name)
             expected -= {(name, index) for index in range(images)} - {(r.request, r.index) for r in finished}
-    while s.waiting or s.running:
+    while len(s.waiting) or s.running:
         finished += turn(s, 3)[1]
     assert sorted((row.request, row.index) for row in finished) == sorted(expected)
     assert len(s.free) == slots
+
+
+def test_interactive_images_go_first_and_one_slot_of_four_is_for_bulk():
+    s = scheduler(slots=1, max_queue=20)
+    for number in range(3):
+        arrive(s, f"bulk{number}", bulk=True)
+    for number in range(8):
+        arrive(s, f"interactive{number}")
+    order = []
+    while len(s.waiting) or s.running:
+        order += [row.request for row in turn(s, 10)[0]]
+    assert order == ["interactive0", "interactive1", "interactive2", "bulk0", "interactive3", "interactive4",
+                     "interactive5", "bulk1", "interactive6", "interactive7", "bulk2"]
+
+
+def test_bulk_has_every_slot_when_nobody_else_wants_one():
+    s = scheduler(slots=3, max_queue=4)
+    assert join(s) == []
+    rows = arrive(s, "bulk", 5, bulk=True)
+    assert join(s) == rows[:3]
+
+
+def test_bulk_that_fills_its_part_of_the_queue_leaves_room_for_others():
+    s = scheduler(slots=1, max_queue=8)
+    arrive(s, "running", bulk=True)
+    join(s)
+    arrive(s, "waiting", 6, bulk=True)  # three quarters of eight
+    with pytest.raises(Full) as refused:
+        s.admit("more", 1, bulk=True)
+    assert (refused.value.waiting, refused.value.allowed) == (6, 6)
+    assert s.until_room(1, bulk=True) == 10
+    arrive(s, "interactive", 2)
+    with pytest.raises(Full):
+        s.admit("another", 1)
+
+
+def test_a_reservation_grows_or_is_lost_and_its_own_images_do_not_count_against_it():
+    s = scheduler(slots=2, max_queue=2)
+    s.admit("upload", 1)
+    s.admit("upload", 4)
+    assert s.queued() == 4
+    with pytest.raises(Full):
+        s.admit("upload", 5)
+    assert s.queued() == 0
+
+
+def test_what_an_upload_will_need_is_foreseen_as_a_whole_image_and_for_itself_as_little_as_it_may_be():
+    s = scheduler(slots=1)
+    arrive(s, "running", position=4)
+    join(s)
+    s.admit("upload", 2)
+    assert s.until_done("upload") == 6 + 20
+    assert s.until_done("upload", whole=False) == 6
+    assert s.until_room(4) == 16  # until the first image of the upload has ended: four waiting are allowed
+
+
+def test_the_pace_of_each_number_of_rows_counts_in_what_is_foreseen():
+    s = scheduler(slots=2)
+    arrive(s, "a", position=4)
+    arrive(s, "b")
+    join(s)
+    assert s.until_done("b", pace=lambda rows: rows) == 6 * 2 + 4 * 1
+
+
+@st.composite
+def crowds(draw):
+    """Requests with their turn of arrival: (turn, images, position, bulk)."""
+    request = st.tuples(st.integers(0, 12), st.integers(1, 3), st.integers(0, 9), st.booleans())
+    return sorted(draw(st.lists(request, max_size=25)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(crowds(), st.integers(1, 3), st.integers(1, 10))
+def test_no_class_starves_and_each_is_served_in_its_order(crowd, slots, quantum):
+    """Every slot given is looked at: who got it, and who waited for one of which class."""
+    s = scheduler(slots=slots, max_queue=1000)
+    given_, arrived = [], {False: [], True: []}
+    overtaken = {False: 0, True: 0}
+    time, pending = 0, list(enumerate(crowd))
+    while pending or len(s.waiting) or s.running:
+        while pending and pending[0][1][0] <= time:
+            number, (_, images, position, bulk) = pending.pop(0)
+            arrived[bulk] += [(f"r{number}", index) for index in range(images)]
+            arrive(s, f"r{number}", images, position, bulk)
+        waiting = {bulk: sum(row.bulk == bulk for row in s.waiting) for bulk in (False, True)}
+        joined = join(s)
+        for row in joined:
+            other = not row.bulk
+            overtaken[row.bulk] = 0
+            waiting[row.bulk] -= 1
+            overtaken[other] = overtaken[other] + 1 if waiting[other] else 0
+            assert overtaken[True] < BULK_EVERY   # of so many slots in a row one was for bulk
+            assert overtaken[False] <= 1          # and bulk never took two in a row while others waited
+        given_ += joined
+        assert not (len(s.waiting) and s.free), "a slot was left free while somebody waited"
+        s.advance(s.plan(quantum))
+        time += 1
+    for bulk in (False, True):
+        assert [(row.request, row.index) for row in given_ if row.bulk == bulk] == arrived[bulk]
+    assert len(s.free) == slots
+
+
+@settings(max_examples=200, deadline=None)
+@given(crowds(), st.integers(1, 3), st.integers(0, 6), st.integers(1, 8), st.booleans())
+def test_what_is_foreseen_comes_true_when_nobody_else_comes(crowd, slots, max_queue, images, bulk):
+    """In quanta of one step, ends and room are there in exactly the step that was foretold, whatever the mixture."""
+    s = scheduler(slots=slots, max_queue=max_queue)
+    for number, (_, count, position, kind) in enumerate(crowd):
+        with contextlib.suppress(Full):
+            arrive(s, f"r{number}", count, position, kind)
+        turn(s, 1)
+    join(s)
+    foretold = [(end.at, end.row.request, end.row.index) for end in s.forecast()]
+    fits = images <= slots + s.queue_of(bulk)
+    room, steps, ends, found = s.until_room(images, bulk), 0, [], None
+    while True:
+        join(s)
+        if found is None and images <= s.room(bulk):
+            found = steps
+        if not s.running:
+            break
+        finished = s.advance(s.plan(1))
+        steps += 1
+        ends += [(steps, row.request, row.index) for row in finished]
+    assert sorted(foretold) == sorted(ends)
+    assert found == (room if fits else None)
+    assert not foretold or max(foretold)[0] <= s.length * (1 + len(foretold) / slots)

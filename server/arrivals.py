@@ -1,0 +1,204 @@
+"""Requests as they arrive: heads in time; bodies not too large, slow or many; and what becomes of one nobody reads."""
+
+import asyncio
+import math
+from contextlib import suppress
+from typing import Any
+
+import h11
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from server.errors import BodyTimeout, ClientLeft, ServiceError, TooLarge, TooManyBodies
+from server.metrics import Metrics
+from server.settings import Settings
+
+PLAIN_BYTES = 2**20  # largest body that is not multipart: it is held in memory, where a picture's parts go to disk
+KEPT_BYTES = 2**16   # what is left of a refused body is read for the sake of the connection, if it is so little
+SOON_S = 0.25        # and so long it is waited for: most are there at once, and say how much their requests ask for
+LINGER_S = 2.0       # how long a client that is refused may go on sending: closed at once, it would lose the answer
+
+
+class Bodies:
+    """The limits, and how many bodies are being read. Of the event loop only."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.settings, self.metrics = settings, metrics
+        self.reading = 0
+
+    def count(self, more: int) -> None:
+        self.reading += more
+        self.metrics.bodies_reading.inc(more)
+
+
+class Body:
+    """One request's body, between the server and the application: `receive` and `send` stand in for the server's."""
+
+    def __init__(self, bodies: Bodies, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        self._bodies, self._receive, self._send = bodies, receive, send
+        declared = headers.get("content-length", "")
+        chunked = "transfer-encoding" in headers
+        self.declared = int(declared) if declared.isdecimal() and not chunked else None
+        self.whole = not (chunked or self.declared)  # all of it has been received
+        multipart = headers.get("content-type", "").lower().startswith("multipart/")
+        self._most = bodies.settings.max_upload if multipart else min(bodies.settings.max_upload, PLAIN_BYTES)
+        self._received = 0
+        self._loop = asyncio.get_running_loop()
+        self._limits: list[tuple[float, ServiceError | None]] = []  # times, and what is to be said then
+        self._held = False    # it counts as one that is being read
+        self._closing = False
+        self._expected = headers.get("expect", "").lower() == "100-continue"  # it comes only when it is asked for
+        self._early: list[Message] = []
+
+    def check(self) -> None:
+        """Raise TooLarge if it says of itself that it is."""
+        if self.declared is not None and self.declared > self._most:
+            raise self._refused(self._too_large(self.declared), "too_large")
+
+    def until(self, deadline: float, late: ServiceError) -> None:
+        """Whoever reads it gets this error at this time of the loop's clock, if there is more to come then."""
+        self._limits.append((deadline, late))
+
+    def end(self) -> None:
+        """Nobody reads it any more."""
+        if self._held:
+            self._bodies.count(-1)
+        self._held = False
+
+    async def soon(self) -> bool:
+        """Whether all of it is there at once: it is read then, and kept for `receive`."""
+        if self.whole or self._expected or self.declared is None or self.declared > KEPT_BYTES:
+            return self.whole
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SOON_S):
+                while not self.whole:
+                    self._early.append(await self._next())
+        return self.whole
+
+    async def receive(self) -> Message:
+        """As ASGI's. Raises TooLarge, TooManyBodies, BodyTimeout, what `until` was given, or ClientLeft."""
+        return self._early.pop(0) if self._early else await self._next()
+
+    async def _next(self) -> Message:
+        if self.whole:
+            return await self._receive()
+        settings = self._bodies.settings
+        if not self._held:
+            if settings.max_requests and self._bodies.reading >= settings.max_requests:
+                raise self._refused(TooManyBodies(settings.max_requests), "too_many_bodies")
+            self._held = True
+            self._bodies.count(1)
+            self._limits.append((self._loop.time() + settings.body_timeout, None))
+        deadline, late = min(self._limits, key=lambda limit: limit[0])
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await self._receive()
+        except TimeoutError:
+            self.end()
+            self._closing = True
+            if late is not None:
+                self._bodies.metrics.deadlines_passed.labels("reading").inc()
+                raise late from None
+            raise self._refused(BodyTimeout(self._received, settings.body_timeout), "body_timeout") from None
+        if message["type"] == "http.disconnect":
+            self.end()
+            raise ClientLeft(f"the client left after {self._received:,} bytes of its body")
+        self._received += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            self.whole = True
+            self.end()
+        if self._received > self._most:
+            self.end()
+            raise self._too_large(self._received)  # counted with its answer
+        return message
+
+    async def send(self, message: Message) -> None:
+        """As ASGI's. An answer that comes before the end of the body ends the connection, once the client has it."""
+        if self.whole:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            left = math.inf if self.declared is None else self.declared - self._received
+            if self._closing or left > KEPT_BYTES:
+                MutableHeaders(scope=message)["connection"] = "close"
+            await self._send(message)
+        elif message.get("more_body", False):
+            await self._send(message)
+        else:
+            await self._send({**message, "more_body": True})
+            if not self._closing:
+                await self._drain()
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _drain(self) -> None:
+        """Throw away what the client still sends, for a while."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (message := await self._receive())["type"] == "http.request" and message.get("more_body"):
+                    pass
+
+    def _too_large(self, size: int) -> TooLarge:
+        return TooLarge(f"the body holds {size:,} bytes or more; at most {self._most:,} are allowed")
+
+    def _refused(self, error: ServiceError, reason: str) -> ServiceError:
+        self._bodies.metrics.requests_rejected.labels(reason).inc()
+        return error
+
+
+class Arrival:
+    """ASGI middleware: every request's body, for whoever comes after it."""
+
+    def __init__(self, app: ASGIApp, bodies: Bodies) -> None:
+        self.app, self._bodies = app, bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        body = scope["linpix.body"] = Body(self._bodies, scope, receive, send)
+        try:
+            await self.app(scope, body.receive, body.send)
+        finally:
+            body.end()
+
+
+def body_of(scope: Scope) -> Body:
+    body = scope["linpix.body"]
+    assert isinstance(body, Body)
+    return body
+
+
+def connection(head_timeout_s: float) -> type[H11Protocol]:
+    """uvicorn's protocol, but a connection on which no head of a request is complete in time is closed.
+
+    uvicorn itself waits for the first one for ever, and for any other once a byte of it is there.
+    """
+
+    class Connection(H11Protocol):
+        _late: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._expect_head()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._expect_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget()
+            super().connection_lost(exc)
+
+        def _expect_head(self) -> None:
+            if self.conn.their_state is not h11.IDLE:
+                self._forget()
+            elif self._late is None:
+                self._late = self.loop.call_later(head_timeout_s, self.timeout_keep_alive_handler)
+
+        def _forget(self) -> None:
+            if self._late is not None:
+                self._late.cancel()
+                self._late = None
+
+    return Connection

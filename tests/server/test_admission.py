@@ -1,0 +1,474 @@
+"""Who is let in, when, and what those hear who are not, against real server processes."""
+
+import contextlib
+import http.client
+import itertools
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+
+from server.pace import Pace
+from tests.server.conftest import EAGER, Process, eventually, serving
+from tests.server.test_images import events_of, occluded
+
+GENERATE, EDIT = "/v1/images/generations", "/v1/images/edits"
+STEP_S = 0.06  # of PACED, which takes one step a quantum: an image of 64 steps takes 3.84 s on any machine
+PACED = ("--faults", f"slow:every=1:ms={STEP_S * 1e3:.0f}")
+FROZEN = ("--faults", "slow:every=1:ms=3000")  # nothing is known of its pace for six seconds, nor finished in minutes
+BOUNDARY = "boundary"
+PIXELS = 'linpix_pixels_generated_total{{backend="linear",model="{}"}}'
+
+
+@contextlib.contextmanager
+def service(checkpoints: Path, *flags: str) -> Iterator[Process]:
+    """A server of which nothing is held any more, once all that was asked is over."""
+    model = next(path.name for path in checkpoints.iterdir() if path.is_dir())
+    with serving(checkpoints, *flags) as process:
+        yield process
+        gauges = ["linpix_requests_running", "linpix_requests_waiting", "linpix_request_bodies_reading",
+                  f'linpix_state_slots_used{{model="{model}"}}',
+                  f'linpix_images_waiting{{model="{model}",priority="bulk"}}',
+                  f'linpix_images_waiting{{model="{model}",priority="interactive"}}']
+        assert eventually(lambda: all(process.metric(name) == 0 for name in gauges), 20)
+
+
+def generate(process: Process, headers: dict[str, str] | None = None, **body) -> httpx.Response:
+    return httpx.post(process.url + GENERATE, json=body, headers=headers, timeout=120)
+
+
+def complete(process: Process, rows: int, side: int = 8, **fields) -> httpx.Response:
+    """A picture of side x side, whose first rows are known."""
+    picture = np.zeros((side, side), np.uint8)
+    return httpx.post(process.url + EDIT, files={"image": ("a.png", occluded(rows, picture))}, data=fields, timeout=300)
+
+
+def error_of(answer: httpx.Response) -> dict:
+    return answer.json()["error"]
+
+
+def slots_used(process: Process, model: str = "tiny") -> float:
+    return process.metric(f'linpix_state_slots_used{{model="{model}"}}')
+
+
+def waiting(process: Process, priority: str = "interactive") -> float:
+    return process.metric(f'linpix_images_waiting{{model="tiny",priority="{priority}"}}')
+
+
+def rejected(process: Process, reason: str) -> float:
+    return process.metric(f'linpix_requests_rejected_total{{reason="{reason}"}}')
+
+
+class Raw(contextlib.ExitStack):
+    """A connection on which nothing is said but what a test says."""
+
+    def __init__(self, process: Process, path: str, *headers: str, body: bytes = b"", kind: str = "") -> None:
+        super().__init__()
+        address = urlsplit(process.url)
+        self.socket = self.enter_context(socket.create_connection((address.hostname, address.port), timeout=60))
+        kind = kind or (f"multipart/form-data; boundary={BOUNDARY}" if path == EDIT else "application/json")
+        head = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", f"content-type: {kind}", *headers]
+        self.socket.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + body)
+
+    def answer(self) -> tuple[int, dict[str, str], dict]:
+        """Status, headers and error of what comes, and that is an answer and no 100 Continue."""
+        assert self.socket.recv(12, socket.MSG_PEEK | socket.MSG_WAITALL) != b"HTTP/1.1 100", "the body was asked for"
+        response = http.client.HTTPResponse(self.socket)
+        response.begin()
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return response.status, headers, json.loads(response.read()).get("error", {})
+
+    def closed(self) -> bool:
+        """Whether the server has closed it, and not said anything more."""
+        return self.socket.recv(1) == b""
+
+
+@contextlib.contextmanager
+def busy(process: Process) -> Iterator[None]:
+    """While an image is in the slot; then its client leaves."""
+    with Raw(process, GENERATE, "content-length: 2", body=b"{}"):
+        assert eventually(lambda: slots_used(process) == 1)
+        yield
+
+
+def part(name: str, content: bytes, file: str = "") -> bytes:
+    filename = f'; filename="{file}"' if file else ""
+    return (f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="{name}"{filename}\r\n\r\n'.encode()
+            + content + b"\r\n")
+
+
+# --- before the body ---
+
+@pytest.mark.parametrize("path", [EDIT, GENERATE])
+def test_who_finds_the_queue_full_hears_it_before_the_body_is_asked_for(tiny, path):
+    with service(tiny.parent, *FROZEN, "--slots", "1", "--max-queue", "0") as process, busy(process):
+        for length, more in itertools.product(("900000", "900"), ((), ("expect: 100-continue",))):
+            with Raw(process, path, f"content-length: {length}", *more) as refused:
+                status, headers, error = refused.answer()
+                assert (status, error["code"]) == (429, "queue_full")
+                assert headers.get("connection") == ("close" if length == "900000" else None)
+                assert int(headers["retry-after"]) >= 1
+                assert length == "900" or refused.closed()
+        assert rejected(process, "queue_full") == 4
+
+
+def test_a_client_that_sends_everything_before_it_reads_still_gets_its_refusal(tiny):
+    with service(tiny.parent, *FROZEN, "--slots", "1", "--max-queue", "0") as process, busy(process):
+        size = 4 * 2**20
+        with Raw(process, EDIT, f"content-length: {size}", body=bytes(size)) as refused:
+            assert refused.answer()[0] == 429
+            assert refused.closed()
+
+
+def test_a_small_body_that_is_refused_leaves_its_connection_open(tiny):
+    with service(tiny.parent, *FROZEN, "--slots", "1", "--max-queue", "0") as process, busy(process), \
+            process.client() as client:
+        for _ in range(3):
+            refused = client.post(GENERATE, json={"seed": 1})
+            assert refused.status_code == 429
+            assert "connection" not in refused.headers
+
+
+def test_an_upload_under_way_holds_the_room_that_it_will_need(tiny):
+    """One image until its n is known, then all of them, or a refusal."""
+    body = b"".join([part("image", occluded(), "a.png"), part("n", b"3"), f"--{BOUNDARY}--\r\n".encode()])
+    with service(tiny.parent, *FROZEN, "--slots", "1", "--max-queue", "2") as process, \
+            Raw(process, EDIT, f"content-length: {len(body)}", body=body[:50]) as upload:
+        assert eventually(lambda: waiting(process) == 1)
+        assert process.metric("linpix_request_bodies_reading") == process.metric("linpix_requests_waiting") == 1
+        assert error_of(generate(process, n=3))["code"] == "queue_full"
+        with busy(process):
+            upload.socket.sendall(body[50:])
+            status, headers, error = upload.answer()
+            assert (status, error["code"]) == (429, "queue_full")
+            assert "0 images are already waiting, and 3 more would pass the limit of 2" in error["message"]
+            assert "connection" not in headers  # its body was read
+
+
+# --- head and body ---
+
+@pytest.mark.parametrize("sent", [b"", b"P", b"POST /v1/images/edits HTTP/1.1\r\nhost: x\r\n"])
+def test_a_connection_without_a_whole_head_is_closed_in_time(tiny, sent):
+    with service(tiny.parent, "--head-timeout", "1") as process:
+        address = urlsplit(process.url)
+        with socket.create_connection((address.hostname, address.port), timeout=60) as idle:
+            end, ended = time.monotonic() + 60, False
+            idle.sendall(sent)
+            while not ended and time.monotonic() < end:  # with a byte now and then, which is no excuse
+                with contextlib.suppress(TimeoutError):
+                    idle.settimeout(0.3)
+                    ended = idle.recv(1) == b""
+                if sent and not ended:
+                    with contextlib.suppress(OSError):
+                        idle.sendall(b"x")
+            assert ended
+        assert generate(process).status_code == 200
+
+
+
+@pytest.mark.parametrize(("path", "kind", "limit"), [
+    (EDIT, "", 3_000_000), (GENERATE, "", 2**20), (EDIT, "application/x-www-form-urlencoded", 2**20)])
+def test_a_body_that_says_it_is_too_large_is_refused_at_once(tiny, path, kind, limit):
+    with service(tiny.parent, "--max-upload", "3000000") as process:
+        with Raw(process, path, f"content-length: {limit + 1}", "expect: 100-continue", kind=kind) as refused:
+            status, headers, error = refused.answer()
+            assert (status, headers["connection"]) == (413, "close")
+            assert f"{limit + 1:,} bytes or more; at most {limit:,} are allowed" in error["message"]
+            assert refused.closed()
+        assert rejected(process, "too_large") == 1
+
+
+@pytest.mark.parametrize("lie", ["", "content-length: 10"])
+def test_a_body_in_chunks_is_counted_as_it_arrives_whatever_its_headers_say(tiny, lie):
+    headers = [header for header in ("transfer-encoding: chunked", lie) if header]
+    with service(tiny.parent, "--max-upload", "100000") as process:
+        with Raw(process, EDIT, *headers) as sending:
+            with contextlib.suppress(OSError):
+                for piece in [part("image", bytes(4096), "a.png"), *[bytes(4096)] * 64]:
+                    sending.socket.sendall(b"%x\r\n" % len(piece) + piece + b"\r\n")
+            status, headers, error = sending.answer()
+            assert (status, headers["connection"]) == (413, "close")
+            assert "at most 100,000 are allowed" in error["message"]
+        assert rejected(process, "too_large") == 1
+
+
+@pytest.mark.parametrize(("path", "header", "begun"), [
+    (EDIT, "content-length: 900", b"--boun"), (EDIT, "transfer-encoding: chunked", b"6\r\n--boun\r\n"),
+    (GENERATE, "content-length: 900", b'{"n": '), (GENERATE, "transfer-encoding: chunked", b'6\r\n{"n": \r\n')])
+def test_a_body_that_is_too_slow_ends_with_408_and_frees_what_it_held(tiny, path, header, begun):
+    with service(tiny.parent, "--slots", "1", "--max-queue", "0", "--body-timeout", "4") as process, \
+            Raw(process, path, header, body=begun) as slow:
+        assert eventually(lambda: waiting(process) == 1)
+        assert error_of(generate(process))["code"] == "queue_full"
+        status, answered, error = slow.answer()
+        assert (status, error["code"], answered["connection"]) == (408, "body_timeout", "close")
+        assert "within 4 s, only 6 bytes of it" in error["message"]
+        assert slow.closed()
+        assert generate(process).status_code == 200
+        assert rejected(process, "body_timeout") == 1
+
+
+def test_a_client_that_declares_more_than_it_sends_and_leaves_holds_nothing(tiny):
+    with service(tiny.parent, "--slots", "1", "--max-queue", "0") as process:
+        with Raw(process, EDIT, "content-length: 1000", body=b"--boun"):
+            assert eventually(lambda: waiting(process) == 1)
+        assert eventually(lambda: waiting(process) == 0)
+        assert generate(process).status_code == 200
+        assert rejected(process, "invalid") == 0
+
+
+def test_so_many_bodies_are_read_at_once_and_what_has_no_body_is_answered(tiny):
+    with service(tiny.parent, "--max-requests", "2") as process, process.client() as client:
+        with Raw(process, EDIT, "content-length: 1000"), Raw(process, "/v1/compare", "content-length: 1000"):
+            assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 2)
+            with Raw(process, EDIT, "content-length: 1000", "expect: 100-continue") as refused:
+                status, headers, error = refused.answer()
+                assert (status, error["code"], headers["retry-after"]) == (503, "too_many_bodies", "1")
+            assert client.get("/v1/models").status_code == 200
+        assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 0)
+        assert generate(process).status_code == 200
+        assert rejected(process, "too_many_bodies") == 1
+
+
+# --- clients ---
+
+def test_a_client_has_its_share_and_another_one_its_own(tiny):
+    with service(tiny.parent, *PACED, "--client-images", "2") as process, ThreadPoolExecutor(1) as pool, \
+            httpx.Client(base_url=process.url, timeout=120,
+                         transport=httpx.HTTPTransport(local_address="127.0.0.2")) as other:
+        running = pool.submit(generate, process, n=2)
+        assert eventually(lambda: slots_used(process) == 2)
+        assert eventually(lambda: process.metric(PIXELS.format("tiny")) >= 8)  # the pace is known by then
+        refused = generate(process)
+        assert (refused.status_code, error_of(refused)["code"]) == (429, "client_limit")
+        assert "2 images of yours" in error_of(refused)["message"]
+        assert 1 <= int(refused.headers["retry-after"]) <= 2 * 64 * STEP_S
+        with Raw(process, EDIT, "content-length: 900000") as upload:
+            assert upload.answer()[2]["code"] == "client_limit"
+        assert other.post(GENERATE, json={"n": 2}).status_code == 200
+        assert running.result().status_code == 200
+        assert generate(process).status_code == 200
+        impossible = generate(process, n=3)
+        assert (impossible.status_code, error_of(impossible)["param"]) == (400, "n")
+        assert rejected(process, "client_limit") == 2
+
+
+# --- deadlines ---
+
+def test_a_deadline_that_cannot_be_met_is_refused_at_once_and_one_that_can_is_met(tiny):
+    with service(tiny.parent, *PACED, "--slots", "1") as process, ThreadPoolExecutor(2) as pool:
+        running = pool.submit(generate, process)
+        assert eventually(lambda: process.metric(PIXELS.format("tiny")) >= 8)
+        patient = pool.submit(generate, process, {"x-request-timeout": "60"})
+        assert eventually(lambda: process.metric("linpix_requests_waiting") == 1)
+        for headers, body in (({"x-request-timeout": "2.5"}, {}), ({}, {"timeout": 2.5}),
+                              ({"x-request-timeout": "2.50"}, {"timeout": 2.5}), ({}, {"timeout": 4, "stream": True})):
+            refused = generate(process, headers, **body)
+            assert (refused.status_code, error_of(refused)["code"]) == (504, "deadline_unreachable")
+            assert "images ahead of it that would take about" in error_of(refused)["message"]
+        with Raw(process, EDIT, "content-length: 900000", "expect: 100-continue", "x-request-timeout: 1") as upload:
+            assert upload.answer()[2]["code"] == "deadline_unreachable"
+        assert not patient.done()
+        assert running.result().status_code == patient.result().status_code == 200
+        assert rejected(process, "deadline_unreachable") == 5
+        assert process.metric("linpix_queue_wait_seconds_count") == 2
+
+
+def test_what_is_known_of_a_picture_counts_in_whether_it_can_be_done_in_time(tiny):
+    with service(tiny.parent, *PACED) as process:
+        assert complete(process, 6).status_code == 200
+        assert complete(process, 6, timeout=3.5).status_code == 200  # 16 steps, 0.96 s
+        for answer in (complete(process, 0, timeout=3.5), generate(process, timeout=3.5)):
+            assert error_of(answer)["code"] == "deadline_unreachable"
+
+
+def test_a_deadline_that_passes_in_the_queue_or_in_a_slot_ends_the_request_there(tiny):
+    with service(tiny.parent, *FROZEN, "--slots", "1") as process, ThreadPoolExecutor(3) as pool:
+        running = pool.submit(generate, process, {"x-request-timeout": "8"})
+        assert eventually(lambda: slots_used(process) == 1)
+        queued = [pool.submit(generate, process, timeout=1), pool.submit(generate, process, timeout=1.5, stream=True)]
+        first, second = (future.result() for future in queued)
+        assert (first.status_code, error_of(first)["code"]) == (504, "deadline_passed")
+        assert "within 1 s" in error_of(first)["message"]
+        assert events_of(second.text)[-1]["error"]["code"] == "deadline_passed"
+        assert waiting(process) == 0
+        assert slots_used(process) == 1
+        late = running.result()
+        assert (late.status_code, error_of(late)["code"]) == (504, "deadline_passed")
+        assert eventually(lambda: slots_used(process) == 0)  # after the quantum of three seconds
+        assert process.metric('linpix_deadlines_passed_total{state="waiting"}') == 2
+        assert process.metric('linpix_deadlines_passed_total{state="running"}') == 1
+        assert process.metric("linpix_queue_wait_seconds_count") == 1  # who waited never had a slot
+        assert process.metric('linpix_requests_total{endpoint="generations",outcome="failed"}') == 3
+
+
+def test_a_deadline_passes_while_the_body_is_read_and_the_server_has_its_own(tiny):
+    with service(tiny.parent, *FROZEN, "--request-timeout", "2") as process:
+        with Raw(process, EDIT, "content-length: 1000", "x-request-timeout: 1") as slow:
+            status, headers, error = slow.answer()
+            assert (status, error["code"], headers["connection"]) == (504, "deadline_passed", "close")
+            assert "within 1 s" in error["message"]
+        assert process.metric('linpix_deadlines_passed_total{state="reading"}') == 1
+        bounded = generate(process, {"x-request-timeout": "100"})
+        assert bounded.status_code == 504
+        assert "within 2 s" in error_of(bounded)["message"]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", ""])
+def test_a_deadline_that_is_none_is_told_before_the_body_is_read(server, text):
+    with Raw(server, EDIT, "content-length: 900000", f"x-request-timeout: {text}") as refused:
+        status, _, error = refused.answer()
+    assert (status, error["param"]) == (400, "X-Request-Timeout")
+    assert f"seconds greater than 0, got '{text}'" in error["message"]
+
+
+@pytest.mark.parametrize(("headers", "fields", "param"), [
+    ({"x-request-timeout": "5"}, {"timeout": 7}, "timeout"), ({}, {"timeout": 0}, "timeout"),
+    ({}, {"timeout": -1}, "timeout"), ({}, {"timeout": "soon"}, "timeout"),
+    ({}, {"priority": "urgent"}, "priority")])
+@pytest.mark.parametrize("path", [EDIT, GENERATE])
+def test_contradictions_and_unknown_classes_are_400_in_both_routes(server, path, headers, fields, param):
+    body = {"json": fields} if path == GENERATE else {"files": {"image": occluded()}, "data": fields}
+    answer = httpx.post(server.url + path, headers=headers, timeout=60, **body)
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == param
+
+
+def test_the_documentation_has_the_fields_the_header_and_an_example_of_each_refusal(server):
+    schema = httpx.get(server.url + "/openapi.json").json()
+    for path in (EDIT, GENERATE):
+        operation = schema["paths"][path]["post"]
+        [header] = [parameter for parameter in operation["parameters"] if parameter["in"] == "header"]
+        assert (header["name"], header["required"]) == ("X-Request-Timeout", False)
+        found = {code: example["value"]["error"] for answer in operation["responses"].values()
+                 for code, example in answer["content"]["application/json"].get("examples", {}).items()}
+        assert found.keys() >= {"body_timeout", "queue_full", "client_limit", "too_many_bodies",
+                                "deadline_unreachable", "deadline_passed"}
+        assert all(error["message"] and error["code"] == code for code, error in found.items())
+        assert "Retry-After" in operation["responses"]["429"]["headers"]
+    fields = schema["components"]["schemas"]["GenerateBody"]["properties"]
+    assert "interactive (the default) goes first" in json.dumps(fields["priority"])
+
+
+# --- classes ---
+
+def test_interactive_requests_go_first_and_bulk_ones_get_their_slots_all_the_same(tiny):
+    over: list[str] = []
+    with service(tiny.parent, *PACED, "--slots", "1") as process, ThreadPoolExecutor(8) as pool:
+        def ask(name: str, priority: str, rows: int) -> int:
+            answer = complete(process, rows, priority=priority)
+            over.append(name)
+            return answer.status_code
+
+        asked = [pool.submit(ask, "first", "bulk", 0)]
+        assert eventually(lambda: slots_used(process) == 1)
+        for kind, count in (("bulk", 2), ("interactive", 4)):
+            for number in range(count):
+                asked.append(pool.submit(ask, f"{kind} {number}", kind, 7))  # 8 steps, half a second
+                assert eventually(lambda kind=kind, number=number: waiting(process, kind) == number + 1)
+        assert "first" not in over, "all were to be there before the slot is free"
+        assert [future.result() for future in asked] == [200] * 7
+    assert over == ["first", "interactive 0", "interactive 1", "interactive 2", "bulk 0", "interactive 3", "bulk 1"]
+
+
+def test_bulk_that_fills_its_part_of_the_queue_does_not_shut_others_out(tiny):
+    with service(tiny.parent, *PACED, "--slots", "1", "--max-queue", "4") as process, ThreadPoolExecutor(5) as pool:
+        asked = [pool.submit(complete, process, 0, priority="bulk")]
+        assert eventually(lambda: slots_used(process) == 1)
+        asked += [pool.submit(complete, process, 7, priority="bulk", n=3)]
+        assert eventually(lambda: waiting(process, "bulk") == 3)
+        refused = generate(process, priority="bulk")
+        assert "3 images are already waiting, and 1 more would pass the limit of 3" in error_of(refused)["message"]
+        asked += [pool.submit(complete, process, 7)]
+        assert [future.result().status_code for future in asked] == [200] * 3
+        assert error_of(generate(process, priority="bulk", n=5))["param"] == "n"
+
+
+# --- Retry-After ---
+
+def pixels_a_second(process: Process, model: str, seconds: float) -> float:
+    before, began = process.metric(PIXELS.format(model)), time.monotonic()
+    time.sleep(seconds)
+    return (process.metric(PIXELS.format(model)) - before) / (time.monotonic() - began)
+
+
+def told_and_true(process: Process, model: str, clients: int, n: int, asked: int, **picture) -> tuple[float, ...]:
+    """Retry-After of a request for `asked` images under a steady load of `clients` with n each; when there was room.
+
+    The load stops with the question, so that nobody else takes the room, and who asks again leaves once let in. Also
+    the pace in sub-pixels a second until then, over that of the seconds before.
+    """
+    stop = threading.Event()
+
+    def keep_asking() -> None:
+        while not stop.is_set():
+            assert complete(process, n=n, **picture).status_code == 200 or stop.is_set()
+
+    with ThreadPoolExecutor(clients) as pool:
+        load = [pool.submit(keep_asking) for _ in range(clients)]
+        assert eventually(lambda: process.metric("linpix_requests_waiting") >= clients // 2, 30)
+        before = pixels_a_second(process, model, 3.0)
+        stop.set()
+        began, pixels = time.monotonic(), process.metric(PIXELS.format(model))
+        refused = complete(process, n=asked, **picture)
+        assert refused.status_code == 429, refused.text
+        while True:
+            with httpx.stream("POST", process.url + GENERATE, json={"n": asked, "stream": True}, timeout=300) as probe:
+                if probe.status_code == 200:
+                    break
+            time.sleep(0.05)
+        true_s = time.monotonic() - began
+        pace = (process.metric(PIXELS.format(model)) - pixels) / true_s
+        for future in load:
+            future.result()
+    assert eventually(lambda: slots_used(process, model) == 0, 60)
+    return float(refused.headers["retry-after"]), true_s, pace / before
+
+
+def test_retry_after_tells_the_truth_within_a_factor_of_two_at_a_known_pace(tiny):
+    with service(tiny.parent, *PACED, "--slots", "2", "--max-queue", "4") as process:
+        for asked in (3, 4, 6):
+            told_s, true_s, _ = told_and_true(process, "tiny", clients=6, n=1, asked=asked, rows=0)
+            assert true_s / 2 <= told_s <= 2 * true_s, f"{asked} images: told {told_s} s, it was {true_s:.2f} s"
+
+
+def test_retry_after_tells_the_truth_within_a_factor_of_two_at_the_engines_own_pace(slow):
+    """The load is steady if the machine is: where its pace changed by more than two fifths, that is no truth."""
+    with service(slow, *EAGER, "--slots", "4", "--max-queue", "20") as process:
+        steady = 0
+        for _ in range(6):
+            told_s, true_s, change = told_and_true(process, "slow", clients=6, n=4, asked=12, rows=21,
+                                                       side=28)
+            if 1 / 1.4 <= change <= 1.4:
+                assert true_s / 2 <= told_s <= 2 * true_s, f"told {told_s} s, it was {true_s:.2f} s"
+                steady += 1
+            if steady == 2:
+                return
+        pytest.fail("the machine's pace never stayed the same for the length of a measurement")
+
+
+def test_the_pace_leaves_out_the_first_turn_of_a_size_and_forgets_slowly():
+    pace = Pace()
+    assert pace(4) == pace.slowest(64) == 0
+    pace.learn(4, 1, 10.0)  # everything warms up in it
+    assert pace(4) == 0
+    for _ in range(100):
+        pace.learn(4, 10, 0.05)
+    assert pace(4) == pytest.approx(0.005)
+    assert pace(7) == pace(4)
+    assert pace(16) == pytest.approx(0.01)  # not seen yet: between the same and four times as long
+    assert pace(1) == pytest.approx(0.0025)
+    assert pace.slowest(64) == pytest.approx(0.02)
+    pace.learn(4, 10, 0.5)  # a hiccup
+    assert pace(4) < 2 * 0.005
+    for _ in range(200):
+        pace.learn(4, 10, 0.1)
+    assert pace(4) == pytest.approx(0.01, rel=0.05)
