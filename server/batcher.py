@@ -120,12 +120,6 @@ class Batcher:
     def busy(self) -> bool:
         return bool(len(self.scheduler.waiting) or self.scheduler.running)
 
-    @property
-    def queued(self) -> int:
-        """Images admitted that have no slot yet. From any thread."""
-        with self._lock:
-            return self.scheduler.queued
-
     def turn(self) -> Turn:
         """Let newcomers join, run one quantum, and let the finished leave. Raises EngineLost."""
         since = self._ended if self._went_on else time.perf_counter()
@@ -257,8 +251,8 @@ class Batcher:
             reserved = self.scheduler.reserved.get(request)
             return (reserved.images if reserved else 0) + sum(row.request == request for row in self.scheduler.waiting)
 
-    def queued(self, bulk: bool) -> int:
-        """Images of a class that are admitted and have no slot. From any thread."""
+    def queued(self, bulk: bool | None = None) -> int:
+        """Images, of a class or of both, that are admitted and have no slot. From any thread."""
         with self._lock:
             return self.scheduler.queued(bulk)
 

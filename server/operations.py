@@ -149,7 +149,7 @@ def _status_of(batcher: Batcher, values: dict[tuple[str, ...], float]) -> ModelS
     return ModelStatus(
         id=name, backend=backend, engine=engine.name, precision=engine.precision, device=engine.device,
         slots=int(values["linpix_state_slots", name]), slots_used=int(values["linpix_state_slots_used", name]),
-        images_waiting=batcher.queued,
+        images_waiting=batcher.queued(),
         images_completed=int(values["linpix_images_completed_total", name, backend, "completed"]),
         pixels_generated=int(values["linpix_pixels_generated_total", name, backend]),
         quanta=int(values[f"{_STEP}_count", name, backend]), step_seconds_sum=values[f"{_STEP}_sum", name, backend])
