@@ -1,0 +1,178 @@
+"""Every shell and Python block of the README and the documentation, run as it stands, page by page in a folder.
+
+Only three things differ: the address is that of a server on a free port, data sets are where LINPIX_DATA says, and what
+takes long is made short (SHORTER). JSON after a shell block is what the block printed, but for what changes from run to
+run. A block after a comment `not run: REASON` is not run; NOT_RUN lists them.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.server.conftest import ROOT, Process
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOT_RUN = [
+    ("README.md", "make run     # serves on http://127.0.0.1:8000; needs Python 3.11 or later and make"),
+    ("run.md", "make run"),
+    ("run.md", "docker compose up"),
+]
+SHORTER = {
+    "--minutes 45": "--minutes 45 --images 48 --batch 8 --warmup-images 8 --no-compile",
+    "--budget 20": "--budget 5",
+}
+ADDRESS = "http://127.0.0.1:8000"
+CHANGES = {"created", "checkpoint", "engine", "precision", "seconds", "request_id"}  # with time, weights or machine
+BLOCK = re.compile(r"(?:^<!-- not run: (?P<why>[^>]+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    text: str
+    why: str  # it is not run
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [Block(page, text.count("\n", 0, found.start("language")) + 1, found["language"], found["text"],
+                  found["why"] or "") for found in BLOCK.finditer(text)]
+
+
+class Reader:
+    """Somebody who does what a page says, in a folder of their own."""
+
+    def __init__(self, folder: Path, default: Process) -> None:
+        self.folder, self.server, self.printed = folder, default, ""
+        self.own: list[Process] = []
+        command = folder / "bin" / "linpix"
+        command.parent.mkdir()
+        command.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(ROOT / "linpix.py")])} "$@"\n')
+        command.chmod(0o755)
+        (folder / "checkpoints").mkdir()
+        for shipped in (ROOT / "checkpoints").iterdir():
+            (folder / "checkpoints" / shipped.name).symlink_to(shipped)
+        self.environment = {**{name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")},
+                            "PATH": f"{command.parent}:{os.environ['PATH']}", "LINPIX_CHECKPOINTS": "checkpoints",
+                            "PYTHONPATH": str(ROOT), "HOME": str(folder)}
+
+    def does(self, block: Block) -> None:
+        where = f"{block.page.name}:{block.line}"
+        text = block.text
+        for long, short in SHORTER.items():
+            text = text.replace(long, short)
+        if block.language == "json":
+            assert self.printed, f"{where}: no block before this answer printed one"
+            agree(json.loads(block.text), json.loads(self.printed), where)
+            return
+        if block.language == "sh" and (serve := re.fullmatch(r"linpix serve(.*)\n", text)):
+            self.server = Process(self.folder / "checkpoints", *shlex.split(serve[1]))
+            self.own.append(self.server)
+            return
+        text = text.replace(ADDRESS, self.server.url)
+        shell = {"sh": ["bash", "-euo", "pipefail"], "python": [sys.executable]}[block.language]
+        ended = subprocess.run([*shell, "-c", text], cwd=self.folder, env=self.environment, capture_output=True,
+                               text=True, check=False)
+        assert ended.returncode == 0, f"{where} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}"
+        self.printed = ended.stdout
+
+    def leaves(self) -> None:
+        for process in self.own:
+            process.stop()
+
+
+def agree(told: Any, got: Any, where: str) -> None:
+    """Raise AssertionError unless an answer is as told: the same fields, and values where they do not change."""
+    if isinstance(told, dict):
+        assert isinstance(got, dict), where
+        assert list(told) == list(got), f"{where}: {list(told)} in the page, {list(got)} answered"
+        for name, value in told.items():
+            if name not in CHANGES:
+                agree(value, got[name], f"{where}: {name}")
+    elif isinstance(told, list):
+        assert isinstance(got, list), where
+        if "..." in told:
+            told, got = told[:told.index("...")], got[:told.index("...")]
+        assert len(told) == len(got), where
+        for index, (one, other) in enumerate(zip(told, got, strict=True)):
+            agree(one, other, f"{where}[{index}]")
+    elif isinstance(told, str) and told.endswith("..."):
+        assert got.startswith(told[:-3]), f"{where}: {told} in the page, {got[:80]} answered"
+    else:
+        assert told == got, f"{where}: {told!r} in the page, {got!r} answered"
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Iterator[Process]:
+    process = Process(ROOT / "checkpoints")
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> None:
+    """photos/circle and photos/square, of 20 each."""
+    y, x = np.mgrid[:40, :40] - 20
+    for name, distance in (("circle", np.hypot(x, y)), ("square", np.maximum(abs(x), abs(y)))):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(20):
+            inside = (distance < 8 + number % 10).astype(np.uint8) * 255
+            Image.fromarray(inside).save(tmp_path / "photos" / name / f"{number:04}.png")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_says_can_be_done(page, tmp_path, photos, shipped, request):
+    found = [block for block in blocks(page) if not block.why]
+    if any("--data data" in block.text for block in found):
+        (tmp_path / "data").symlink_to(request.getfixturevalue("data"))
+    reader = Reader(tmp_path, shipped)
+    try:
+        for block in found:
+            reader.does(block)
+    finally:
+        reader.leaves()
+
+
+def test_blocks_that_are_not_run_are_these():
+    found = [(page.name, block.text.splitlines()[0]) for page in PAGES for block in blocks(page) if block.why]
+    assert found == NOT_RUN
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_says_what_it_is(page):
+    fences = re.findall(r"^```(\w*)", page.read_text(), re.M)
+    assert all(language in ("sh", "python", "json") for language in fences[::2]), fences
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_an_answer_that_differs_from_the_page_is_noticed():
+    told = {"created": 1, "data": [{"b64_json": "iVBO...", "seed": 1}], "sizes": ["28x28", "..."]}
+    got = {"created": 2, "data": [{"b64_json": "iVBORw0", "seed": 1}], "sizes": ["28x28", "56x56"]}
+    agree(told, got, "page")
+    for wrong in ({**got, "more": 1}, {**got, "data": []}, {**got, "data": [{"b64_json": "abc", "seed": 1}]},
+                  {**got, "data": [{"b64_json": "iVBORw0", "seed": 2}]}, {**got, "sizes": ["56x56"]}):
+        with pytest.raises(AssertionError):
+            agree(told, wrong, "page")
+
+
+def test_curl_is_here():
+    assert shutil.which("curl"), "the pages' blocks use curl; on Debian and Ubuntu: apt-get install curl"
