@@ -15,9 +15,10 @@ from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from model.config import ModelConfig
+from server import containers
 
 LARGEST_SIDE = 1024           # of an answer, in pixels; enlarging by nearest neighbour adds nothing but bytes
 LARGEST_UPLOAD = 4096 * 4096  # pixels, as the header declares them; Pillow spends 4 bytes on most kinds
@@ -25,9 +26,11 @@ MOST_SCANS = 500              # of one JPEG: each costs 33 bytes of upload, and 
 OPAQUE = 128                  # alpha from here on is known
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
-_SIGNATURES = {"PNG": (0, b"\x89PNG\r\n\x1a\n"), "JPEG": (0, b"\xff\xd8\xff"), "WEBP": (8, b"WEBP")}
+_UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+            5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+            8: Image.Transpose.ROTATE_90}  # by EXIF's orientation
 
-# Once, for the process: catch_warnings is not safe in threads, and a client's odd EXIF is no line of our log.
+# Once, for the process: catch_warnings is not safe in threads, and a client's odd picture is no line of our log.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -197,23 +200,22 @@ def _upright(data: bytes, param: str) -> Image.Image:
     """Decode the one frame of an upload, turned as its EXIF says; ICC profiles are ignored."""
     if not data:
         raise PictureError(f"{param} is empty: the upload has 0 bytes", param)
-    kind = next((kind for kind, (at, magic) in _SIGNATURES.items() if data.startswith(magic, at)), None)
+    kind = containers.kind_of(data)
     if kind is None:
         raise PictureError(f"{param} must be a PNG, JPEG or WebP picture, got {len(data)} bytes that begin "
                            f"with {data[:8]!r}", param, 415)
-    with Image.open(io.BytesIO(data), formats=[kind]) as picture:  # reads the header only
-        if picture.width * picture.height > LARGEST_UPLOAD:
-            raise _too_large(param, f"{picture.width}x{picture.height}")
-        # A JPEG with several pictures (MPO) is a phone's photograph beside its previews: the first is meant.
-        if kind != "JPEG" and (frames := getattr(picture, "n_frames", 1)) > 1:
-            raise PictureError(f"{param} is animated ({frames} frames); send one still picture", param)
-        if kind == "JPEG" and (scans := data.count(b"\xff\xda")) > MOST_SCANS:
-            raise PictureError(f"{param} may have up to {MOST_SCANS} scans (JPEG), got about {scans}", param)
-        picture.verify()  # PNG's checksums, which decoding alone skips; leaves the file unusable
-    picture = Image.open(io.BytesIO(data), formats=[kind])
+    found = containers.pixels_of(data, kind)
+    if found.frames > 1:
+        raise PictureError(f"{param} is animated ({found.frames} frames); send one still picture", param)
+    picture: Image.Image = Image.open(io.BytesIO(found.data), formats=[kind])  # reads the header only
+    if picture.width * picture.height > LARGEST_UPLOAD:
+        raise _too_large(param, f"{picture.width}x{picture.height}")
+    if found.scans > MOST_SCANS:
+        raise PictureError(f"{param} may have up to {MOST_SCANS} scans (JPEG), got about {found.scans}", param)
     if kind == "PNG" and "transparency" in picture.info:
         picture.info["transparency"] = _eight_bit(picture.info["transparency"], picture.tile[0][3])
-    ImageOps.exif_transpose(picture, in_place=True)
+    if found.orientation in _UPRIGHT:
+        picture = picture.transpose(_UPRIGHT[found.orientation])
     return picture
 
 

@@ -4,19 +4,16 @@ import io
 import runpy
 import struct
 import warnings
-import zlib
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
 from model.config import ModelConfig
 from server import pictures
 from server.pictures import Occluded, PictureError, parse_size, png, read_occluded, sizes
+from tests.fuzz.pictures import chunk, encode, png_of
 
 GREY = ModelConfig(height=8, width=8)
 COLOUR = ModelConfig(height=8, width=8, channels=3)
@@ -26,13 +23,6 @@ UINT8 = NDArray[np.uint8]
 
 def noise(*shape: int) -> UINT8:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-
-
-def encode(picture: Image.Image | UINT8, kind: str = "PNG", **options: Any) -> bytes:
-    out = io.BytesIO()
-    picture = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
-    picture.save(out, kind, **options)
-    return out.getvalue()
 
 
 def with_alpha(colours: UINT8, alpha: UINT8) -> UINT8:
@@ -49,17 +39,6 @@ def refusal(image: bytes, config: ModelConfig = GREY, *, mask: bytes | None = No
     with pytest.raises(PictureError) as caught:
         read_occluded(image, config, mask=mask, keep_rows=keep_rows)
     return caught.value
-
-
-def chunk(name: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-
-def png_of(depth: int, colour_type: int, width: int, height: int, scanlines: bytes, *more: bytes) -> bytes:
-    """A PNG of a kind that Pillow does not write; each scanline begins with its filter, 0."""
-    header = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, 0)
-    return b"".join([b"\x89PNG\r\n\x1a\n", chunk(b"IHDR", header), *more,
-                     chunk(b"IDAT", zlib.compress(scanlines)), chunk(b"IEND", b"")])
 
 
 HALF = np.repeat(np.array([255] * 4 + [0] * 4, np.uint8), 8).reshape(8, 8)  # as alpha: a hole below
@@ -450,76 +429,6 @@ def test_pillows_warnings_stay_inside():
         fresh["read_occluded"](data, GREY, mask=None, keep_rows=4)
         fresh["read_occluded"](encode(noise(8, 8)), GREY, mask=None, keep_rows=4)
     assert not seen
-
-
-# Broken uploads of every kind
-
-def _valid_pictures() -> list[bytes]:
-    colours, frames = noise(12, 12, 4), [Image.new("RGBA", (8, 8), shade) for shade in ("red", "blue")]
-    palette = Image.fromarray(colours[..., :3]).quantize(16)
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 5
-    exif[ExifTags.Base.Make] = "LinPix"
-    return [
-        encode(colours), encode(colours[..., 0]), encode(colours[..., :2]),
-        encode(colours[..., :3], exif=exif, icc_profile=b"profile", dpi=(72, 72)),
-        encode(palette, transparency=bytes(range(0, 160, 10))), encode(palette, transparency=3),
-        png_of(16, 0, 8, 8, (b"\0" + bytes(range(16))) * 8, chunk(b"tRNS", b"\0\1")),
-        encode(Image.fromarray(HALF).convert("1")), encode(colours[..., 0], "JPEG", exif=exif),
-        encode(frames[0], save_all=True, append_images=frames[1:]),
-        encode(colours[..., :3], "JPEG", progressive=True),
-        encode(Image.fromarray(colours, "CMYK"), "JPEG"),
-        encode(colours[..., :3], "MPO", save_all=True, append_images=[frames[0].convert("RGB")]),
-        encode(colours, "WEBP", lossless=True, exif=exif), encode(colours, "WEBP"),
-        encode(colours[..., :3], "WEBP"), encode(frames[0], "WEBP", save_all=True, append_images=frames[1:]),
-    ]
-
-
-VALID = _valid_pictures()
-
-
-def _with_checksums(data: bytes) -> bytes:
-    """Right checksums for a broken PNG, so that breakage reaches the decoder; other formats have none."""
-    if not data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return data
-    fixed, at = bytearray(data), 8
-    while at + 12 <= len(data):
-        end = at + 8 + int.from_bytes(data[at:at + 4])
-        fixed[end:end + 4] = struct.pack(">I", zlib.crc32(data[at + 4:end]))
-        at = end + 4
-    return bytes(fixed[:len(data)])
-
-
-@st.composite
-def broken_pictures(draw: st.DrawFn) -> bytes:
-    data = bytearray(draw(st.sampled_from(VALID)))
-    at = draw(st.integers(0, len(data) - 1))
-    for _ in range(draw(st.integers(0, 3))):
-        at = draw(st.integers(0, len(data) - 1))
-        data[at] = draw(st.integers(0, 255))
-    match draw(st.integers(0, 7)):
-        case 0:
-            del data[draw(st.integers(0, len(data))):]
-        case 1:
-            del data[at:at + draw(st.integers(0, 40))]
-        case 2:
-            data[at:at] = draw(st.binary(max_size=40))
-    return _with_checksums(bytes(data)) if draw(st.booleans()) else bytes(data)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=300, deadline=None)
-@given(image=broken_pictures(), mask=st.none() | broken_pictures(),
-       keep_rows=st.none() | st.integers(-1, 9), config=st.sampled_from([GREY, COLOUR, WIDE]))
-def test_any_bytes_give_sub_pixels_or_a_picture_error(image, mask, keep_rows, config):
-    try:
-        occluded = read(image, config, mask=mask, keep_rows=keep_rows)
-    except PictureError as error:
-        assert error.param in ("image", "mask", "keep_rows") and error.status in (400, 413, 415)
-    else:
-        assert occluded.canvas.shape == occluded.known.shape == (config.subpixels,)
-        assert not occluded.canvas[~occluded.known].any()
-        assert occluded.known_before_first_hole + occluded.known_after_last_hole <= occluded.known_count
 
 
 # Answers
