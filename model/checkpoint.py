@@ -7,7 +7,8 @@ import hashlib
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from model.transformer import Transformer
 
 FORMAT_VERSION = 1
 SHARD_BYTES = 16 * 2**20  # hosts of git repositories warn about larger files
+LARGEST_TEXT = 2**20      # bytes of config.json, SHA256SUMS, and whatever else is listed that holds no tensors
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class CheckpointError(ValueError):
@@ -62,15 +65,15 @@ def read(folder: Path) -> Checkpoint:
         if name.endswith(".safetensors"):
             try:
                 shard = safetensors.torch.load(files[name])
-            except SafetensorError as error:
+            except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # of kinds of numbers it cannot make
                 raise CheckpointError(f"{folder / name} is not a safetensors file ({error}); "
                                       "restore it from where the checkpoint came from") from error
             if twice := shard.keys() & tensors.keys():
-                raise CheckpointError(f"{folder / name} holds tensor {', '.join(sorted(twice))} a second time; "
+                raise CheckpointError(f"{folder / name} holds tensor {_listed(twice)} a second time; "
                                       "restore the folder from where the checkpoint came from")
             tensors |= shard
+    _check_tensors(folder, _shapes(folder, config, tensors), tensors)
     net = Transformer(config)
-    _check_tensors(folder, net.state_dict(), tensors)
     net.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     return Checkpoint(folder.resolve().name, net.eval().requires_grad_(False), provenance, digest, class_names,
                       folder.resolve())
@@ -84,8 +87,10 @@ def digest_of(folder: Path) -> str:
 def config_of(folder: Path) -> ModelConfig:
     """The architecture that config.json describes; nothing else is read or verified. Raises CheckpointError."""
     try:
-        return _description(folder, (folder / "config.json").read_bytes())[0]
-    except OSError as error:
+        return _description(folder, _bytes(folder / "config.json"))[0]
+    except CheckpointError:
+        raise
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder / 'config.json'} cannot be read ({error}); "
                               "restore it from where the checkpoint came from") from error
 
@@ -98,17 +103,17 @@ def unfinished(folder: Path) -> list[Path]:
 def _description(folder: Path, config_json: bytes) -> tuple[ModelConfig, dict[str, Any], tuple[str, ...]]:
     """Architecture, provenance and class names."""
     try:
-        fields = json.loads(config_json)
+        fields = _fields(config_json.decode())
         if fields.get("format_version") != FORMAT_VERSION:
-            raise ValueError(f"format_version must be {FORMAT_VERSION}, got {fields.get('format_version')!r}; "
+            raise ValueError(f"format_version must be {FORMAT_VERSION}, got {fields.get('format_version')!r:.80}; "
                              "read it with the LinPix release that wrote it")
         config = ModelConfig.from_json(fields["architecture"])
-        provenance = dict(fields["provenance"])
+        provenance = _checked(fields["provenance"], config)
         return config, provenance, tuple(map(str, provenance.get("class_names") or range(config.classes)))
     except KeyError as error:
         raise CheckpointError(f"{folder / 'config.json'} lacks {error}; "
                               "restore it from where the checkpoint came from") from error
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
 
 
@@ -119,22 +124,22 @@ def _verified(folder: Path) -> tuple[str, dict[str, bytes]]:
         cure = f"; an interrupted save left {' and '.join(left)}: rename the first that loads" if left else ""
         raise CheckpointError(f"{folder} is not a checkpoint folder: no such directory{cure}")
     try:
-        listing = (folder / "SHA256SUMS").read_bytes()
+        listing = _bytes(folder / "SHA256SUMS")
         sums = {name: digest for digest, name in (line.split("  ", 1) for line in listing.decode().splitlines())}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder / 'SHA256SUMS'} is missing or unreadable ({error}); "
                               "restore it from where the checkpoint came from") from error
     for name in ("config.json", "*.safetensors"):
         if not any(Path(listed).match(name) for listed in sums):
-            raise CheckpointError(f"{folder / 'SHA256SUMS'} lists no {name}; it lists {sorted(sums)}")
+            raise CheckpointError(f"{folder / 'SHA256SUMS'} lists no {name}; it lists {_listed(sums) or 'nothing'}")
     files: dict[str, bytes] = {}
     for name, expected in sums.items():
         if Path(name).name != name:
-            raise CheckpointError(f"{folder / 'SHA256SUMS'} lists {name!r}, which is not a file name")
+            raise CheckpointError(f"{folder / 'SHA256SUMS'} lists {name!r:.400}, which is not a file name")
         try:
-            files[name] = (folder / name).read_bytes()
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            raise CheckpointError(f"{folder / name} is listed in SHA256SUMS but cannot be read ({error}); "
+            files[name] = _bytes(folder / name)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name, too
+            raise CheckpointError(f"{folder / _listed([name])} is listed in SHA256SUMS but cannot be read ({error}); "
                                   "restore it from where the checkpoint came from") from error
         if (got := hashlib.sha256(files[name]).hexdigest()) != expected:
             raise CheckpointError(f"{folder / name} has SHA-256 {got[:16]}..., but SHA256SUMS says "
@@ -142,17 +147,86 @@ def _verified(folder: Path) -> tuple[str, dict[str, bytes]]:
     return hashlib.sha256(listing).hexdigest(), files
 
 
-def _check_tensors(folder: Path, expected: dict[str, Tensor], got: dict[str, Tensor]) -> None:
+def _bytes(path: Path) -> bytes:
+    """Raises OSError, or ValueError for what would never end: pipes, devices, and texts longer than any of ours."""
+    if path.exists() and not path.is_file():
+        raise ValueError("is no regular file")
+    if path.suffix != ".safetensors" and (size := path.stat().st_size) > LARGEST_TEXT:
+        raise ValueError(f"is longer than {LARGEST_TEXT:,} bytes: {size:,}")
+    return path.read_bytes()
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """A JSON object. Raises ValueError, also for what json.loads lets pass: names given twice, NaN and infinity."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
+            raise ValueError(f"{_listed(twice)} is given twice")
+        return dict(pairs)
+
+    def refuse(number: str) -> None:
+        raise ValueError(f"holds {number}, which is no JSON number")
+
+    fields = json.loads(text, object_pairs_hook=once, parse_constant=refuse)
+    if not isinstance(fields, dict):
+        raise ValueError(f"must hold an object of fields, got {type(fields).__name__}")
+    return fields
+
+
+def _checked(provenance: Any, config: ModelConfig) -> dict[str, Any]:
+    """Raise ValueError unless what others compute with, or give to clients, is what they take it for."""
+    if not isinstance(provenance, dict):
+        raise ValueError(f"provenance must be an object of fields, got {provenance!r:.80}")
+    names = provenance.get("class_names") or []
+    if not isinstance(names, list) or len(names) > config.classes or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"class_names must be a list of up to {config.classes} names, for so many classes has the "
+                         f"architecture, got {names!r:.80}")
+    bits = provenance.get("bits_per_dim") or {}
+    if not isinstance(bits, dict) or not all(len(name) <= 40 and _is_quantity(bits[name]) for name in bits):
+        raise ValueError(f"bits_per_dim must give numbers by short names, got {bits!r:.80}")
+    for name in ("created", "images", "steps", "minutes"):
+        if not _is_quantity(provenance.get(name, 0)):
+            raise ValueError(f"{name} must be a number of at least 0, got {provenance[name]!r:.80}")
+    return dict(provenance)
+
+
+def _is_quantity(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value < 2**63
+
+
+def _listed(names: Iterable[str]) -> str:
+    """For one line of a message: a terminal's control characters spelled out, and not too many."""
+    text = ", ".join(name if name.isprintable() else ascii(name) for name in sorted(names))
+    return text if len(text) <= 400 else text[:397] + "..."
+
+
+def _shapes(folder: Path, config: ModelConfig, got: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """Of every tensor that the configuration asks for, found without memory for any."""
+    if config.layers > len(got):
+        raise CheckpointError(f"{folder / 'config.json'} asks for {config.layers} layers, and there are {len(got)} "
+                              "tensors; config.json and the tensors belong to different models")
+    try:
+        with torch.device("meta"):
+            return {name: tensor.shape for name, tensor in Transformer(config).state_dict().items()}
+    except (RuntimeError, OverflowError) as error:
+        raise CheckpointError(f"{folder / 'config.json'} asks for tensors larger than any memory; restore it from "
+                              "where the checkpoint came from") from error
+
+
+def _check_tensors(folder: Path, expected: Mapping[str, torch.Size], got: dict[str, Tensor]) -> None:
     for problem, names in (("lacks", expected.keys() - got.keys()), ("has the unknown", got.keys() - expected.keys())):
         if names:
-            raise CheckpointError(f"{folder} {problem} tensor {', '.join(sorted(names))}; "
+            raise CheckpointError(f"{folder} {problem} tensor {_listed(names)}; "
                                   "config.json and the tensors belong to different models")
-    for name, tensor in expected.items():
-        if got[name].shape != tensor.shape:
+    for name, shape in expected.items():
+        if got[name].shape != shape:
             raise CheckpointError(f"{folder}: tensor {name} has shape {tuple(got[name].shape)}, but config.json "
-                                  f"asks for {tuple(tensor.shape)}")
-        if not got[name].is_floating_point() or not bool(got[name].isfinite().all()):
-            raise CheckpointError(f"{folder}: tensor {name} holds values that are not finite numbers")
+                                  f"asks for {tuple(shape)}")
+        if got[name].dtype not in _DTYPES:
+            raise CheckpointError(f"{folder}: tensor {name} holds values of {got[name].dtype}; expected one of "
+                                  f"{', '.join(map(str, _DTYPES))}")
+        if not bool(got[name].float().isfinite().all()):
+            raise CheckpointError(f"{folder}: tensor {name} holds values that are not finite numbers in float32")
 
 
 def save(folder: Path, net: Transformer, provenance: dict[str, Any], card: str,

@@ -15,6 +15,12 @@ LookUp = Literal["previous", "position", "row", "column", "channel"]
 Neighbour = tuple[int, int, int]
 ScaleTransform = Literal["exp", "elu"]
 
+# Far beyond what anybody trains. They keep a configuration of a hundred bytes from asking for a hundred gigabytes.
+MOST = 2**20              # of every size
+MOST_LOOKED_UP = 2**24    # places that an image's inputs are looked up at: T, and T again for each neighbour
+MOST_NEIGHBOURS = 256
+MOST_RANDOM_FEATURES, MOST_RANDOM_DIM = 4096, 512  # of the feature map `random`, whose directions are made orthogonal
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -53,32 +59,51 @@ class ModelConfig:
                      "lsh_rounds", "lsh_buckets", "lsh_chunk"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+                raise ValueError(f"{name} must be an integer of at least 1, got {_short(value)}")
+            if value > MOST:
+                raise ValueError(f"{name} must be at most {MOST}, got {_short(value)}")
         if self.lsh_buckets != 1 and self.lsh_buckets % 2:
             raise ValueError(f"lsh_buckets must be 1 or an even number, got {self.lsh_buckets}")
         if self.channels not in (1, 3):
             raise ValueError(f"channels must be 1 (grey) or 3 (red, green, blue), got {self.channels}")
-        if type(self.classes) is not int or self.classes < 0:
-            raise ValueError(f"classes must be an integer of at least 0, got {self.classes!r}")
+        if type(self.classes) is not int or not 0 <= self.classes <= MOST:
+            raise ValueError(f"classes must be an integer of at least 0, at most {MOST}, got {_short(self.classes)}")
         for name, kind in (("attention", AttentionKind), ("feature_map", FeatureMap), ("norm", Norm),
                            ("residual", ResidualKind), ("activation", Activation), ("scale_transform", ScaleTransform)):
-            if getattr(self, name) not in get_args(kind):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}")
+            if (value := getattr(self, name)) not in get_args(kind):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {_short(value)}")
         if self.residual == "reversible" and self.norm != "pre":
             raise ValueError("reversible residuals need norm 'pre', for a LayerNorm after the sum cannot be undone; "
                              f"got norm {self.norm!r}")
         if not (isinstance(self.eps, float) and 0 < self.eps < 1):
-            raise ValueError(f"eps must be a number between 0 and 1, got {self.eps!r}")
+            raise ValueError(f"eps must be a number between 0 and 1, got {_short(self.eps)}")
         unknown = [name for name in self.look_ups if name not in get_args(LookUp)]
         if unknown or "previous" not in self.look_ups or len(set(self.look_ups)) != len(self.look_ups):
             raise ValueError(f"look_ups must hold 'previous' and may add, once each, "
-                             f"{', '.join(get_args(LookUp)[1:])}; got {list(self.look_ups)}")
+                             f"{', '.join(get_args(LookUp)[1:])}; got {_short(list(self.look_ups))}")
+        if len(self.neighbours) > MOST_NEIGHBOURS:
+            raise ValueError(f"neighbours may be up to {MOST_NEIGHBOURS}, got {len(self.neighbours)}")
         for neighbour in self.neighbours:
-            if len(neighbour) != 3 or any(type(part) is not int for part in neighbour):
-                raise ValueError(f"a neighbour is three integers (dy, dx, dc), got {neighbour!r}")
+            if not isinstance(neighbour, tuple) or len(neighbour) != 3 \
+                    or any(type(part) is not int for part in neighbour):
+                raise ValueError(f"a neighbour is three integers (dy, dx, dc), got {_short(neighbour)}")
+            if max(map(abs, neighbour)) > MOST:
+                raise ValueError(f"a neighbour is at most {MOST} away, got {_short(neighbour)}")
             if self.offset(neighbour) >= 0 or neighbour >= (0, 0, 0):
                 raise ValueError(f"neighbour {neighbour} is not strictly earlier in raster order")
+        if (places := self.subpixels * (1 + len(self.neighbours))) > MOST_LOOKED_UP:
+            raise ValueError(f"height * width * channels * (1 + {len(self.neighbours)} neighbours) must be at most "
+                             f"{MOST_LOOKED_UP}, got {places}")
+        if self.feature_map == "random" and (self.random_features > MOST_RANDOM_FEATURES
+                                             or self.key_dim > MOST_RANDOM_DIM):
+            raise ValueError(f"feature_map random goes with up to {MOST_RANDOM_FEATURES} random_features and key_dim "
+                             f"{MOST_RANDOM_DIM}, got {self.random_features} and {self.key_dim}")
+        if type(self.twin_of) is not str:
+            raise ValueError(f"twin_of must be a name, got {_short(self.twin_of)}")
         if self.first_marginal:
+            if any(type(p) not in (int, float) or abs(p) > 256 for p in self.first_marginal):
+                raise ValueError("first_marginal must hold 256 probabilities that sum to 1, got "
+                                 f"{_short(self.first_marginal)}")
             total = sum(self.first_marginal)
             if len(self.first_marginal) != 256 or min(self.first_marginal) < 0 or not abs(total - 1) <= 1e-6:
                 raise ValueError("first_marginal must hold 256 probabilities that sum to 1, got "
@@ -111,16 +136,23 @@ class ModelConfig:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "ModelConfig":
         """Read what to_json wrote; a field added since then has its default, an unknown one is an error."""
+        if not isinstance(fields, dict):
+            raise ValueError(f"the architecture must be an object of fields, got {_short(fields)}")
         fields = dict(fields)
         if unknown := fields.keys() - {field.name for field in dataclasses.fields(cls)}:
-            raise ValueError(f"unknown configuration fields {sorted(unknown)}; "
+            raise ValueError(f"unknown configuration fields {_short(sorted(unknown))}; "
                              "read it with the LinPix release that wrote it")
-        for name in ("look_ups", "first_marginal"):
+        for name in ("look_ups", "first_marginal", "neighbours"):
             if name in fields:
-                fields[name] = tuple(fields[name])
-        if "neighbours" in fields:
-            fields["neighbours"] = tuple(tuple(offset) for offset in fields["neighbours"])
+                if not isinstance(fields[name], list):
+                    raise ValueError(f"{name} must be a list, got {_short(fields[name])}")
+                fields[name] = tuple(tuple(each) if isinstance(each, list) else each for each in fields[name])
         return cls(**fields)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 # Every neighbour that local context uses has its own table; none costs recurrent state.

@@ -20,9 +20,10 @@ def phi(x: Tensor) -> Tensor:
 
 def feature_map(config: ModelConfig) -> Callable[[Tensor], Tensor]:
     """What the configuration applies to queries and keys: (..., D) -> (..., feature_dim), phi(q) . phi(k) >= 0."""
+    if config.feature_map == "random":
+        return partial(random_features, directions=directions(config.random_features, config.key_dim))
     maps: dict[str, Callable[[Tensor], Tensor]] = {
-        "elu+1": phi, "relu": relu_features, "polynomial": polynomial_features,
-        "random": partial(random_features, directions=directions(config.random_features, config.key_dim))}
+        "elu+1": phi, "relu": relu_features, "polynomial": polynomial_features}
     return maps[config.feature_map]
 
 

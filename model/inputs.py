@@ -31,13 +31,14 @@ class InputEmbedding(nn.Module):
                  "row": t // (config.width * config.channels),
                  "column": t // config.channels % config.width,
                  "channel": t % config.channels}
+        sizes = {"position": config.subpixels, "row": config.height, "column": config.width, "channel": config.channels}
         source, outside, base = [t - 1], [t == 0], [torch.zeros_like(t)]
         rows = START + 1 + config.classes
-        positional = torch.zeros(config.subpixels, 0, dtype=torch.int64)
+        positional, tables = torch.zeros(config.subpixels, 0, dtype=torch.int64), [0]
         for name in config.look_ups:
             if name != "previous":
                 positional = torch.cat([positional, (place[name] + rows)[:, None]], 1)
-                rows += int(place[name].max()) + 1
+                rows += sizes[name]
         for dy, dx, dc in config.neighbours:
             inside = torch.ones_like(t, dtype=torch.bool)
             for at, size in ((place["row"] + dy, config.height), (place["column"] + dx, config.width),
@@ -46,6 +47,7 @@ class InputEmbedding(nn.Module):
             source.append(t + config.offset((dy, dx, dc)))
             outside.append(~inside)
             base.append(torch.full_like(t, rows))
+            tables.append(rows)
             rows += OUTSIDE + 1
         # (T, number of values looked up): where a value stands, whether that is outside, its table's first row
         self.register_buffer("source", torch.stack(source, 1).clamp(0, config.subpixels - 1), persistent=False)
@@ -54,7 +56,7 @@ class InputEmbedding(nn.Module):
         self.register_buffer("positional", positional, persistent=False)
         table = torch.randn(rows, config.d_model)
         if config.channels == 3:  # similar values begin with similar rows; tried with colours only
-            for first in self.base[0].tolist():
+            for first in tables:
                 walk = table[first:first + 256].cumsum(0)
                 walk -= walk.mean(0)
                 table[first:first + 256] = walk / walk.std()

@@ -1,6 +1,8 @@
 import dataclasses
 import hashlib
 import json
+import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -135,7 +137,12 @@ TENSORS = {
     "transposed": ({"layers__0__down__weight": torch.zeros(32, 16)}, "tensor layers.0.down.weight has shape"),
     "NaN": ({"norm__bias": torch.full((16,), torch.nan)}, "tensor norm.bias holds values that are not"),
     "infinite": ({"norm__bias": torch.full((16,), -torch.inf)}, "tensor norm.bias holds values"),
-    "integers": ({"norm__bias": torch.zeros(16, dtype=torch.int32)}, "tensor norm.bias holds values"),
+    "infinite in float32": ({"norm__bias": torch.full((16,), 1e39, dtype=torch.float64)},
+                            "tensor norm.bias holds values that are not finite numbers in float32"),
+    "integers": ({"norm__bias": torch.zeros(16, dtype=torch.int32)}, "tensor norm.bias holds values of torch.int32"),
+    "eight bits": ({"norm__bias": torch.zeros(16).to(torch.float8_e4m3fn)},
+                   "tensor norm.bias holds values of torch.float8_e4m3fn; expected one of torch.float32"),
+    "a terminal's": ({"\x1b[31m": torch.zeros(1)}, r"unknown tensor '\\x1b\[31m'"),
 }
 
 
@@ -157,7 +164,19 @@ FIELDS = {
     "wrong value": (lambda fields: fields["architecture"].update(layers=0), "layers must be an integer"),
     "wrong type": (lambda fields: fields.update(architecture=[1]), "config.json"),
     "wrong list": (lambda fields: fields["architecture"].update(neighbours=3), "config.json"),
-    "wrong names": (lambda fields: fields["provenance"].update(class_names=5), "config.json"),
+    "wrong names": (lambda fields: fields["provenance"].update(class_names=5), "class_names must be a list"),
+    "more names than classes": (lambda fields: fields["provenance"].update(class_names=list("abcdefghijk")),
+                                "class_names must be a list of up to 10 names"),
+    "a list for provenance": (lambda fields: fields.update(provenance=[["data", "x"]]), "provenance must be an object"),
+    "wrong bits/dim": (lambda fields: fields["provenance"].update(bits_per_dim={"test_1000": "low"}),
+                       "bits_per_dim must give numbers"),
+    "infinite bits/dim": (lambda fields: fields["provenance"].update(bits_per_dim={"test_1000": float("inf")}),
+                          "config.json: holds Infinity, which is no JSON number"),
+    "wrong time": (lambda fields: fields["provenance"].update(created="today"), "created must be a number"),
+    "wrong twin": (lambda fields: fields["architecture"].update(twin_of=["mnist"]), "twin_of must be a name"),
+    "a list of one": (lambda fields: fields["architecture"].update(look_ups="previous"), "look_ups must be a list"),
+    "no numbers": (lambda fields: fields["architecture"].update(first_marginal=["x"] * 256),
+                   "first_marginal must hold 256 probabilities"),
 }
 
 
@@ -167,6 +186,57 @@ def test_a_wrong_configuration_is_refused_with_the_field(change, message, folder
     with pytest.raises(CheckpointError, match=message) as error:
         read(folder)
     assert str(folder / "config.json") in str(error.value)
+
+
+@pytest.mark.parametrize("change", [
+    {"height": 2**40}, {"height": 2**20, "width": 2**20}, {"neighbours": [[-1, 0, 0]] * 257},
+    {"neighbours": [[0, -2**40, 0]]}, {"layers": 2**20}, {"d_model": 2**20, "d_ff": 2**20, "key_dim": 2**20},
+    {"feature_map": "random", "random_features": 2**19}, {"feature_map": "random", "key_dim": 2**19},
+    {"random_features": 2**20, "mixtures": 2**20}, {"classes": 2**20, "heads": 2**20, "value_dim": 2**20}], ids=str)
+def test_a_configuration_that_asks_for_more_than_there_is_costs_nothing(change, folder):
+    """Found out by its numbers, or by shapes, before there is memory for any of it."""
+    change_fields(folder, lambda fields: fields["architecture"].update(change))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read(folder)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
+
+
+def test_shapes_are_found_without_memory(folder):
+    net = load(folder)
+    assert checkpoint._shapes(folder, net.config, net.state_dict()) == {
+        name: tensor.shape for name, tensor in net.state_dict().items()}
+
+
+def test_names_given_twice_are_refused(folder):
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace('"layers": 2', '"layers": 3, "layers": 2'))
+    seal(folder)
+    with pytest.raises(CheckpointError, match=r"config\.json: layers is given twice"):
+        read(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "SHA256SUMS"])
+@pytest.mark.parametrize("what", ["pipe", "device", "link to itself"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(name, what, folder):
+    path = folder / name
+    path.unlink()
+    if what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if what == "device" else path)
+    with pytest.raises(CheckpointError, match="regular file|cannot be read|missing or unreadable") as error:
+        read(folder)
+    assert str(folder / name) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "SHA256SUMS"])
+def test_a_text_without_end_is_refused_before_it_is_read(name, folder):
+    with (folder / name).open("r+b") as file:
+        file.truncate(2**34)  # a hole, of which the disk has nothing
+    with pytest.raises(CheckpointError, match="is longer than 1,048,576 bytes: 17,179,869,184") as error:
+        read(folder)
+    assert str(folder / name) in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, "\0"])
