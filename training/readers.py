@@ -1,8 +1,8 @@
 """Formats: IDX, CIFAR-10's records, pictures, tar archives; each plain, gzip or xz, told by its first bytes.
 
 Names lie and downloads break, so every reader checks what it was given, and says in one line what is
-wrong with which file and what to do. Nothing is extracted to disk. Where files come from and what they
-are called is datasets.py's business.
+wrong with which file and what to do. Nothing is extracted to disk, nothing inflates without end, and no pipe
+or device is waited for. Where files come from and what they are called is datasets.py's business.
 """
 
 import gzip
@@ -13,6 +13,7 @@ import math
 import os
 import struct
 import tarfile
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -29,7 +30,16 @@ Shape = tuple[int, int, int]  # height, width, channels
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 CIFAR10_RECORD = 1 + 3 * 32 * 32
 
+# What a packed file may unpack to: 50 bytes for each of its own, or the first where that is less. MNIST's largest has
+# 47 MB, of black images it would be packed into a thousandth; pictures and their archives hardly shrink at all.
+FREE_BYTES, MOST_TIMES = 64 * 2**20, 50
+_FREE_PICTURE_BYTES = 2**20  # beyond 16 for each sub-pixel: text, profiles and the like
+_PICTURE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # of Pillow's; some of the others run programs
+
+warnings.filterwarnings("ignore", module=r"PIL\.")  # an odd picture is read, or is a DataError
+
 _COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open}
+_SLIPS = (ValueError, LookupError, ArithmeticError, RecursionError)  # of tarfile, with headers that it did not expect
 _FETCH_AGAIN = "delete it and fetch it again"
 _PAGE_STARTS = (b"<!doctype", b"<html", b"<head", b"<?xml")
 
@@ -59,15 +69,35 @@ def tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str
 
     Links, devices, sparse files, absolute names and names with '..' are passed over.
     """
-    with (_open(path) as file, _decompressed(file, path) as stream,
-          tarfile.open(fileobj=stream, mode="r:") as archive):
-        for member in archive:
+    with (_open(path) as file, _decompressed(file, path) as stream, _archive(stream) as archive):
+        while (member := _next(archive)) is not None:
             name = PurePosixPath(member.name)
             plain = member.isreg() and not member.issparse()  # a sparse file may claim any size
             if plain and not name.is_absolute() and ".." not in name.parts and wanted(str(name)):
                 body = archive.extractfile(member)
                 assert body is not None
                 yield str(name), body.read()
+        if stream.last.strip(b"\0"):  # tarfile takes any header that it cannot read for the end, but for the first
+            raise tarfile.ReadError(f"the header at byte {archive.offset:,} is damaged")
+
+
+def _archive(stream: "_Unpacked") -> tarfile.TarFile:
+    try:
+        return tarfile.open(fileobj=stream, mode="r:")  # type: ignore[arg-type]
+    except DataError:
+        raise
+    except _SLIPS as error:
+        raise tarfile.ReadError(f"{type(error).__name__}: {error}") from error
+
+
+def _next(archive: tarfile.TarFile) -> tarfile.TarInfo | None:
+    archive.members = []  # it would keep them all
+    try:
+        return archive.next()
+    except DataError:
+        raise
+    except _SLIPS as error:
+        raise tarfile.ReadError(f"{type(error).__name__}: {error}") from error
 
 
 def read_idx(raw: bytes, name: object, dimensions: int) -> NDArray[np.uint8]:
@@ -111,15 +141,19 @@ def read_cifar10(raw: bytes, name: object) -> tuple[NDArray[np.uint8], NDArray[n
 def read_picture(raw: bytes, name: object, shape: Shape) -> NDArray[np.uint8]:
     """The (T,) sub-pixels of one picture, which must have exactly the shape's height and width."""
     height, width, channels = shape
+    if len(raw) > (most := 16 * math.prod(shape) + _FREE_PICTURE_BYTES):
+        raise DataError(name, f"has {len(raw):,} bytes, expected at most {most:,} for a picture of {width} x {height} "
+                              "(width x height) as the model", f"resize it first, as in: magick IN -resize "
+                        f"'{width}x{height}!' OUT")
     try:
-        with Image.open(io.BytesIO(raw)) as image:
+        with Image.open(io.BytesIO(raw), formats=_PICTURE_FORMATS) as image:
             if image.size != (width, height):  # known from the header, so a huge picture is never decoded
                 raise DataError(name, f"is {image.width} x {image.height} (width x height), expected "
                                       f"{width} x {height} as the model",
                                 f"resize it first, as in: magick IN -resize '{width}x{height}!' OUT")
             if image.mode.startswith(("I", "F")):  # Pillow would clip, not scale
                 raise DataError(name, f"has more than 8 bits a sample (mode {image.mode})", "save it with 8")
-            if getattr(image, "n_frames", 1) > 1:
+            if getattr(image, "is_animated", False):
                 raise DataError(name, "is animated or has several pages", "save each as a picture of its own")
             alpha = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
             if alpha and alpha.getextrema() != (255, 255):  # what hides below it is arbitrary
@@ -211,6 +245,8 @@ def _numbers_by_value(name: str) -> tuple[str, str]:
 
 def _open(path: Path) -> IO[bytes]:
     try:
+        if path.exists() and not path.is_file():
+            raise DataError(path, "is no regular file", "name a file, or a folder of files")
         return path.open("rb")
     except OSError as error:
         if path.is_symlink() and "annex/objects" in os.readlink(path).replace("\\", "/"):
@@ -219,20 +255,59 @@ def _open(path: Path) -> IO[bytes]:
                         "check the path and its permissions") from None
 
 
+class _Unpacked:
+    """What is in a file, from front to back, to its end or to `most` bytes of what inflates.
+
+    Back goes one byte at most: tarfile looks at the one before a header, to see that the file goes on so far.
+    """
+
+    def __init__(self, stream: Any, name: object, most: int, *, inflates: bool) -> None:
+        self._stream, self._name, self._most, self._inflates = stream, name, most, inflates
+        self._at = 0
+        self.last = b""  # what was read last
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._most - self._at) + self._inflates  # never more, whatever size a header promises
+        self.last = self._stream.read(left if size < 0 else min(size, left))
+        self._at += len(self.last)
+        self._check(self._at)
+        return self.last
+
+    def seek(self, at: int) -> int:
+        if at < self._at - 1:
+            raise tarfile.ReadError(f"what ends before byte {self._at:,} ends before it begins")
+        self._check(at)
+        self._at = self._stream.seek(at)
+        return self._at
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def _check(self, at: int) -> None:
+        if self._inflates and at > self._most:
+            raise DataError(self._name, f"unpacks to over {self._most:,} bytes, as a bomb would",
+                            "check where it comes from; if it is meant so, unpack it yourself")
+
+
 @contextmanager
-def _decompressed(file: IO[bytes], name: object) -> Iterator[IO[bytes]]:
+def _decompressed(file: IO[bytes], name: object) -> Iterator[_Unpacked]:
     """A stream of what is in the file, whose every failure to be read is a DataError."""
     try:
+        packed = file.seek(0, io.SEEK_END)
+        file.seek(0)
         head = file.read(512)
         file.seek(0)
         _refuse_what_is_no_data(head, name)
         decompress = next((opener for magic, opener in _COMPRESSED.items() if head.startswith(magic)), None)
         if decompress is None:
-            yield file
+            yield _Unpacked(file, name, packed, inflates=False)
             return
         with decompress(file) as stream:
             _refuse_what_is_no_data(stream.peek(512), name)
-            yield stream
+            yield _Unpacked(stream, name, max(FREE_BYTES, MOST_TIMES * packed), inflates=True)
     except EOFError:
         raise DataError(name, "is truncated: it ends in the middle of its compressed data",
                         _FETCH_AGAIN) from None
@@ -241,6 +316,8 @@ def _decompressed(file: IO[bytes], name: object) -> Iterator[IO[bytes]]:
     except tarfile.TarError as error:
         raise DataError(name, f"is no tar archive, or a damaged one ({error})",
                         "name a folder, or a tar archive (plain, gzip or xz), or " + _FETCH_AGAIN) from error
+    except MemoryError:  # a header of xz may ask for a dictionary of 4 GiB
+        raise DataError(name, "takes more memory to unpack than there is", "unpack it yourself, with xz") from None
     except OSError as error:
         raise DataError(name, f"cannot be read ({error.strerror or error})",
                         "check the path and its permissions") from error

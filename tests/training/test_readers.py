@@ -3,6 +3,7 @@
 import gzip
 import io
 import lzma
+import os
 import re
 import struct
 import tarfile
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from training import readers
 from training.readers import (
     CIFAR10_RECORD,
     DataError,
@@ -114,6 +116,41 @@ def test_a_file_that_is_not_there_is_a_data_error_too(tmp_path):
         contents(tmp_path / "absent")
 
 
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=["gzip", "xz"])
+def test_what_inflates_without_end_is_refused(pack, monkeypatch, tmp_path):
+    monkeypatch.setattr(readers, "FREE_BYTES", 2**20)
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(pack(bytes(8 * 2**20)))
+    with refused(str(path), "unpacks to over 1,048,576 bytes", "unpack it yourself"):
+        contents(path)
+    path.write_bytes(pack(bytes(2**20)))
+    assert contents(path) == bytes(2**20)
+    noise = np.random.default_rng(0).bytes(3 * 2**20)  # it hardly shrinks, so it is no bomb however long it is
+    path.write_bytes(pack(noise))
+    assert contents(path) == noise
+
+
+@pytest.mark.parametrize("mode", ["gz", "xz"])
+def test_an_archive_that_inflates_without_end_is_refused_even_where_it_is_passed_over(mode, monkeypatch, tmp_path):
+    monkeypatch.setattr(readers, "FREE_BYTES", 2**20)
+    path = tmp_path / "photos.tar"
+    with tarfile.open(path, f"w:{mode}") as archive:
+        for name in ("unwanted.bin", "a.png"):
+            member = tarfile.TarInfo(name)
+            member.size = 8 * 2**20
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+    with refused(str(path), "unpacks to over 1,048,576 bytes"):
+        list(tar_members(path, lambda name: name == "a.png"))
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "folder"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(what, tmp_path):
+    path = tmp_path / "a.png"
+    {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}[what](path)
+    with refused(str(path), "is no regular file"):
+        contents(path)
+
+
 # IDX and CIFAR-10
 
 @given(count=st.integers(1, 4), height=st.integers(1, 4), width=st.integers(1, 4), seed=st.integers(0, 9))
@@ -194,7 +231,9 @@ def test_a_grey_picture_has_three_equal_channels_for_a_colour_model():
     (b"not a picture", ["not a readable picture", "format is not recognised"]),
     (png(300, mode="I;16"), ["more than 8 bits"]),
     (png((1, 2, 3, 200), mode="RGBA"), ["partly transparent", "background"]),
-], ids=["other size", "truncated", "text", "16 bits", "transparent"])
+    (png() + bytes(2**21), ["has 2,0", "expected at most 1,048,832 for a picture of 4 x 4", "resize it first"]),
+    (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n", ["format is not recognised"]),
+], ids=["other size", "truncated", "text", "16 bits", "transparent", "long", "a program"])
 def test_a_picture_that_cannot_be_used_as_it_is_is_refused(raw, words):
     with refused("a.png", *words):
         read_picture(raw, "a.png", GREY)
@@ -297,6 +336,42 @@ def test_links_and_path_tricks_in_an_archive_are_passed_over(tmp_path):
             archive.addfile(member)
     assert [name for name, _ in tar_members(path, lambda name: True)] == ["good.png"]
     assert [file.name for file in tmp_path.iterdir()] == ["tricks.tar"]  # nothing was extracted
+
+
+def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """A header whose sum is right, whatever size it promises."""
+    raw = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
+    raw[124:136] = (size % 2**96 | 1 << 95).to_bytes(12)
+    raw[148:157] = b" " * 8 + kind
+    raw[148:156] = b"%06o\0 " % sum(raw)
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("header", [
+    member("a.png", -1024), member("a.png", 2**62), member("a.png", 2**70), member("a.png", 2**62, tarfile.XHDTYPE),
+    member("a.png", 2**62, tarfile.GNUTYPE_LONGNAME), member("a.png", 2**63 - 1, tarfile.SYMTYPE),
+    member("a.png", 512, tarfile.XHDTYPE) + b"30 GNU.sparse.map=1,a,2,3,4,5\n".ljust(512, b"\0") + member("b.png", 0),
+    member("a.png", 512, tarfile.XHDTYPE) * 2000,
+], ids=["negative", "huge", "beyond 64 bits", "huge pax", "huge name", "huge link", "a map of letters", "nested"])
+def test_sizes_that_no_file_has_are_refused(header, tmp_path):
+    """tarfile alone goes round and round a negative size, and slips on others."""
+    (tmp_path / "photos.tar").write_bytes(header + bytes(10_240))
+    with refused("photos.tar", "no tar archive, or a damaged one"):
+        list(tar_members(tmp_path / "photos.tar", lambda name: True))
+
+
+def test_a_damaged_header_in_the_middle_is_not_taken_for_the_end(tmp_path):
+    path = tmp_path / "photos.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in ("a.png", "b.png"):
+            info = tarfile.TarInfo(name)
+            info.size = len(png())
+            archive.addfile(info, io.BytesIO(png()))
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(b"b.png")] ^= 1
+    path.write_bytes(raw)
+    with refused("photos.tar", "the header at byte 1,024 is damaged"):
+        list(tar_members(path, lambda name: True))
 
 
 @pytest.mark.parametrize("mode", ["", "gz", "xz"])
