@@ -24,6 +24,7 @@ _SHAPES = {28 * 28: (28, 28, 1), 32 * 32 * 3: (32, 32, 3)}  # by T: height, widt
 _ALWAYS_ZERO = (1.0,) + (0.0,) * 255  # sub-pixel 0 of all 70,000 MNIST images
 _PARTS = {"attention.out_projection": "out", "norm1": "norm1", "linear1": "up", "linear2": "down",
           "norm2": "norm2"}  # of a layer: their name, ours
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _CURE = "give a checkpoint of the published image model"
 
 
@@ -70,24 +71,32 @@ def _unpack(path: Path, raw: bytes) -> tuple[dict[str, Tensor], int]:
         raise ImporterError(f"{path} is not a torch file, or is truncated ({type(error).__name__}); "
                             "fetch it again") from error
     if not isinstance(data, dict) or not {"model_state", "iteration"} <= data.keys():
-        got = ", ".join(map(str, data)) if isinstance(data, dict) else type(data).__name__
+        got = ", ".join(map(_name, data)) if isinstance(data, dict) else type(data).__name__
         raise ImporterError(f"{path} must hold a dict of model_state and iteration, got "
                             f"{got[:200] or 'an empty one'}; {_CURE}")
-    if unknown := [str(key) for key in data if key not in ("model_state", "iteration", "optimizer_state")]:
+    if unknown := [_name(key) for key in data if key not in ("model_state", "iteration", "optimizer_state")]:
         raise ImporterError(f"{path} also holds {', '.join(unknown)[:200]}, which is not understood; "
                             "save model_state and iteration alone with torch.save")
     state, iteration = data["model_state"], data["iteration"]
     if type(iteration) is not int or iteration < 0:
-        raise ImporterError(f"{path}: iteration must be a number of steps, got {iteration!r:.200}; "
-                            "save it again as an integer")
+        got = iteration if type(iteration) is int and iteration > -2**63 else type(iteration).__name__
+        raise ImporterError(f"{path}: iteration must be a number of steps, got {got}; save it again as an integer")
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise ImporterError(f"{path}: model_state must hold tensors by name, got {type(state).__name__}; "
                             "save it again as model.state_dict()")
     for name, tensor in state.items():
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or not tensor.is_floating_point():
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu" \
+                or tensor.dtype not in _DTYPES:
             raise ImporterError(f"{path}: {name} must be a dense tensor of floating-point numbers, "
                                 f"got {getattr(tensor, 'dtype', type(tensor).__name__)}; {_CURE}")
+        if tensor.numel() > tensor.untyped_storage().nbytes() // tensor.element_size():  # of one number, terabytes
+            raise ImporterError(f"{path}: {name} has shape {tuple(tensor.shape)}, more than the file holds of it; "
+                                "save it again as model.state_dict()")
     return {name: tensor.detach().float() for name, tensor in state.items()}, iteration
+
+
+def _name(key: object) -> str:
+    return key if isinstance(key, str) else type(key).__name__  # tuples within tuples have no end
 
 
 def _config(path: Path, state: dict[str, Tensor], heads: int, attention: AttentionKind,

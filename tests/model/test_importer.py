@@ -232,6 +232,28 @@ def test_a_wrong_entry_is_refused_by_name(entries, message, write):
     assert str(path) in str(error.value)
 
 
+def tower() -> list:
+    """Lists within lists: thirty references, and a text of 2^30 words if all of it is written out."""
+    floor: list = ["word"]
+    for _ in range(30):
+        floor = [floor, floor]
+    return floor
+
+
+@pytest.mark.parametrize(("entries", "message"), [
+    ({"iteration": tower()}, "iteration must be a number of steps, got list"),
+    ({"iteration": -(10**5000)}, "iteration must be a number of steps, got int"),
+    ({"model_state": tower()}, "model_state must hold tensors by name, got list"),
+    ({"model_state": published() | {QUERY: torch.zeros(1).expand(2**40, 2**20)}},
+     r"has shape \(1099511627776, 1048576\), more than the file holds"),
+    ({"model_state": published() | {QUERY: torch.zeros(10, 10, device="meta")}}, "must be a dense tensor"),
+    ({"model_state": published() | {QUERY: torch.zeros(10, 10).to(torch.float8_e5m2)}}, "got torch.float8_e5m2"),
+])
+def test_what_would_take_all_memory_to_look_at_is_refused_by_name(entries, message, write):
+    with pytest.raises(ImporterError, match=message):
+        import_reference(write(**entries), HEADS)
+
+
 def test_a_pickle_that_would_run_code_is_refused_unread(write):
     path = write(arguments=argparse.Namespace(layers=2))
     with pytest.raises(ImporterError, match=r"refused: it holds argparse\.Namespace.*save model_state and"):
