@@ -32,7 +32,13 @@ _BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed",
 
 def body_of(error: ServiceError) -> dict[str, Any]:
     """The envelope as JSON, for an answer or for an `error` event inside a stream."""
-    return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
+    return {"error": {"message": sendable(str(error)), "type": error.type,
+                      "param": None if error.param is None else sendable(error.param), "code": error.code}}
+
+
+def sendable(text: str) -> str:
+    """What a client wrote, to be told it again: JSON lets lone surrogates in, and UTF-8 does not let them out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def response_of(error: ServiceError) -> JSONResponse:

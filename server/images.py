@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Annotated, Any, TypeVar
+from urllib.parse import quote
 
 import numpy as np
 from fastapi import APIRouter, File, Form, Request, Response, UploadFile
@@ -23,7 +24,7 @@ from model.philox import MAX_SEED
 from server import pictures
 from server.admission import HEADER, AdmittedDep, AdmittingRoute, TimeoutHeader, timeout_of
 from server.engine import ImageSpec
-from server.envelope import body_of, documented, event_stream
+from server.envelope import body_of, documented, event_stream, sendable
 from server.errors import InvalidRequest, ServiceError, TooLarge, UnsupportedMedia
 from server.schemas import (
     Count,
@@ -93,7 +94,9 @@ class Ask:
         self.temperature = 1.0 if temperature is None else temperature
         self.label = self._label(label, prompt)
         if ignored:
-            self.warnings.append(f"ignored: {', '.join(sorted(ignored))}")
+            names = [sendable(name)[:40] for name in sorted(ignored)]
+            more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+            self.warnings.append(f"ignored: {', '.join(names[:20])}{more}")
 
     def _label(self, label: int | str | None, prompt: str | None) -> int | None:
         """The class asked for by label, or by a prompt that names one."""
@@ -225,7 +228,7 @@ async def answer(service: Service, http: Request, ask: Ask, admitted: Admitted, 
         return Response(status_code=499)  # nobody reads it: the client left
     encoded = [pictures.png(canvas, ask.config, ask.factor) for canvas in images]
     if ask.png:
-        headers = {"x-linpix-seed": str(ask.seed), "x-linpix-model": ask.name,
+        headers = {"x-linpix-seed": str(ask.seed), "x-linpix-model": quote(ask.name),
                    "x-linpix-checkpoint": engine.checkpoint.digest, "x-linpix-engine": engine.name,
                    "x-linpix-precision": engine.precision, "x-linpix-device": engine.device,
                    "x-linpix-state": engine.state_format}

@@ -1,0 +1,57 @@
+"""Whatever a request is made of, the answer to it can be sent, and is the envelope."""
+
+import shutil
+
+import pytest
+
+from tests.server.conftest import serving
+
+JSON = {"content-type": "application/json"}
+LONE = "\\ud800"  # as JSON writes half of a pair; no UTF-8 can
+
+
+@pytest.mark.parametrize(("path", "body", "status"), [
+    ("/v1/images/generations", f'{{"{LONE}": 1}}', 200),
+    ("/v1/images/generations", f'{{"model": "{LONE}"}}', 400),
+    ("/v1/images/generations", f'{{"label": "{LONE}"}}', 400),
+    ("/v1/images/generations", f'{{"size": "{LONE}"}}', 400),
+    ("/v1/images/generations", f'{{"{LONE}": 1, "n": 0}}', 400),
+    ("/v1/compare", f'{{"{LONE}": 1}}', 400),
+    ("/v1/compare", f'{{"backends": ["{LONE}"]}}', 400),
+    ("/v1/images/generations", "[" * 100_000, 400),
+    ("/v1/images/generations", f'{{"n": {"9" * 5000}}}', 400),
+    ("/v1/images/generations", '{"n": 1e999}', 400),
+    ("/v1/images/generations", '{"temperature": NaN}', 400),
+    ("/v1/images/generations", "\ufeff{}", 400),
+])
+def test_what_no_answer_could_say_again_is_spelled_out(server, path, body, status):
+    with server.client() as client:
+        answer = client.post(path, content=body.encode(), headers=JSON)
+    assert answer.status_code == status, answer.text
+    if status == 200:
+        assert answer.json()["warnings"] == [f"ignored: {LONE}"]
+    else:
+        assert answer.json()["error"]["message"]
+
+
+def test_of_endless_fields_that_are_ignored_some_are_named(server):
+    fields = {f"{index:04}" + "x" * 1000: 0 for index in range(1000)}
+    with server.client() as client:
+        [warning] = client.post("/v1/images/generations", json=fields).json()["warnings"]
+    assert warning.startswith("ignored: 0000xxx") and warning.endswith(" and 980 more") and len(warning) < 1000
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://]", "http://[::1", "\\", "http://\xff", "null", "x" * 3000])
+def test_an_origin_that_is_no_address_is_a_foreign_one(server, origin):
+    with server.client() as client:
+        answer = client.post("/v1/images/generations", json={}, headers={"origin": origin.encode("latin-1")})
+    assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_origin"
+
+
+def test_a_model_of_any_name_answers_with_a_png(tiny, tmp_path):
+    name = "gr\u00f6\u00dfe \u6570"
+    shutil.copytree(tiny, tmp_path / name)
+    with serving(tmp_path) as server, server.client() as client:
+        answer = client.post("/v1/images/generations", json={"model": name, "seed": 1}, headers={"accept": "image/png"})
+    assert answer.status_code == 200 and answer.content.startswith(b"\x89PNG")
+    assert answer.headers["x-linpix-model"] == "gr%C3%B6%C3%9Fe%20%E6%95%B0"
