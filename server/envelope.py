@@ -69,6 +69,18 @@ def _document(status: int) -> dict[str, Any]:
     return found
 
 
+def linked(status: int, **links: dict[str, str]) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route whose answer holds what others are asked with, for OpenAPI.
+
+    links: by the other route's operation id, where the answer has which of its parameters; for `generate`, which has
+    none, of its body's fields.
+    """
+    return {status: {"links": {
+        operation: {"operationId": operation, "requestBody" if operation == "generate" else "parameters": {
+            name: f"$response.body#/{place}" for name, place in places.items()}}
+        for operation, places in links.items()}}}
+
+
 def event_stream(description: str) -> dict[str, Any]:
     """The `content` of a stream of server-sent events, for OpenAPI."""
     event = {"type": "object", "required": ["event", "data"], "properties": {

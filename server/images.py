@@ -24,7 +24,7 @@ from model.philox import MAX_SEED
 from server import pictures
 from server.admission import HEADER, AdmittedDep, AdmittingRoute, TimeoutHeader, timeout_of
 from server.engine import ImageSpec
-from server.envelope import body_of, documented, event_stream, sendable
+from server.envelope import body_of, documented, event_stream, linked, sendable
 from server.errors import InvalidRequest, ServiceError, TooLarge, UnsupportedMedia
 from server.schemas import (
     Count,
@@ -47,6 +47,7 @@ _ERRORS = documented(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
 _ANSWERS: dict[int | str, dict[str, Any]] = {200: {"content": {
     "image/png": {"schema": {"type": "string", "contentMediaType": "image/png"}},
     **event_stream("the answer's fields with type, image_index, seed and b64_json; partial images also rows")}}}
+_AGAIN = linked(200, generate={"model": "model", "seed": "data/0/seed"})
 UNREAD_S = 10.0  # after a request's deadline, that the end of its stream may take to be read
 T = TypeVar("T")
 logger = logging.getLogger("linpix")
@@ -147,7 +148,8 @@ def picture_error(error: pictures.PictureError) -> ServiceError:
     return _PICTURE_ERRORS[error.status](str(error), param=error.param)
 
 
-@router.post("/generations", response_model=ImagesResponse, responses=_ANSWERS | _ERRORS)
+@router.post("/generations", response_model=ImagesResponse, operation_id="generate",
+             responses=_ERRORS | {200: _ANSWERS[200] | _AGAIN[200]})
 async def generate(body: GenerateBody, http: Request, service: ServiceDep, admitted: AdmittedDep,
                    x_request_timeout: TimeoutHeader = None) -> Response:
     """Draw images: unconditional, or of one class."""

@@ -16,7 +16,7 @@ from server import compare, images, pictures
 from server.backends import BACKENDS
 from server.batcher import Batcher
 from server.comparisons import Comparisons, Job
-from server.envelope import documented, event_stream
+from server.envelope import documented, event_stream, linked
 from server.errors import Draining, EngineGone, InvalidRequest, Starting
 from server.guard import content_policy
 from server.schemas import (
@@ -59,20 +59,22 @@ def card_of(name: str, batcher: Batcher) -> ModelCard:
         state_bytes=engine.checkpoint.net.attention.state_bytes, slots=engine.slots)
 
 
-@router.get("/v1/models", tags=["models"], responses=documented(401))
+@router.get("/v1/models", tags=["models"], responses=linked(200, model={"model": "data/0/id"}) | documented(401))
 async def models(service: ServiceDep) -> ModelList:
     """What is loaded, the default model first."""
     return ModelList(data=[card_of(name, batcher) for name, batcher in service.worker.batchers.items()])
 
 
-@router.get("/v1/models/{model}", tags=["models"], responses=documented(400, 401, 404))
+@router.get("/v1/models/{model}", tags=["models"], operation_id="model",
+            responses=linked(200, generate={"model": "id"}) | documented(400, 401, 404))
 async def model(model: str, service: ServiceDep) -> ModelCard:
     """One loaded model."""
     return card_of(*service.find(model))
 
 
 @router.post("/v1/compare", tags=["compare"], status_code=202, response_model=Comparison,
-             responses=documented(400, 401, 403, 404, 409, 413, 503))
+             responses=linked(202, comparison={"id": "id"}, cancel_comparison={"id": "id"})
+             | documented(400, 401, 403, 404, 409, 413, 503))
 async def begin_comparison(body: CompareBody, service: ServiceDep) -> dict[str, Any]:
     """Compare attention backends on this machine, between live requests; one comparison at a time."""
     name, batcher = service.find(body.model)
@@ -96,7 +98,7 @@ async def begin_comparison(body: CompareBody, service: ServiceDep) -> dict[str, 
     return service.comparisons.begin(name, body.budget, make).to_json()
 
 
-@router.get("/v1/compare/{id}", tags=["compare"], response_model=Comparison,
+@router.get("/v1/compare/{id}", tags=["compare"], response_model=Comparison, operation_id="comparison",
             responses=_EVENTS | documented(400, 401, 404))
 async def comparison(id: str, service: ServiceDep, accept: Annotated[str, Header(include_in_schema=False)] = ""
                      ) -> Any:
@@ -113,7 +115,7 @@ async def _events(comparisons: Comparisons, job: Job) -> AsyncIterator[bytes]:
         yield format_sse_event(event=f"comparison.{kind}", data_str=json.dumps(state))
 
 
-@router.delete("/v1/compare/{id}", tags=["compare"], response_model=Comparison,
+@router.delete("/v1/compare/{id}", tags=["compare"], response_model=Comparison, operation_id="cancel_comparison",
                responses=documented(400, 401, 403, 404))
 async def cancel_comparison(id: str, service: ServiceDep) -> dict[str, Any]:
     """Stop a comparison; what it has measured stays readable."""

@@ -1,7 +1,9 @@
 """Schemathesis over the served OpenAPI: whatever it sends, the answer is documented and never a 5xx."""
 
 import os
+from collections import Counter
 
+import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -55,3 +57,31 @@ def test_every_answer_is_documented_and_none_is_a_failure_of_ours(api, route, mo
         case.call_and_validate(checks=CHECKS, timeout=30)
 
     answers_as_documented()
+
+
+def test_every_sequence_of_requests_is_answered_as_documented(api, server):
+    """By the OpenAPI's links: comparisons are watched and cancelled, models asked for images, seeds drawn again."""
+    answers: Counter[tuple[str, int]] = Counter()
+    begun: list[str] = []
+
+    class Sequences(api.as_state_machine()):
+        def get_call_kwargs(self, case):
+            return {"timeout": 30}
+
+        def after_call(self, response, case):
+            answers[f"{case.method.upper()} {case.path}", response.status_code] += 1
+            if response.status_code == 202:
+                begun.append(response.json()["id"])
+
+        def validate_response(self, response, case, **_):
+            case.validate_response(response, checks=CHECKS)
+
+        def teardown(self):
+            while begun:  # one comparison runs at a time: leave none behind
+                httpx.delete(f"{server.url}/v1/compare/{begun.pop()}").raise_for_status()
+
+    Sequences.run(settings=settings(max_examples=EXAMPLES, stateful_step_count=8, deadline=None, database=None,
+                                    suppress_health_check=list(HealthCheck)))
+    for linked in (("GET /v1/compare/{id}", 200), ("DELETE /v1/compare/{id}", 200), ("GET /v1/models/{model}", 200),
+                   ("POST /v1/images/generations", 200)):
+        assert answers[linked], f"nothing led to {linked}: {answers}"
