@@ -43,7 +43,7 @@ def serve(given: argparse.Namespace) -> None:
         first = invalid.errors()[0]
         name = str(first["loc"][0])
         raise ValueError(f"--{name.replace('_', '-')} (LINPIX_{name.upper()}): "
-                         f"{first['msg'].removeprefix('Value error, ')}, got {first['input']!r}") from invalid
+                         f"{first['msg'].removeprefix('Value error, ')}, got {first['input']!r:.80}") from invalid
     app.serve(settings)
 
 

@@ -76,8 +76,8 @@ def parse(text: str) -> tuple[list[Rule], int]:
 
 
 def _integer(item: str, text: str, least: int) -> int:
-    if not text.isascii() or not text.isdecimal() or int(text) < least:
-        raise ValueError(f"{item!r}: expected an integer of at least {least}, got {text!r}")
+    if not text.isascii() or not text.isdecimal() or len(text) > 16 or int(text) < least:
+        raise ValueError(f"{item!r:.80}: expected an integer of at least {least}, got {text!r:.40}")
     return int(text)
 
 
