@@ -1,4 +1,4 @@
-# make venv | run | test | check | audit | bench | soak | sanitize | gpu-check: everything that the README's commands need.
+# make venv | run | test | check | audit | bench | fuzz | soak | sanitize | gpu-check: all that the README's commands need.
 PYTHON ?= python3
 VENV   ?= .venv
 # The torch to install. On Linux the plain index has CUDA builds of several gigabytes; TORCH_INDEX_URL can name
@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 # npm's openai, for one of the examples: 6, since 7 wants node 22. Where there is no npm, the test of it skips.
 NODE  := $(if $(shell command -v npm),$(VENV)/node_modules/.installed)
 
-.PHONY: venv run test check audit bench soak sanitize gpu-check
+.PHONY: venv run test check audit bench fuzz soak sanitize gpu-check
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml setup.py $(wildcard csrc/*.* csrc/cuda/*.*)
@@ -52,6 +52,11 @@ bench: venv
 # Load and faults, ten minutes of them, against servers on this machine; a table of how it went.
 soak: venv
 	$(BIN)/python -m tests.soak --out build/soak.md
+
+# The tests of tests/fuzz with many more cases, and a table of what became of them.
+LINPIX_FUZZ_CASES ?= 100000
+fuzz: venv
+	LINPIX_FUZZ_CASES=$(LINPIX_FUZZ_CASES) $(BIN)/python -m pytest -q tests/fuzz
 
 # On a machine with a CUDA GPU and a toolkit, with the PYTHON that has torch: no virtual environment, no network.
 gpu-check:

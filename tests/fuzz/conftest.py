@@ -1,0 +1,34 @@
+"""Runs the targets, and with LINPIX_FUZZ_CASES (`make fuzz`) prints what became of their cases."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from model import checkpoint
+from tests.benchmarks.decode import machine
+from tests.fuzz.harness import HEAD, Tally, Target, fuzz
+
+TALLIES = pytest.StashKey[list[Tally]]()
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]) -> Callable[..., Tally]:
+    """Fuzz a target: what it prints, as libraries in C do, is a failure too."""
+
+    def run(target: Target[Any], **options: Any) -> Tally:
+        tally = fuzz(target, **options)
+        request.config.stash.setdefault(TALLIES, []).append(tally)
+        printed = capfd.readouterr()
+        assert not printed.err and not printed.out
+        return tally
+
+    return run
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    tallies = config.stash.get(TALLIES, [])
+    if tallies and "LINPIX_FUZZ_CASES" in os.environ:
+        terminalreporter.write_line("\n".join([HEAD, *(tally.row() for tally in tallies), "",
+                                               f"{machine()}, commit {checkpoint.commit()}"]))

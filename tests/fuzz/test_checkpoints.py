@@ -1,0 +1,209 @@
+"""Whatever a checkpoint folder holds, it is read whole or refused with the name of the file, tensor or field."""
+
+import copy
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from model.checkpoint import CheckpointError, read
+from tests.fuzz.harness import Target
+
+FOLDER = r".*/fuzzed"
+FIELD = (r"(format_version|height|width|channels|layers|heads|key_dim|value_dim|d_model|d_ff|mixtures|attention|"
+         r"feature_map|random_features|lsh_\w+|eps|norm|residual|reversible residuals|activation|look_ups|"
+         r"(a )?neighbours?|neighbour \(.*\)|classes|scale_transform|first_marginal|a model without a start token|"
+         r"twin_of|the architecture|unknown configuration fields|provenance|class_names|bits_per_dim|created|images|"
+         r"steps|minutes)")
+KINDS = {
+    "digest": rf"{FOLDER}/\S+ has SHA-256 .*, but SHA256SUMS says .*; restore it .*",
+    "list of digests": rf"{FOLDER}/SHA256SUMS (is missing or unreadable|lists) .*",
+    "file": rf"{FOLDER}/?.* is listed in SHA256SUMS but cannot be read \(.*\); restore it .*",
+    "field": rf"{FOLDER}/config\.json: {FIELD}\b.*",
+    "missing field": rf"{FOLDER}/config\.json lacks '(architecture|provenance)'; restore it .*",
+    "JSON": rf"{FOLDER}/config\.json: (is no regular file|is longer than|must hold an object|holds \S+, which is no|"
+            r".* is given twice|Expecting|Extra data|Unterminated|Invalid|'utf-8' codec|Exceeds the limit|"
+            r"maximum recursion|Unpaired|Illegal).*",
+    "too large": rf"{FOLDER}/config\.json asks for (tensors larger|\d+ layers).*",
+    "safetensors": rf"{FOLDER}/\S+ is not a safetensors file \(.*\); restore it .*",
+    "tensor": rf"{FOLDER}:? (lacks|has the unknown|tensor) .*|{FOLDER}/\S+ holds tensor .* a second time; .*",
+}
+HOSTILE = [None, True, False, 0, 1, -1, 2, 3, 7, 63, 64, 65, 2**16, 2**20, 2**31, 2**40, 2**63, 10**30, 0.5, -0.0, 1e-6,
+           1e308, "", "x", "..", "/etc/passwd", "\0", "\ud800", "1" * 300, [], [[]], [1] * 300, {}, {"x": {}},
+           [[-1, 0, 0]] * 300, [[0, -2**40, 0]], ["previous"], ["previous", "previous"], [0.0] * 255 + [1.0],
+           [1.0] + [0.0] * 255, "softmax", "lsh", "random", "polynomial", "reversible", "pre", "post"]
+TEXTS = [b"", b"{", b"[" * 100_000, b"null", b"\xff\xfe", b'{"format_version": 1}', b'{"a": 1, "a": 2}', b"1e999",
+         b'{"format_version": 1, "architecture": NaN}', b"9" * 5000, b" " * 2**20 + b"{}"]
+NAMES = ["..", ".", "", "../fuzzed/config.json", "/etc/passwd", "a/b.safetensors", "x\0.safetensors", "\x1b[31m",
+         "config.json ", "README.md", "absent.safetensors", "\u2028", "x" * 5000]
+
+Change = tuple[Any, ...]
+
+
+def _changes() -> st.SearchStrategy[tuple[list[Change], bool]]:
+    """What is done to a folder, one after the other, before it is read; and whether digests fit what was done."""
+    hostile, spots = st.sampled_from(HOSTILE), st.floats(0, 1, exclude_max=True)
+    one = st.one_of(
+        st.tuples(st.just("field"), st.sampled_from(["architecture", "provenance", "top"]), spots, hostile),
+        st.tuples(st.just("new field"), st.sampled_from(["architecture", "provenance", "top"]),
+                  st.sampled_from(["depth", "twin_of", "bits_per_dim", "images", "", "\ud800"]), hostile),
+        st.tuples(st.just("text"), st.sampled_from(TEXTS)),
+        st.tuples(st.just("header"), st.sampled_from(["dtype", "shape", "data_offsets", "name", "more", "drop"]), spots,
+                  st.sampled_from(["F64", "F16", "F8_E4M3", "F8_E8M0", "F4", "F6_E2M3", "C64", "I32", "BOOL", "U64", "",
+                                   [], [0], [2**62, 4], [2**40], [-1], [1, 1, 1], [0, 2**63], [4, 0], None, "../x",
+                                   "\x1b[31m", "head.bias", "layers.7.up.bias", "__metadata__", {}])),
+        st.tuples(st.just("swap"), spots, spots),
+        st.tuples(st.just("length"), st.sampled_from([0, 1, 7, 2**20, 2**27, 2**32, 2**63, 2**64 - 1])),
+        st.tuples(st.just("flip"), st.sampled_from(["config.json", "model.safetensors", "SHA256SUMS"]), spots,
+                  st.integers(0, 255)),
+        st.tuples(st.just("NaN"), spots, st.sampled_from([b"\0\0\xc0\x7f", b"\0\0\x80\xff", b"\xff\xff\x7f\x7f"])),
+        st.tuples(st.just("cut"), st.sampled_from(["config.json", "model.safetensors", "SHA256SUMS"]), spots),
+        st.tuples(st.just("listed"), st.sampled_from(NAMES)),
+        st.tuples(st.just("instead"), st.sampled_from(["config.json", "model.safetensors", "SHA256SUMS"]),
+                  st.sampled_from(["nothing", "folder", "pipe", "endless", "itself", "elsewhere"])),
+        st.tuples(st.just("second shard"), spots))
+    return st.tuples(st.lists(one, max_size=4), st.sampled_from([True, True, True, False]))
+
+
+class Folder:
+    """A checkpoint folder in the making."""
+
+    def __init__(self, path: Path, original: Path) -> None:
+        self.path = path
+        shutil.copytree(original, path)
+
+    def make(self, changes: list[Change], sealed: bool) -> None:
+        to_the_list = [change for change in changes if change[0] == "listed" or "SHA256SUMS" in change]
+        self._do([change for change in changes if change not in to_the_list])
+        if sealed:
+            self.seal()
+        self._do(to_the_list)
+
+    def _do(self, changes: list[Change]) -> None:
+        for what, *how in changes:
+            try:
+                getattr(self, what.replace(" ", "_"))(*how)
+            except (OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
+                pass  # what is there was broken already
+
+    def seal(self) -> None:
+        files = [path for path in sorted(self.path.iterdir())
+                 if path.suffix in (".json", ".safetensors") and path.is_file() and path.stat().st_size < 2**24]
+        (self.path / "SHA256SUMS").write_text("".join(
+            f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files))
+
+    def _change_fields(self, change: Callable[[dict[str, Any]], None]) -> None:
+        path = self.path / "config.json"
+        fields = json.loads(path.read_text())
+        change(fields)
+        path.write_text(json.dumps(fields))
+
+    def field(self, where: str, spot: float, value: Any) -> None:
+        def change(fields: dict[str, Any]) -> None:
+            inner = fields if where == "top" else fields[where]
+            inner[sorted(inner)[int(spot * len(inner))]] = copy.deepcopy(value)
+
+        self._change_fields(change)
+
+    def new_field(self, where: str, name: str, value: Any) -> None:
+        self._change_fields(lambda fields: (fields if where == "top" else fields[where]).update({name: value}))
+
+    def text(self, raw: bytes) -> None:
+        (self.path / "config.json").write_bytes(raw)
+
+    def _change_header(self, change: Callable[[dict[str, Any]], None]) -> None:
+        path = self.path / "model.safetensors"
+        raw = path.read_bytes()
+        length = int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8:8 + length])
+        change(header)
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length:])
+
+    def header(self, what: str, spot: float, value: Any) -> None:
+        def change(header: dict[str, Any]) -> None:
+            name = sorted(header)[int(spot * len(header))]
+            if what == "drop":
+                del header[name]
+            elif what in ("name", "more"):
+                header[str(value)] = header[name] if what == "more" else header.pop(name)
+            else:
+                header[name][what] = value
+
+        self._change_header(change)
+
+    def swap(self, spot: float, other: float) -> None:
+        def change(header: dict[str, Any]) -> None:
+            names = sorted(header)
+            a, b = names[int(spot * len(names))], names[int(other * len(names))]
+            header[a], header[b] = header[b], header[a]
+
+        self._change_header(change)
+
+    def length(self, value: int) -> None:
+        path = self.path / "model.safetensors"
+        path.write_bytes(value.to_bytes(8, "little") + path.read_bytes()[8:])
+
+    def flip(self, name: str, spot: float, value: int) -> None:
+        raw = bytearray((self.path / name).read_bytes())
+        raw[int(spot * len(raw))] ^= value
+        (self.path / name).write_bytes(raw)
+
+    def NaN(self, spot: float, value: bytes) -> None:
+        path = self.path / "model.safetensors"
+        raw = bytearray(path.read_bytes())
+        start = 8 + int.from_bytes(raw[:8], "little")
+        at = start + int(spot * (len(raw) - start)) // 4 * 4
+        raw[at:at + 4] = value
+        path.write_bytes(raw)
+
+    def cut(self, name: str, spot: float) -> None:
+        raw = (self.path / name).read_bytes()
+        (self.path / name).write_bytes(raw[:int(spot * len(raw))])
+
+    def listed(self, name: str) -> None:
+        path = self.path / "SHA256SUMS"
+        path.write_text(path.read_text() + f"{'0' * 64}  {name}\n")
+
+    def instead(self, name: str, what: str) -> None:
+        path = self.path / name
+        path.unlink()
+        match what:
+            case "folder":
+                path.mkdir()
+            case "pipe":
+                os.mkfifo(path)
+            case "endless":
+                path.symlink_to("/dev/zero")
+            case "itself":
+                path.symlink_to(path)
+            case "elsewhere":
+                path.symlink_to("/etc/passwd")
+
+    def second_shard(self, spot: float) -> None:
+        raw = (self.path / "model.safetensors").read_bytes()
+        (self.path / "more.safetensors").write_bytes(raw[:int(spot * len(raw))] if spot < 0.5 else raw)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Target[tuple[list[Change], bool]]:
+    at = tmp_path_factory.mktemp("fuzz") / "fuzzed"
+
+    def read_changed(case: tuple[list[Change], bool]) -> None:
+        shutil.rmtree(at, ignore_errors=True)
+        Folder(at, tiny).make(*case)
+        found = read(at)
+        assert all(bool(tensor.isfinite().all()) for tensor in found.net.state_dict().values())
+        assert len(found.class_names) <= found.net.config.classes
+
+    return Target("checkpoint folders", _changes(), read_changed, (CheckpointError,), KINDS, share=10)
+
+
+def test_any_checkpoint_folder_is_read_or_refused_with_what_is_wrong_in_it(run, checkpoints):
+    run(checkpoints)

@@ -1,0 +1,53 @@
+"""Whatever is uploaded becomes sub-pixels or a PictureError that names the field."""
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from model.config import ModelConfig
+from server.pictures import PictureError, read_occluded
+from tests.fuzz.harness import Target
+from tests.fuzz.pictures import pictures
+
+CONFIGS = [ModelConfig(height=8, width=8), ModelConfig(height=8, width=8, channels=3), ModelConfig(height=4, width=12)]
+PARAM = "(image|mask)"
+KINDS = {
+    "corrupt": rf"{PARAM} is truncated or corrupt, and cannot be decoded; save it again as PNG, JPEG or WebP",
+    "no picture": rf"{PARAM} (must be a PNG, JPEG or WebP picture, got \d+ bytes that begin with .*|"
+                  r"is empty: the upload has 0 bytes)",
+    "animated": rf"{PARAM} is animated \(\d+ frames\); send one still picture",
+    "too large": rf"{PARAM} may have up to 16777216 pixels \(4096x4096\), got .*",
+    "scans": r"(image|mask) may have up to \d+ scans \(JPEG\).*, got about \d+",
+    "too small": r"image must have at least the model's \d+x\d+ pixels \(width x height\), got \d+x\d+",
+    "no holes": r"mask has no alpha channel; .*|nothing says what to fill in: .*keep_rows",
+    "contradiction": r"mask and keep_rows both say what to fill in; send one of them|keep_rows must be from 0 to .*",
+}
+
+
+@dataclass(frozen=True)
+class Upload:
+    image: bytes
+    mask: bytes | None
+    keep_rows: int | None
+    config: ModelConfig
+
+
+def decode(upload: Upload) -> None:
+    try:
+        occluded = read_occluded(upload.image, upload.config, mask=upload.mask, keep_rows=upload.keep_rows)
+    except PictureError as error:
+        assert error.param in ("image", "mask", "keep_rows") and error.status in (400, 413, 415)
+        assert str(error).startswith(error.param) or "nothing says" in str(error)
+        raise
+    assert occluded.canvas.shape == occluded.known.shape == (upload.config.subpixels,)
+    assert not occluded.canvas[~occluded.known].any()
+    assert occluded.known_before_first_hole + occluded.known_after_last_hole <= occluded.known_count
+
+
+UPLOADS = Target("uploads", st.one_of(
+    st.builds(Upload, pictures, st.none(), st.none() | st.integers(-1, 9), st.sampled_from(CONFIGS)),
+    st.builds(Upload, pictures, pictures, st.none(), st.sampled_from(CONFIGS))), decode, (PictureError,), KINDS)
+
+
+def test_any_upload_is_decoded_or_refused_with_the_name_of_its_field(run):
+    run(UPLOADS)
