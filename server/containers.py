@@ -17,8 +17,8 @@ Kind = Literal["PNG", "JPEG", "WEBP"]
 MOST_PIECES = 16_384  # chunks or segments; 16 MiB of PNG in chunks of 8 KiB, the common size, have 2,048
 _SIGNATURES: dict[Kind, tuple[int, bytes]] = {"PNG": (0, b"\x89PNG\r\n\x1a\n"), "JPEG": (0, b"\xff\xd8\xff"),
                                               "WEBP": (8, b"WEBP")}
-_MARKER = re.compile(rb"\xff([\x01-\xfe])")  # of JPEG; any number of 0xff may stand before it
-_ALONE = {0x01, *range(0xd0, 0xd9)}          # markers without a length
+_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # of JPEG; any number of 0xff may stand before it
+_ALONE = {0x01, 0xd8}                                 # markers without a length, as those of restarts, which are pixels
 _LEFT_OUT = {*range(0xe1, 0xf0), 0xfe} - {0xee}  # applications' and comments; JFIF's and Adobe's say what colours mean
 _EXIF, _END, _SCAN = 0xe1, 0xd9, 0xda
 _WEBP_PIXELS = (b"VP8 ", b"VP8L", b"ALPH", b"ANIM", b"ANMF")
@@ -85,15 +85,15 @@ def _chunk(name: bytes, body: bytes | memoryview) -> bytes:
 
 
 def _jpeg(data: bytes) -> Pixels:
-    at, orientation, kept = 2, 0, [b"\xff\xd8"]
+    """Of several pictures the first: a phone's photograph stands before its previews, or a film."""
+    at, scans, orientation, kept = 2, 0, 0, [b"\xff\xd8"]
     for _ in range(MOST_PIECES):
         found = _MARKER.search(data, at)
+        if scans:  # the pixels themselves
+            kept.append(data[at:found.start() if found else None])
         if found is None or found[1][0] == _END:
-            raise ValueError("ends before its pixels")
+            break
         marker, at = found[1][0], found.end()
-        if marker == _SCAN:  # what follows, decoders read in C; of several pictures the first
-            rest = data[at - 2:]
-            return Pixels(b"".join([*kept, rest]), scans=rest.count(b"\xff\xda"), orientation=orientation or 1)
         if marker in _ALONE:
             continue
         [length] = struct.unpack_from(">H", data, at)
@@ -103,8 +103,14 @@ def _jpeg(data: bytes) -> Pixels:
             orientation = orientation or _orientation(data[at + 2:at + length])
         if marker not in _LEFT_OUT:
             kept.append(data[at - 2:at + length])
+        scans += marker == _SCAN
         at += length
-    raise ValueError(f"more than {MOST_PIECES} segments")
+    else:
+        raise ValueError(f"more than {MOST_PIECES} segments")
+    if not scans:
+        raise ValueError("ends before its pixels")
+    return Pixels(b"".join([*kept, data[found.start():found.end()] if found else b""]), scans=scans,
+                  orientation=orientation or 1)
 
 
 def _webp(data: bytes) -> Pixels:

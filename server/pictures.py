@@ -23,6 +23,7 @@ from server import containers
 LARGEST_SIDE = 1024           # of an answer, in pixels; enlarging by nearest neighbour adds nothing but bytes
 LARGEST_UPLOAD = 4096 * 4096  # pixels, as the header declares them; Pillow spends 4 bytes on most kinds
 MOST_SCANS = 500              # of one JPEG: each costs 33 bytes of upload, and a pass over all its pixels
+MOST_SCANNED = 32 * LARGEST_UPLOAD  # pixels of all passes: 11 ms for 16 million; encoders make some ten passes
 OPAQUE = 128                  # alpha from here on is known
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -210,8 +211,9 @@ def _upright(data: bytes, param: str) -> Image.Image:
     picture: Image.Image = Image.open(io.BytesIO(found.data), formats=[kind])  # reads the header only
     if picture.width * picture.height > LARGEST_UPLOAD:
         raise _too_large(param, f"{picture.width}x{picture.height}")
-    if found.scans > MOST_SCANS:
-        raise PictureError(f"{param} may have up to {MOST_SCANS} scans (JPEG), got about {found.scans}", param)
+    if found.scans > (most := min(MOST_SCANS, MOST_SCANNED // max(1, picture.width * picture.height))):
+        raise PictureError(f"{param} may have up to {most} scans (JPEG of {picture.width}x{picture.height} pixels), "
+                           f"got {found.scans}", param)
     if kind == "PNG" and "transparency" in picture.info:
         picture.info["transparency"] = _eight_bit(picture.info["transparency"], picture.tile[0][3])
     if found.orientation in _UPRIGHT:

@@ -55,14 +55,14 @@ def test_pixels_are_the_same_without_the_rest(data):
 
 def test_what_a_bomb_is_made_of_does_not_reach_the_decoder():
     zeros, overlapping = bombs()["zeros"], bombs()["exif"]
-    for data in (with_chunks(chunk(b"zTXt", b"a\0\0" + zeros), chunk(b"iCCP", b"a\0\0" + zeros),
-                             chunk(b"iTXt", b"a\0\1\0\0\0" + zeros), chunk(b"eXIf", overlapping)),
-                 with_segments(segment(0xe1, b"Exif\0\0" + overlapping), segment(0xe2, b"MPF\0" + overlapping),
-                               segment(0xed, b"Photoshop 3.0\0" + zeros), segment(0xfe, zeros)),
-                 with_riff((b"EXIF", overlapping), (b"ICCP", zeros))):
-        found = pixels_of(data, kind_of(data))
-        assert len(found.data) < 2000
-        assert np.array_equal(pixels(found.data), pixels(data))
+    files = {PNG: with_chunks(chunk(b"zTXt", b"a\0\0" + zeros), chunk(b"iCCP", b"a\0\0" + zeros),
+                              chunk(b"iTXt", b"a\0\1\0\0\0" + zeros), chunk(b"eXIf", overlapping)),
+             JPEG: with_segments(segment(0xe1, b"Exif\0\0" + overlapping), segment(0xe2, b"MPF\0" + overlapping),
+                                 segment(0xed, b"Photoshop 3.0\0" + zeros), segment(0xfe, zeros)),
+             WEBP: with_riff((b"EXIF", overlapping), (b"ICCP", zeros))}
+    for plain, data in files.items():
+        assert len(data) > 30_000
+        assert pixels_of(data, kind_of(data)).data == pixels_of(plain, kind_of(plain)).data
 
 
 @pytest.mark.parametrize("data", [with_chunks(chunk(b"abCD", b"") * MOST_PIECES),
@@ -86,6 +86,18 @@ def test_as_many_pieces_as_encoders_make_are_read():
 @pytest.mark.parametrize("between", [b"\0" * 100_000, b"\xff" * 100_000, b"\xff\0" * 50_000])
 def test_what_stands_between_segments_is_skipped(between):
     assert pixels_of(with_segments(between), "JPEG").data == pixels_of(JPEG, "JPEG").data
+
+
+def test_scans_are_counted_where_they_are_and_not_where_bytes_look_alike():
+    progressive = encode(np.zeros((64, 64), np.uint8), "JPEG", progressive=True)
+    scans = pixels_of(progressive, "JPEG").scans
+    assert 2 < scans < 12
+    film = np.random.default_rng(0).bytes(1000) + b"\xff\xda" * 1000
+    found = pixels_of(progressive + film, "JPEG")
+    assert found.scans == scans and found.data == progressive
+    scan = progressive[progressive.rindex(b"\xff\xda"):-2]
+    table = segment(0xc4, b"\x10\1" + bytes(15) + b"\xff") + b"\xd9"  # ends as if the picture did
+    assert pixels_of(progressive[:-2] + table + scan * 50 + b"\xff\xd9", "JPEG").scans == scans + 50
 
 
 @pytest.mark.parametrize("order", "<>")

@@ -413,7 +413,9 @@ def test_a_jpeg_of_endless_scans_is_refused():
     data = encode(np.zeros((64, 64), np.uint8), "JPEG", progressive=True)
     scan = data[data.rindex(b"\xff\xda"):-2]
     assert read(data[:-2] + scan * 100 + data[-2:], keep_rows=1).prefix == 8
-    assert "scans" in str(refusal(data[:-2] + scan * 1000 + data[-2:], keep_rows=1))
+    assert "up to 500 scans" in str(refusal(data[:-2] + scan * 1000 + data[-2:], keep_rows=1))
+    large = encode(np.zeros((4096, 4096), np.uint8), "JPEG", progressive=True)
+    assert "up to 32 scans" in str(refusal(large[:-2] + scan * 40 + large[-2:], keep_rows=1))
 
 
 def test_pillows_warnings_stay_inside():
