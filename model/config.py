@@ -66,8 +66,10 @@ class ModelConfig:
             raise ValueError(f"lsh_buckets must be 1 or an even number, got {self.lsh_buckets}")
         if self.channels not in (1, 3):
             raise ValueError(f"channels must be 1 (grey) or 3 (red, green, blue), got {self.channels}")
-        if type(self.classes) is not int or not 0 <= self.classes <= MOST:
-            raise ValueError(f"classes must be an integer of at least 0, at most {MOST}, got {_short(self.classes)}")
+        if type(self.classes) is not int or self.classes < 0:
+            raise ValueError(f"classes must be an integer of at least 0, got {_short(self.classes)}")
+        if self.classes > MOST:
+            raise ValueError(f"classes must be at most {MOST}, got {_short(self.classes)}")
         for name, kind in (("attention", AttentionKind), ("feature_map", FeatureMap), ("norm", Norm),
                            ("residual", ResidualKind), ("activation", Activation), ("scale_transform", ScaleTransform)):
             if (value := getattr(self, name)) not in get_args(kind):

@@ -7,6 +7,7 @@ Hypothesis, in batches that are forgotten, each with its own number as seed: a r
 import gc
 import os
 import re
+import resource
 import signal
 import time
 import warnings
@@ -21,11 +22,12 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 CASES = int(os.environ.get("LINPIX_FUZZ_CASES", "2000"))
-BATCH = 500
+BATCH = 500                # cases at most; a quarter of a target's where that is less
 MOST_PROCESSOR_S = 2.0     # of a case; the processor's seconds, which other work on the machine does not add to
 MOST_S = 60.0              # of a case by the clock: it waits for something that will not come
 MOST_GROWTH = 48 * 2**20   # bytes resident after all cases, over those after the first batch
 MOST_PEAK = 640 * 2**20    # bytes resident at the worst moment of a batch, over those at its beginning
+MOST_MEMORY = 3 * 2**30    # bytes of addresses, resident or not, that a case may ask for
 
 Case = TypeVar("Case")
 
@@ -88,12 +90,12 @@ def fuzz(target: Target[Case], cases: int | None = None, process: int | None = N
         assert took <= MOST_PROCESSOR_S, f"{took:.1f} s of the processor for one case"
         tally.slowest_s = max(tally.slowest_s, took)
 
-    warm, number = 0, 0
+    warm, number, batch = 0, 0, max(1, min(BATCH, cases // 4))
     while tally.cases < cases:
         before = _began_anew(process)
-        chosen = settings(max_examples=min(BATCH, cases - tally.cases), deadline=None, database=None,
+        chosen = settings(max_examples=min(batch, cases - tally.cases), deadline=None, database=None,
                           phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck))
-        with loud():
+        with loud(), memory_for(MOST_MEMORY):
             seed(number)(chosen(given(case=target.cases)(one)))()
         gc.collect()
         tally.peak = max(tally.peak, _memory("VmHWM", process) - before)
@@ -126,6 +128,18 @@ def deadline() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def memory_for(more: int) -> Iterator[None]:
+    """So many bytes more than there are now, and then MemoryError: not a machine without memory."""
+    before, most = resource.getrlimit(resource.RLIMIT_AS)
+    if now := _memory("VmSize", None):
+        resource.setrlimit(resource.RLIMIT_AS, (now + more, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, most))
 
 
 @contextmanager

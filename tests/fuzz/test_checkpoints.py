@@ -79,11 +79,13 @@ class Folder:
         shutil.copytree(original, path)
 
     def make(self, changes: list[Change], sealed: bool) -> None:
-        to_the_list = [change for change in changes if change[0] == "listed" or "SHA256SUMS" in change]
-        self._do([change for change in changes if change not in to_the_list])
+        """What replaces a file comes last, and changes of the list of digests after the list was made."""
+        changes = sorted(changes, key=lambda change: change[0] == "instead")
+        of_the_list = [change for change in changes if change[0] == "listed" or "SHA256SUMS" in change]
+        self._do([change for change in changes if change not in of_the_list])
         if sealed:
             self.seal()
-        self._do(to_the_list)
+        self._do(of_the_list)
 
     def _do(self, changes: list[Change]) -> None:
         for what, *how in changes:

@@ -68,7 +68,7 @@ TOLD = st.builds(Told, st.lists(words, max_size=4).map(lambda lists: tuple(word 
 SETTINGS = Target("settings", TOLD, serve, (Refused,), {
     "setting": r"linpix serve: --[a-z-]+ \(LINPIX_[A-Z_]+\): [^\n]+, got [^\n]*\n",
     "flags": r"usage: .*\nlinpix( serve)?: error: (unrecognized arguments|argument --[a-z-]+|ambiguous option): .*\n",
-}, share=2)
+}, share=5)
 
 
 def test_any_settings_are_taken_or_refused_by_name(run):

@@ -17,7 +17,7 @@ KINDS = {
                   r"is empty: the upload has 0 bytes)",
     "animated": rf"{PARAM} is animated \(\d+ frames\); send one still picture",
     "too large": rf"{PARAM} may have up to 16777216 pixels \(4096x4096\), got .*",
-    "scans": r"(image|mask) may have up to \d+ scans \(JPEG\).*, got about \d+",
+    "scans": rf"{PARAM} may have up to \d+ scans \(JPEG of \d+x\d+ pixels\), got \d+",
     "too small": r"image must have at least the model's \d+x\d+ pixels \(width x height\), got \d+x\d+",
     "no holes": r"mask has no alpha channel; .*|nothing says what to fill in: .*keep_rows",
     "contradiction": r"mask and keep_rows both say what to fill in; send one of them|keep_rows must be from 0 to .*",

@@ -242,7 +242,7 @@ def tower() -> list:
 
 @pytest.mark.parametrize(("entries", "message"), [
     ({"iteration": tower()}, "iteration must be a number of steps, got list"),
-    ({"iteration": -(10**5000)}, "iteration must be a number of steps, got int"),
+    ({"iteration": -(10**100)}, "iteration must be a number of steps, got int"),
     ({"model_state": tower()}, "model_state must hold tensors by name, got list"),
     ({"model_state": published() | {QUERY: torch.zeros(1).expand(2**40, 2**20)}},
      r"has shape \(1099511627776, 1048576\), more than the file holds"),

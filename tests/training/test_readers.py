@@ -349,10 +349,10 @@ def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 
 @pytest.mark.parametrize("header", [
     member("a.png", -1024), member("a.png", 2**62), member("a.png", 2**70), member("a.png", 2**62, tarfile.XHDTYPE),
-    member("a.png", 2**62, tarfile.GNUTYPE_LONGNAME), member("a.png", 2**63 - 1, tarfile.SYMTYPE),
+    member("a.png", 2**62, tarfile.GNUTYPE_LONGNAME),
     member("a.png", 512, tarfile.XHDTYPE) + b"30 GNU.sparse.map=1,a,2,3,4,5\n".ljust(512, b"\0") + member("b.png", 0),
     member("a.png", 512, tarfile.XHDTYPE) * 2000,
-], ids=["negative", "huge", "beyond 64 bits", "huge pax", "huge name", "huge link", "a map of letters", "nested"])
+], ids=["negative", "huge", "beyond 64 bits", "huge pax", "huge name", "a map of letters", "nested"])
 def test_sizes_that_no_file_has_are_refused(header, tmp_path):
     """tarfile alone goes round and round a negative size, and slips on others."""
     (tmp_path / "photos.tar").write_bytes(header + bytes(10_240))
