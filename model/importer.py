@@ -79,8 +79,8 @@ def _unpack(path: Path, raw: bytes) -> tuple[dict[str, Tensor], int]:
                             "save model_state and iteration alone with torch.save")
     state, iteration = data["model_state"], data["iteration"]
     if type(iteration) is not int or iteration < 0:
-        got = iteration if type(iteration) is int and iteration > -2**63 else type(iteration).__name__
-        raise ImporterError(f"{path}: iteration must be a number of steps, got {got}; save it again as an integer")
+        shown = str(iteration) if type(iteration) is int and iteration > -2**63 else type(iteration).__name__
+        raise ImporterError(f"{path}: iteration must be a number of steps, got {shown}; save it again as an integer")
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise ImporterError(f"{path}: model_state must hold tensors by name, got {type(state).__name__}; "
                             "save it again as model.state_dict()")

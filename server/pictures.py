@@ -208,14 +208,15 @@ def _upright(data: bytes, param: str) -> Image.Image:
     found = containers.pixels_of(data, kind)
     if found.frames > 1:
         raise PictureError(f"{param} is animated ({found.frames} frames); send one still picture", param)
-    picture: Image.Image = Image.open(io.BytesIO(found.data), formats=[kind])  # reads the header only
+    opened = Image.open(io.BytesIO(found.data), formats=[kind])  # reads the header only
+    picture: Image.Image = opened
     if picture.width * picture.height > LARGEST_UPLOAD:
         raise _too_large(param, f"{picture.width}x{picture.height}")
     if found.scans > (most := min(MOST_SCANS, MOST_SCANNED // max(1, picture.width * picture.height))):
         raise PictureError(f"{param} may have up to {most} scans (JPEG of {picture.width}x{picture.height} pixels), "
                            f"got {found.scans}", param)
     if kind == "PNG" and "transparency" in picture.info:
-        picture.info["transparency"] = _eight_bit(picture.info["transparency"], picture.tile[0][3])
+        picture.info["transparency"] = _eight_bit(picture.info["transparency"], opened.tile[0][3])
     if found.orientation in _UPRIGHT:
         picture = picture.transpose(_UPRIGHT[found.orientation])
     return picture

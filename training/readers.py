@@ -81,19 +81,20 @@ def tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str
             raise tarfile.ReadError(f"the header at byte {archive.offset:,} is damaged")
 
 
-def _archive(stream: "_Unpacked") -> tarfile.TarFile:
+def _archive(stream: Any) -> tarfile.TarFile:
     try:
-        return tarfile.open(fileobj=stream, mode="r:")  # type: ignore[arg-type]
+        return tarfile.open(fileobj=stream, mode="r:")
     except DataError:
         raise
     except _SLIPS as error:
         raise tarfile.ReadError(f"{type(error).__name__}: {error}") from error
 
 
-def _next(archive: tarfile.TarFile) -> tarfile.TarInfo | None:
+def _next(archive: Any) -> tarfile.TarInfo | None:
     archive.members = []  # it would keep them all
     try:
-        return archive.next()
+        member: tarfile.TarInfo | None = archive.next()
+        return member
     except DataError:
         raise
     except _SLIPS as error:

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -162,10 +162,8 @@ def _processor_s(process: int | None) -> float:
 def _began_anew(process: int | None) -> int:
     """Bytes resident now, from where peaks are counted again."""
     gc.collect()
-    try:
+    with suppress(OSError):  # not Linux, or not allowed: then the peak is that of the whole process
         Path(f"/proc/{process or 'self'}/clear_refs").write_text("5")
-    except OSError:
-        pass  # not Linux, or not allowed: then the peak is that of the whole process
     return _memory("VmRSS", process)
 
 

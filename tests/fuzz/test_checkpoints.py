@@ -1,5 +1,6 @@
 """Whatever a checkpoint folder holds, it is read whole or refused with the name of the file, tensor or field."""
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -89,10 +90,8 @@ class Folder:
 
     def _do(self, changes: list[Change]) -> None:
         for what, *how in changes:
-            try:
-                getattr(self, what.replace(" ", "_"))(*how)
-            except (OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
-                pass  # what is there was broken already
+            with contextlib.suppress(OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
+                getattr(self, what.replace(" ", "_"))(*how)  # what is there may be broken already
 
     def seal(self) -> None:
         files = [path for path in sorted(self.path.iterdir())

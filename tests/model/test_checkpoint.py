@@ -225,7 +225,7 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(name, what, folde
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero" if what == "device" else path)
-    with pytest.raises(CheckpointError, match="regular file|cannot be read|missing or unreadable") as error:
+    with pytest.raises(CheckpointError, match=r"regular file|cannot be read|missing or unreadable") as error:
         read(folder)
     assert str(folder / name) in str(error.value)
 
