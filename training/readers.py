@@ -83,7 +83,8 @@ def tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str
 
 def _archive(stream: Any) -> tarfile.TarFile:
     try:
-        return tarfile.open(fileobj=stream, mode="r:")
+        archive: tarfile.TarFile = tarfile.open(fileobj=stream, mode="r:")
+        return archive
     except DataError:
         raise
     except _SLIPS as error:
