@@ -165,8 +165,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Target[File]:
     at = tmp_path_factory.mktemp("fuzz") / "fuzzed"
 
     def read(file: File) -> None:
-        shutil.rmtree(at, ignore_errors=True)
-        at.unlink(missing_ok=True)
+        if at.is_dir():
+            shutil.rmtree(at)  # of a pipe it would wait for a writer
+        else:
+            at.unlink(missing_ok=True)
         path = at / file.name if file.how == "folder" else at
         if file.how == "folder":  # another is there that is whole
             for other in ("train/x/b.png", "test/x/c.png"):
