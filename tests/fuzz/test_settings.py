@@ -16,6 +16,7 @@ from server.settings import Settings
 from tests.fuzz.harness import Target
 
 NAMES = sorted(Settings.model_fields)
+ANY_TEXT = ("host", "metrics_host", "models", "checkpoints", "api_keys", "trusted_proxies")  # found wrong when used
 VALUES = ["", "0", "1", "-1", "8000", "65535", "65536", "1e3", "0.5", "-0.0", "nan", "inf", "-inf", "1e400", "9" * 400,
           "9" * 5000, "0x10", "1_000", " 1", "true", "no", "auto", "cpu", "fp16", "fp32", "eager", "compiled", "text",
           "127.0.0.1", "::", "[", "*", "https://a.example", "//", "a,,b", ",", "../..", "/", "/dev/null",
@@ -76,7 +77,7 @@ def test_any_settings_are_taken_or_refused_by_name(run):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_setting_is_refused_by_its_own_name(name, monkeypatch):
+def test_every_setting_is_refused_by_its_own_name(name):
     refused = []
     for value in VALUES:
         try:
@@ -84,4 +85,4 @@ def test_every_setting_is_refused_by_its_own_name(name, monkeypatch):
         except Refused as error:
             assert f"linpix serve: {_flag(name)} (LINPIX_{name.upper()}): " in str(error)
             refused.append(value)
-    assert refused or name in ("host", "models", "checkpoints", "api_keys"), f"{name} takes anything"
+    assert refused or name in ANY_TEXT, f"{name} takes anything"
