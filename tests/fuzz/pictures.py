@@ -143,6 +143,7 @@ def jpegs(draw: st.DrawFn) -> bytes:
         pieces = [(name, body[:1] + size + body[5:]) if name in (b"\xc0", b"\xc2") else (name, body)
                   for name, body in pieces]
     between = draw(st.sampled_from([b""] * 6 + [b"\xff", b"\xff" * 30_000, b"\0" * 30_000, b"\xff\0" * 9]))
+    between = between[:1_000_000 // (1 + len(pieces))]  # a megabyte in all
     joined = b"".join(between + b"\xff" + name + (b"" if name == b"\xda" else struct.pack(">H", 2 + len(body))) + body
                       for name, body in pieces)
     scans = draw(st.sampled_from([0] * 8 + [1, 20, 700]))
