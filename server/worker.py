@@ -6,6 +6,7 @@ what is left of its time to a comparison, if one is under way.
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import logging
 import math
@@ -41,6 +42,7 @@ from server.watchdog import Watchdog
 
 logger = logging.getLogger("linpix")
 LAST_WORDS_S = 1.0  # for the answers to reach their clients, before a process without an engine ends
+COLLECT_S = 1.0     # after the last request of a model that is no longer served: when its memory is given back
 LOST = 70           # its exit status: an internal software error, by sysexits.h
 RESTARTS, RESTARTS_S = 3, 600.0  # the engine thread is begun again so many times in so long; then the process ends
 BACKGROUND_PATIENCE = 10         # watchdog time-outs that a comparison's unit of work may take
@@ -170,6 +172,8 @@ class Worker:
         if over:
             self._leaving = [batcher for batcher in self._leaving if batcher in wanted]
             self._count_slots({batcher.labels[0] for batcher in over})
+            # its last requests are answered by then; they are in cycles, which Python may leave for long
+            asyncio.get_running_loop().call_later(COLLECT_S, gc.collect)
 
     def _pools(self) -> list[Batcher]:
         """Every batcher that may have work."""
