@@ -176,6 +176,7 @@ class Server(uvicorn.Server):
         assert self._loop is not None
         self._service.intake.close()
         self._service.comparisons.stop()
+        await asyncio.sleep(LINGER_S)  # who connected before the signal, and was not heard yet, is answered too
         while self._worker.requests and self._loop.time() < self._drain_until:
             await asyncio.sleep(0.02)
         self._worker.fail_all(Draining("the server is shutting down, and this request could not be finished in time; "
