@@ -107,24 +107,27 @@ def test_pixels_of_a_lane_appear_when_its_steps_say(racing, visit):
         assert low - 1 <= count <= high + 1, (clock, count)
 
 
-def test_stop_ends_the_measuring_on_the_server_too(racing, visit):
-    page = visit(racing.url, panel="race").ready()
-    race(page)
-    says(page, "#race .status", r"Measuring: \d+ %")
-    latest = told(racing, "status")["comparison"]
-    assert latest["status"] == "running"
-    page.get_by_role("button", name="Stop").and_(page.locator("#race-form button")).click()
-    says(page, "#race .status", "Stopped")
-    assert eventually(lambda: told(racing, f"compare/{latest['id']}")["status"] == "cancelled")
+def test_stop_ends_the_measuring_on_the_server_too(tiny, visit):
+    with serving(tiny.parent, "--compare-budget", "300") as server:  # it does not end by itself
+        page = visit(server.url, panel="race").ready()
+        page.locator("#race-form [name=budget]").select_option("300")
+        race(page)
+        says(page, "#race .status", r"Measuring: \d+ %")
+        latest = told(server, "status")["comparison"]
+        assert latest["status"] == "running"
+        page.get_by_role("button", name="Stop").and_(page.locator("#race-form button")).click()
+        says(page, "#race .status", "Stopped")
+        assert eventually(lambda: told(server, f"compare/{latest['id']}")["status"] == "cancelled")
 
 
-def test_a_comparison_of_somebody_else_is_watched(racing, visit):
-    page = visit(racing.url, panel="race").ready()
-    id = begun(racing, 4.0)
-    race(page)
-    says(page, "#race .status", f"Watching {id}, which another visitor began")
-    says(page, "#race .status", "Every lane draws the same image")
-    assert told(racing, "status")["comparison"]["id"] == id, "no second one was begun"
+def test_a_comparison_of_somebody_else_is_watched(tiny, visit):
+    with serving(tiny.parent, "--compare-budget", "15") as server:
+        page = visit(server.url, panel="race").ready()
+        id = begun(server, 12.0)
+        race(page)
+        says(page, "#race .status", f"Watching {id}, which another visitor began")
+        says(page, "#race .status", "Every lane draws the same image")
+        assert told(server, "status")["comparison"]["id"] == id, "no second one was begun"
 
 
 def test_the_race_of_the_shipped_models_can_be_looked_at(visit):
