@@ -21,8 +21,8 @@ from tests.test_linpix import pixels
 
 FOLDER = ROOT / "examples"
 NODE_MODULES = Path(sys.prefix) / "node_modules"  # where `make test` puts the openai package of npm
-TOURS = {"curl.sh": "bash", "http_python.py": sys.executable, "openai_python.py": sys.executable,
-         "openai_node.mjs": "node"}
+TOURS = {"curl.sh": "bash", "httpx_python.py": sys.executable, "requests_python.py": sys.executable,
+         "openai_python.py": sys.executable, "openai_node.mjs": "node"}
 CLIENTS = [*TOURS, "openai_python.py, openai 1.x"]
 PARTIAL_ROWS = (5, 11, 16, 22)  # of 28: four partial images, evenly spread
 
