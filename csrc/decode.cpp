@@ -70,8 +70,9 @@ void decode(const Kernels& kernels, const Model& m, const Rows& rows, int thread
     return deal(kernels, m, 1, rows.count, true, together, [&](Share share, void* own, void* common, int) {
       kernels.decode(m, rows, 0, rows.count, rows.count, share, own, common);
     });
-  // blocks of equal size, as many for each thread
-  const int most_rows = m.far ? 32 : 16, rounds = (rows.count + most_rows * threads - 1) / (most_rows * threads);
+  // Blocks of equal size, as many for each thread, and small enough that a thread whose core has other work to do can
+  // leave some of its own to the others: 12 rows are two tiles.
+  const int most_rows = m.far ? 32 : 12, rounds = (rows.count + most_rows * threads - 1) / (most_rows * threads);
   const int tasks = rounds * threads, most = (rows.count + tasks - 1) / tasks;
   deal(kernels, m, tasks, most, false, threads, [&](Share share, void* own, void* common, int task) {
     const int first = (int)((int64_t)task * rows.count / tasks), last = (int)((int64_t)(task + 1) * rows.count / tasks);
