@@ -15,14 +15,23 @@ from server.engine import Engine, ImageSpec
 from server.errors import DeadlineUnreachable, EngineLost, NotFinite, QueueFull
 from server.faults import Faults
 from server.isolation import Outcome, Plan, isolate
-from server.pace import Pace
+from server.pace import Margin, Pace
 from server.scheduler import Full, Row, Scheduler
 
 logger = logging.getLogger("linpix")
 RESTORED = 2       # rows put back in one call: a prefill of all that they have, and the watchdog waits
 HOPELESS = 3       # quanta in a row of which nothing could be decoded, and no probe either: the engine is lost
 QUANTUM_S = 0.050  # longest quantum: how long a newcomer waits, and how late a cancellation acts
-STALE_S = 30.0     # an idle engine's pace is forgotten: were it wrong, and all refused for it, nothing would mend it
+STALE_S = 5.0      # an idle engine's pace is forgotten: were it wrong, and all refused for it, nothing would mend it
+
+
+@dataclass(slots=True)
+class Terms:
+    """What an admitted request was told; times are of time.perf_counter."""
+
+    until: float  # when it is to be done
+    whole: bool   # its images have no known pixels, as far as can be told before they are there
+    promised: float = math.inf  # when it will be done, which is looked at only where it may be too late
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,7 @@ class Turn:
     """What one quantum did."""
 
     joined: list[Row]
+    late: list[str]      # requests that had their turn when there was no time left for them, and are over
     moved: list[Row]     # rows that took steps and are still wanted, finished ones included
     finished: list[Row]
     rows: int            # rows in the quantum
@@ -52,8 +62,10 @@ class Batcher:
         self.labels = (engine.checkpoint.name, engine.checkpoint.net.attention.steps_as)  # as metrics name them
         self.row_subpixels = config.width * config.channels  # also the longest quantum: what a stream shows at once
         self.pace = Pace()                          # by the clock, from the end of one quantum to that of the next
+        self._margin = Margin()
         self._step_seconds: dict[int, float] = {}   # of decoding alone, smoothed, by rows in powers of two
         self._ended, self._went_on = 0.0, False     # when the last quantum was over, and whether there was more to do
+        self._terms: dict[str, Terms] = {}
         self._specs: dict[str, Sequence[ImageSpec]] = {}
         self._hopeless = 0
         self._lock = threading.Lock()
@@ -68,33 +80,55 @@ class Batcher:
         with self._lock:
             if not self.busy and time.perf_counter() - self._ended > STALE_S:
                 self.pace.forget()
+                self._margin = Margin()
             try:
                 self.scheduler.admit(request, images, bulk)
             except Full as full:
+                self._forget(request)
                 raise QueueFull(full.waiting, images, full.allowed,
                                 self.scheduler.until_room(images, bulk, self.pace)) from full
-            self._reach(request, within_s, whole)
+            self._terms[request] = Terms(time.perf_counter() + within_s, whole)
+            self._promise(request)
 
-    def enqueue(self, request: str, specs: Sequence[ImageSpec], within_s: float = math.inf) -> list[Row]:
+    def enqueue(self, request: str, specs: Sequence[ImageSpec]) -> None:
         """The admitted request's images, alike but for seed and temperature. From any thread.
 
         Raises DeadlineUnreachable, now that the steps are known, and the request then has no room any more.
         """
         with self._lock:
-            rows = self.scheduler.enqueue(request, specs[0].prefix)
-            self._reach(request, within_s)
+            self.scheduler.enqueue(request, specs[0].prefix)
+            terms = self._terms[request]
+            if not terms.whole:
+                terms.whole = True
+                self._promise(request)
             self._specs[request] = specs
-            return rows
 
-    def _reach(self, request: str, within_s: float, whole: bool = True) -> None:
-        """Raise DeadlineUnreachable, and forget the request, if what is known of it cannot be done in time."""
-        scheduler = self.scheduler
-        if scheduler.bound() * self.pace.slowest(scheduler.slots) <= within_s:  # nearly always, and told at once
+    def _promise(self, request: str) -> None:
+        """Raise DeadlineUnreachable, and forget the request, if what is known of it would not be done in time."""
+        scheduler, margin, terms, now = self.scheduler, self._margin, self._terms[request], time.perf_counter()
+        if now + scheduler.bound() * self.pace.slowest(scheduler.slots) * margin.factor <= terms.until:  # nearly always
             return
-        needed_s = scheduler.until_done(request, self.pace, whole)
-        if needed_s > within_s:
-            scheduler.cancel(request)
-            raise DeadlineUnreachable(within_s, needed_s, len(scheduler.running) + scheduler.queued())
+        foreseen_s = scheduler.until_done(request, self.pace, terms.whole)
+        terms.promised = now + foreseen_s * margin.factor
+        if terms.promised > terms.until:
+            if now + foreseen_s <= terms.until:
+                margin.learn(broken=False)
+            self._forget(request)
+            raise DeadlineUnreachable(terms.until - now, terms.promised - now,
+                                      len(scheduler.running) + scheduler.queued())
+
+    def over(self, request: str, *, late: bool = False) -> None:
+        """A request's images are all done, or its time is up: was it as promised? From any thread."""
+        with self._lock:
+            terms = self._terms.get(request)
+            if terms is not None and terms.promised < math.inf:
+                self._margin.learn(broken=late or time.perf_counter() > terms.promised)
+                terms.promised = math.inf  # told once
+
+    def _forget(self, request: str) -> None:
+        self.scheduler.cancel(request)
+        self._terms.pop(request, None)
+        self._specs.pop(request, None)
 
     def most(self, bulk: bool) -> int:
         """Images that one request of a class may have, so that it fits when nobody else is there."""
@@ -113,8 +147,7 @@ class Batcher:
     def cancel(self, request: str) -> None:
         """From any thread; a running image's slot is free after the quantum under way."""
         with self._lock:
-            self.scheduler.cancel(request)
-            self._specs.pop(request, None)
+            self._forget(request)
 
     @property
     def busy(self) -> bool:
@@ -123,7 +156,7 @@ class Batcher:
     def turn(self) -> Turn:
         """Let newcomers join, run one quantum, and let the finished leave. Raises EngineLost."""
         since = self._ended if self._went_on else time.perf_counter()
-        joined, failed = self._join()
+        joined, failed, late = self._join()
         with self._lock:
             plan = self.scheduler.plan(self._quantum(len(self.scheduler.running)))
         began, clamped = time.perf_counter(), self.engine.saturated
@@ -134,8 +167,7 @@ class Batcher:
             bad = dict.fromkeys(outcome.lost, self._not_finite()) | outcome.poison
             failed |= {row.request: bad[row.slot] for row, _ in plan if row.slot in bad and not row.cancelled}
             for request in failed:
-                self.scheduler.cancel(request)
-                self._specs.pop(request, None)
+                self._forget(request)
             finished = self.scheduler.advance(plan)
             free = self.scheduler.free
             self._ended, self._went_on = time.perf_counter(), self.busy
@@ -150,7 +182,7 @@ class Batcher:
         for slot in free if self.engine.poison else []:
             self.engine.pool.poison(slot)
         moved = [row for row, _ in plan if not row.cancelled]
-        return Turn(joined, moved, finished, len(plan), steps, sum(count for _, count in plan), seconds,
+        return Turn(joined, late, moved, finished, len(plan), steps, sum(count for _, count in plan), seconds,
                     self.engine.saturated - clamped, failed, outcome.retries)
 
     def _decode(self, plan: Plan) -> Outcome:
@@ -199,16 +231,21 @@ class Batcher:
     def _not_finite(self) -> NotFinite:
         return NotFinite(f"{self.labels[0]} gave parameters that are not finite for an image of this request")
 
-    def _join(self) -> tuple[list[Row], dict[str, Exception]]:
+    def _join(self) -> tuple[list[Row], dict[str, Exception], list[str]]:
         """Give slots to those who wait, one request after the other; what a long prefill delays joins next time.
 
-        Returns rows that joined, and requests whose prefill threw.
+        Returns rows that joined, requests whose prefill threw, and those that there is no time left for: decoded all
+        the same, each would make the ones behind it late as well.
         """
         joined: list[Row] = []
+        late: list[str] = []
         failed: dict[str, Exception] = {}
         began = time.perf_counter()
         while time.perf_counter() - began < QUANTUM_S:
             with self._lock:
+                while (lost := self._too_late()) is not None:
+                    self._forget(lost)
+                    late.append(lost)
                 rows = self.scheduler.join()
                 if not rows:
                     break
@@ -225,7 +262,15 @@ class Batcher:
                 logger.exception("prefill of %s threw", self.labels[0])
                 failed[rows[0].request] = error
                 self.cancel(rows[0].request)
-        return joined, failed
+        return joined, failed, late
+
+    def _too_late(self) -> str | None:
+        """The request that is next, if it cannot be done in time even with a slot of its own from now on."""
+        first, rows = self.scheduler.waiting.first(), len(self.scheduler.running)
+        if first is None or rows == self.scheduler.slots:
+            return None
+        needed_s = (self.scheduler.length - first.position) * self.pace(rows + 1)
+        return first.request if time.perf_counter() + needed_s > self._terms[first.request].until else None
 
     def _quantum(self, rows: int) -> int:
         """k: steps that fit in QUANTUM_S at the speed last seen for so many rows, at most one image row.

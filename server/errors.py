@@ -104,7 +104,7 @@ class DeadlinePassed(ServiceError):
     status, type, code = 504, "server_error", "deadline_passed"
 
     def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"the request was not finished within {timeout_s:g} s; ask for fewer images, or try again "
+        super().__init__(f"the request cannot be finished within {timeout_s:g} s; ask for fewer images, or try again "
                          "when the service is less busy")
 
 

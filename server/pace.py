@@ -1,8 +1,11 @@
-"""How long a step takes, by the number of rows that take it together."""
+"""How long a step takes, by the number of rows that take it together, and how far what is foreseen can be trusted."""
 
 import math
 
 WINDOW_S = 5.0  # of running, over which what was seen is forgotten: long enough for a machine's hiccups to average out
+BROKEN = 0.02   # of promises: so many may be
+STEP = 0.05     # of the logarithm of the margin: 20 broken promises in a row nearly treble it
+MOST = 2.0      # of the margin: a machine so much slower than it was a moment ago is not foreseen by any
 
 
 class Pace:
@@ -13,35 +16,55 @@ class Pace:
 
     def __init__(self) -> None:
         self._sums: dict[int, tuple[float, float]] = {}  # steps and seconds, by the number of rows in powers of two
+        self._told: dict[int, float] = {}                # what follows from them, by the same
 
     def learn(self, rows: int, steps: int, seconds: float) -> None:
         """That so many rows took steps. The first time of each size is left out: caches warm up in it."""
-        size = rows.bit_length()
-        before = self._sums.get(size)
-        if before is None:
-            self._sums[size] = 0.0, 0.0
-            return
-        kept = math.exp(-seconds / WINDOW_S)
-        self._sums[size] = before[0] * kept + steps, before[1] * kept + seconds
+        size, kept = rows.bit_length(), math.exp(-seconds / WINDOW_S)
+        seen = size in self._sums
+        for other, (some, took) in self._sums.items():  # of a size that has not run for long nothing is known any more
+            self._sums[other] = (some * kept, took * kept) if some * kept >= 1 else (0.0, 0.0)
+        before = self._sums.setdefault(size, (0.0, 0.0))
+        if seen:
+            self._sums[size] = before[0] + steps, before[1] + seconds
+        self._told.clear()
 
     def forget(self) -> None:
         """What was seen tells nothing any more."""
         self._sums.clear()
+        self._told.clear()
 
     def __call__(self, rows: int) -> float:
         """Seconds a step of so many rows; 0 when nothing is known.
 
         A size not seen yet is told from the nearest one: twice the rows as 1.4 times the time, half way between a
-        step that costs the same for all and rows that each cost the same.
+        step that costs the same for all and rows that each cost the same. No size is told to take longer than a
+        larger one: a size that ran for a moment, when the machine was held up, would be wrong by far.
         """
-        sizes = [size for size, (steps, _) in self._sums.items() if steps]
-        if not sizes:
-            return 0.0
-        wanted = rows.bit_length()
-        nearest = min(sizes, key=lambda size: abs(size - wanted))
-        steps, seconds = self._sums[nearest]
-        return float(seconds / steps * 2 ** ((wanted - nearest) / 2))
+        size = rows.bit_length()
+        if size not in self._told:
+            known = {other: seconds / steps for other, (steps, seconds) in self._sums.items() if steps}
+            nearest = min(known, key=lambda other: abs(other - size), default=size)
+            self._told[size] = min((known[other] * 2 ** ((size - other) / 2 if other == nearest else 0)
+                                    for other in known if other == nearest or other > size), default=0.0)
+        return self._told[size]
 
     def slowest(self, rows: int) -> float:
         """Seconds a step of up to so many rows, at most; 0 when nothing is known."""
         return max(self(2**size) for size in range(rows.bit_length()))
+
+
+class Margin:
+    """What a foreseen time is multiplied by before it is promised.
+
+    What is foreseen is as often too early as too late. Where the queue is as long as deadlines allow, half of those
+    admitted would then be decoded nearly to their end for nothing. This is the quantile of 1 - BROKEN, by stochastic
+    approximation (Robbins and Monro, 1951): it follows the machine, and no distribution is assumed.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def learn(self, broken: bool) -> None:
+        """Whether a promise was; a request refused for the margin alone counts as one that was kept."""
+        self.factor = min(max(1.0, self.factor * math.exp(STEP * (broken - BROKEN))), MOST)

@@ -238,7 +238,7 @@ class Worker:
         request.rows = dict(request.given)
         self._check_time(request)
         with self._counting_refusals():
-            request.batcher.enqueue(request.id, specs, request.left_s)  # from here on the engine thread knows it
+            request.batcher.enqueue(request.id, specs)  # from here on the engine thread knows it
         with self._wake:
             self._wake.notify()
 
@@ -270,6 +270,7 @@ class Worker:
 
     def _late(self, request: Request) -> DeadlinePassed:
         self.metrics.deadlines_passed.labels("running" if request.joined else "waiting").inc()
+        request.batcher.over(request.id, late=True)
         return DeadlinePassed(request.timeout_s)
 
     async def events(self, request: Request) -> AsyncIterator[RowsDone | ImageDone]:
@@ -282,7 +283,7 @@ class Worker:
             except TimeoutError:
                 raise self._late(request) from None
             if isinstance(event, ServiceError):
-                raise event
+                raise self._late(request) if isinstance(event, DeadlinePassed) else event
             done += isinstance(event, ImageDone)
             yield event
 
@@ -427,8 +428,13 @@ class Worker:
                 if (request := self.requests.get(row.request)) is None:
                     continue
                 request.done += 1
+            if request.done == request.images:
+                batcher.over(request.id)
             metrics.images_completed.labels(name, backend, "completed").inc()
             request.send(ImageDone(row.index, batcher.engine.image(row.slot)))
+        for late in turn.late:
+            if (request := self.requests.get(late)) is not None:
+                request.send(DeadlinePassed(request.timeout_s))
         for lost, error in turn.failed.items():
             logger.error("%s ends alone: %s: %s", lost, type(error).__name__, error)
             known = isinstance(error, NotFinite)

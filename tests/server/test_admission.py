@@ -16,7 +16,10 @@ import httpx
 import numpy as np
 import pytest
 
-from server.pace import Pace
+from model import checkpoint
+from server.batcher import Batcher
+from server.engine import ImageSpec, new_engine
+from server.pace import BROKEN, Margin, Pace
 from tests.server.conftest import EAGER, Process, eventually, serving
 from tests.server.test_images import events_of, occluded
 
@@ -472,3 +475,49 @@ def test_the_pace_leaves_out_the_first_turn_of_a_size_and_forgets_slowly():
     for _ in range(200):
         pace.learn(4, 10, 0.1)
     assert pace(4) == pytest.approx(0.01, rel=0.05)
+
+
+def test_the_pace_of_a_size_that_ran_for_a_moment_is_no_slower_than_that_of_a_larger_one_and_is_forgotten():
+    pace = Pace()
+    for _ in range(20):
+        pace.learn(64, 28, 0.028)
+    assert pace(64) == pytest.approx(0.001)
+    pace.learn(32, 28, 0.01)
+    pace.learn(32, 28, 1.0)  # held up
+    assert pace(32) == pytest.approx(0.001)
+    assert pace(2) == pytest.approx(0.001)
+    pace.learn(128, 28, 0.01)
+    pace.learn(128, 28, 1.0)
+    assert pace(128) > 0.03  # nobody knows better
+    for _ in range(1000):
+        pace.learn(64, 28, 0.028)
+    assert pace(128) == pytest.approx(0.001 * 2**0.5)
+
+
+def test_of_what_is_promised_with_the_margin_as_little_is_broken_as_set_out():
+    random, margin, broken = np.random.default_rng(0), Margin(), []
+    for scale in (0.05, 0.2):  # how far what was foreseen is off: the margin follows
+        for taken in np.exp(scale * random.standard_normal(10_000)):
+            broken.append(taken > margin.factor)
+            margin.learn(broken[-1])
+        assert BROKEN / 2 < np.mean(broken[-8000:]) < 2 * BROKEN
+    for _ in range(2000):
+        margin.learn(broken=False)
+    assert margin.factor == 1
+    for _ in range(200):
+        margin.learn(broken=True)
+    assert margin.factor == 2
+
+
+def test_a_request_that_no_time_is_left_for_when_its_turn_comes_makes_nobody_else_late(tiny):
+    batcher = Batcher(new_engine(checkpoint.read(tiny), 1, "eager"), max_queue=8)
+    for request, within_s in (("runs", 1e6), ("hopeless", 60.0), ("patient", 1e6)):  # nothing is known of the pace yet
+        batcher.admit(request, 1, within_s=within_s)
+        batcher.enqueue(request, [ImageSpec(seed=0)])
+    for _ in range(2):
+        batcher.pace.learn(1, 10_000, 20_000.0)  # an image of 64 steps takes two minutes
+    turns = []
+    while batcher.busy:
+        turns.append(batcher.turn())
+    assert [row.request for turn in turns for row in turn.finished] == ["runs", "patient"]
+    assert [late for turn in turns for late in turn.late] == ["hopeless"]
