@@ -30,12 +30,13 @@ class Ask:
     size: str = "native"
     stream: bool = False
     temperature: float = 1.0
+    timeout: float | None = None    # seconds, which the service is told
     picture: Picture | None = None  # to complete; else images are drawn
 
     def bytes(self, host: str) -> bytes:
         """The request as it is sent."""
         fields = {"seed": self.seed, "n": self.n, "size": self.size, "stream": self.stream,
-                  "temperature": self.temperature}
+                  "temperature": self.temperature} | ({} if self.timeout is None else {"timeout": self.timeout})
         if self.picture is None:
             path, kind, body = "/v1/images/generations", "application/json", json.dumps(fields).encode()
         else:
@@ -76,7 +77,7 @@ class Record:
         if self.left:
             return "left"
         if self.code:
-            return "refused" if self.status in (429, 503) else "failed"
+            return "refused" if self.status in (429, 503) or self.code == "deadline_unreachable" else "failed"
         whole = [(index, seed) for index, seed, _ in sorted(self.images)] \
             == [(index, self.ask.seed + index) for index in range(self.ask.n)]
         return "completed" if self.status == 200 and whole and not self.broken else "lost"

@@ -133,13 +133,17 @@ async def closed_loop(soak: Soak, service: Service, clients: int, make: Callable
 
 
 async def arrivals(soak: Soak, service: Service, rate: float) -> list[Record]:
-    """Requests that come at random moments, whether those before them are answered or not; one in ten streams."""
+    """Requests that come at random moments, whether those before them are answered or not; one in ten streams.
+
+    Each says that it is worth nothing after the SLO, so that the service spends nothing on what would come too late.
+    """
     idle: list[Connection] = []
     records: list[Record] = []
 
     async def one(due: float) -> None:
         connection = idle.pop() if idle else service.connection()
-        records.append(await connection.ask(soak.draw(stream=soak.random.random() < 0.1), due=due))
+        ask = soak.draw(stream=soak.random.random() < 0.1, timeout=soak.plan.slo_s)
+        records.append(await connection.ask(ask, due=due))
         idle.append(connection)
 
     began = due = time.monotonic()
