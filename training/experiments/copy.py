@@ -29,7 +29,7 @@ class Settings:
 
     kinds: tuple[str, ...] = setting(("linear", "softmax", "lsh-1", "lsh-4"), "attention kinds, lsh-ROUNDS for lsh, "
                                      "full for softmax with shared queries and keys")
-    updates: int = setting(4_000, "of each kind")
+    updates: int = setting(3_200, "of each kind")
     drop: int = setting(3_000, "updates at the full learning rate; a tenth of it then")
     learning_rate: float = setting(1e-3, "of RAdam, until the drop")
     batch: int = setting(64, "sequences an update")
