@@ -18,8 +18,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] in (["train"], ["experiment"]):  # before torch: for hours, threads that spin would starve others
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if words[:1] == ["serve"] and hasattr(signal, "SIGHUP"):  # it waits for the server: until then it would end us
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    if words[:1] == ["serve"]:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # until the server drains there is nothing to
+        if hasattr(signal, "SIGHUP"):  # it waits for the server: until then it would end us
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     given = _parser(words[:1]).parse_args(words)
     given.command_line = shlex.join(["linpix", *words])
     try:

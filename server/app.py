@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from importlib.metadata import PackageNotFoundError, version
@@ -115,9 +118,9 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
+            self._loop = asyncio.get_running_loop()  # from here on there are servers to close: signals drain
             for server in self.servers:
                 for listening in server.sockets:
                     host, port = listening.getsockname()[:2]
@@ -202,11 +205,30 @@ def _allow_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def _check_address(host: str, port: int) -> None:
+    """Raise OSError where the port is not to be had: uvicorn says so after the weights are read, and without a cure."""
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise OSError(f"--host {host}: {error.strerror}; give an address, or a name, of this machine") from error
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as uvicorn has it
+            try:
+                trial.bind(address)
+                trial.listen()
+            except OSError as error:
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):  # others may be of one address among several
+                    raise OSError(f"--host {host} and --port {port}: {os.strerror(error.errno).lower()}; choose "
+                                  "another --port, or stop what listens there") from error
+
+
 def serve(settings: Settings) -> None:
-    """Run the service until a signal ends it."""
+    """Run the service until a signal ends it. Raises OSError or ValueError with the cure."""
     _allow_files()
     sys.setswitchinterval(0.0005)  # the engine thread takes back the GIL between quanta; by default it may wait 5 ms
     logs.configure(settings.log_format)
+    _check_address(settings.host, settings.port)
     app = create_app(settings)
     if settings.api_keys is None and not only_here(settings.host):
         logger.warning("whoever reaches %s may use this service; --api-keys asks for keys", settings.host)

@@ -38,7 +38,8 @@ class Probes(uvicorn.Server):
                                                 family=socket.AF_INET6 if ":" in settings.metrics_host
                                                 else socket.AF_INET)
         except OSError as error:
-            raise OSError(f"--metrics-host and --metrics-port: {error}") from error
+            raise OSError(f"--metrics-host and --metrics-port: {error}; choose others, or stop what listens "
+                          "there") from error
         self._serving: asyncio.Task[None] | None = None
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]

@@ -5,8 +5,11 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -200,6 +203,17 @@ def test_a_client_that_does_not_read_its_stream_loses_it_some_time_after_the_dea
 
 
 # --- a server that stops ---
+
+def test_sigterm_before_it_serves_ends_it_with_0(tiny):
+    with subprocess.Popen([sys.executable, str(ROOT / "linpix.py"), "serve", "--port", "0",
+                           "--checkpoints", str(tiny.parent)], stderr=subprocess.PIPE, text=True) as starting:
+        status = Path(f"/proc/{starting.pid}/status")
+        caught = 1 << signal.SIGTERM - 1
+        assert eventually(lambda: bool(int(re.search(r"SigCgt:\s+(\S+)", status.read_text())[1], 16) & caught), 60)
+        starting.terminate()
+        assert starting.stderr is not None
+        assert (starting.wait(60), starting.stderr.read()) == (0, "")
+
 
 def test_sigterm_under_load_answers_or_ends_every_request_and_exits_with_0(tiny):
     """Clients that come again and again until they are refused; the drain is too short for all that wait."""

@@ -323,6 +323,7 @@ def test_a_bad_comparison_is_refused(server, body, param, words):
     (["--faults", "burn:at=1"], "--faults (LINPIX_FAULTS): 'burn:at=1': a fault is one of throw"),
     (["--watchdog-timeout", "0"], "--watchdog-timeout"),
     (["--checkpoints", "missing"], "--checkpoints"),
+    (["--host", "no such host"], "give an address"),
 ])
 def test_a_setting_that_cannot_work_stops_the_server_before_it_listens(tiny, slow, flags, words):
     flags = [str(slow / "slow") if flag == "SLOW" else flag for flag in flags]
@@ -338,8 +339,9 @@ def test_a_port_that_is_taken_is_said_in_a_line(tiny, server):
     port = server.url.rsplit(":", 1)[1]
     ended = subprocess.run([sys.executable, str(ROOT / "linpix.py"), "serve", "--port", port,
                             "--checkpoints", str(tiny.parent)], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode != 0
-    assert "address already in use" in ended.stderr
+    assert ended.returncode == 2
+    assert ended.stderr == (f"linpix serve: --host 127.0.0.1 and --port {port}: address already in use; choose another "
+                            "--port, or stop what listens there\n")
 
 
 @pytest.mark.parametrize("flags", [(), EAGER], ids=["auto", "eager"])
