@@ -31,7 +31,8 @@ class AdmittingRoute(APIRoute):
             body = body_of(http.scope)
             # where it comes to a refusal, a small body that is there may as well say what it is refused
             images = 0 if not service.worker.has_room(client) and await body.soon() else 1
-            admitted = service.worker.admit(endpoint, client, math.inf if timeout_s is None else timeout_s, images)
+            admitted = service.worker.admit(http.state.request_id, endpoint, client,
+                                            math.inf if timeout_s is None else timeout_s, images)
             http.state.admitted = admitted
             body.until(admitted.deadline, DeadlinePassed(admitted.timeout_s))
             try:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from server import logs
 from server.engine import Engine, ImageSpec
 from server.errors import DeadlineUnreachable, EngineLost, NotFinite, QueueFull
 from server.faults import Faults
@@ -259,7 +260,7 @@ class Batcher:
             except EngineLost:
                 raise
             except Exception as error:
-                logger.exception("prefill of %s threw", self.labels[0])
+                logger.exception("prefill of %s threw", self.labels[0], extra=logs.of(rows[0].request))
                 failed[rows[0].request] = error
                 self.cancel(rows[0].request)
         return joined, failed, late

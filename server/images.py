@@ -307,6 +307,6 @@ class Streaming(EventSourceResponse):
             async with asyncio.timeout_at(self._admitted.deadline + UNREAD_S):
                 await super().__call__(scope, receive, send)
         except TimeoutError:
-            logger.warning("%s ends: its client does not read the stream", self._admitted.id)
+            logger.warning("a request ends: its client does not read the stream")
         finally:
             self._service.worker.finish(self._admitted, "cancelled")

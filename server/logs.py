@@ -50,6 +50,11 @@ class Formatter(logging.Formatter):
         return " ".join(words) + (f"\n{trace}" if trace else "")
 
 
+def of(request_id: str) -> dict[str, Any]:
+    """`extra` of a log call for a request, outside of the task that answers it."""
+    return {"fields": {"request_id": request_id}}
+
+
 def announce(text: str, form: Literal["text", "json"]) -> None:
     """Say to whoever started this what is there now: a plain line for people and scripts, or an entry of the log."""
     if form == "json":

@@ -7,7 +7,6 @@ what is left of its time to a comparison, if one is under way.
 import asyncio
 import contextlib
 import gc
-import itertools
 import logging
 import math
 import os
@@ -24,6 +23,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from server import logs
 from server.batcher import Batcher, Turn
 from server.engine import ImageSpec
 from server.errors import (
@@ -122,7 +122,6 @@ class Worker:
         self._background: Iterator[None] | None = None
         self._wake = threading.Condition()
         self._stop = False
-        self._ids = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._watchdog = Watchdog(watchdog_timeout_s, self._busy, self._hung)
         metrics.heartbeat_age.set_function(lambda: self._watchdog.age_s)
@@ -188,17 +187,17 @@ class Worker:
         return (max(batcher.room() for batcher in self.batchers.values()) > 0
                 and (not self._client_images or self._here(client) < self._client_images))
 
-    def admit(self, endpoint: str, client: str, timeout_s: float = math.inf, images: int = 1) -> Request:
+    def admit(self, id: str, endpoint: str, client: str, timeout_s: float = math.inf, images: int = 1) -> Request:
         """Reserve room for one image before anything of a request's body is read: which, and how many, it says there.
 
         Or none, where the body is there already. The room is in the queue of the model that has most of it.
-        timeout_s: what the client allows, if it said so.
+        id: of its own, and what clients and the log know it by · timeout_s: what the client allows, if it said so.
         Raises QueueFull, ClientLimit, DeadlineUnreachable, Draining or EngineGone.
         """
         loop = asyncio.get_running_loop()
         batcher = max(self.batchers.values(), key=Batcher.room)
-        request = Request(f"req-{next(self._ids)}", endpoint, client, batcher, loop, min(timeout_s, self._timeout_s),
-                          images, began=loop.time())
+        request = Request(id, endpoint, client, batcher, loop, min(timeout_s, self._timeout_s), images,
+                          began=loop.time())
         with self._counting_refusals():
             if self.draining:
                 raise Draining()
@@ -383,6 +382,7 @@ class Worker:
                              "request may succeed if it is sent again")
         for request in list(self.requests.values()):
             if request.batcher is batcher and batcher.waiting(request.id) < request.images - request.done:
+                logger.error("a request of %s ends with its batch", batcher.labels[0], extra=logs.of(request.id))
                 batcher.cancel(request.id)
                 request.send(error)
         self._count_slots({batcher.labels[0]})
@@ -436,7 +436,7 @@ class Worker:
             if (request := self.requests.get(late)) is not None:
                 request.send(DeadlinePassed(request.timeout_s))
         for lost, error in turn.failed.items():
-            logger.error("%s ends alone: %s: %s", lost, type(error).__name__, error)
+            logger.error("a request of %s ends alone: %s: %s", name, type(error).__name__, error, extra=logs.of(lost))
             known = isinstance(error, NotFinite)
             metrics.faults_isolated.labels(name, "not_finite" if known else "threw").inc()
             message = str(error) if known else (f"the engine failed on an image of this request "

@@ -131,3 +131,17 @@ def test_what_an_unexpected_exception_says_is_logged_without_keys_and_pictures(t
             assert "/v1/broken/{secret}" in entry["message"]
         app = create_app(Settings(checkpoints=tiny.parent))
         app.add_api_route("/v1/broken/{secret}", broken)
+
+
+@pytest.mark.parametrize("fault", ["throw:image=5", "prefill:image=5", "die:at=1"])
+def test_the_engines_lines_about_a_request_have_the_id_that_its_client_was_given(tiny, fault):
+    with serving(tiny.parent, "--log-format", "json", "--faults", fault) as server, server.client() as client:
+        answer = client.post("/v1/images/generations", json={"seed": 5})
+        assert answer.status_code == 500
+
+        def found() -> list[str]:
+            lines = [json.loads(text) for text in server.printed]
+            return [line["message"] for line in lines if line.get("request_id") == answer.headers["x-request-id"]
+                    and line["logger"] == "linpix"]
+
+        assert eventually(lambda: any("a request of tiny ends" in message for message in found()))
