@@ -10,13 +10,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from server.errors import BodyTimeout, ClientLeft, ServiceError, TooLarge, TooManyBodies
+from server.envelope import response_of
+from server.errors import BodyTimeout, ClientLeft, InvalidRequest, ServiceError, TooLarge, TooManyBodies
 from server.metrics import Metrics
 from server.settings import Settings
 
 PLAIN_BYTES = 2**20  # largest body that is not multipart: it is held in memory, where a picture's parts go to disk
 KEPT_BYTES = 2**16   # what is left of a refused body is read for the sake of the connection, if it is so little
 SOON_S = 0.25        # and so long it is waited for: most are there at once, and say how much their requests ask for
+STALLED_S = 60.0     # how long a client may take nothing of an answer that waits for it
 LINGER_S = 2.0       # how long a client that is refused may go on sending: closed at once, it would lose the answer
 
 
@@ -169,17 +171,22 @@ def body_of(scope: Scope) -> Body:
     return body
 
 
-def connection(head_timeout_s: float) -> type[H11Protocol]:
-    """uvicorn's protocol, but a connection on which no head of a request is complete in time is closed.
+def connection(head_timeout_s: float, stalled_s: float = STALLED_S) -> type[H11Protocol]:
+    """uvicorn's protocol, but for clients that it would wait for without end.
 
-    uvicorn itself waits for the first one for ever, and for any other once a byte of it is there.
+    A connection is closed on which no head of a request is complete in time, be it the first one, one that has begun,
+    or one behind a body that nobody wants; and one whose client takes nothing of its answer for stalled_s seconds.
+    What is no HTTP is answered in our envelope.
     """
 
     class Connection(H11Protocol):
         _late: asyncio.TimerHandle | None = None
+        _stalled: asyncio.TimerHandle | None = None
+        _left = 0  # bytes of an answer that the system had not taken when they were looked at last
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            transport.set_write_buffer_limits(high=0)  # so that pause_writing is called for whatever is left over
             self._expect_head()
 
         def data_received(self, data: bytes) -> None:
@@ -188,10 +195,11 @@ def connection(head_timeout_s: float) -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._forget()
+            self.resume_writing()
             super().connection_lost(exc)
 
         def _expect_head(self) -> None:
-            if self.conn.their_state is not h11.IDLE:
+            if self.cycle is not None and not self.cycle.response_complete:
                 self._forget()
             elif self._late is None:
                 self._late = self.loop.call_later(head_timeout_s, self.timeout_keep_alive_handler)
@@ -200,5 +208,34 @@ def connection(head_timeout_s: float) -> type[H11Protocol]:
             if self._late is not None:
                 self._late.cancel()
                 self._late = None
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._expect_reading()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._stalled is not None:
+                self._stalled.cancel()
+                self._stalled = None
+
+        def _expect_reading(self) -> None:
+            self._left = self.transport.get_write_buffer_size()
+            self._stalled = self.loop.call_later(stalled_s, self._look_again)
+
+        def _look_again(self) -> None:
+            if self.transport.get_write_buffer_size() < self._left:
+                self._expect_reading()
+            else:
+                self.transport.abort()  # closing would wait for the client to read
+
+        def send_400_response(self, msg: str) -> None:
+            answer = response_of(InvalidRequest("what was sent is not HTTP/1.1; send a request with well-formed "
+                                                "headers, and a body as its headers say"))
+            with suppress(h11.LocalProtocolError):  # an answer has begun already
+                for event in (h11.Response(status_code=400, headers=[*answer.raw_headers, (b"connection", b"close")]),
+                              h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+                    self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
 
     return Connection

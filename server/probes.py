@@ -8,13 +8,15 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from server import envelope, guard, logs, operations
+from server import arrivals, envelope, guard, logs, operations
 from server.arrivals import Bodies
 from server.origins import Hosts, Origins
 from server.service import Service
 
-# of every server of ours: the log is ours alone, and tells no queries; nor does an answer tell what made it
-UVICORN: dict[str, Any] = {"log_config": None, "log_level": "warning", "access_log": False, "server_header": False}
+# of every server of ours: the log is ours alone, and tells no queries; nor does an answer tell what made it; and no
+# web sockets, which would pass by the guard
+UVICORN: dict[str, Any] = {"log_config": None, "log_level": "warning", "access_log": False, "server_header": False,
+                           "ws": "none"}
 
 
 class Probes(uvicorn.Server):
@@ -31,7 +33,7 @@ class Probes(uvicorn.Server):
         guard.install(app, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
                       bodies=Bodies(settings, metrics), keys=None, metrics=metrics, intake=service.intake)
         super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False,
-                                        **UVICORN))
+                                        http=arrivals.connection(settings.head_timeout), **UVICORN))
         self._form = settings.log_format
         try:
             self._socket = socket.create_server((settings.metrics_host, settings.metrics_port), backlog=128,

@@ -15,8 +15,12 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
+import uvicorn
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from model import checkpoint
+from server.arrivals import connection
 from server.batcher import Batcher
 from server.engine import ImageSpec, new_engine
 from server.pace import BROKEN, Margin, Pace
@@ -28,6 +32,7 @@ STEP_S = 0.06  # of PACED, which takes one step a quantum: an image of 64 steps 
 PACED = ("--faults", f"slow:every=1:ms={STEP_S * 1e3:.0f}")
 FROZEN = ("--faults", "slow:every=1:ms=3000")  # nothing is known of its pace for six seconds, nor finished in minutes
 BOUNDARY = "boundary"
+LENGTH = 2**19  # of an answer that no socket takes at once
 PIXELS = 'linpix_pixels_generated_total{{backend="linear",model="{}"}}'
 
 
@@ -158,7 +163,8 @@ def test_an_upload_under_way_holds_the_room_that_it_will_need(tiny):
 
 # --- head and body ---
 
-@pytest.mark.parametrize("sent", [b"", b"P", b"POST /v1/images/edits HTTP/1.1\r\nhost: x\r\n"])
+@pytest.mark.parametrize("sent", [b"", b"P", b"POST /v1/images/edits HTTP/1.1\r\nhost: x\r\n",
+                                  b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\nx"])
 def test_a_connection_without_a_whole_head_is_closed_in_time(tiny, sent):
     with service(tiny.parent, "--head-timeout", "1") as process:
         address = urlsplit(process.url)
@@ -176,9 +182,52 @@ def test_a_connection_without_a_whole_head_is_closed_in_time(tiny, sent):
         assert generate(process).status_code == 200
 
 
+@pytest.mark.parametrize("sent", [b"not HTTP\r\n\r\n", b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n"])
+def test_what_is_no_http_is_answered_in_the_envelope_too(server, sent):
+    with server.connect() as raw:
+        raw.sendall(sent)
+        response = http.client.HTTPResponse(raw)
+        response.begin()
+        assert (response.status, response.getheader("connection")) == (400, "close")
+        assert json.loads(response.read())["error"]["code"] == "invalid_value"
+        assert raw.recv(1) == b""
+
+
+def test_a_client_that_takes_nothing_of_its_answer_is_left_and_a_slow_one_is_not():
+    async def answer(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(LENGTH)})
+
+    def asking() -> socket.socket:
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # else the server's socket takes all of it
+        client.connect(uvicorn_server.servers[0].sockets[0].getsockname())
+        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        return client
+
+    uvicorn_server = uvicorn.Server(uvicorn.Config(answer, port=0, lifespan="off", log_config=None,
+                                                   http=connection(head_timeout_s=20, stalled_s=3.0)))
+    serving_it = threading.Thread(target=uvicorn_server.run)
+    serving_it.start()
+    try:
+        assert eventually(lambda: uvicorn_server.started)
+        with asking() as slow:
+            received = 0
+            while received < LENGTH and (piece := slow.recv(200_000)):
+                received += len(piece)
+                time.sleep(0.02)  # all of it takes longer than the time in which some of it has to be taken
+            assert received >= LENGTH
+        with asking():
+            assert eventually(lambda: len(uvicorn_server.server_state.connections) == 1)
+            assert eventually(lambda: not uvicorn_server.server_state.connections, 30)
+    finally:
+        uvicorn_server.should_exit = True
+        serving_it.join()
+
 
 @pytest.mark.parametrize(("path", "kind", "limit"), [
-    (EDIT, "", 3_000_000), (GENERATE, "", 2**20), (EDIT, "application/x-www-form-urlencoded", 2**20)])
+    (EDIT, "", 3_000_000), (GENERATE, "", 2**17), (EDIT, "application/x-www-form-urlencoded", 2**17)])
 def test_a_body_that_says_it_is_too_large_is_refused_at_once(tiny, path, kind, limit):
     with service(tiny.parent, "--max-upload", "3000000") as process:
         with Raw(process, path, f"content-length: {limit + 1}", "expect: 100-continue", kind=kind) as refused:
