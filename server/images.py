@@ -48,6 +48,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {200: {"content": {
     "image/png": {"schema": {"type": "string", "contentMediaType": "image/png"}},
     **event_stream("the answer's fields with type, image_index, seed and b64_json; partial images also rows")}}}
 _AGAIN = linked(200, generate={"model": "model", "seed": "data/0/seed"})
+SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30
 UNREAD_S = 10.0  # after a request's deadline, that the end of its stream may take to be read
 T = TypeVar("T")
 logger = logging.getLogger("linpix")
@@ -124,6 +125,11 @@ class Ask:
                           canvas=occluded.canvas if occluded else None, known=occluded.known if occluded else None)
                 for index in range(self.n)]
 
+    async def encoded(self, canvas: NDArray[np.uint8], rows: int | None = None) -> bytes:
+        """As pictures.png; what takes more than a moment is done in a thread, while others are answered."""
+        work = partial(pictures.png, canvas, self.config, self.factor, rows=rows)
+        small = self.config.width * self.config.height * self.factor**2 <= SOON_PIXELS
+        return work() if small else await asyncio.to_thread(work)
 
     def claim(self, service: Service, admitted: Admitted) -> None:
         service.worker.claim(admitted, self.name, self.n, stream=self.stream, bulk=self.bulk, timeout_s=self.timeout_s)
@@ -228,7 +234,7 @@ async def answer(service: Service, http: Request, ask: Ask, admitted: Admitted, 
         service.worker.finish(admitted, outcome)
     if images is None:
         return Response(status_code=499)  # nobody reads it: the client left
-    encoded = [pictures.png(canvas, ask.config, ask.factor) for canvas in images]
+    encoded = [await ask.encoded(canvas) for canvas in images]
     if ask.png:
         headers = {"x-linpix-seed": str(ask.seed), "x-linpix-model": quote(ask.name),
                    "x-linpix-checkpoint": engine.checkpoint.digest, "x-linpix-engine": engine.name,
@@ -280,9 +286,9 @@ async def stream_events(service: Service, ask: Ask, admitted: Admitted, kind: st
             fields = common | {"image_index": event.index, "seed": ask.seed + event.index}
             if isinstance(event, ImageDone):
                 fields |= {"type": f"{kind}.completed",
-                           "b64_json": base64.b64encode(pictures.png(event.canvas, ask.config, ask.factor)).decode()}
+                           "b64_json": base64.b64encode(await ask.encoded(event.canvas)).decode()}
             elif event.rows in rows:
-                png = pictures.png(event.canvas, ask.config, ask.factor, rows=event.rows)
+                png = await ask.encoded(event.canvas, event.rows)
                 fields |= {"type": f"{kind}.partial_image", "partial_image_index": shown[event.index],
                            "rows": event.rows, "b64_json": base64.b64encode(png).decode()}
                 shown[event.index] += 1
