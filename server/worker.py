@@ -252,7 +252,7 @@ class Worker:
         here = self._here(client)
         if (excess := here + images - self._client_images) > 0:
             ids = {request.id for request in self.requests.values() if request.client == client}
-            ends = sorted(end for batcher in self.batchers.values() for end in batcher.ends(ids))
+            ends = sorted(end for batcher in self._pools() for end in batcher.ends(ids))
             raise ClientLimit(here, images, self._client_images, ends[min(excess, len(ends)) - 1] if ends else 0.0)
 
     @contextlib.contextmanager
