@@ -7,15 +7,18 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
+from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from server.arrivals import body_of
-from server.errors import DeadlinePassed, InvalidRequest
+from server.errors import DeadlinePassed, InvalidRequest, ServiceError
 from server.schemas import Timeout
 from server.service import service_of
 from server.worker import Request as Admitted
 
 HEADER = "X-Request-Timeout"
+# Of a form, what is in memory as long as its request waits: up to 1 MiB of a file, and 4 bytes a character of a field.
+MOST_FILES, MOST_FIELDS, FIELD_BYTES = 4, 64, 2**16
 TimeoutHeader = Annotated[Timeout | None, Header(alias=HEADER)]
 _timeout: TypeAdapter[float] = TypeAdapter(Timeout)
 
@@ -36,12 +39,26 @@ class AdmittingRoute(APIRoute):
             http.state.admitted = admitted
             body.until(admitted.deadline, DeadlinePassed(admitted.timeout_s))
             try:
+                if endpoint == "edits":
+                    await read_form(http)
                 return await handle(http)
             except BaseException:
                 service.worker.withdraw(admitted)
                 raise
 
         return admitting
+
+
+async def read_form(http: Request) -> None:
+    """Read the form within limits of ours; FastAPI then finds it read. Raises ServiceError."""
+    try:
+        await http.form(max_files=MOST_FILES, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES)
+    except ServiceError:
+        raise
+    except Exception as error:  # a client's mistake whatever it is, such as a charset that nobody knows
+        why = error.detail if isinstance(error, HTTPException) else type(error).__name__
+        raise InvalidRequest(f"the body cannot be read as a form ({why}); send multipart/form-data of at most "
+                             f"{MOST_FILES} files, and {MOST_FIELDS} fields of {FIELD_BYTES:,} bytes") from error
 
 
 def admitted_of(http: Request) -> Admitted:

@@ -15,7 +15,7 @@ from server.errors import BodyTimeout, ClientLeft, InvalidRequest, ServiceError,
 from server.metrics import Metrics
 from server.settings import Settings
 
-PLAIN_BYTES = 2**20  # largest body that is not multipart: it is held in memory, where a picture's parts go to disk
+PLAIN_BYTES = 2**17  # largest body that is not multipart: while it waits, its JSON may take 30 times as much memory
 KEPT_BYTES = 2**16   # what is left of a refused body is read for the sake of the connection, if it is so little
 SOON_S = 0.25        # and so long it is waited for: most are there at once, and say how much their requests ask for
 STALLED_S = 60.0     # how long a client may take nothing of an answer that waits for it

@@ -198,10 +198,14 @@ async def edit(
     if len(uploads) != 1:
         raise InvalidRequest(f"send exactly one picture as image or image[], got {len(uploads)}", param="image")
     ask.claim(service, admitted)
+
+    def read() -> pictures.Occluded:  # in its thread, so that uploads that wait for one are files, and no memory
+        return pictures.read_occluded(uploads[0].file.read(), ask.config,
+                                      mask=None if mask is None else mask.file.read(), keep_rows=keep_rows)
+
     try:
-        read = partial(pictures.read_occluded, await uploads[0].read(), ask.config,
-                       mask=None if mask is None else await mask.read(), keep_rows=keep_rows)
-        occluded = await unless_gone(http, decoded(service, read))
+        async with service.worker.in_time(admitted):
+            occluded = await unless_gone(http, decoded(service, read))
     except pictures.PictureError as error:
         raise picture_error(error) from error
     if occluded is None:

@@ -27,8 +27,7 @@ class Settings(BaseSettings):
     max_queue: int = Field(256, ge=0, description="images that may wait for a slot, per model")
     max_n: int = Field(16, ge=1, le=1024, description="largest n of one request")
     client_images: int = Field(256, ge=0, description="images that one client may have waiting or running; 0: any")
-    max_requests: int = Field(512, ge=0, description="requests whose bodies are read at once, each in up to 1 MiB of "
-                              "memory; 0: any number")
+    max_requests: int = Field(512, ge=0, description="requests whose bodies are read at once; 0: any number")
     head_timeout: float = Field(20.0, gt=0, description="seconds that the head of a request may take to arrive")
     body_timeout: float = Field(60.0, gt=0, description="seconds that a request's body may take to arrive")
     max_upload: int = Field(16 * 2**20, ge=1024, description="largest request body, bytes")

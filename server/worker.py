@@ -272,15 +272,21 @@ class Worker:
         request.batcher.over(request.id, late=True)
         return DeadlinePassed(request.timeout_s)
 
+    @contextlib.asynccontextmanager
+    async def in_time(self, request: Request) -> AsyncIterator[None]:
+        """Raises DeadlinePassed, wherever the block is, at the request's deadline."""
+        try:
+            async with asyncio.timeout_at(request.deadline):
+                yield
+        except TimeoutError:
+            raise self._late(request) from None
+
     async def events(self, request: Request) -> AsyncIterator[RowsDone | ImageDone]:
         """Events until the last image is there. Raises the ServiceError that ended the request early."""
         done = 0
         while done < request.images:
-            try:
-                async with asyncio.timeout_at(request.deadline):
-                    event = await request.events.get()
-            except TimeoutError:
-                raise self._late(request) from None
+            async with self.in_time(request):
+                event = await request.events.get()
             if isinstance(event, ServiceError):
                 raise self._late(request) if isinstance(event, DeadlinePassed) else event
             done += isinstance(event, ImageDone)

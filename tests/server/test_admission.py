@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import io
 import itertools
 import json
 import socket
@@ -118,11 +119,11 @@ def part(name: str, content: bytes, file: str = "") -> bytes:
 @pytest.mark.parametrize("path", [EDIT, GENERATE])
 def test_who_finds_the_queue_full_hears_it_before_the_body_is_asked_for(tiny, path):
     with service(tiny.parent, *FROZEN, "--slots", "1", "--max-queue", "0") as process, busy(process):
-        for length, more in itertools.product(("900000", "900"), ((), ("expect: 100-continue",))):
+        for length, more in itertools.product(("90000", "900"), ((), ("expect: 100-continue",))):
             with Raw(process, path, f"content-length: {length}", *more) as refused:
                 status, headers, error = refused.answer()
                 assert (status, error["code"]) == (429, "queue_full")
-                assert headers.get("connection") == ("close" if length == "900000" else None)
+                assert headers.get("connection") == ("close" if length == "90000" else None)
                 assert int(headers["retry-after"]) >= 1
                 assert length == "900" or refused.closed()
         assert rejected(process, "queue_full") == 4
@@ -275,6 +276,66 @@ def test_a_client_that_declares_more_than_it_sends_and_leaves_holds_nothing(tiny
         assert eventually(lambda: waiting(process) == 0)
         assert generate(process).status_code == 200
         assert rejected(process, "invalid") == 0
+
+
+# --- what waits is small ---
+
+def resident(process: Process) -> float:
+    """MiB."""
+    [line] = [line for line in Path(f"/proc/{process.process.pid}/status").read_text().splitlines() if "VmRSS" in line]
+    return int(line.split()[1]) / 1024
+
+
+@contextlib.contextmanager
+def asked(process: Process, path: str, bodies: list[bytes]) -> Iterator[None]:
+    """Clients, each with a body, who wait for their answers."""
+    with contextlib.ExitStack() as clients:
+        for body in bodies:
+            clients.enter_context(Raw(process, path, f"content-length: {len(body)}", body=body))
+        yield
+
+
+PATIENT = (*FROZEN, "--request-timeout", "1e6")  # for many images, one after the other
+BOMBS = {"small": b'{"x": [' + b",".join([b'{"":0}'] * 18_000) + b"]}",
+         "large": b'{"x": [' + b",".join([b'{"":0}'] * 149_000) + b"]}",
+         "fields": b"".join(part(f"field{i}", "\N{GRINNING FACE}".encode() + bytes(1_000_000)) for i in range(15))
+         + part("image", occluded(4, np.zeros((8, 8), np.uint8)), "a.png") + f"--{BOUNDARY}--\r\n".encode()}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_request_that_waits_takes_little_memory_whatever_its_body_unfolds_to(tiny, kind):
+    with service(tiny.parent, *PATIENT, "--slots", "1") as process, busy(process):
+        generate(process, {"x-request-timeout": "0.1"})  # what a first request loads is no part of it
+        before = resident(process)
+        with asked(process, EDIT if kind == "fields" else GENERATE, [BOMBS[kind]] * 10):
+            assert eventually(lambda: waiting(process) == 10 or rejected(process, "invalid") == 10
+                              or rejected(process, "too_large") == 10, 30)
+            assert not eventually(lambda: resident(process) - before > 10 * 8, 3)  # bodies unfold once they are there
+
+
+def test_uploads_that_wait_to_be_decoded_are_not_in_memory(tiny):
+    """Pictures that take long to decode, alone, and then with ten behind them that are large and decoded soon."""
+    def encoded(side: int, text: int) -> bytes:
+        comment, buffer = PngInfo(), io.BytesIO()
+        comment.add_text("Comment", "x" * text)
+        Image.new("RGBA", (side, side)).save(buffer, "PNG", pnginfo=comment)
+        return buffer.getvalue()
+
+    slow, large = [encoded(3000, 0)] * 6, [encoded(8, 14 * 2**20)] * 10
+    with service(tiny.parent) as process:
+        def peak(pictures: list[bytes]) -> float:
+            seen = [0.0]
+            with ThreadPoolExecutor(len(pictures)) as clients:
+                answers = [clients.submit(httpx.post, process.url + EDIT, files={"image": picture}, timeout=300)
+                           for picture in pictures]
+                while not all(answer.done() for answer in answers):
+                    seen.append(resident(process))
+                    time.sleep(0.02)
+            assert {answer.result().status_code for answer in answers} == {200}
+            return max(seen)
+
+        alone = max(peak(slow) for _ in range(2))
+        assert peak(slow + large) - alone < 80  # of the 140 that they have together
 
 
 def test_so_many_bodies_are_read_at_once_and_what_has_no_body_is_answered(tiny):
