@@ -12,6 +12,7 @@ from server.origins import Hosts, Origins
 
 HIDDEN: JsonDict = {"hidden": True}  # from --help
 
+
 class Settings(BaseSettings):
     """Every field is a flag (`--max-queue`) and a variable (`LINPIX_MAX_QUEUE`); flags win."""
 

@@ -338,6 +338,28 @@ def test_uploads_that_wait_to_be_decoded_are_not_in_memory(tiny):
         assert peak(slow + large) - alone < 80  # of the 140 that they have together
 
 
+def test_a_deadline_passes_while_a_picture_waits_to_be_decoded(tiny):
+    buffer = io.BytesIO()
+    Image.new("RGBA", (3000, 3000)).save(buffer, "PNG")
+    with service(tiny.parent) as process, ThreadPoolExecutor(6) as clients:
+        slow = [clients.submit(httpx.post, process.url + EDIT, files={"image": buffer.getvalue()}, timeout=300)
+                for _ in range(6)]
+        assert eventually(lambda: waiting(process) == 6)
+        late = httpx.post(process.url + EDIT, files={"image": occluded(4, np.zeros((8, 8), np.uint8))},
+                          headers={"x-request-timeout": "0.3"}, timeout=300)
+        assert sum(answer.done() for answer in slow) < 4  # decoded two at a time, and it comes after all of them
+        assert (late.status_code, error_of(late)["code"]) == (504, "deadline_passed")
+
+
+def test_large_pictures_are_written_while_others_are_answered(tiny):
+    with service(tiny.parent, "--max-n", "256") as process, ThreadPoolExecutor(1) as client:
+        drawn = 'linpix_images_completed_total{backend="linear",model="tiny",outcome="completed"}'
+        large = client.submit(generate, process, n=256, size="1024x1024")
+        assert eventually(lambda: process.metric(drawn) == 256, 60)
+        assert not large.done()
+        assert len(large.result().json()["data"]) == 256
+
+
 def test_so_many_bodies_are_read_at_once_and_what_has_no_body_is_answered(tiny):
     with service(tiny.parent, "--max-requests", "2") as process, process.client() as client:
         with Raw(process, EDIT, "content-length: 1000"), Raw(process, "/v1/compare", "content-length: 1000"):

@@ -196,6 +196,20 @@ def test_clients_that_leave_a_removed_model_free_it_too(folder):
         assert eventually(lambda: slots(process) == {"tiny": 2})
 
 
+def test_the_limit_per_client_tells_when_images_of_replaced_weights_will_be_done(folder):
+    with left_quiet(folder, "--slots", "1", "--client-images", "8", "--faults", SLOW) as process, \
+            ThreadPoolExecutor(1) as pool:
+        alone(process)  # its pace is known then
+        asked = pool.submit(alone, process, n=8)
+        assert eventually(lambda: process.metric("linpix_requests_running") == 1)
+        draw(folder / "tiny", 1)
+        assert reload(process) == {"replaced": 1}
+        refused = httpx.post(process.url + GENERATIONS, json={"n": 8}, timeout=60)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "client_limit")
+        assert int(refused.headers["retry-after"]) > 1
+        assert len(asked.result()) == 8
+
+
 def test_the_last_model_is_not_removed(folder):
     with left_quiet(folder) as process:
         before = served(process)
