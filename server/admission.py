@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from server.arrivals import body_of
 from server.errors import DeadlinePassed, InvalidRequest, ServiceError
-from server.schemas import Timeout
+from server.fields import Timeout
 from server.service import service_of
 from server.worker import Request as Admitted
 

@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from model import ops
-from server import arrivals, envelope, guard, images, logs, operations
+from server import arrivals, envelope, guard, images, logs, openapi, operations
 from server.arrivals import Bodies
 from server.backends import BACKENDS
 from server.catalogue import Catalogue
@@ -79,27 +79,8 @@ def create_app(settings: Settings) -> FastAPI:
     envelope.install(app, metrics=metrics)
     guard.install(app, hosts=Hosts(settings.host, settings.allowed_hosts), origins=Origins(settings.allowed_origins),
                   bodies=Bodies(settings, metrics), keys=keys, metrics=metrics, intake=intake)
-    _describe(app, keys=keys is not None)
+    openapi.describe(app, keys=keys is not None)
     return app
-
-
-def _describe(app: FastAPI, *, keys: bool) -> None:
-    """Take FastAPI's 422 out of the OpenAPI: bad input is 400 here, and each route documents it."""
-    generated = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schema = generated()
-            for path in schema["paths"].values():
-                for operation in path.values():
-                    operation["responses"].pop("422", None)
-            for name in ("HTTPValidationError", "ValidationError"):
-                schema["components"]["schemas"].pop(name, None)
-            guard.describe(schema, keys=keys)
-        assert app.openapi_schema is not None
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
 
 
 class Server(uvicorn.Server):

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.envelope import response_of
-from server.errors import BodyTimeout, ClientLeft, InvalidRequest, ServiceError, TooLarge, TooManyBodies
+from server.errors import BodyTimeout, BodyTooLarge, ClientLeft, InvalidRequest, ServiceError, TooManyBodies
 from server.metrics import Metrics
 from server.settings import Settings
 
@@ -55,9 +55,9 @@ class Body:
         self._early: list[Message] = []
 
     def check(self) -> None:
-        """Raise TooLarge if it says of itself that it is."""
+        """Raise BodyTooLarge if it says of itself that it is."""
         if self.declared is not None and self.declared > self._most:
-            raise self._refused(self._too_large(self.declared), "too_large")
+            raise self._refused(BodyTooLarge(self.declared, self._most), "too_large")
 
     def until(self, deadline: float, late: ServiceError) -> None:
         """Whoever reads it gets this error at this time of the loop's clock, if there is more to come then."""
@@ -80,7 +80,7 @@ class Body:
         return self.whole
 
     async def receive(self) -> Message:
-        """As ASGI's. Raises TooLarge, TooManyBodies, BodyTimeout, what `until` was given, or ClientLeft."""
+        """As ASGI's. Raises BodyTooLarge, TooManyBodies, BodyTimeout, what `until` was given, or ClientLeft."""
         return self._early.pop(0) if self._early else await self._next()
 
     async def _next(self) -> Message:
@@ -113,7 +113,7 @@ class Body:
             self.end()
         if self._received > self._most:
             self.end()
-            raise self._too_large(self._received)  # counted with its answer
+            raise BodyTooLarge(self._received, self._most)  # counted with its answer
         return message
 
     async def send(self, message: Message) -> None:
@@ -139,9 +139,6 @@ class Body:
             async with asyncio.timeout(LINGER_S):
                 while (message := await self._receive())["type"] == "http.request" and message.get("more_body"):
                     pass
-
-    def _too_large(self, size: int) -> TooLarge:
-        return TooLarge(f"the body holds {size:,} bytes or more; at most {self._most:,} are allowed")
 
     def _refused(self, error: ServiceError, reason: str) -> ServiceError:
         self._bodies.metrics.requests_rejected.labels(reason).inc()

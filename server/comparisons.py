@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from server.compare import Comparison
-from server.errors import Conflict, NotFound
+from server.errors import ComparisonNotFound, Conflict
 from server.worker import Worker
 
 Status = Literal["running", "completed", "cancelled", "failed"]
@@ -42,7 +42,7 @@ class Comparisons:
     def begin(self, model: str, budget: float, make: Callable[[], Comparison]) -> Job:
         """Start a comparison, or raise Conflict. make loads what it needs, on the engine thread."""
         if running := next((job for job in self._jobs.values() if job.status == "running"), None):
-            raise Conflict(f"comparison {running.id} is still running; wait for it or DELETE /v1/compare/{running.id}")
+            raise Conflict(running.id)
         job = Job(f"cmp-{next(self._ids)}", model, budget)
         self._jobs = dict(list(self._jobs.items())[-15:])  # the last ones stay readable
         self._jobs[job.id] = job
@@ -51,7 +51,7 @@ class Comparisons:
 
     def find(self, id: str) -> Job:
         if id not in self._jobs:
-            raise NotFound(f"there is no comparison {id!r}; known: {', '.join(self._jobs) or 'none'}", param="id")
+            raise ComparisonNotFound(id, self._jobs)
         return self._looked_at(self._jobs[id])
 
     def _looked_at(self, job: Job) -> Job:

@@ -8,24 +8,9 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from server.errors import (
-    BodyTimeout,
-    ClientLimit,
-    DeadlinePassed,
-    DeadlineUnreachable,
-    Draining,
-    InvalidRequest,
-    QueueFull,
-    ServiceError,
-    TooManyBodies,
-    UnsupportedMedia,
-    in_seconds,
-)
+from server.errors import InvalidRequest, NotJson, ServiceError, in_seconds
 from server.metrics import Metrics
-from server.schemas import ErrorEnvelope
 
-_EXAMPLES = (BodyTimeout(1_460, 60.0), QueueFull(254, 4, 256, 12.0), ClientLimit(256, 1, 256, 3.0),
-             TooManyBodies(512), Draining(), DeadlineUnreachable(2.0, 7.25, 90), DeadlinePassed(30.0))  # for OpenAPI
 _BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
               415: "unsupported_media_type"}
 
@@ -51,44 +36,6 @@ def response_of(error: ServiceError) -> JSONResponse:
     return JSONResponse(body_of(error), error.status, headers)
 
 
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route that can answer these errors, for OpenAPI."""
-    return {status: _document(status) for status in statuses}
-
-
-def _document(status: int) -> dict[str, Any]:
-    examples = [error for error in _EXAMPLES if error.status == status]
-    found: dict[str, Any] = {"model": ErrorEnvelope}
-    if examples:
-        found["content"] = {"application/json": {"examples": {error.code: {"value": body_of(error)}
-                                                              for error in examples}}}
-    if any(error.retry_after_s is not None for error in examples):
-        found["headers"] = {"Retry-After": {
-            "description": "seconds until it is worth another try, computed from the steps that remain",
-            "schema": {"type": "integer", "minimum": 1}}}
-    return found
-
-
-def linked(status: int, **links: dict[str, str]) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route whose answer holds what others are asked with, for OpenAPI.
-
-    links: by the other route's operation id, where the answer has which of its parameters; for `generate`, which has
-    none, of its body's fields.
-    """
-    return {status: {"links": {
-        operation: {"operationId": operation, "requestBody" if operation == "generate" else "parameters": {
-            name: f"$response.body#/{place}" for name, place in places.items()}}
-        for operation, places in links.items()}}}
-
-
-def event_stream(description: str) -> dict[str, Any]:
-    """The `content` of a stream of server-sent events, for OpenAPI."""
-    event = {"type": "object", "required": ["event", "data"], "properties": {
-        "event": {"type": "string"},
-        "data": {"type": "string", "contentMediaType": "application/json", "description": description}}}
-    return {"text/event-stream": {"itemSchema": event}}
-
-
 def install(app: FastAPI, *, metrics: Metrics) -> None:
     """Make every failure of the app answer the envelope; the guard sees to those that nobody expected."""
 
@@ -102,9 +49,7 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         if first["type"] == "model_attributes_type" and isinstance(first.get("input"), bytes):  # not parsed as JSON
-            return await service_error(request, UnsupportedMedia(
-                "the body must be JSON: send the header 'Content-Type: application/json', got "
-                f"{request.headers.get('content-type', 'none')!r}"))
+            return await service_error(request, NotJson(request.headers.get("content-type", "none")))
         places = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
         if first["type"] == "json_invalid":
             message, param = f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}", None

@@ -1,5 +1,6 @@
 """Every way a request can end without its images, each with its HTTP status and OpenAI's error fields."""
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -28,13 +29,25 @@ class InvalidRequest(ServiceError):
 class Unauthorized(ServiceError):
     status, type, code = 401, "authentication_error", "invalid_api_key"
 
+    def __init__(self, *, presented: bool) -> None:
+        super().__init__("the API key is not one of this server's" if presented else
+                         "this server asks for a key: send the header 'Authorization: Bearer KEY'")
+
 
 class ForeignOrigin(ServiceError):
     status, type, code = 403, "permission_error", "foreign_origin"
 
+    def __init__(self, page: str, host: str) -> None:
+        super().__init__(f"requests of pages of other sites are refused: {page[:120]} is not {host[:80]}, and not one "
+                         "of --allowed-origins")
+
 
 class ForeignHost(ServiceError):
     status, type, code = 403, "permission_error", "foreign_host"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(f"this server does not go by the name {host[:80]!r}; ask for it by localhost or its address, "
+                         "or start it with --allowed-hosts")
 
 
 class NotFound(ServiceError):
@@ -44,17 +57,39 @@ class NotFound(ServiceError):
 class ModelNotFound(NotFound):
     code = "model_not_found"
 
+    def __init__(self, model: str, loaded: Iterable[str]) -> None:
+        super().__init__(f"model {model!r} is not loaded; loaded: {', '.join(loaded)}", param="model")
+
+
+class ComparisonNotFound(NotFound):
+    def __init__(self, id: str, known: Iterable[str]) -> None:
+        super().__init__(f"there is no comparison {id!r}; known: {', '.join(known) or 'none'}", param="id")
+
 
 class Conflict(ServiceError):
     status, type, code = 409, "invalid_request_error", "conflict"
+
+    def __init__(self, running: str) -> None:
+        super().__init__(f"comparison {running} is still running; wait for it or DELETE /v1/compare/{running}")
 
 
 class TooLarge(ServiceError):
     status, type, code = 413, "invalid_request_error", "payload_too_large"
 
 
+class BodyTooLarge(TooLarge):
+    def __init__(self, size: int, allowed: int) -> None:
+        super().__init__(f"the body holds {size:,} bytes or more; at most {allowed:,} are allowed")
+
+
 class UnsupportedMedia(ServiceError):
     status, type, code = 415, "invalid_request_error", "unsupported_media_type"
+
+
+class NotJson(UnsupportedMedia):
+    def __init__(self, content_type: str) -> None:
+        super().__init__(f"the body must be JSON: send the header 'Content-Type: application/json', got "
+                         f"{content_type!r}")
 
 
 class BodyTimeout(ServiceError):
@@ -99,6 +134,10 @@ class QueueFull(ServiceError):
 class RateLimited(ServiceError):
     status, type, code = 429, "rate_limit_error", "rate_limited"
 
+    def __init__(self, key: str, rate: str, retry_after_s: int) -> None:
+        super().__init__(f"the API key {key} may make {rate} requests, and has made them; try again in "
+                         f"{retry_after_s} s", retry_after_s=retry_after_s)
+
 
 class DeadlinePassed(ServiceError):
     status, type, code = 504, "server_error", "deadline_passed"
@@ -117,8 +156,20 @@ class DeadlineUnreachable(ServiceError):
                          "service is less busy")
 
 
+class Unexpected(ServiceError):
+    def __init__(self, request_id: str) -> None:
+        super().__init__("something failed inside the server; the log has the details under x-request-id "
+                         f"{request_id}")
+
+
 class EngineFailed(ServiceError):
     code = "engine_failed"
+
+
+class BatchFailed(EngineFailed):
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"the server failed on the batch of this request ({cause}); the same request may succeed if "
+                         "it is sent again")
 
 
 class NotFinite(FloatingPointError):

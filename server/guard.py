@@ -12,7 +12,6 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,12 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.arrivals import Arrival, Bodies, Body, body_of
 from server.envelope import response_of
-from server.errors import Draining, ForeignHost, ForeignOrigin, RateLimited, ServiceError, Unauthorized
+from server.errors import Draining, ForeignHost, ForeignOrigin, RateLimited, ServiceError, Unauthorized, Unexpected
 from server.keys import Keys
 from server.logs import REQUEST_ID, access
 from server.metrics import Metrics
 from server.origins import Hosts, Origins
-from server.schemas import ErrorEnvelope
 
 logger = logging.getLogger("linpix")
 
@@ -120,8 +118,7 @@ class Record:
             if status:  # too late to answer otherwise: the connection is closed in the middle
                 raise
             logger.exception("unexpected failure at %s %s", _method(scope), _route(scope))
-            await response_of(ServiceError("something failed inside the server; the log has the details under "
-                                           f"x-request-id {request_id}"))(scope, receive, send_recorded)
+            await response_of(Unexpected(request_id))(scope, receive, send_recorded)
         finally:
             access(method=_method(scope), route=_route(scope), status=status,
                    duration_s=round(time.perf_counter() - began, 6), client=state["client"], model=state.get("model"),
@@ -155,12 +152,10 @@ class Gate:
         headers = Headers(scope=scope)
         for host in headers.getlist("host"):
             if not self.hosts.accept(host):
-                return ForeignHost(f"this server does not go by the name {host[:80]!r}; ask for it by localhost or its "
-                                   "address, or start it with --allowed-hosts")
+                return ForeignHost(host)
         page = self.origins.foreign(scope["method"], scope["path"], headers)
         if page is not None:
-            return ForeignOrigin(f"requests of pages of other sites are refused: {page[:120]} is not "
-                                 f"{headers.get('host', 'this server')[:80]}, and not one of --allowed-origins")
+            return ForeignOrigin(page, headers.get("host", "this server"))
         return None
 
 
@@ -190,8 +185,7 @@ class Door:
         key = keys.find(presented.strip()) if scheme.lower() == "bearer" else None
         if key is None:
             self.metrics.requests_rejected.labels("unauthorized").inc()
-            raise Unauthorized("the API key is not one of this server's" if presented else
-                               "this server asks for a key: send the header 'Authorization: Bearer KEY'")
+            raise Unauthorized(presented=bool(presented))
         try:
             keys.admit(key)
         except RateLimited:
@@ -222,21 +216,3 @@ def install(app: FastAPI, *, hosts: Hosts, origins: Origins, bodies: Bodies, key
     app.add_middleware(Gate, hosts=hosts, origins=origins, metrics=metrics)
     app.add_middleware(Record, intake=intake)
     app.add_middleware(Arrival, bodies=bodies)
-
-
-def describe(schema: dict[str, Any], *, keys: bool) -> None:
-    """Write into an OpenAPI what the guard asks of requests and answers to them. keys: whether there are any."""
-    answers = {"401": "no key, or not one of this server's", "403": "a foreign host or origin",
-               "429": "more requests than the key's rate allows, or a full queue"}
-    envelope = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorEnvelope.__name__}"}}}
-    schema["components"].setdefault("securitySchemes", {})["key"] = {
-        "type": "http", "scheme": "bearer",
-        "description": "A key of the file of --api-keys. " + ("This server asks for one." if keys else
-                                                              "This server has no such file, and asks for none.")}
-    for path, operations in schema["paths"].items():
-        for operation in operations.values():
-            for status, words in answers.items():
-                if path.startswith("/v1/") or status == "403":
-                    operation["responses"].setdefault(status, {"description": words, "content": envelope})
-            if path.startswith("/v1/"):
-                operation["security"] = [{"key": []}] if keys else [{}, {"key": []}]

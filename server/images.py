@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
-from fastapi import APIRouter, File, Form, Request, Response, UploadFile
+from fastapi import APIRouter, Body, File, Form, Request, Response, UploadFile
 from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
 from numpy.typing import NDArray
@@ -21,33 +21,34 @@ from starlette.types import Receive, Scope, Send
 
 from model.config import ModelConfig
 from model.philox import MAX_SEED
-from server import pictures
+from server import fields, pictures
 from server.admission import HEADER, AdmittedDep, AdmittingRoute, TimeoutHeader, timeout_of
 from server.engine import ImageSpec
-from server.envelope import body_of, documented, event_stream, linked, sendable
-from server.errors import InvalidRequest, ServiceError, TooLarge, UnsupportedMedia
+from server.envelope import body_of, sendable
+from server.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    ModelNotFound,
+    NotJson,
+    ServiceError,
+    TooLarge,
+    UnsupportedMedia,
+)
+from server.openapi import drawn
 from server.schemas import (
-    Count,
+    EDIT,
+    GENERATE,
+    EditEvent,
     EditResponse,
     GenerateBody,
+    GenerationEvent,
     ImagesResponse,
-    Label,
-    Partials,
-    Priority,
-    Seed,
-    Temperature,
-    Timeout,
 )
 from server.service import Service, ServiceDep
 from server.worker import ImageDone
 from server.worker import Request as Admitted
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=AdmittingRoute)
-_ERRORS = documented(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
-_ANSWERS: dict[int | str, dict[str, Any]] = {200: {"content": {
-    "image/png": {"schema": {"type": "string", "contentMediaType": "image/png"}},
-    **event_stream("the answer's fields with type, image_index, seed and b64_json; partial images also rows")}}}
-_AGAIN = linked(200, generate={"model": "model", "seed": "data/0/seed"})
 SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30
 UNREAD_S = 10.0  # after a request's deadline, that the end of its stream may take to be read
 T = TypeVar("T")
@@ -154,38 +155,56 @@ def picture_error(error: pictures.PictureError) -> ServiceError:
     return _PICTURE_ERRORS[error.status](str(error), param=error.param)
 
 
-@router.post("/generations", response_model=ImagesResponse, operation_id="generate",
-             responses=_ERRORS | {200: _ANSWERS[200] | _AGAIN[200]})
-async def generate(body: GenerateBody, http: Request, service: ServiceDep, admitted: AdmittedDep,
-                   x_request_timeout: TimeoutHeader = None) -> Response:
+_GENERATIONS = drawn("image_generation", GenerationEvent, InvalidRequest("n must be 1..16, got 17", param="n"),
+                     ModelNotFound("mnist-large", ["mnist-small"]), NotJson("text/plain"),
+                     links={"generate": {"model": "model", "seed": "data/0/seed"}})
+_FORM = {"examples": EDIT, "encoding": {"image[]": {"explode": True}}}  # so that /docs sends no part for no picture
+_EDITS = drawn("image_edit", EditEvent,
+               InvalidRequest("nothing says what to fill in: send an image with transparency, or a mask with "
+                              "transparency, or keep_rows", param="image"),
+               ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24),
+               UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'",
+                                param="image"))
+
+
+@router.post("/generations", response_model=ImagesResponse, operation_id="generate", responses=_GENERATIONS)
+async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)], http: Request, service: ServiceDep,
+                   admitted: AdmittedDep, x_request_timeout: TimeoutHeader = None) -> Response:
     """Draw images: unconditional, or of one class."""
-    fields = body.model_dump(exclude=set(body.model_extra or {}))
-    ask = Ask(service, http, **fields, ignored=list(body.model_extra or {}))
+    ignored = list(body.model_extra or {})
+    ask = Ask(service, http, **body.model_dump(exclude=set(ignored)), ignored=ignored)
     specs = ask.specs()
     ask.claim(service, admitted)
     service.worker.submit(admitted, specs)
     return await answer(service, http, ask, admitted, "image_generation", {})
 
 
-@router.post("/edits", response_model=EditResponse, responses=_ANSWERS | _ERRORS)
+@router.post("/edits", response_model=EditResponse, operation_id="edit", responses=_EDITS,
+             openapi_extra={"requestBody": {"content": {"multipart/form-data": _FORM}, "description": "A picture, and "
+                            "what to fill in. Unknown fields are ignored, and the answer's warnings name them."}})
 async def edit(
         http: Request, service: ServiceDep, admitted: AdmittedDep,
-        image: Annotated[UploadFile | None, File(description="PNG, JPEG or WebP; transparent = to fill in")] = None,
-        image_list: Annotated[list[UploadFile] | None, File(alias="image[]", description="as image; one")] = None,
-        mask: Annotated[UploadFile | None, File(description="its transparent areas are to be filled in")] = None,
-        keep_rows: Annotated[int | None, Form(description="image rows to keep; those below are filled in")] = None,
-        model: Annotated[str | None, Form()] = None,
-        prompt: Annotated[str | None, Form(description="a class name or digit conditions the image")] = None,
-        n: Annotated[Count | None, Form()] = None,
-        size: Annotated[str | None, Form()] = None,
-        response_format: Annotated[str | None, Form(description="b64_json")] = None,
-        stream: Annotated[bool | None, Form()] = None,
-        partial_images: Annotated[Partials | None, Form()] = None,
-        seed: Annotated[Seed | None, Form()] = None,
-        temperature: Annotated[Temperature | None, Form()] = None,
-        label: Annotated[Label | None, Form()] = None,
-        timeout: Annotated[Timeout | None, Form()] = None,
-        priority: Annotated[Priority | None, Form()] = None,
+        image: Annotated[UploadFile | None, File(description="PNG, JPEG or WebP of the model's size or more; without "
+                                                 "mask and keep_rows its transparent parts are to be filled in",
+                                                 examples=["seven.png"])] = None,
+        image_list: Annotated[list[UploadFile] | None, File(alias="image[]", examples=[[]], description="another name "
+                                                            "for image, as some clients send it; one picture")] = None,
+        mask: Annotated[UploadFile | None, File(description="a picture whose transparent parts are to be filled in, "
+                                                "instead of the image's own", examples=["mask.png"])] = None,
+        keep_rows: Annotated[int | None, Form(description="rows of the model's image to keep; those below are filled "
+                                              "in; not with a mask", examples=[14])] = None,
+        model: Annotated[fields.Model | None, Form()] = None,
+        prompt: Annotated[fields.Prompt | None, Form()] = None,
+        n: Annotated[fields.Count | None, Form()] = None,
+        size: Annotated[fields.Size | None, Form()] = None,
+        response_format: Annotated[fields.Format | None, Form()] = None,
+        stream: Annotated[fields.Stream | None, Form()] = None,
+        partial_images: Annotated[fields.Partials | None, Form()] = None,
+        seed: Annotated[fields.Seed | None, Form()] = None,
+        temperature: Annotated[fields.Temperature | None, Form()] = None,
+        label: Annotated[fields.Label | None, Form()] = None,
+        timeout: Annotated[fields.Timeout | None, Form()] = None,
+        priority: Annotated[fields.Priority | None, Form()] = None,
         x_request_timeout: TimeoutHeader = None) -> Response:
     """Complete an occluded image: known sub-pixels come back unchanged, the holes are drawn."""
     known_fields = {"image", "image[]", "mask", "keep_rows", "model", "prompt", "n", "size", "response_format",
@@ -287,18 +306,18 @@ async def stream_events(service: Service, ask: Ask, admitted: Admitted, kind: st
     rows = partial_rows(ask.partial_images, admitted.given[0], ask.config.height)
     try:
         async for event in service.worker.events(admitted):
-            fields = common | {"image_index": event.index, "seed": ask.seed + event.index}
+            data = common | {"image_index": event.index, "seed": ask.seed + event.index}
             if isinstance(event, ImageDone):
-                fields |= {"type": f"{kind}.completed",
-                           "b64_json": base64.b64encode(await ask.encoded(event.canvas)).decode()}
+                data |= {"type": f"{kind}.completed",
+                         "b64_json": base64.b64encode(await ask.encoded(event.canvas)).decode()}
             elif event.rows in rows:
                 png = await ask.encoded(event.canvas, event.rows)
-                fields |= {"type": f"{kind}.partial_image", "partial_image_index": shown[event.index],
-                           "rows": event.rows, "b64_json": base64.b64encode(png).decode()}
+                data |= {"type": f"{kind}.partial_image", "partial_image_index": shown[event.index],
+                         "rows": event.rows, "b64_json": base64.b64encode(png).decode()}
                 shown[event.index] += 1
             else:
                 continue
-            yield format_sse_event(event=fields["type"], data_str=json.dumps(fields))
+            yield format_sse_event(event=data["type"], data_str=json.dumps(data))
         service.worker.finish(admitted, "completed")
     except ServiceError as error:
         service.worker.finish(admitted, "failed")

@@ -166,8 +166,7 @@ class Keys:
         """Count a request of a key. Raises RateLimited."""
         wait = key.bucket.take(self._clock()) if key.bucket else 0.0
         if wait:
-            raise RateLimited(f"the API key {key.name} may make {key.rate} requests, and has made them; try again in "
-                              f"{math.ceil(wait)} s", retry_after_s=math.ceil(wait))
+            raise RateLimited(key.name, key.rate, math.ceil(wait))
 
 
 def key(given: argparse.Namespace) -> None:

@@ -6,20 +6,31 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Body, Header, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
 from fastapi.staticfiles import StaticFiles
 
-from server import compare, images, pictures
+from server import compare, fields, images, pictures
 from server.backends import BACKENDS
 from server.batcher import Batcher
 from server.comparisons import Comparisons, Job
-from server.envelope import documented, event_stream, linked
-from server.errors import Draining, EngineGone, InvalidRequest, Starting
+from server.errors import (
+    ComparisonNotFound,
+    Conflict,
+    Draining,
+    EngineGone,
+    InvalidRequest,
+    ModelNotFound,
+    NotJson,
+    Starting,
+)
 from server.guard import content_policy
+from server.openapi import BODY, LEAVING, answered, documented, event_stream
 from server.schemas import (
+    COMPARE,
+    REPORT,
     CompareBody,
     Comparison,
     ComparisonStatus,
@@ -37,8 +48,15 @@ router = APIRouter()
 probes = APIRouter(tags=["operations"])  # on a port of their own, where there is one
 STATIC = Path(__file__).parent / "static"
 REVALIDATE = {"cache-control": "no-cache"}  # a page and its modules must be of one release
-_TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
-_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": event_stream("the comparison as the plain answer has it")}}
+_CANCELLED = {"status": "cancelled", "progress": 0.0}  # in examples: before it had begun
+_EVENTS = event_stream(Comparison, {
+    "comparison.progress": {"report": REPORT}, "comparison.cancelled": _CANCELLED,
+    "comparison.completed": {"status": "completed", "progress": 1.0, "report": REPORT},
+    "comparison.failed": {"status": "failed",
+                          "error": "the engine has shown no sign of life for 600 s, with work to do"}})
+_TEXT = {"text/plain": {"schema": {"type": "string"}, "example":
+         "# HELP linpix_requests_running Requests with an image in a slot.\n"
+         "# TYPE linpix_requests_running gauge\nlinpix_requests_running 1.0\n"}}
 
 # what /v1/status takes from the metrics
 _STEP, _ROWS, _REJECTED = ("linpix_engine_step_seconds", "linpix_engine_step_batch_size_sum",
@@ -59,23 +77,28 @@ def card_of(name: str, batcher: Batcher) -> ModelCard:
         state_bytes=engine.checkpoint.net.attention.state_bytes, slots=engine.slots)
 
 
-@router.get("/v1/models", tags=["models"], responses=linked(200, model={"model": "data/0/id"}) | documented(401))
+@router.get("/v1/models", tags=["models"], responses=answered("all that is", links={"model": {"model": "data/0/id"}}))
 async def models(service: ServiceDep) -> ModelList:
     """What is loaded, the default model first."""
     return ModelList(data=[card_of(name, batcher) for name, batcher in service.worker.batchers.items()])
 
 
 @router.get("/v1/models/{model}", tags=["models"], operation_id="model",
-            responses=linked(200, generate={"model": "id"}) | documented(400, 401, 404))
-async def model(model: str, service: ServiceDep) -> ModelCard:
+            responses=answered("what it is", links={"generate": {"model": "id"}})
+            | documented(ModelNotFound("mnist-large", ["mnist-small"])))
+async def model(model: fields.Name, service: ServiceDep) -> ModelCard:
     """One loaded model."""
     return card_of(*service.find(model))
 
 
 @router.post("/v1/compare", tags=["compare"], status_code=202, response_model=Comparison,
-             responses=linked(202, comparison={"id": "id"}, cancel_comparison={"id": "id"})
-             | documented(400, 401, 403, 404, 409, 413, 503))
-async def begin_comparison(body: CompareBody, service: ServiceDep) -> dict[str, Any]:
+             responses=answered("it has begun", 202, example={"progress": 0.0},
+                                links={"comparison": {"id": "id"}, "cancel_comparison": {"id": "id"}})
+             | documented(InvalidRequest("budget must be at most 120 seconds, got 600", param="budget"),
+                          ModelNotFound("mnist-large", ["mnist-small"]), Conflict("cmp-1"), NotJson("text/plain"),
+                          *BODY, *LEAVING))
+async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=COMPARE)], service: ServiceDep
+                           ) -> dict[str, Any]:
     """Compare attention backends on this machine, between live requests; one comparison at a time."""
     name, batcher = service.find(body.model)
     if service.worker.draining:
@@ -99,9 +122,9 @@ async def begin_comparison(body: CompareBody, service: ServiceDep) -> dict[str, 
 
 
 @router.get("/v1/compare/{id}", tags=["compare"], response_model=Comparison, operation_id="comparison",
-            responses=_EVENTS | documented(400, 401, 404))
-async def comparison(id: str, service: ServiceDep, accept: Annotated[str, Header(include_in_schema=False)] = ""
-                     ) -> Any:
+            responses=answered("how it stands", content=_EVENTS) | documented(ComparisonNotFound("cmp-2", ["cmp-1"])))
+async def comparison(id: fields.ComparisonId, service: ServiceDep,
+                     accept: Annotated[str, Header(include_in_schema=False)] = "") -> Any:
     """Progress and result; as server-sent events with `Accept: text/event-stream`."""
     job = service.comparisons.find(id)
     if images.preferred(accept) == "text/event-stream":
@@ -116,19 +139,20 @@ async def _events(comparisons: Comparisons, job: Job) -> AsyncIterator[bytes]:
 
 
 @router.delete("/v1/compare/{id}", tags=["compare"], response_model=Comparison, operation_id="cancel_comparison",
-               responses=documented(400, 401, 403, 404))
-async def cancel_comparison(id: str, service: ServiceDep) -> dict[str, Any]:
+               responses=answered("how it stands then", example=_CANCELLED)
+               | documented(ComparisonNotFound("cmp-2", ["cmp-1"])))
+async def cancel_comparison(id: fields.ComparisonId, service: ServiceDep) -> dict[str, Any]:
     """Stop a comparison; what it has measured stays readable."""
     return service.comparisons.cancel(id).to_json()
 
 
-@probes.get("/metrics", response_class=Response, responses=_TEXT)
+@probes.get("/metrics", response_class=Response, responses=answered("every metric", content=_TEXT))
 async def metrics(service: ServiceDep) -> Response:
     """Prometheus text."""
     return Response(service.worker.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@router.get("/v1/status", tags=["operations"], responses=documented(401))
+@router.get("/v1/status", tags=["operations"], responses=answered("how it goes"))
 async def status(service: ServiceDep) -> Status:
     """Counters, queue, slots and the kernel in use, as /metrics has them, and what may be asked for."""
     worker, settings, latest = service.worker, service.settings, service.comparisons.latest
@@ -157,13 +181,13 @@ def _status_of(batcher: Batcher, values: dict[tuple[str, ...], float]) -> ModelS
         quanta=int(values[f"{_STEP}_count", name, backend]), step_seconds_sum=values[f"{_STEP}_sum", name, backend])
 
 
-@probes.get("/healthz")
+@probes.get("/healthz", responses=answered("it is"))
 async def healthz() -> Health:
     """The process is alive."""
     return Health(status="alive")
 
 
-@probes.get("/readyz", responses=documented(503))
+@probes.get("/readyz", responses=answered("all of it", example={"status": "ready"}) | documented(*LEAVING, Starting()))
 async def readyz(service: ServiceDep) -> Health:
     """Weights loaded, engine stepping, not draining."""
     if service.worker.draining:

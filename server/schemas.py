@@ -1,24 +1,11 @@
-"""What goes over the wire: OpenAI's Images API, with our extras."""
+"""What goes over the wire: OpenAI's Images API, with our extras. The examples are of the shipped `mnist-small`."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from model.philox import MAX_SEED
+from server import fields
 from server.backends import BACKENDS
-
-Seed = Annotated[int, Field(ge=0, le=MAX_SEED, description="image i uses seed + i; drawn if absent")]
-Temperature = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False,
-                                     description="1 as trained, lower is tidier, 0 the mean of the likeliest mixture")]
-Count = Annotated[int, Field(ge=1, description="images to make, up to the server's limit")]
-Label = Annotated[int | str, Field(description="class, by index or name")]
-Model = Annotated[str, Field(description="a name of /v1/models; the default model if absent")]
-Size = Annotated[str, Field(description="auto, native, or an integer multiple such as 56x56")]
-Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False,
-                                 description="seconds from admission until all is to be done, else 504")]
-Priority = Annotated[Literal["interactive", "bulk"],
-                     Field(description="interactive (the default) goes first; of four slots given one is for bulk")]
-Partials = Annotated[int, Field(ge=0, description="partial images of a stream; absent: one per finished row")]
 
 
 class GenerateBody(BaseModel):
@@ -26,18 +13,29 @@ class GenerateBody(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    model: Model | None = None
-    prompt: Annotated[str, Field(description="a class name or digit conditions the image; else ignored")] | None = None
-    n: Count | None = None
-    size: Size | None = None
-    response_format: Annotated[str, Field(description="b64_json")] | None = None
-    stream: bool | None = None
-    partial_images: Partials | None = None
-    seed: Seed | None = None
-    temperature: Temperature | None = None
-    label: Label | None = None
-    timeout: Timeout | None = None
-    priority: Priority | None = None
+    model: fields.Model | None = None
+    prompt: fields.Prompt | None = None
+    n: fields.Count | None = None
+    size: fields.Size | None = None
+    response_format: fields.Format | None = None
+    stream: fields.Stream | None = None
+    partial_images: fields.Partials | None = None
+    seed: fields.Seed | None = None
+    temperature: fields.Temperature | None = None
+    label: fields.Label | None = None
+    timeout: fields.Timeout | None = None
+    priority: fields.Priority | None = None
+
+
+GENERATE: dict[str, Any] = {  # bodies to try, by what they show
+    "one of a class": {"value": {"label": 7, "seed": 1}},
+    "several, larger": {"value": {"n": 4, "size": "280x280", "temperature": 0.9}},
+    "a stream": {"value": {"prompt": "3", "stream": True, "partial_images": 2}},
+}
+EDIT: dict[str, Any] = {
+    "the lower half": {"value": {"image": "seven.png", "keep_rows": 14, "seed": 5}},
+    "what a mask says": {"value": {"image": "seven.png", "mask": "mask.png", "n": 2}},
+}
 
 
 class CompareBody(BaseModel):
@@ -45,135 +43,188 @@ class CompareBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: Model | None = None
-    backends: Annotated[list[str], Field(min_length=1, max_length=8,
-                                         description=f"of {', '.join(BACKENDS)}; default: all")] | None = None
-    batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8)] = [1, 16]
-    budget: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False, description="seconds to measure in")] = 30.0
+    model: fields.Model | None = None
+    backends: Annotated[list[str], Field(min_length=1, max_length=8, examples=[["linear", "stateful-softmax"]],
+                                         description=f"of {', '.join(BACKENDS)}; absent: all")] | None = None
+    batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8, examples=[[1, 16]],
+                                                                      description="images decoded together; 1 is "
+                                                                      "always measured beside them")] = [1, 16]
+    budget: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False, examples=[10.0], description="seconds to "
+                                   "measure in, up to compare_budget of /v1/status")] = 30.0
+
+
+COMPARE: dict[str, Any] = {
+    "two kinds of attention": {"value": {"backends": ["linear", "stateful-softmax"], "batch": [1, 16], "budget": 10.0}},
+}
 
 
 class ErrorFields(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str
+    message: str = Field(description="what was wrong, what was got, and what is allowed",
+                         examples=["n must be 1..16, got 17"])
+    type: str = Field(description="kind of error, as OpenAI's clients know them", examples=["invalid_request_error"])
+    param: str | None = Field(description="the field to blame, if it is one", examples=["n"])
+    code: str = Field(description="the cause, in a word for programs", examples=["invalid_value"])
 
 
 class ErrorEnvelope(BaseModel):
-    error: ErrorFields
+    error: ErrorFields = Field(description="every error of every route")
 
 
 class ImageData(BaseModel):
-    b64_json: str = Field(description="PNG")
-    seed: int = Field(description="reproduces this image alone")
+    b64_json: fields.Picture
+    seed: fields.DrawnSeed
 
 
-class ImagesResponse(BaseModel):
-    created: int
-    data: list[ImageData]
-    model: str
-    checkpoint: str = Field(description="digest of the checkpoint")
-    engine: str
-    precision: str
-    device: str = Field(description="cpu or cuda")
-    state: str = Field(description="how the state was kept: fp32, or on a GPU with --state and --defer such as fp16/8")
-    size: str
-    output_format: Literal["png"] = "png"
-    warnings: list[str]
+class Drawn(BaseModel):
+    """What every answer and event of the images routes tells."""
+
+    created: int = Field(description="when it was answered, seconds since 1970", examples=[1795303560])
+    model: fields.Name
+    checkpoint: fields.Digest
+    engine: fields.Engine
+    precision: fields.Precision
+    device: fields.Device
+    state: fields.State
+    size: str = Field(description="width x height of the pictures, in pixels", examples=["28x28"])
+    output_format: Literal["png"] = Field("png", description="of the pictures")
+    warnings: list[str] = Field(description="what of the request was ignored", examples=[[]])
 
 
-class EditResponse(ImagesResponse):
-    conditioning: Literal["prefix", "partial"]
-    known: int = Field(description="known sub-pixels")
-    known_before_first_hole: int = Field(description="these condition everything that is drawn")
-    known_after_last_hole: int = Field(description="these steered nothing")
+class Conditioning(BaseModel):
+    """What an edit tells beside: how much of the picture was known."""
+
+    conditioning: Literal["prefix", "partial"] = Field(description="prefix: all that was known comes before the first "
+                                                       "hole, so it conditions all that is drawn")
+    known: int = Field(description="known sub-pixels", examples=[392])
+    known_before_first_hole: int = Field(description="sub-pixels that condition everything drawn", examples=[392])
+    known_after_last_hole: int = Field(description="known sub-pixels that steered nothing", examples=[0])
+
+
+class ImagesResponse(Drawn):
+    data: list[ImageData] = Field(description="the images, in the order of their seeds")
+
+
+class EditResponse(Conditioning, ImagesResponse):
+    pass
+
+
+class ImageEvent(Drawn):
+    """One image of a stream, finished or not."""
+
+    image_index: int = Field(description="which of the n images, from 0", examples=[0])
+    seed: fields.DrawnSeed
+    partial_image_index: int | None = Field(None, description="which of its partial images, from 0; absent when it is "
+                                            "completed", examples=[0])
+    rows: int | None = Field(None, description="image rows that are finished, the others are black; absent when it is "
+                             "completed", examples=[14])
+    b64_json: fields.Picture
+
+
+class GenerationEvent(ImageEvent):
+    type: Literal["image_generation.partial_image", "image_generation.completed"] = Field(description="as `event`")
+
+
+class EditEvent(Conditioning, ImageEvent):
+    type: Literal["image_edit.partial_image", "image_edit.completed"] = Field(description="as `event`")
 
 
 class ModelCard(BaseModel):
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: Literal["linpix"] = "linpix"
-    checkpoint: str
-    bits_per_dim: dict[str, float]
-    engine: str
-    precision: str
-    device: str
-    state: str
-    attention: str
-    width: int
-    height: int
-    channels: int
-    classes: list[str]
-    sizes: list[str]
-    state_bytes: int
-    slots: int
+    id: fields.Name
+    object: Literal["model"] = Field("model", description="what this is")
+    created: int = Field(description="when it was trained, seconds since 1970", examples=[1795195165])
+    owned_by: Literal["linpix"] = Field("linpix", description="for OpenAI's clients")
+    checkpoint: fields.Digest
+    bits_per_dim: dict[str, float] = Field(description="by what it was measured on, such as 10,000 test images",
+                                           examples=[{"test_1000": 0.8225, "test_10000": 0.8423}])
+    engine: fields.Engine
+    precision: fields.Precision
+    device: fields.Device
+    state: fields.State
+    attention: str = Field(description="linear or softmax", examples=["linear"])
+    width: int = Field(description="of its images, pixels", examples=[28])
+    height: int = Field(description="of its images, pixels", examples=[28])
+    channels: int = Field(description="sub-pixels of a pixel: 1 grey, 3 RGB", examples=[1])
+    classes: list[str] = Field(description="names, in the order of their indices; none: it knows no classes",
+                               examples=[["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]])
+    sizes: list[str] = Field(description="what may be asked for as size", examples=[["28x28", "56x56", "84x84"]])
+    state_bytes: int = Field(description="what an image in flight remembers, bytes", examples=[67584])
+    slots: fields.Slots
 
 
 class ModelList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
+    object: Literal["list"] = Field("list", description="what this is")
+    data: list[ModelCard] = Field(description="the models, the default one first")
+
+
+REPORT: dict[str, Any] = {"model": "mnist-small", "budget_s": 10.0, "spent_s": 5.0, "results": [
+    {"backend": "linear", "engine": "compiled", "precision": "bf16", "batch": 1, "images_per_second": 102.0,
+     "seconds_per_image": 0.0098, "state_bytes": 67584, "estimated": False, "bits_per_dim": 0.96971}]}
 
 
 class Comparison(BaseModel):
     """A comparison under way or over."""
 
-    id: str
-    status: Literal["running", "completed", "cancelled", "failed"]
-    progress: float = Field(ge=0, le=1)
-    model: str
-    budget: float
-    shared_device: bool = Field(description="whether live requests ran beside it")
-    error: str | None
-    report: dict[str, Any] | None = Field(description="report.json, as far as it is")
+    id: fields.ComparisonId
+    status: fields.Phase
+    progress: float = Field(ge=0, le=1, description="share of the budget that is spent; 1 when completed",
+                            examples=[0.5])
+    model: fields.Name
+    budget: float = Field(description="seconds to measure in", examples=[10.0])
+    shared_device: bool = Field(description="whether live requests ran beside it", examples=[False])
+    error: str | None = Field(description="why it failed", examples=[None])
+    report: dict[str, Any] | None = Field(
+        description="report.json of `linpix compare` as far as it is: circumstances, and under results for each "
+                    "backend, engine and batch its images_per_second, seconds_per_image, state_bytes of an image, "
+                    "step_seconds at some positions, and bits_per_dim; null before it has begun", examples=[REPORT])
 
 
 class ModelStatus(BaseModel):
     """Counters grow from the start of the process: a rate is the difference of two answers over their `uptime`s."""
 
-    id: str
-    backend: str
-    engine: str
-    precision: str
-    device: str
-    slots: int
-    slots_used: int
-    images_waiting: int = Field(description="admitted, and without a slot")
-    images_completed: int
-    pixels_generated: int = Field(description="sub-pixels")
-    quanta: int
-    step_seconds_sum: float = Field(description="over quanta, each with its mean seconds of a step")
+    id: fields.Name
+    backend: str = Field(description="how it decodes: linear or stateful-softmax", examples=["linear"])
+    engine: fields.Engine
+    precision: fields.Precision
+    device: fields.Device
+    slots: fields.Slots
+    slots_used: int = Field(description="by images in flight now", examples=[2])
+    images_waiting: int = Field(description="admitted, and without a slot", examples=[0])
+    images_completed: int = Field(description="images that were finished", examples=[4])
+    pixels_generated: int = Field(description="sub-pixels decoded", examples=[2744])
+    quanta: int = Field(description="calls of the engine, each of some steps", examples=[345])
+    step_seconds_sum: float = Field(description="over quanta, each with its mean seconds of a step", examples=[0.35])
 
 
 class ComparisonStatus(BaseModel):
-    id: str
-    model: str
-    status: Literal["running", "completed", "cancelled", "failed"]
+    id: fields.ComparisonId
+    model: fields.Name
+    status: fields.Phase
 
 
 class Limits(BaseModel):
-    max_n: int
-    max_queue: int
-    max_upload: int = Field(description="bytes")
-    compare_budget: float = Field(description="seconds")
+    max_n: int = Field(description="images of one request", examples=[16])
+    max_queue: int = Field(description="images that may wait for a slot, per model", examples=[256])
+    max_upload: int = Field(description="largest body, bytes", examples=[16777216])
+    compare_budget: float = Field(description="longest comparison, seconds", examples=[120.0])
 
 
 class Status(BaseModel):
     """What /metrics says, of what a page shows while it watches."""
 
-    status: Literal["ready", "starting", "draining", "gone"]
-    version: str
-    torch: str
-    kernel: str = Field(description="instruction set of the compiled kernels, cuda, or eager")
-    uptime: float = Field(description="seconds")
-    requests_running: int
-    requests_waiting: int
-    requests_rejected: dict[str, int] = Field(description="by reason")
-    rows_sum: int = Field(description="over quanta, the rows in each")
-    models: list[ModelStatus]
-    comparison: ComparisonStatus | None = Field(description="the latest one")
-    limits: Limits
+    status: Literal["ready", "starting", "draining", "gone"] = Field(description="whether requests are taken; gone: "
+                                                                     "the process ends")
+    version: str = Field(description="of LinPix", examples=["0.1.0"])
+    torch: str = Field(description="version of torch", examples=["2.13.0"])
+    kernel: str = Field(description="instruction set of the compiled kernels, cuda, or eager", examples=["avx512bf16"])
+    uptime: float = Field(description="seconds since the start", examples=[22.15])
+    requests_running: int = Field(description="with an image in a slot", examples=[1])
+    requests_waiting: int = Field(description="with no image in a slot yet", examples=[0])
+    requests_rejected: dict[str, int] = Field(description="by reason", examples=[{"queue_full": 0, "invalid": 2}])
+    rows_sum: int = Field(description="over quanta, the rows in each", examples=[690])
+    models: list[ModelStatus] = Field(description="one of each model, the default one first")
+    comparison: ComparisonStatus | None = Field(description="the latest one; null if there was none")
+    limits: Limits = Field(description="what may be asked for")
 
 
 class Health(BaseModel):
-    status: str
+    status: str = Field(description="alive of /healthz, ready of /readyz", examples=["alive"])

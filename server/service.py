@@ -39,8 +39,7 @@ class Service:
         """A loaded model by its name, or the default one. Raises ModelNotFound."""
         name = self.default if model is None else model
         if name not in self.worker.batchers:
-            raise ModelNotFound(f"model {name!r} is not loaded; loaded: {', '.join(self.worker.batchers)}",
-                                param="model")
+            raise ModelNotFound(name, self.worker.batchers)
         return name, self.worker.batchers[name]
 
 

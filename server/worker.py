@@ -27,6 +27,7 @@ from server import logs
 from server.batcher import Batcher, Turn
 from server.engine import ImageSpec
 from server.errors import (
+    BatchFailed,
     ClientLimit,
     DeadlinePassed,
     Draining,
@@ -384,8 +385,7 @@ class Worker:
     def _abandon(self, batcher: Batcher, failure: Exception) -> None:
         """Empty every slot, and answer whoever had an image there or one whose end was not told."""
         batcher.abandon()
-        error = EngineFailed(f"the server failed on the batch of this request ({type(failure).__name__}); the same "
-                             "request may succeed if it is sent again")
+        error = BatchFailed(type(failure).__name__)
         for request in list(self.requests.values()):
             if request.batcher is batcher and batcher.waiting(request.id) < request.images - request.done:
                 logger.error("a request of %s ends with its batch", batcher.labels[0], extra=logs.of(request.id))

@@ -1,0 +1,48 @@
+"""Fields that several bodies, answers or statuses have, each said once; examples are of the shipped `mnist-small`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from model.philox import MAX_SEED
+
+# --- what is asked for, in bodies, forms and headers ---
+
+Model = Annotated[str, Field(description="a name of /v1/models; absent: the first one there", examples=["mnist-small"])]
+Prompt = Annotated[str, Field(description="a class by name or index, as label; other words are ignored, and warnings "
+                              "says so; absent or empty: any class", examples=["7"])]
+Label = Annotated[int | str, Field(description="class to draw, by index or name; absent: any", examples=[7])]
+Count = Annotated[int, Field(ge=1, description="images to draw, up to max_n of /v1/status; absent: 1", examples=[1])]
+Size = Annotated[str, Field(description="width x height in pixels, one of the model's sizes: an integer multiple of "
+                            "its own, by nearest neighbour; absent, auto or native: its own", examples=["native"])]
+Format = Annotated[str, Field(description="b64_json, which is also the default", examples=["b64_json"])]
+Stream = Annotated[bool, Field(description="answer server-sent events, with images as they come into being; absent: "
+                               "one answer when all is done", examples=[False])]
+Partials = Annotated[int, Field(ge=0, description="unfinished images that a stream shows of each, evenly spread; "
+                                "absent: one per finished row", examples=[3])]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED, description="image i uses seed + i; absent: drawn at random",
+                            examples=[1])]
+Temperature = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, description="1 (the default) as trained; "
+                                     "lower is tidier, 0 the mean of the likeliest mixture", examples=[1.0])]
+Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False, description="seconds from admission until all is to be "
+                                 "done, else 504; absent: what the server allows", examples=[600.0])]
+Priority = Annotated[Literal["interactive", "bulk"],
+                     Field(description="interactive (the default) goes first; of four slots given one is for bulk",
+                           examples=["interactive"])]
+
+# --- what answers, events and statuses have in common ---
+
+Name = Annotated[str, Field(description="name of the model", examples=["mnist-small"])]
+Digest = Annotated[str, Field(description="SHA-256 of the checkpoint's files, hexadecimal", examples=[
+    "5d6fc115e3959d006e8b12ed135ba2066b721347f1485d998d60a0a7672d3562"])]
+Engine = Annotated[str, Field(description="what decodes: compiled kernels, or eager torch", examples=["compiled"])]
+Precision = Annotated[str, Field(description="of the matrix products: fp32 or bf16", examples=["bf16"])]
+Device = Annotated[str, Field(description="cpu or cuda", examples=["cpu"])]
+State = Annotated[str, Field(description="how states are kept: fp32, or on a GPU with --state and --defer such as "
+                             "fp16/8", examples=["fp32"])]
+Slots = Annotated[int, Field(description="images that can be in flight together", examples=[64])]
+Picture = Annotated[str, Field(description="a PNG in base64", examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABX..."])]
+DrawnSeed = Annotated[int, Field(description="reproduces this image alone", examples=[1])]
+ComparisonId = Annotated[str, Field(description="as POST /v1/compare answered it", examples=["cmp-1"])]
+Phase = Annotated[Literal["running", "completed", "cancelled", "failed"],
+                  Field(description="running, or how it ended", examples=["running"])]
