@@ -109,7 +109,7 @@ export class Now {
   }
 
   showSlots(models) {
-    const names = models.map((model) => `${model.id} ${model.slots}`).join();
+    const names = models.map((model) => `${model.id} ${model.slots} ${memoryOf(model.id)}`).join();  // of memory one hears later
     if (this.names !== names) {
       this.names = names;
       this.rows = models.map((model) => {
