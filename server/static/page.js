@@ -1,5 +1,5 @@
 // The page: its panels, the key where one is asked for, and what to say while the server is away.
-import {json, key, onKey} from "./service.js";
+import {json, key, onKey, Problem} from "./service.js";
 import {$, models, Notice} from "./parts.js";
 import {Completion} from "./completion.js";
 import {Viewer} from "./gallery.js";
@@ -74,6 +74,7 @@ async function heard(status) {
 }
 
 function lost(problem) {
+  if (problem.code === "unreachable") problem = new Problem("The server does not answer. Start it with “make run”; this page goes on by itself.");
   if (latest || notice.box.hidden) notice.show(problem);  // once: it is read aloud
   latest = null;
 }

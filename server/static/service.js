@@ -23,7 +23,7 @@ export const sentence = (text) => {
   return trimmed.charAt(0).toUpperCase() + trimmed.slice(1) + (/[.!?]$/.test(trimmed) ? "" : ".");
 };
 
-const GONE = "The server does not answer. Start it with “make run”; this page goes on by itself.";
+const GONE = "The server does not answer. Start it with “make run”, then try again.";
 
 /** fetch, but whatever is not a success is a Problem. body: an object for JSON, or FormData · patience: seconds. */
 export async function call(path, {method, body, accept, signal, patience} = {}) {

@@ -59,6 +59,8 @@ def test_a_server_that_drops_the_connection_is_told_and_its_return_is_noticed(sl
         says(page, "#page-notice", "The server does not answer. Start it with “make run”; this page goes on by itself.")
         says(page, "#pulse", "No connection")
         visitor.keep("samples-dropped-1280-light")
+        page.get_by_role("button", name="Try again").click()
+        says(page, "#samples .notice", "The server does not answer. Start it with “make run”, then try again.")
         assert page.locator("#samples .unfinished").count() == 8
         with serving(slow, *EAGER, "--port", server.url.rsplit(":", 1)[1]):
             expect(page.locator("#page-notice")).to_be_hidden()
