@@ -30,7 +30,7 @@ export class Completion {
     for (const button of this.panel.querySelectorAll("[data-tool]")) {
       button.addEventListener("click", () => this.use(button.dataset.tool));
     }
-    const doing = {load: () => $("file").click(), sample: () => this.sample()};
+    const doing = {load: () => $("file").click(), sample: () => this.sample(), clear: () => this.clear()};
     for (const button of this.panel.querySelectorAll("[data-do]")) {
       const name = button.dataset.do;
       button.addEventListener("click", doing[name] ?? (() => this.board[name]()));
@@ -46,9 +46,15 @@ export class Completion {
   }
 
   take(card) {
-    const {board} = this;
+    const {board, task} = this;
     $("colour").parentElement.hidden = card.channels === 1;
-    if (board.width !== card.width || board.height !== card.height || board.channels !== card.channels) board.reset(card);
+    const thing = card.classes.join("") === "0123456789" ? "digit" : "picture";
+    for (const word of this.panel.querySelectorAll("[data-thing]")) word.textContent = thing;
+    if (board.width !== card.width || board.height !== card.height || board.channels !== card.channels) {
+      board.reset(card);
+      if (task.status.textContent === this.said) task.say("");  // of a picture that is gone
+      if (this.source) this.load(this.source);
+    }
     this.ink();
     this.invite();
   }
@@ -94,19 +100,29 @@ export class Completion {
     document.addEventListener("dragleave", (event) => event.relatedTarget || easel.classList.remove("over"));
   }
 
+  clear() {
+    this.source = null;
+    this.board.clear();
+  }
+
+  /** Put a picture on the board; it is kept, to be put on that of another model too. */
   async load(blob) {
-    const {board, task} = this;
+    const {board, task, source} = this;
+    this.source = blob;
     task.notice.clear();
     let bitmap;
     try {
       bitmap = await createImageBitmap(blob);
     } catch {
+      if (this.source === blob) this.source = source;
       task.notice.show(new Problem(`${blob.name || "That"} is no picture that this browser can read. Choose a PNG, JPEG or WebP.`));
       return;
     }
-    board.load(bitmap);
+    if (this.source === blob) {  // else another picture was chosen meanwhile
+      board.load(bitmap);
+      this.settle(blob.name ? `${blob.name} is loaded` : "The picture is loaded");
+    }
     bitmap.close();
-    this.settle(blob.name ? `${blob.name} is loaded` : "The picture is loaded");
   }
 
   /** A picture without holes gets one, so that there is something to complete. */
@@ -121,11 +137,13 @@ export class Completion {
       board.half();
       said.push("Its lower half will be filled in; press Keep all to rub out by hand.");
     }
-    task.say(said.join(" "));
+    this.said = said.join(" ");
+    task.say(this.said);
   }
 
   /** Put an image of ours on the board. */
   async adopt(base64, what) {
+    this.source = null;
     this.board.load(await createImageBitmap(await decode(base64)));
     this.settle(what);
   }

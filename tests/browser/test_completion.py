@@ -195,6 +195,36 @@ def test_colour_pictures_are_completed_in_colour(shipped, visit, tmp_path):
     assert sent(page)[8, 16, :3].tolist() == [32, 192, 64]
 
 
+def test_a_loaded_picture_goes_along_to_another_model(shipped, visit, tmp_path):
+    _, page = begin(visit, shipped)
+    choose = page.locator("#completion-form [name=model]").select_option
+    down, across = np.mgrid[0:64, 0:64]
+    picture = np.stack([4 * across, 255 - 4 * down, 2 * (across + down)], -1).astype(np.uint8)
+    says(page, "#editor-hint", "^Draw the top of a digit here$")
+    page.locator("#file").set_input_files(written(tmp_path, "sky.png", png(picture)))
+    says(page, "#completion .status", "sky.png is loaded, cropped to 28 . 28")
+    choose("cifar10-small")
+    says(page, "#completion .status", "sky.png is loaded, cropped to 32 . 32")
+    complete(page, 1)
+    mean = picture.reshape(32, 2, 32, 2, 3).mean((1, 3))
+    np.testing.assert_allclose(sent(page)[:16, :, :3], mean[:16], atol=2)
+    page.get_by_role("button", name="Clear").click()
+    page.locator("#file").set_input_files(written(tmp_path, "notes.png", b"no picture"))
+    says(page, "#completion .notice", "notes.png is no picture")
+    choose("mnist-small")
+    expect(page.locator("#editor-hint")).to_be_visible()
+    choose("cifar10-small")
+    says(page, "#editor-hint", "^Draw the top of a picture here$")
+
+
+def test_nothing_is_said_of_a_picture_that_has_gone_with_its_model(shipped, visit):
+    _, page = begin(visit, shipped)
+    page.get_by_role("button", name="Take a sample").click()
+    says(page, "#completion .status", "A sample of seed")
+    page.locator("#completion-form [name=model]").select_option("cifar10-small")
+    expect(page.locator("#completion .status")).to_have_text("")
+
+
 def test_strokes_can_be_taken_back_and_drawn_with_the_keyboard(shipped, visit):
     _, page = begin(visit, shipped)
     inked = """c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height / 2).data]
