@@ -50,6 +50,13 @@ def test_the_page_weighs_less_than_100_kb_and_comes_from_here(shipped, visit):
     assert all(httpx.get(url, timeout=60).headers["cache-control"] == "no-cache" for url in files)
 
 
+def test_nothing_is_wider_than_the_smallest_screen(shipped, visit):
+    page = visit(shipped.url, size=(320, 640)).ready()
+    for panel in ("Samples", "Completion", "Race", "Now"):
+        page.get_by_role("tab", name=panel).click()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 320, panel
+
+
 @pytest.mark.parametrize(("size", "scheme"), LOOKS, ids=NAMES)
 def test_everybody_can_use_every_panel(shipped, visit, size, scheme):
     """axe-core, with the panels empty and in use; and nothing is wider than the screen."""
