@@ -210,14 +210,13 @@ export class Race {
     }
     const slowest = Math.max(...this.timed.map((lane) => lane.total));
     this.task.say(`Every lane draws the same image, seed ${answer.data[0].seed}, and goes on. One dot is one image.`);
-    const dots = getComputedStyle(this.lanes).getPropertyValue("--accent");
     await new Promise((resolve, reject) => {
       const began = performance.now();
       const frame = (now) => {
         if (signal.aborted) return reject(signal.reason);
         const elapsed = this.skipped ? slowest : Math.min(slowest, (Math.max(now, began) - began) / 1000);
         this.clock.textContent = `${elapsed.toFixed(1)} s`;
-        for (const lane of this.timed) advance(lane, elapsed, images, dots);
+        for (const lane of this.timed) advance(lane, elapsed, images);
         if (elapsed < slowest) this.frame = requestAnimationFrame(frame);
         else resolve();
       };
@@ -247,7 +246,7 @@ function endsOf(result, subpixels) {
 }
 
 /** Bring a lane to a moment of the race. */
-function advance(lane, elapsed, images, dots) {
+function advance(lane, elapsed, images) {
   const made = Math.floor(elapsed / lane.total + 1e-9);
   const into = elapsed - made * lane.total;
   let [low, high] = [0, lane.ends.length];
@@ -270,7 +269,7 @@ function advance(lane, elapsed, images, dots) {
   }
   if (made === lane.made) return;
   const pile = lane.pile.getContext("2d");
-  pile.fillStyle = dots;
+  pile.fillStyle = getComputedStyle(lane.bar).backgroundColor;
   const across = Math.floor(lane.pile.width / DOT);
   for (let one = lane.made; one < Math.min(made, across * Math.floor(lane.pile.height / DOT)); one++) {
     pile.fillRect(one % across * DOT, Math.floor(one / across) * DOT, DOT - 1, DOT - 1);
