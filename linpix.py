@@ -30,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         message = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, OSError) and error.filename and error.strerror:  # the system's words, without a cure
+            cure = next((cure for kind, cure in _CURES.items() if isinstance(error, kind)), "give another path")
+            message = f"{error.filename}: {error.strerror.lower()}; {cure}"
         if isinstance(error, ModuleNotFoundError):
             message += "; install what LinPix depends on: pip install ."
         print(f"linpix {given.command}: {message}", file=sys.stderr)
@@ -37,6 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+_CURES = {FileNotFoundError: "check the path", IsADirectoryError: "give a file of it",
+          PermissionError: "give a path that you may use, or change its permissions"}
 
 
 # --- flags ---
@@ -48,7 +55,7 @@ def _number(kind: type, least: float, most: float = math.inf) -> Callable[[str],
         except ValueError:
             value = math.nan
         if not least <= value <= most:
-            bounds = f"at least {least:g}" if math.isinf(most) else f"{least:g}..{most:g}"
+            bounds = f"at least {least}" if math.isinf(most) else f"{least} to {most}"
             raise argparse.ArgumentTypeError(f"must be {'an integer' if kind is int else 'a number'}, {bounds}; "
                                              f"got {text!r}")
         return value

@@ -56,11 +56,11 @@ def sample(given: argparse.Namespace) -> None:
 
 
 def complete(given: argparse.Namespace) -> None:
+    picture = Path(given.image).read_bytes()  # before the model: a wrong path is told at once
+    mask = Path(given.mask).read_bytes() if given.mask else None
     checkpoint, batcher = _batcher(given, min(given.count, given.batch))
     label = _label(given.label, checkpoint)
-    mask = Path(given.mask).read_bytes() if given.mask else None
-    occluded = pictures.read_occluded(Path(given.image).read_bytes(), checkpoint.net.config,
-                                      mask=mask, keep_rows=given.keep_rows)
+    occluded = pictures.read_occluded(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows)
     _produce(given, checkpoint, batcher,
              [ImageSpec(seed=seed, temperature=given.temperature, label=label, canvas=occluded.canvas,
                         known=occluded.known) for seed in _seeds(given.seed, given.count)],

@@ -86,7 +86,9 @@ def test_complete_keeps_what_is_known(tiny, tmp_path):
     (["train", "tiny", "--data", "OUT", "--out", "OUT", "--lsh-rounds", "2"],
      "--lsh-rounds is no option of linear attention"),
     (["sample", "--model", "TINY", "--seed", str(2**53 - 1), "--count", "2", "--out", "OUT"], "2^53"),
-    (["complete", "missing.png", "--model", "TINY", "--out", "OUT"], "missing.png"),
+    (["complete", "missing.png", "--model", "nothing", "--out", "OUT"], "missing.png: no such file or directory; "),
+    (["complete", "PICTURES", "--model", "nothing", "--out", "OUT"], "is a directory; give a file"),
+    (["sample", "--model", "TINY", "--out", "TINY/config.json/x/"], "not a directory; give another path"),
     (["complete", "TINY/config.json", "--model", "TINY", "--out", "OUT"], "PNG"),
     (["compare", "--model", "TINY", "--backends", "linear,quantum"], "quantum"),
     (["evaluate", "TINY", "--data", "TINY/config.json"], "config.json"),
@@ -110,14 +112,16 @@ def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, a
     assert ended.stdout == ""
 
 
-@pytest.mark.parametrize("arguments", [["sample", "--model", "m", "--out", "o", "--count", "0"],
-                                       ["sample", "--model", "m", "--out", "o", "--temperature", "nan"],
-                                       ["compare", "--model", "m", "--batch", "1,x"],
-                                       ["compare", "--model", "m", "--all", "--backends", "linear"], ["fly"], []])
-def test_a_flag_out_of_range_is_named(arguments):
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["sample", "--model", "m", "--out", "o", "--count", "0"], "--count: must be an integer, 1 to 1000000; got '0'"),
+    (["sample", "--model", "m", "--out", "o", "--seed", "-1"], "an integer, 0 to 9007199254740991; got '-1'"),
+    (["sample", "--model", "m", "--out", "o", "--temperature", "nan"], "must be a number, 0 to 10; got 'nan'"),
+    (["compare", "--model", "m", "--batch", "1,x"], "--batch: must be an integer, 1 to 4096; got 'x'"),
+    (["compare", "--model", "m", "--all", "--backends", "linear"], "--backends"), (["fly"], "fly"), ([], "COMMAND")])
+def test_a_flag_out_of_range_is_named(arguments, words):
     ended = linpix(*arguments)
     assert ended.returncode == 2
-    assert "error:" in ended.stderr
+    assert "error:" in ended.stderr and words in ended.stderr
 
 
 @pytest.mark.parametrize("command", ["serve", "sample", "complete", "compare", "train", "evaluate", "export", "import",
