@@ -125,13 +125,15 @@ def shipped() -> Iterator[Process]:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> None:
-    """photos/circle and photos/square, of 20 each."""
+    """photos/circle and photos/square, of 20 each, in the kinds that cameras and the web have."""
     y, x = np.mgrid[:40, :40] - 20
     for name, distance in (("circle", np.hypot(x, y)), ("square", np.maximum(abs(x), abs(y)))):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(20):
             inside = (distance < 8 + number % 10).astype(np.uint8) * 255
-            Image.fromarray(inside).save(tmp_path / "photos" / name / f"{number:04}.png")
+            kind = ("png", "jpg", "JPEG", "webp", "gif")[number % 5]
+            Image.fromarray(inside).save(tmp_path / "photos" / name / f"{number // 2:04}.{kind}")
+    (tmp_path / "photos" / "notes.txt").write_text("no picture")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -143,6 +145,8 @@ def test_what_a_page_says_can_be_done(page, tmp_path, photos, shipped, request):
     try:
         for block in found:
             reader.does(block)
+        if page.name == "train.md":
+            assert len(list((tmp_path / "pictures").rglob("*.png"))) == 40, "every photo, of whatever kind"
     finally:
         reader.leaves()
 
