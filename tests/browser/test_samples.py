@@ -106,7 +106,7 @@ def test_class_temperature_and_seed_reach_the_service(shipped, visit):
     expect(page.locator("#samples output")).to_have_text("0.50")
     np.testing.assert_array_equal(drawn(page, 1), asked(shipped.url, seed=1235, temperature=0.5, label=7))
     page.locator("#samples-form [name=model]").select_option("cifar10-small")
-    draw(page, n=1, seed=9, temperature=1)
+    draw(page, n=1, seed=" 9 ", temperature=1)
     says(page, "#samples .status", "1 image in .* from seed 9")
     np.testing.assert_array_equal(drawn(page), asked(shipped.url, seed=9, model="cifar10-small"))
 
