@@ -215,7 +215,7 @@ def serve(settings: Settings) -> None:
         logger.warning("whoever reaches %s may use this service; --api-keys asks for keys", settings.host)
     probes = Probes(app.state.service) if settings.metrics_port is not None else None
     config = uvicorn.Config(app, host=settings.host, port=settings.port, workers=1, timeout_graceful_shutdown=10,
-                            http=arrivals.connection(settings.head_timeout),
+                            http=arrivals.connection(settings.head_timeout, guard.SECURITY_HEADERS),
                             forwarded_allow_ips=settings.trusted_proxies, **UVICORN)
     server = Server(config, app.state.service, probes)
     server.run()

@@ -2,6 +2,9 @@
 
 import asyncio
 import math
+import secrets
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -11,13 +14,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.envelope import response_of
-from server.errors import BodyTimeout, BodyTooLarge, ClientLeft, InvalidRequest, ServiceError, TooManyBodies
+from server.errors import BodyTimeout, BodyTooLarge, ClientLeft, NotHTTP, ServiceError, TooManyBodies
+from server.logs import access
 from server.metrics import Metrics
 from server.settings import Settings
 
 PLAIN_BYTES = 2**17  # largest body that is not multipart: while it waits, its JSON may take 30 times as much memory
 KEPT_BYTES = 2**16   # what is left of a refused body is read for the sake of the connection, if it is so little
 SOON_S = 0.25        # and so long it is waited for: most are there at once, and say how much their requests ask for
+AHEAD_BYTES = 2**16  # that a client may send beyond a request that is not answered yet, and be seen when it leaves
 STALLED_S = 60.0     # how long a client may take nothing of an answer that waits for it
 LINGER_S = 2.0       # how long a client that is refused may go on sending: closed at once, it would lose the answer
 
@@ -168,12 +173,13 @@ def body_of(scope: Scope) -> Body:
     return body
 
 
-def connection(head_timeout_s: float, stalled_s: float = STALLED_S) -> type[H11Protocol]:
-    """uvicorn's protocol, but for clients that it would wait for without end.
+def connection(head_timeout_s: float, headers: Mapping[str, str], stalled_s: float = STALLED_S) -> type[H11Protocol]:
+    """uvicorn's protocol, but for clients that it would wait for without end, or not see leave.
 
     A connection is closed on which no head of a request is complete in time, be it the first one, one that has begun,
     or one behind a body that nobody wants; and one whose client takes nothing of its answer for stalled_s seconds.
-    What is no HTTP is answered in our envelope.
+    Clients that leave are noticed where they have sent something more, and what is no HTTP is answered with our
+    envelope. headers: of that answer.
     """
 
     class Connection(H11Protocol):
@@ -187,13 +193,38 @@ def connection(head_timeout_s: float, stalled_s: float = STALLED_S) -> type[H11P
             self._expect_head()
 
         def data_received(self, data: bytes) -> None:
+            if self.conn.their_state is h11.MUST_CLOSE:  # by its own words nothing follows: a line break of old clients
+                return
             super().data_received(data)
             self._expect_head()
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            # uvicorn reads no further than into a next request, and so would not see the end of the connection
+            if (self.conn.their_state in (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)
+                    and len(self.conn.trailing_data[0]) <= AHEAD_BYTES):
+                self.flow.resume_reading()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._forget()
             self.resume_writing()
             super().connection_lost(exc)
+
+        def send_400_response(self, msg: str) -> None:
+            """Answer what h11 could not read, unless an answer is under way, which ends here."""
+            if self.cycle is not None:
+                self.cycle.disconnected = True  # whatever works for it has nobody to tell any more
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                request_id = secrets.token_hex(8)
+                answer = response_of(NotHTTP(f"this is no HTTP request: {str(sys.exception())[:200]}"))
+                sent = [*answer.raw_headers, (b"connection", b"close"), (b"x-request-id", request_id.encode()),
+                        *((name.encode(), value.encode()) for name, value in headers.items())]
+                for event in (h11.Response(status_code=answer.status_code, headers=sent, reason=b"Bad Request"),
+                              h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+                    self.transport.write(self.conn.send(event) or b"")
+                access(method="OTHER", route=None, status=answer.status_code, request_id=request_id,
+                       client=self.client[0] if self.client else "unknown")
+            self.transport.close()
 
         def _expect_head(self) -> None:
             if self.cycle is not None and not self.cycle.response_complete:
@@ -225,14 +256,5 @@ def connection(head_timeout_s: float, stalled_s: float = STALLED_S) -> type[H11P
                 self._expect_reading()
             else:
                 self.transport.abort()  # closing would wait for the client to read
-
-        def send_400_response(self, msg: str) -> None:
-            answer = response_of(InvalidRequest("what was sent is not HTTP/1.1; send a request with well-formed "
-                                                "headers, and a body as its headers say"))
-            with suppress(h11.LocalProtocolError):  # an answer has begun already
-                for event in (h11.Response(status_code=400, headers=[*answer.raw_headers, (b"connection", b"close")]),
-                              h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
-                    self.transport.write(self.conn.send(event) or b"")
-            self.transport.close()
 
     return Connection

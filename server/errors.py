@@ -26,6 +26,10 @@ class InvalidRequest(ServiceError):
     status, type, code = 400, "invalid_request_error", "invalid_value"
 
 
+class NotHTTP(InvalidRequest):
+    code = "invalid_http"
+
+
 class Unauthorized(ServiceError):
     status, type, code = 401, "authentication_error", "invalid_api_key"
 

@@ -13,9 +13,9 @@ from server.arrivals import Bodies
 from server.origins import Hosts, Origins
 from server.service import Service
 
-# of every server of ours: the log is ours alone, and tells no queries; nor does an answer tell what made it; and no
-# web sockets, which would pass by the guard
-UVICORN: dict[str, Any] = {"log_config": None, "log_level": "warning", "access_log": False, "server_header": False,
+# of every server of ours: the log is ours alone, and tells no queries, nor (as warnings) what is no HTTP, or asks for
+# another protocol; nor does an answer tell what made it; and no web sockets, which would pass by the guard
+UVICORN: dict[str, Any] = {"log_config": None, "log_level": "error", "access_log": False, "server_header": False,
                            "ws": "none"}
 
 
@@ -33,7 +33,8 @@ class Probes(uvicorn.Server):
         guard.install(app, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
                       bodies=Bodies(settings, metrics), keys=None, metrics=metrics, intake=service.intake)
         super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False,
-                                        http=arrivals.connection(settings.head_timeout), **UVICORN))
+                                        http=arrivals.connection(settings.head_timeout, guard.SECURITY_HEADERS),
+                                        **UVICORN))
         self._form = settings.log_format
         try:
             self._socket = socket.create_server((settings.metrics_host, settings.metrics_port), backlog=128,
