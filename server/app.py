@@ -158,17 +158,21 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         assert self._loop is not None
-        self._service.intake.close()
-        self._service.comparisons.stop()
-        await asyncio.sleep(LINGER_S)  # who connected before the signal, and was not heard yet, is answered too
-        while self._worker.requests and self._loop.time() < self._drain_until:
-            await asyncio.sleep(0.02)
-        self._worker.fail_all(Draining("the server is shutting down, and this request could not be finished in time; "
-                                       "send it again after the restart"))
-        for server in self.servers:
-            server.close()
-        await asyncio.sleep(LINGER_S)
-        self.should_exit = True
+        try:
+            self._service.intake.close()
+            self._service.comparisons.stop()
+            await asyncio.sleep(LINGER_S)  # who connected before the signal, and was not heard yet, is answered too
+            while self._worker.requests and self._loop.time() < self._drain_until:
+                await asyncio.sleep(0.02)
+            self._worker.fail_all(Draining("the server is shutting down, and this request could not be finished in "
+                                           "time; send it again after the restart"))
+            while not self.started:  # told to end while it was about to listen
+                await asyncio.sleep(0.02)
+            for server in self.servers:
+                server.close()
+            await asyncio.sleep(LINGER_S)
+        finally:  # whatever else goes wrong, the end was asked for
+            self.should_exit = True
 
     async def _cut_off(self) -> None:
         """Give the last answers a moment, and then wait for nobody who does not take theirs."""

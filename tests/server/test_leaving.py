@@ -354,6 +354,31 @@ def test_a_client_that_does_not_read_its_stream_holds_the_exit_back_no_longer_th
         assert process.process.wait(timeout=60) == 0
 
 
+TOLD_WHILE_IT_BEGINS = """
+import asyncio, os, signal, sys
+from asyncio.base_events import BaseEventLoop
+
+create = BaseEventLoop.create_server
+
+async def late(*given, **named):
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(1)
+    return await create(*given, **named)
+
+BaseEventLoop.create_server = late
+import linpix
+sys.exit(linpix.main())
+"""
+
+
+def test_sigterm_just_before_it_listens_ends_it_too(tiny):
+    """On a machine with much to do the name that it listens on takes that long to be looked up."""
+    with serving(tiny.parent, program=("-c", TOLD_WHILE_IT_BEGINS)) as process:
+        assert process.process.wait(timeout=30) == 0
+        process._reader.join(10)
+        assert "Traceback" not in "".join(process.printed)
+
+
 def test_after_sigkill_it_serves_again_on_the_same_port_what_it_served_before(tiny):
     with serving(ROOT / "checkpoints", "--slots", "8", "--faults", "slow:every=1:ms=20") as process:
         port = process.url.rsplit(":", 1)[1]
