@@ -135,7 +135,8 @@ class Keys:
             status = os.stat(self._path)
         except OSError:
             return None
-        return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
+        # ctime: it also tells of another owner, and of a change by a tool that puts the old mtime back
+        return status.st_ctime_ns, status.st_mtime_ns, status.st_size, status.st_ino
 
     def reload(self) -> bool:
         """Read the file again; whether that was possible. Buckets of keys whose rate stays are as full as before."""

@@ -163,6 +163,20 @@ def test_a_changed_file_is_read_again_a_bad_one_is_not_and_says_so(tmp_path, cap
     assert known.find("fourth").rate == "5/s" and not known.find("third")
 
 
+def test_a_file_that_changed_is_read_again_whatever_its_time_and_size_say(tmp_path):
+    """As after chown, or a copy that keeps times: the file may have been somebody else's until then."""
+    now = [100.0]
+    path = private(tmp_path / "file", line("a", "first"))
+    known, before = Keys(path, clock=lambda: now[0]), path.stat()
+    time.sleep(0.05)  # as coarse as the clock of a file system may be
+    with path.open("r+") as file:
+        file.write(line("a", "other"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size and path.stat().st_mtime_ns == before.st_mtime_ns
+    now[0] += keys.LOOK_S
+    assert known.find("other") and not known.find("first")
+
+
 def test_the_service_has_a_handle_that_reads_the_keys_again_and_requests_know_their_client(tiny, tmp_path):
     path = private(tmp_path / "file", line("alice", "first"))
     app = create_app(Settings(checkpoints=tiny.parent, api_keys=path))
