@@ -12,6 +12,7 @@ REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)  # o
 
 _access = logging.getLogger("linpix.access")
 # What we log has no keys and no pictures in it; the words of somebody else's exception might.
+_CONTROL = re.compile(r"[\0-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # what moves a terminal's cursor; not a line's end
 _SECRETS = re.compile(r"(?i:\bbearer\s+)[^\s\"',;]+|\blpx_[\w-]+|[A-Za-z0-9+/_-]{200,}={0,2}")
 
 
@@ -27,7 +28,7 @@ def access(*, method: str, route: str | None, status: int, **facts: object) -> N
 
 
 class Formatter(logging.Formatter):
-    """One line, or one JSON object, a record; a traceback is a field of the object, and more lines of the text."""
+    """One line, or one JSON object, a record; a traceback is a field of the object, or more lines, indented."""
 
     def __init__(self, form: Literal["text", "json"]) -> None:
         super().__init__()
@@ -47,7 +48,8 @@ class Formatter(logging.Formatter):
                                               if name not in ("method", "route", "status")}
         words = [fields["time"], fields["level"].upper(), record.name, fields["message"],
                  *(f"{name}={value}" for name, value in facts.items() if value is not None)]
-        return " ".join(words) + (f"\n{trace}" if trace else "")
+        text = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], " ".join(words) + (f"\n{trace}" if trace else ""))
+        return text.replace("\n", "\n    ")  # so that no message looks like a record of its own
 
 
 def of(request_id: str) -> dict[str, Any]:

@@ -145,3 +145,12 @@ def test_the_engines_lines_about_a_request_have_the_id_that_its_client_was_given
                     and line["logger"] == "linpix"]
 
         assert eventually(lambda: any("a request of tiny ends" in message for message in found()))
+
+
+def test_whatever_a_message_holds_it_is_one_record_of_the_text():
+    record = logging.LogRecord("linpix", logging.ERROR, __file__, 1, "no tensor %s", (
+        "a\n2026-11-21T00:00:00.000Z INFO linpix.access GET / 200\r\x1b[2J\u2028b",), None)
+    [first, second] = logs.Formatter("text").format(record).split("\n")
+    assert first.endswith("ERROR linpix no tensor a")
+    assert second == "    2026-11-21T00:00:00.000Z INFO linpix.access GET / 200\\r\\x1b[2J\\u2028b"
+    assert json.loads(logs.Formatter("json").format(record))["message"].startswith("no tensor a\n2026")
