@@ -5,6 +5,7 @@ Written under a temporary name and then renamed; read strictly. No pickle anywhe
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 from collections import Counter
@@ -75,8 +76,8 @@ def read(folder: Path) -> Checkpoint:
     _check_tensors(folder, _shapes(folder, config, tensors), tensors)
     net = Transformer(config)
     net.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
-    return Checkpoint(folder.resolve().name, net.eval().requires_grad_(False), provenance, digest, class_names,
-                      folder.resolve())
+    return Checkpoint(name_of(folder), net.eval().requires_grad_(False), provenance, digest, class_names,
+                      Path(os.path.abspath(folder)))
 
 
 def digest_of(folder: Path) -> str:
@@ -291,10 +292,18 @@ def root(checkpoints: Path | None) -> Path:
     return checkpoints
 
 
+def name_of(folder: Path) -> str:
+    """The name that a folder has where it stands, even if that is a link: what it names may be another tomorrow."""
+    return Path(os.path.abspath(folder)).name
+
+
 def folders(root: Path) -> list[Path]:
-    """The checkpoint folders under root, by name; those that a save or a training run keeps beside them are none."""
+    """The checkpoint folders under root, by name; those that a save or a training run keeps beside them are none.
+
+    Nor are those that nobody lets us into, such as the lost+found of a volume.
+    """
     return sorted(path for path in root.iterdir()
-                  if (path / "config.json").is_file() and path.suffix not in (".new", ".old", ".training"))
+                  if os.path.isfile(path / "config.json") and path.suffix not in (".new", ".old", ".training"))
 
 
 def find(name: str, checkpoints: Path | None = None) -> Path:

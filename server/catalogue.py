@@ -30,7 +30,7 @@ class Catalogue:
         """A batcher per model, the default one first. Raises CheckpointError or ValueError with the cure."""
         found: dict[str, Batcher] = {}
         for folder in self._folders():
-            if (name := folder.resolve().name) in found:
+            if (name := checkpoint.name_of(folder)) in found:
                 raise CheckpointError(f"two models are called {name}; rename one of their folders")
             if (batcher := self._batcher(folder)) is not None:
                 found[name] = batcher
@@ -79,8 +79,9 @@ class Catalogue:
         for name in gone:
             folder = worker.batchers[name].engine.checkpoint.folder
             if left := [path for path in (folder, *checkpoint.unfinished(folder)) if path.is_dir()]:
-                self._refuse(worker, f"{name} stays: {folder} has no config.json, but {left[0]} is there, so it is "
-                                     "being written, or that was interrupted; when it is whole, send SIGHUP again")
+                self._refuse(worker, f"{name} stays: {folder} has no config.json that can be read, but {left[0]} is "
+                                     "there, so it is being written, or that was interrupted; when it is whole, send "
+                                     "SIGHUP again")
             elif none_left:
                 self._refuse(worker, f"{name} stays: {folder} is not there, but no model would be left; put a "
                                      f"checkpoint that loads into {folder.parent}, and send SIGHUP again")
@@ -97,7 +98,7 @@ class Catalogue:
         """Folders by model, the default one first; those named by --models that are not there are left out."""
         found: dict[str, Path] = {}
         for folder in self._folders(missing=True):
-            if (other := found.setdefault(folder.resolve().name, folder)) != folder:
+            if (other := found.setdefault(checkpoint.name_of(folder), folder)) != folder:
                 logger.error("SIGHUP: %s is left out: %s has the same name; rename one of them", folder, other)
         return found
 
@@ -112,8 +113,8 @@ class Catalogue:
         settings, config = self._settings, checkpoint.config_of(folder)
         if not attention_for(config).steps_as:
             if settings.models or required:
-                raise ValueError(f"{folder.resolve().name} has {config.attention} attention, which draws no images; "
-                                 "leave it out of --models")
+                raise ValueError(f"{checkpoint.name_of(folder)} has {config.attention} attention, which draws no "
+                                 "images; leave it out of --models")
             return None
         loaded = checkpoint.read(folder)
         linear = loaded.net.config.attention == "linear"

@@ -210,7 +210,7 @@ def compare(given: argparse.Namespace) -> None:
     if given.out:
         Path(given.out).mkdir(parents=True, exist_ok=True)
     checkpoint = checkpoints.read(folder)
-    comparison = Comparison(checkpoint, find_twins(checkpoint, folder.resolve().parent), plan,
+    comparison = Comparison(checkpoint, find_twins(checkpoint, checkpoint.folder.parent), plan,
                             command=given.command_line)
     with tqdm(total=100, unit="%", disable=not sys.stderr.isatty()) as bar:
         for _ in comparison.run():

@@ -1,9 +1,11 @@
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import resource
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -352,3 +354,28 @@ def test_a_save_cut_between_its_renames_loses_nothing_and_says_where_it_is(folde
         with pytest.raises(PowerCut):
             save(folder, net_of(8), PROVENANCE, "")
     assert_same(load(folder), before)
+
+
+@contextlib.contextmanager
+def anybody():
+    """Root may read everything: nobody in particular may not."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+def test_a_folder_that_nobody_lets_us_into_is_no_checkpoint_and_does_not_hide_the_others(tiny):
+    with tempfile.TemporaryDirectory() as made:
+        root = Path(made)
+        root.chmod(0o755)
+        shutil.copytree(tiny, root / "tiny")
+        shutil.copytree(tiny, root / "lost+found")
+        (root / "lost+found").chmod(0)
+        with anybody():
+            assert checkpoint.folders(root) == [root / "tiny"]
+        (root / "lost+found").chmod(0o700)

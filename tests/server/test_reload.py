@@ -329,6 +329,23 @@ def test_a_checkpoint_in_the_middle_of_being_written_is_not_taken_for_removed(fo
         assert reload(process, 2) == {"unchanged": 2}
 
 
+@pytest.mark.parametrize("flags", [(), ("--models", "tiny,prod")], ids=["all", "named"])
+def test_a_link_is_served_by_its_own_name_whatever_it_names(folder, flags):
+    digests = [draw(folder.parent / "store" / name, seed) for seed, name in enumerate(("first", "second"))]
+    (folder / "prod").symlink_to(folder.parent / "store" / "first")
+    with left_quiet(folder, *flags) as process:
+        assert served(process)["prod"] == digests[0]
+        expected = alone(process, model="prod", seed=1)
+        (folder / "prod.link").symlink_to(folder.parent / "store" / "second")
+        (folder / "prod.link").rename(folder / "prod")
+        assert reload(process, 2) == {"unchanged": 1, "replaced": 1}
+        assert served(process)["prod"] == digests[1]
+        assert alone(process, model="prod", seed=1) != expected
+        (folder / "prod").unlink()
+        assert reload(process, 2) == {"unchanged": 1, "removed": 1}
+        assert list(served(process)) == ["tiny"]
+
+
 def test_models_that_were_named_are_looked_for_by_name(folder):
     draw(folder / "other", 1)
     draw(folder / "unnamed", 2)
