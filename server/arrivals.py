@@ -201,7 +201,7 @@ def connection(head_timeout_s: float, headers: Mapping[str, str], stalled_s: flo
         def handle_events(self) -> None:
             super().handle_events()
             # uvicorn reads no further than into a next request, and so would not see the end of the connection
-            if (self.conn.their_state in (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)
+            if (self.conn.their_state in (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined]
                     and len(self.conn.trailing_data[0]) <= AHEAD_BYTES):
                 self.flow.resume_reading()
 
