@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.sse import format_sse_event
 from pydantic import BaseModel
 
+from server.arrivals import PLAIN_BYTES
 from server.envelope import body_of
 from server.errors import (
     BatchFailed,
@@ -36,7 +37,7 @@ Links = dict[str, dict[str, str]]
 
 # What routes can answer beside what they find wrong themselves, by what they do
 LEAVING = (Draining(), EngineGone("the engine has shown no sign of life for 60 s, with work to do"))
-BODY = (BodyTimeout(1_460, 60.0), BodyTooLarge(1_500_000, 2**20), TooManyBodies(512))
+BODY = (BodyTimeout(1_460, 60.0), BodyTooLarge(1_500_000, PLAIN_BYTES), TooManyBodies(512))
 DRAWING = (QueueFull(254, 4, 256, 12.0), ClientLimit(256, 1, 256, 3.0), Unexpected("4eaca4dc47d7a5db"),
            BatchFailed("RuntimeError"), *LEAVING, DeadlineUnreachable(2.0, 7.25, 90), DeadlinePassed(30.0))
 _HOSTS = (ForeignHost("rebound.example"),)  # of every route
