@@ -39,8 +39,13 @@ _PALETTE = np.array([(r, g, b) for r in _LEVELS for g in _LEVELS for b in _LEVEL
 # --- the grid ---
 
 def grid(images: NDArray[np.uint8], config: ModelConfig, *, rows: NDArray[np.int64] | None = None,
-         known: NDArray[np.bool_] | None = None, columns: int = 10) -> Picture:
-    """Images (count, T) side by side. rows: (count,) finished image rows; what follows, but for known (T,), is grey."""
+         known: NDArray[np.bool_] | None = None, columns: int = 0) -> Picture:
+    """Images (count, T) side by side. rows: (count,) finished image rows; what follows, but for known (T,), is grey.
+
+    columns: 0 for up to 10, as many as leave the fewest places empty.
+    """
+    if not columns:
+        columns = min(range(min(6, len(images)), min(10, len(images)) + 1), key=lambda n: (-len(images) % n, -n))
     if rows is not None:
         drawn = np.arange(config.subpixels) < rows[:, None] * (config.width * config.channels)
         images = np.where(drawn if known is None else drawn | known, images, np.uint8(UNDRAWN))

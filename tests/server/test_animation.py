@@ -263,3 +263,10 @@ def test_a_large_sheet_is_reduced_by_means():
     preview.draw(sheet)
     read = read_half_blocks(stream.getvalue().splitlines())
     assert np.array_equal(read[:5, :, 0], sheet[::2, ::2])
+
+
+@pytest.mark.parametrize(("count", "columns"),
+                         [(1, 1), (7, 7), (10, 10), (12, 6), (13, 7), (16, 8), (64, 8), (100, 10)])
+def test_a_grid_has_up_to_ten_columns_and_as_few_empty_places_as_can_be(count, columns):
+    images = noise(count, TINY)
+    assert np.array_equal(animation.grid(images, TINY), animation.grid(images, TINY, columns=columns))
