@@ -3,9 +3,10 @@
 import math
 
 WINDOW_S = 5.0  # of running, over which what was seen is forgotten: long enough for a machine's hiccups to average out
-BROKEN = 0.02   # of promises: so many may be
+BROKEN = 0.005  # of promises: so many may be
 STEP = 0.05     # of the logarithm of the margin: 20 broken promises in a row nearly treble it
-MOST = 2.0      # of the margin: a machine so much slower than it was a moment ago is not foreseen by any
+LEAST = 1.25    # of the margin: hiccups come without notice, and a shorter queue costs nothing while slots are full
+MOST = 2.0      # of it: a machine so much slower than it was a moment ago is not foreseen by any
 
 
 class Pace:
@@ -63,8 +64,8 @@ class Margin:
     """
 
     def __init__(self) -> None:
-        self.factor = 1.0
+        self.factor = LEAST
 
     def learn(self, broken: bool) -> None:
         """Whether a promise was; a request refused for the margin alone counts as one that was kept."""
-        self.factor = min(max(1.0, self.factor * math.exp(STEP * (broken - BROKEN))), MOST)
+        self.factor = min(max(LEAST, self.factor * math.exp(STEP * (broken - BROKEN))), MOST)

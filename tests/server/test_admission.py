@@ -24,7 +24,7 @@ from model import checkpoint
 from server.arrivals import connection
 from server.batcher import Batcher
 from server.engine import ImageSpec, new_engine
-from server.pace import BROKEN, Margin, Pace
+from server.pace import BROKEN, LEAST, MOST, Margin, Pace
 from tests.server.conftest import EAGER, Process, eventually, serving
 from tests.server.test_images import events_of, occluded
 
@@ -617,17 +617,17 @@ def test_the_pace_of_a_size_that_ran_for_a_moment_is_no_slower_than_that_of_a_la
 
 def test_of_what_is_promised_with_the_margin_as_little_is_broken_as_set_out():
     random, margin, broken = np.random.default_rng(0), Margin(), []
-    for scale in (0.05, 0.2):  # how far what was foreseen is off: the margin follows
+    for scale in (0.12, 0.2):  # how far what was foreseen is off: the margin follows
         for taken in np.exp(scale * random.standard_normal(10_000)):
             broken.append(taken > margin.factor)
             margin.learn(broken[-1])
         assert BROKEN / 2 < np.mean(broken[-8000:]) < 2 * BROKEN
     for _ in range(2000):
         margin.learn(broken=False)
-    assert margin.factor == 1
+    assert margin.factor == LEAST
     for _ in range(200):
         margin.learn(broken=True)
-    assert margin.factor == 2
+    assert margin.factor == MOST
 
 
 def test_a_request_that_no_time_is_left_for_when_its_turn_comes_makes_nobody_else_late(tiny):
