@@ -42,14 +42,17 @@ def grid(images: NDArray[np.uint8], config: ModelConfig, *, rows: NDArray[np.int
          known: NDArray[np.bool_] | None = None, columns: int = 0) -> Picture:
     """Images (count, T) side by side. rows: (count,) finished image rows; what follows, but for known (T,), is grey.
 
-    columns: 0 for up to 10, as many as leave the fewest places empty.
+    columns: 0 for as many as columns_for says.
     """
-    if not columns:
-        columns = min(range(min(6, len(images)), min(10, len(images)) + 1), key=lambda n: (-len(images) % n, -n))
     if rows is not None:
         drawn = np.arange(config.subpixels) < rows[:, None] * (config.width * config.channels)
         images = np.where(drawn if known is None else drawn | known, images, np.uint8(UNDRAWN))
-    return tile(images, config, columns)
+    return tile(images, config, columns or columns_for(len(images)))
+
+
+def columns_for(count: int) -> int:
+    """Of a grid: up to 10, and of more than 6 those that leave the fewest places empty."""
+    return min(range(min(6, count), min(10, count) + 1), key=lambda columns: (-count % columns, -columns))
 
 
 class Film:
@@ -80,7 +83,7 @@ class Film:
 
 def sheet_size(count: int, config: ModelConfig) -> tuple[int, int]:
     """Width and height of the grid of so many images."""
-    columns = min(10, count)
+    columns = columns_for(count)
     return columns * (config.width + 1) + 1, -(-count // columns) * (config.height + 1) + 1
 
 

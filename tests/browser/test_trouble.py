@@ -10,6 +10,8 @@ from tests.browser.conftest import says
 from tests.server.conftest import EAGER, eventually, serving
 from tests.server.test_keys import line, private
 
+LASTING = ("--faults", "slow:every=1:ms=500")  # 14 s an image: whatever else runs, the page is seen while it is drawn
+
 
 def test_a_full_queue_shows_its_wait_and_is_tried_again_when_told(slow, visit):
     with serving(slow, *EAGER, "--slots", "2", "--max-queue", "0") as server, ThreadPoolExecutor(1) as pool:
@@ -48,7 +50,7 @@ def test_waiting_for_room_can_be_stopped(slow, visit):
 
 
 def test_a_server_that_drops_the_connection_is_told_and_its_return_is_noticed(slow, visit):
-    with serving(slow, *EAGER) as server:
+    with serving(slow, *EAGER, *LASTING) as server:
         visitor = visit(server.url)
         page = visitor.ready()
         page.locator("#samples-form [name=n]").fill("8")
@@ -71,7 +73,7 @@ def test_a_server_that_drops_the_connection_is_told_and_its_return_is_noticed(sl
 
 
 def test_a_server_that_shuts_down_says_so(slow, visit):
-    with serving(slow, *EAGER, "--drain-timeout", "300") as server:
+    with serving(slow, *EAGER, *LASTING, "--drain-timeout", "300") as server:
         page = visit(server.url).ready()
         page.locator("#samples-form [name=n]").fill("16")
         page.get_by_role("button", name="Draw 16 images").click()

@@ -158,7 +158,7 @@ def test_an_animation_of_too_many_pixels_is_refused_with_the_cure(count, factor)
 
 
 def test_the_size_of_a_sheet_is_known_before_it_is_there():
-    for count in (1, 9, 10, 11, 25):
+    for count in (1, 9, 10, 11, 25, 64):
         sheet = animation.grid(noise(count, TINY), TINY)
         assert animation.sheet_size(count, TINY) == sheet.shape[::-1]
 
