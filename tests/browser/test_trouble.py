@@ -10,7 +10,7 @@ from tests.browser.conftest import says
 from tests.server.conftest import EAGER, eventually, serving
 from tests.server.test_keys import line, private
 
-LASTING = ("--faults", "slow:every=1:ms=500")  # 14 s an image: whatever else runs, the page is seen while it is drawn
+LASTING = ("--faults", "slow:every=1:ms=20")  # a step a quantum, 16 s an image: the page is seen while it is drawn
 
 
 def test_a_full_queue_shows_its_wait_and_is_tried_again_when_told(slow, visit):
