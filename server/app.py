@@ -166,8 +166,6 @@ class Server(uvicorn.Server):
                 await asyncio.sleep(0.02)
             self._worker.fail_all(Draining("the server is shutting down, and this request could not be finished in "
                                            "time; send it again after the restart"))
-            while not self.started:  # told to end while it was about to listen
-                await asyncio.sleep(0.02)
             for server in self.servers:
                 server.close()
             await asyncio.sleep(LINGER_S)

@@ -46,8 +46,8 @@ class Pace:
         if size not in self._told:
             known = {other: seconds / steps for other, (steps, seconds) in self._sums.items() if steps}
             nearest = min(known, key=lambda other: abs(other - size), default=size)
-            self._told[size] = min((known[other] * 2 ** ((size - other) / 2 if other == nearest else 0)
-                                    for other in known if other == nearest or other > size), default=0.0)
+            guess = known.get(nearest, 0.0) * 2 ** ((size - nearest) / 2)
+            self._told[size] = min([guess, *(pace for other, pace in known.items() if other > size)])
         return self._told[size]
 
     def slowest(self, rows: int) -> float:
