@@ -19,7 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] in (["train"], ["experiment"]):  # before torch: for hours, threads that spin would starve others
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if words[:1] == ["serve"]:
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # until the server drains there is nothing to
+        # Until the server drains there is nothing to end: not by SystemExit, which a native module that is being
+        # imported takes for its own failure.
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
         if hasattr(signal, "SIGHUP"):  # it waits for the server: until then it would end us
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     given = _parser(words[:1]).parse_args(words)
