@@ -18,6 +18,7 @@ from tests.soak.loads import Result, Soak, closed_loop, gather
 from tests.soak.service import Oracle
 
 READY_S = 5.0       # a restart takes less
+RELOAD_S = 60.0     # other weights are listed sooner
 CLOSING_S = 15.0    # after the drain: connections have 10 s, and the machine has other work
 
 
@@ -54,15 +55,19 @@ async def reload(soak: Soak) -> list[Result]:
             await closed_loop(soak, service, clients, seconds=soak.plan.seconds / 4)
             await service.is_warm()
             async with measured(soak, f"{name}, {clients} clients", service, oracles) as (result, records):
-                working = asyncio.ensure_future(closed_loop(soak, service, clients))
+                seen = asyncio.Event()
+                working = asyncio.ensure_future(closed_loop(soak, service, clients, until=seen))
                 await asyncio.sleep(soak.plan.seconds / 4)
                 before = time.monotonic()
                 first, second = *oracles, await asyncio.to_thread(other_weights, model, service.card)
                 oracles.append(second)
                 service.process.process.send_signal(signal.SIGHUP)
-                while (await asyncio.to_thread(service.digest)) != second.digest and not working.done():
+                while (await asyncio.to_thread(service.digest)) != second.digest \
+                        and time.monotonic() < before + RELOAD_S:
                     await asyncio.sleep(0.05)
                 switched = time.monotonic()
+                await asyncio.sleep(soak.plan.seconds / 4)
+                seen.set()
                 records += await working
                 if not {first.digest, second.digest} <= {record.checkpoint for record in records}:
                     result.failures.append("not both checkpoints were served under load")

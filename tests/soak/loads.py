@@ -110,10 +110,9 @@ async def one_of_many(service: Service, ask: Ask, leave_after: float | None = No
     return record
 
 
-
 async def closed_loop(soak: Soak, service: Service, clients: int, make: Callable[[], Ask] | None = None,
-                      seconds: float | None = None) -> list[Record]:
-    """So many clients, each of which asks again as soon as it has its answer."""
+                      seconds: float | None = None, until: asyncio.Event | None = None) -> list[Record]:
+    """So many clients, each of which asks again as soon as it has its answer; for so long, and `until`, if given."""
     end = time.monotonic() + (soak.plan.seconds if seconds is None else seconds)
     records: list[Record] = []
     asked = 0
@@ -121,7 +120,7 @@ async def closed_loop(soak: Soak, service: Service, clients: int, make: Callable
     async def client() -> None:
         nonlocal asked
         connection = service.connection()
-        while asked < soak.plan.most and (time.monotonic() < end or not asked):
+        while asked < soak.plan.most and (time.monotonic() < end or not asked or (until and not until.is_set())):
             asked += 1
             records.append(await connection.ask(make() if make else soak.draw()))
             if records[-1].outcome in ("refused", "lost"):
