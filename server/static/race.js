@@ -42,7 +42,12 @@ export class Race {
 
   /** Lanes that wait, before anything is known. */
   idle(card) {
-    if (this.report) return;
+    if (this.report) {
+      if (!this.task.running && this.report.model !== card.id) {
+        this.task.say(`Measured with ${this.report.model}. Measure to see ${card.id}.`);
+      }
+      return;
+    }
     this.setUp(KINDS.filter(([, engine]) => engine === "eager" || card.engine === "compiled"), card);
   }
 

@@ -1,6 +1,7 @@
 """The race: measured by /v1/compare, told as it tells, and replayed at the speeds that it measured."""
 
 import re
+import shutil
 
 import httpx
 import numpy as np
@@ -129,6 +130,18 @@ def test_a_comparison_of_somebody_else_is_watched(tiny, visit):
         says(page, "#race .status", f"Watching {id}, which another visitor began")
         says(page, "#race .status", RACED)
         assert told(server, "status")["comparison"]["id"] == id, "no second one was begun"
+
+
+def test_a_race_of_another_model_is_called_so(tiny, tmp_path, visit):
+    for name in ("first", "second"):
+        shutil.copytree(tiny, tmp_path / name)
+    with serving(tmp_path, "--compare-budget", "5") as server:
+        id = begun(server, 2.0)
+        assert eventually(lambda: told(server, f"compare/{id}")["status"] == "completed", 60)
+        page = visit(server.url, panel="race").ready()
+        says(page, "#race .status", r"Measured before, with first\. Race again to see it")
+        page.locator("#race-form [name=model]").select_option("second")
+        says(page, "#race .status", r"Measured with first\. Measure to see second\.")
 
 
 def test_the_race_of_the_shipped_models_can_be_looked_at(visit):
