@@ -181,12 +181,14 @@ def _status_of(batcher: Batcher, values: dict[tuple[str, ...], float]) -> ModelS
         quanta=int(values[f"{_STEP}_count", name, backend]), step_seconds_sum=values[f"{_STEP}_sum", name, backend])
 
 
+@probes.head("/healthz", include_in_schema=False)
 @probes.get("/healthz", responses=answered("it is"))
 async def healthz() -> Health:
     """The process is alive."""
     return Health(status="alive")
 
 
+@probes.head("/readyz", include_in_schema=False)
 @probes.get("/readyz", responses=answered("all of it", example={"status": "ready"}) | documented(*LEAVING, Starting()))
 async def readyz(service: ServiceDep) -> Health:
     """Weights loaded, engine stepping, not draining."""
@@ -199,6 +201,7 @@ async def readyz(service: ServiceDep) -> Health:
     return Health(status="ready")
 
 
+@router.head("/", include_in_schema=False)
 @router.get("/", include_in_schema=False)
 async def page() -> FileResponse:
     return FileResponse(STATIC / "index.html", headers=REVALIDATE)
@@ -213,6 +216,7 @@ class Static(StaticFiles):
         return response
 
 
+@router.head("/docs", include_in_schema=False)
 @router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> HTMLResponse:
     page = get_swagger_ui_html(openapi_url=str(request.app.openapi_url), title="LinPix",

@@ -39,9 +39,11 @@ def use(server: Process) -> tuple[list, list[str]]:
             client.get("/", headers={"host": f"{PATH}.example"}),
             client.post("/v1/images/generations", json={}, headers={"origin": f"https://{PATH}.example"}),
             client.get("/healthz", headers={"cookie": QUERY}),
+            client.head("/healthz", headers={"cookie": QUERY}),
+            client.get(f"/static/{PATH}"),
         ]
     assert [answer.status_code for answer in answers] == [200, 400, 200, 400, 200, 415, 200, 404, 404, 401, 403, 403,
-                                                          200]
+                                                          200, 200, 404]
     picture = base64.b64encode(occluded()).decode()
     images = re.findall(r'"b64_json":\s*"([^"]+)"', "".join(answer.text for answer in answers))
     assert len(images) > 3
@@ -90,7 +92,8 @@ def test_every_request_is_a_line_of_the_log_and_none_has_a_secret_or_a_picture_i
         (generations, "alice", "tiny", 2), (generations, "alice", None, None), (generations, "alice", "tiny", 1),
         (generations, "alice", None, None), (edits, "alice", "tiny", 1), (edits, "alice", "tiny", 1),
         ("/v1/models", "alice", None, None), ("/v1/models/{model}", "alice", None, None),
-        *[(None, "127.0.0.1", None, None)] * 4, ("/healthz", "127.0.0.1", None, None)]
+        *[(None, "127.0.0.1", None, None)] * 4, *[("/healthz", "127.0.0.1", None, None)] * 2,
+        ("/static", "127.0.0.1", None, None)]
 
 
 def test_a_client_is_not_believed_where_it_comes_from_unless_its_proxy_is_trusted(tiny):

@@ -39,6 +39,14 @@ def test_every_route_and_method_that_is_not_there_answers_the_envelope(server):
             assert answer.headers["x-request-id"]
 
 
+def test_probes_and_pages_answer_HEAD_as_they_answer_GET(server):
+    with server.client() as client:
+        for path in ("/", "/docs", "/healthz", "/readyz", "/static/page.js"):
+            asked, head = client.get(path), client.head(path)
+            assert (head.status_code, head.content) == (200, b"")
+            assert head.headers["content-type"] == asked.headers["content-type"]
+
+
 def test_a_405_names_every_method_that_is_allowed(server):
     with server.client() as client:
         answer = client.put("/v1/compare/cmp-1")
