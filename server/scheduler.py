@@ -96,6 +96,13 @@ class Line:
         line.bulk = deque(row for row in self.bulk if row.request != request)
         return line
 
+    def in_turn(self) -> Iterator[Row]:
+        """All of them, in the order in which they would get slots."""
+        if not self.bulk:
+            return iter(self.interactive)
+        rest = self.without()
+        return (rest.take() for _ in range(len(rest)))
+
 
 @dataclass(slots=True)
 class Scheduler:
@@ -194,24 +201,26 @@ class Scheduler:
 
         Images that are not known yet count as whole ones; those of the request `brief` as if they had no hole.
         """
-        line, ended = self.waiting.without(), None
+        line = self.waiting.without()
         for request, place in self.reserved.items():
             for index in range(place.images):
                 line.append(Row(request, index, self.length if request == brief else 0, bulk=place.bulk))
-        order, now, at = itertools.count(), 0, 0.0
-        ends = [(self.length - row.position, next(order), row) for row in self.running.values() if not row.cancelled]
+        running = [row for row in self.running.values() if not row.cancelled]
+        queue = deque(line.in_turn())
+        running += [queue.popleft() for _ in range(min(self.slots - len(running), len(queue)))]
+        order, bulk, now, at = itertools.count(), sum(row.bulk for row in queue), 0, 0.0
+        ends = [(self.length - row.position, next(order), row) for row in running]
         heapq.heapify(ends)
-        while True:
-            while len(line) and len(ends) < self.slots:
-                row = line.take()
-                heapq.heappush(ends, (now + self.length - row.position, next(order), row))
-            if ended is not None:
-                yield End(at, ended, self.slots - len(ends), len(line), len(line.bulk))
-            if not ends:
-                return
-            rows = len(ends)
-            end, _, ended = heapq.heappop(ends)
-            at, now = at + (end - now) * pace(rows), end
+        while ends:
+            end, _, ended = ends[0]
+            at, now = at + (end - now) * pace(len(ends)), end
+            if queue:
+                row = queue.popleft()
+                bulk -= row.bulk
+                heapq.heapreplace(ends, (now + self.length - row.position, next(order), row))
+            else:
+                heapq.heappop(ends)
+            yield End(at, ended, self.slots - len(ends), len(queue), bulk)
 
     def until_room(self, images: int, bulk: bool = False, pace: Pace = in_steps) -> float:
         """Time until a request of that many images would be admitted."""
@@ -227,5 +236,10 @@ class Scheduler:
                    default=0.0)
 
     def bound(self) -> float:
-        """Steps by which all that is admitted is done, or fewer: much faster to know than the forecast."""
-        return self.length * (1 + (len(self.running) + self.queued()) / self.slots)
+        """Steps by which all that is admitted is done, or fewer: much faster to know than the forecast.
+
+        What is to be done, shared out evenly, and one image more: Graham, "Bounds on multiprocessing timing
+        anomalies", 1969.
+        """
+        running = sum(self.length - row.position for row in self.running.values())
+        return self.length + (running + self.length * self.queued()) / self.slots

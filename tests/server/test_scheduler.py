@@ -276,7 +276,7 @@ def test_what_is_foreseen_comes_true_when_nobody_else_comes(crowd, slots, max_qu
             arrive(s, f"r{number}", count, position, kind)
         turn(s, 1)
     join(s)
-    foretold = [(end.at, end.row.request, end.row.index) for end in s.forecast()]
+    foretold, bound = [(end.at, end.row.request, end.row.index) for end in s.forecast()], s.bound()
     fits = images <= slots + s.queue_of(bulk)
     room, steps, ends, found = s.until_room(images, bulk), 0, [], None
     while True:
@@ -290,4 +290,4 @@ def test_what_is_foreseen_comes_true_when_nobody_else_comes(crowd, slots, max_qu
         ends += [(steps, row.request, row.index) for row in finished]
     assert sorted(foretold) == sorted(ends)
     assert found == (room if fits else None)
-    assert not foretold or max(foretold)[0] <= s.length * (1 + len(foretold) / slots)
+    assert not foretold or max(foretold)[0] <= bound
