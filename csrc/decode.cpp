@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <vector>
 
@@ -28,30 +29,54 @@ class Scratch {
   std::unique_ptr<void, Free> at_;
 };
 
-// work(thread's share, its own scratch, the scratch that a share has in common, task). Split: all threads work on one
-// task after the other, each on its columns. Else each claims tasks and does them alone, so nobody waits for anybody.
-template <class Work>
-void deal(const Kernels& kernels, const Model& m, int tasks, int tokens, bool split, int threads, Work work) {
-  const Sizes sizes = kernels.sizes(m, tokens);
+// The rows of a call in blocks. Whoever is free takes the one that is furthest behind and in nobody's hands, by half of
+// the steps it has left: a thread that loses its core for a moment holds up few steps, and none of the other blocks.
+class Blocks {
+ public:
+  Blocks(int rows, int count, int64_t steps) : steps_(steps) {
+    for (int i = 0; i < count; ++i)
+      blocks_.push_back({(int)((int64_t)i * rows / count), (int)((int64_t)(i + 1) * rows / count)});
+    taken_.resize(count);
+  }
+
+  // Which one this thread works on next, after the one it has done (-1: none yet); -1 when others have what is left.
+  int next(int done) {
+    const std::lock_guard<std::mutex> alone(mutex_);
+    if (done >= 0) taken_[done] = false;
+    int behind = -1;
+    for (int i = 0; i < (int)blocks_.size(); ++i)
+      if (!taken_[i] && blocks_[i].to < steps_ && (behind < 0 || blocks_[i].to < blocks_[behind].to)) behind = i;
+    if (behind < 0) return -1;
+    Piece& block = blocks_[behind];
+    const int64_t left = steps_ - block.to;
+    block.from = block.to;
+    block.to += std::min(left, std::max(LEAST, left / 2));
+    taken_[behind] = true;
+    return behind;
+  }
+  Piece operator[](int i) const { return blocks_[i]; }  // of the thread that has it
+
+ private:
+  static constexpr int64_t LEAST = 3;  // steps: for fewer it does not pay to fetch the state of a block
+
+  const int64_t steps_;
+  std::vector<Piece> blocks_;
+  std::vector<char> taken_;
+  std::mutex mutex_;
+};
+
+// What each thread needs for passes of so many tokens. Split: threads work on the same tokens, each on its columns.
+struct Workplaces {
+  Workplaces(const Kernels& kernels, const Model& m, int tokens, bool split, int threads) {
+    const Sizes sizes = kernels.sizes(m, tokens);
+    for (int i = 0; i < threads; ++i) {
+      own.emplace_back(sizes.own);
+      if (i == 0 || !split) common.emplace_back(sizes.common);
+    }
+  }
+
   std::vector<Scratch> own, common;
-  for (int i = 0; i < threads; ++i) {
-    own.emplace_back(sizes.own);
-    if (i == 0 || !split) common.emplace_back(sizes.common);
-  }
-  if (split) {
-    Barrier barrier{threads};
-    run_together(threads, [&](int i) {
-      for (int task = 0; task < tasks; ++task)
-        work(Share{i, threads, &barrier}, own[i].get(), common[0].get(), task);
-    });
-    return;
-  }
-  int next = 0;
-  run_together(threads, [&](int i) {
-    for (int task; (task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < tasks;)
-      work(Share{0, 1, nullptr}, own[i].get(), common[i].get(), task);
-  });
-}
+};
 
 // Threads that find work in every product: no more than its panels, and no more than heads.
 int sharers(const Model& m, int threads) {
@@ -66,24 +91,37 @@ void decode(const Kernels& kernels, const Model& m, const Rows& rows, int thread
   if (rows.count == 0) return;
   const int together = sharers(m, threads);
   // Few rows share out the columns; where reading weights is dear, more rows than else share one reading of them.
-  if (rows.count <= (m.far ? 8 : 4) * together)
-    return deal(kernels, m, 1, rows.count, true, together, [&](Share share, void* own, void* common, int) {
-      kernels.decode(m, rows, 0, rows.count, rows.count, share, own, common);
+  if (rows.count <= (m.far ? 8 : 4) * together) {
+    Workplaces at(kernels, m, rows.count, true, together);
+    Barrier barrier{together};
+    return run_together(together, [&](int i) {
+      kernels.decode(m, rows, {0, rows.count, 0, rows.most_steps}, rows.count, Share{i, together, &barrier},
+                     at.own[i].get(), at.common[0].get());
     });
-  // Blocks of equal size, as many for each thread, and small enough that a thread whose core has other work to do can
-  // leave some of its own to the others: 12 rows are two tiles.
+  }
+  // As many blocks for each thread, of equal size: 12 rows are two tiles.
   const int most_rows = m.far ? 32 : 12, rounds = (rows.count + most_rows * threads - 1) / (most_rows * threads);
-  const int tasks = rounds * threads, most = (rows.count + tasks - 1) / tasks;
-  deal(kernels, m, tasks, most, false, threads, [&](Share share, void* own, void* common, int task) {
-    const int first = (int)((int64_t)task * rows.count / tasks), last = (int)((int64_t)(task + 1) * rows.count / tasks);
-    kernels.decode(m, rows, first, last, most, share, own, common);
+  const int count = rounds * threads, most = (rows.count + count - 1) / count;
+  Workplaces at(kernels, m, most, false, threads);
+  Blocks blocks(rows.count, count, rows.most_steps);
+  run_together(threads, [&](int i) {
+    for (int block = -1; (block = blocks.next(block)) >= 0;)
+      kernels.decode(m, rows, blocks[block], most, Share{0, 1, nullptr}, at.own[i].get(), at.common[i].get());
   });
 }
 
 void prefill(const Kernels& kernels, const Model& m, const Rows& rows, int threads) {
   const bool split = rows.count < threads;
-  deal(kernels, m, rows.count, PREFILL_TOKENS, split, split ? sharers(m, threads) : threads,
-       [&](Share share, void* own, void* common, int row) { kernels.prefill(m, rows, row, share, own, common); });
+  const int members = split ? sharers(m, threads) : threads;
+  Workplaces at(kernels, m, PREFILL_TOKENS, split, members);
+  Barrier barrier{members};
+  int next = 0;
+  run_together(members, [&](int i) {
+    const Share share = split ? Share{i, members, &barrier} : Share{0, 1, nullptr};
+    const auto claim = [&](int last) { return split ? last + 1 : __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED); };
+    for (int row = -1; (row = claim(row)) < rows.count;)
+      kernels.prefill(m, rows, row, share, at.own[i].get(), at.common[split ? 0 : i].get());
+  });
 }
 
 }  // namespace linpix

@@ -81,6 +81,12 @@ struct Share {
   Barrier* barrier;
 };
 
+// Some of a call's rows, and some of its steps.
+struct Piece {
+  int first, last;           // rows first .. last-1
+  int64_t from = 0, to = 0;  // steps from .. to-1
+};
+
 // Bytes of scratch for a pass of so many tokens: of each thread, and of what the threads of a share have in common.
 struct Sizes {
   size_t own, common;
@@ -97,9 +103,9 @@ struct Kernels {
   const char* name;
   bool fast_bf16;
   Sizes (*sizes)(const Model&, int tokens);
-  // Rows first .. last-1, at most `most` of them, every one by its number of steps. Scratch is laid out for `most`,
+  // Those of a piece's rows that have as many steps to take take theirs. Scratch is laid out for blocks of `most` rows,
   // the same for all who use it one after the other: columns beyond a matrix's own must stay zero in it.
-  void (*decode)(const Model&, const Rows&, int first, int last, int most, Share, void* own, void* common);
+  void (*decode)(const Model&, const Rows&, Piece, int most, Share, void* own, void* common);
   // Tokens 0 .. steps-1 of one row, folded into its slot; steps counts start token and sub-pixels.
   void (*prefill)(const Model&, const Rows&, int row, Share, void* own, void* common);
   // One layer's attention alone: see recurrent_step in model/ops.py. Row `row`, head `head`.

@@ -13,12 +13,12 @@ namespace linpix::LINPIX_ISA {
 namespace {
 
 template <class T>
-void decode(const Model& m, const Rows& rows, int first, int last, int most, Share share, void* own, void* common) {
+void decode(const Model& m, const Rows& rows, Piece piece, int most, Share share, void* own, void* common) {
   Pass<T> pass(m, rows, share, most, own, common);
   const int width = m.head.groups * m.head.columns;
-  for (int64_t step = 0;; ++step) {
+  for (int64_t step = piece.from; step < piece.to; ++step) {
     pass.tokens = 0;
-    for (int row = first; row < last; ++row) {
+    for (int row = piece.first; row < piece.last; ++row) {
       if (step >= rows.steps[row]) continue;
       const int64_t t = rows.positions[row] + step;
       pass.token[pass.tokens++] = {rows.slots[row], t, rows.start[row], !(m.marginal && t == 0)};
@@ -28,7 +28,7 @@ void decode(const Model& m, const Rows& rows, int first, int last, int most, Sha
     if (share.index == 0) {
       pass.head();
       int r = 0;
-      for (int row = first; row < last; ++row)
+      for (int row = piece.first; row < piece.last; ++row)
         if (step < rows.steps[row]) finish_subpixel(m, rows, row, step, pass.parameters + r++ * width, pass.scratch);
     }
     wait(share);  // until the sub-pixels that the next step looks up are there
@@ -53,8 +53,8 @@ Sizes sizes_of(const Model& m, int tokens) {
   return {counted.own_bytes, counted.common_bytes};
 }
 Sizes sizes(const Model& m, int tokens) { return (m.bf16 ? sizes_of<bfloat16> : sizes_of<float>)(m, tokens); }
-void decode_any(const Model& m, const Rows& rows, int first, int last, int most, Share share, void* own, void* common) {
-  (m.bf16 ? decode<bfloat16> : decode<float>)(m, rows, first, last, most, share, own, common);
+void decode_any(const Model& m, const Rows& rows, Piece piece, int most, Share share, void* own, void* common) {
+  (m.bf16 ? decode<bfloat16> : decode<float>)(m, rows, piece, most, share, own, common);
 }
 void prefill_any(const Model& m, const Rows& rows, int row, Share share, void* own, void* common) {
   (m.bf16 ? prefill<bfloat16> : prefill<float>)(m, rows, row, share, own, common);
