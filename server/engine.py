@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, from_numpy
 
 from model.attention import SlotPool, attention_for
 from model.attention.linear import RecurrentState
@@ -23,6 +23,8 @@ from model.packing import PRECISIONS, choose, gpu_obstacle, pack
 from server.errors import EngineLost
 
 logger = logging.getLogger(__name__)
+
+Numbers = NDArray[np.int64]  # (B,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,31 +59,32 @@ class Engine:
         if pool is None:
             self.state = pool = attention_for(self.config).new_state(slots)
         self.pool = pool
+        # In numpy, which keeps the GIL: each operator of torch's would give it up, between quanta too, and get it back
+        # when the event loop has had its turn.
         rows = slots + 1
-        self.canvas = torch.zeros(rows, self.config.subpixels, dtype=torch.uint8)
-        self.known = torch.zeros(rows, self.config.subpixels, dtype=torch.bool)
-        self.start = torch.zeros(rows, dtype=torch.int64)
-        self.seed = torch.zeros(rows, dtype=torch.int64)
-        self.temperature = torch.ones(rows)
+        self.canvas = np.zeros((rows, self.config.subpixels), np.uint8)
+        self.known = np.zeros((rows, self.config.subpixels), np.bool_)
+        self.start, self.seed = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        self.temperature = np.ones(rows, np.float32)
 
     def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
         """Give clear slots to images that differ in seed and temperature only, and prefill what they share."""
-        first = specs[0]
+        first, at = specs[0], np.array(slots)
         for slot, spec in zip(slots, specs, strict=True):
             self.pool.clear(slot)  # on taking, not on giving back: a crashed request gives back nothing clean
             self.seed[slot] = spec.seed
             self.temperature[slot] = spec.temperature
-        at = torch.tensor(slots)
         self.start[at] = self.net.start_index(first.label)
-        self.canvas[at] = 0 if first.canvas is None else torch.from_numpy(first.canvas)
-        self.known[at] = False if first.known is None else torch.from_numpy(first.known)
+        self.canvas[at] = 0 if first.canvas is None else first.canvas
+        self.known[at] = False if first.known is None else first.known
         if first.prefix:
-            self.prefill(at[:1], torch.tensor([first.prefix]))
+            self.prefill(at[:1], np.array([first.prefix]))
             self.pool.copy(slots[0], list(slots[1:]))
 
-    def prefill(self, slots: Tensor, lengths: Tensor) -> None:
+    def prefill(self, slots: Numbers, lengths: Numbers) -> None:
         """Fold the first inputs of each image into its clear slot: start token, x_0 .. x_{length-2}. Here all alike."""
-        self.net.prefill(self.canvas[slots], int(lengths[0]), self.start[slots], self.state, slots)
+        self.net.prefill(from_numpy(self.canvas[slots]), int(lengths[0]), from_numpy(self.start[slots]), self.state,
+                         from_numpy(slots))
 
     def keep(self, slots: Sequence[int]) -> None:
         """Shadow the state of these slots before a quantum, for the case that it throws."""
@@ -101,17 +104,19 @@ class Engine:
         Rows that end earlier stand last, so those still running are always the first `rows`. Returns the slots whose
         mixture parameters were not all finite: their images are rubbish, and no other is.
         """
-        at, t = torch.tensor(slots), torch.tensor(positions)
-        canvas, known, start, temperature = (x[at] for x in (self.canvas, self.known, self.start, self.temperature))
-        noise = noise_of(self.seed[at].numpy(), t[:, None].numpy() + np.arange(steps[0]))
+        index = np.array(slots)
+        noise = noise_of(self.seed[index], np.array(positions)[:, None] + np.arange(steps[0]))
+        at, t = from_numpy(index), torch.tensor(positions)
+        canvas, known, start, temperature = (from_numpy(pool[index]) for pool in (
+            self.canvas, self.known, self.start, self.temperature))
         finite = torch.ones(len(slots), dtype=torch.bool)
         with decode_threads(self.net, len(slots)):
             for step in range(steps[0]):
                 rows = sum(step < wanted for wanted in steps)
                 finite[:rows] &= self.step(canvas[:rows], known[:rows], start[:rows], temperature[:rows],
                                            noise[:rows, step], t[:rows] + step, at[:rows])
-        self.canvas[at] = canvas
-        return at[~finite].tolist()
+        self.canvas[index] = canvas.numpy()
+        return [slot for slot, well in zip(slots, finite.tolist(), strict=True) if not well]
 
     def step(self, canvas: Tensor, known: Tensor, start: Tensor, temperature: Tensor,
              noise: Tensor, t: Tensor, slots: Tensor) -> Tensor:
@@ -130,7 +135,8 @@ class Engine:
 
     def image(self, slot: int) -> NDArray[np.uint8]:
         """The sub-pixels of a slot's image, (T,); those not decoded yet are 0, or as they were given."""
-        return self.canvas[slot].numpy().copy()
+        canvas: NDArray[np.uint8] = self.canvas[slot].copy()
+        return canvas
 
 
 class BitwiseEngine(Engine):
@@ -142,7 +148,7 @@ class BitwiseEngine(Engine):
     def restore(self, slots: Sequence[int], positions: Sequence[int]) -> None:
         for slot in slots:
             self.pool.clear(slot)
-        at, lengths = torch.tensor(slots), torch.tensor(positions)
+        at, lengths = np.array(slots), np.array(positions)
         if (begun := lengths > 0).any():
             self.prefill(at[begun], lengths[begun])
 
@@ -158,16 +164,18 @@ class CompiledEngine(BitwiseEngine):
         self.precision = precision
         self.packed, self.S, self.z = pack(self.net, PRECISIONS[precision]), self.state.S, self.state.z
 
-    def prefill(self, slots: Tensor, lengths: Tensor) -> None:
-        self.packed.prefill(self.canvas, self.S, self.z, slots, lengths, self.start[slots])
+    def prefill(self, slots: Numbers, lengths: Numbers) -> None:
+        self.packed.prefill(from_numpy(self.canvas), self.S, self.z, from_numpy(slots), from_numpy(lengths),
+                            from_numpy(self.start[slots]))
 
     @torch.inference_mode()
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
         """As Engine.quantum, in any order of steps; one call without the GIL."""
-        at = torch.tensor(slots)
-        _, finite = self.packed.decode(self.canvas, self.known, self.S, self.z, at, torch.tensor(positions),
-                                       torch.tensor(steps), self.start[at], self.seed[at], self.temperature[at])
-        return at[~finite].tolist()
+        at = np.array(slots)
+        rows = (at, np.array(positions), np.array(steps), self.start[at], self.seed[at], self.temperature[at])
+        _, finite = self.packed.decode(from_numpy(self.canvas), from_numpy(self.known), self.S, self.z,
+                                       *map(from_numpy, rows))
+        return [slot for slot, well in zip(slots, finite.numpy(), strict=True) if not well]
 
 
 class GpuEngine(BitwiseEngine):
@@ -183,21 +191,20 @@ class GpuEngine(BitwiseEngine):
 
     def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
         with _on_gpu():
-            self.pool.put(slots, *(None if given is None else torch.from_numpy(given)
+            self.pool.put(slots, *(None if given is None else from_numpy(given)
                                    for given in (specs[0].canvas, specs[0].known)))
             super().take(slots, specs)
 
-    def prefill(self, slots: Tensor, lengths: Tensor) -> None:
+    def prefill(self, slots: Numbers, lengths: Numbers) -> None:
         with _on_gpu():
-            self.pool.prefill(slots.numpy(), lengths.numpy(), self.start[slots].numpy())
+            self.pool.prefill(slots, lengths, self.start[slots])
 
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
         """As CompiledEngine.quantum. Raises EngineLost where the GPU no longer answers."""
-        at = torch.tensor(slots)
+        at = np.array(slots)
         with _on_gpu():
-            finite = self.pool.decode(slots, positions, steps, self.start[at].numpy(), self.seed[at].numpy(),
-                                      self.temperature[at].numpy())
-            self.canvas[at] = self.pool.images(slots)
+            finite = self.pool.decode(slots, positions, steps, self.start[at], self.seed[at], self.temperature[at])
+            self.canvas[at] = self.pool.images(slots).numpy()
             self.saturated = self.pool.saturated()
         return [slot for slot, well in zip(slots, finite, strict=True) if not well]
 

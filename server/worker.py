@@ -7,6 +7,7 @@ what is left of its time to a comparison, if one is under way.
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
 import math
 import os
@@ -98,10 +99,19 @@ class Request:
         return self.deadline - self.loop.time()
 
     def send(self, event: Event) -> None:
-        try:
-            self.loop.call_soon_threadsafe(self.events.put_nowait, event)
-        except RuntimeError:  # the loop is closed: the process is on its way out, and nobody listens
-            logger.debug("event for request %s after its loop closed", self.id)
+        hand_over(self.loop, [(self, event)])
+
+
+def hand_over(loop: asyncio.AbstractEventLoop, events: Sequence[tuple[Request, Event]]) -> None:
+    """From any thread: all of them at once, since to wake the loop is a system call, which gives up the GIL."""
+    def put() -> None:
+        for request, event in events:
+            request.events.put_nowait(event)
+
+    try:
+        loop.call_soon_threadsafe(put)
+    except RuntimeError:  # the loop is closed: the process is on its way out, and nobody listens
+        logger.debug("%d events after their loop closed", len(events))
 
 
 class Worker:
@@ -410,6 +420,15 @@ class Worker:
         os._exit(LOST)
 
     def _publish(self, batcher: Batcher, turn: Turn) -> None:
+        """Tell everybody whom a turn was about, and count what it did."""
+        events: list[tuple[Request, Event]] = []
+        try:
+            self._sort_out(batcher, turn, events)
+        finally:  # what is counted as told is told, whatever goes wrong after it
+            for loop, theirs in itertools.groupby(events, key=lambda pair: pair[0].loop):
+                hand_over(loop, [*theirs])
+
+    def _sort_out(self, batcher: Batcher, turn: Turn, events: list[tuple[Request, Event]]) -> None:
         now = time.monotonic()
         name, backend = batcher.labels
         metrics = self.metrics
@@ -428,19 +447,19 @@ class Worker:
             if request.stream:
                 canvas = batcher.engine.image(row.slot)
                 for finished in range(before + 1, rows + 1):
-                    request.send(RowsDone(row.index, finished, canvas))
+                    events.append((request, RowsDone(row.index, finished, canvas)))
         for row in turn.finished:
             with self._wake:
                 if (request := self.requests.get(row.request)) is None:
                     continue
+                events.append((request, ImageDone(row.index, batcher.engine.image(row.slot))))
                 request.done += 1
             if request.done == request.images:
                 batcher.over(request.id)
             metrics.images_completed.labels(name, backend, "completed").inc()
-            request.send(ImageDone(row.index, batcher.engine.image(row.slot)))
         for late in turn.late:
             if (request := self.requests.get(late)) is not None:
-                request.send(DeadlinePassed(request.timeout_s))
+                events.append((request, DeadlinePassed(request.timeout_s)))
         for lost, error in turn.failed.items():
             logger.error("a request of %s ends alone: %s: %s", name, type(error).__name__, error, extra=logs.of(lost))
             known = isinstance(error, NotFinite)
@@ -448,7 +467,7 @@ class Worker:
             message = str(error) if known else (f"the engine failed on an image of this request "
                                                 f"({type(error).__name__}), also without the rest of its batch")
             if (request := self.requests.get(lost)) is not None:
-                request.send(EngineFailed(f"{message}; another seed or temperature may succeed"))
+                events.append((request, EngineFailed(f"{message}; another seed or temperature may succeed")))
         if turn.steps:
             metrics.pixels_generated.labels(name, backend).inc(turn.subpixels)
             metrics.state_saturations.labels(name).inc(turn.saturated)

@@ -61,8 +61,8 @@ class RecurrentState:
         return ops.recurrent_step_reference(*given, self.phi)[:, 0]
 
     def clear(self, slot: int) -> None:
-        self.S[slot] = 0
-        self.z[slot] = 0
+        for pool in (self.S, self.z):
+            (pool.numpy() if pool.is_cpu else pool)[slot] = 0  # numpy keeps the GIL: see server/engine.py
 
     def poison(self, slot: int) -> None:
         self.S[slot] = torch.nan
