@@ -61,13 +61,13 @@ async def read_form(http: Request) -> None:
                              f"{MOST_FILES} files, and {MOST_FIELDS} fields of {FIELD_BYTES:,} bytes") from error
 
 
-def admitted_of(http: Request) -> Admitted:
+async def _admitted(http: Request) -> Admitted:  # not a plain function, as in service.py
     admitted = http.state.admitted
     assert isinstance(admitted, Admitted)
     return admitted
 
 
-AdmittedDep = Annotated[Admitted, Depends(admitted_of)]
+AdmittedDep = Annotated[Admitted, Depends(_admitted)]
 
 
 def client_of(scope: Scope) -> str:

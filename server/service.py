@@ -49,4 +49,9 @@ def service_of(request: Request) -> Service:
     return service
 
 
-ServiceDep = Annotated[Service, Depends(service_of)]
+async def _service(request: Request) -> Service:
+    """Not a plain function: FastAPI would have each request wait for a thread to call it."""
+    return service_of(request)
+
+
+ServiceDep = Annotated[Service, Depends(_service)]
