@@ -1,14 +1,20 @@
 """The log on standard error, for people or one JSON object a line; it never holds keys or pictures."""
 
+import contextlib
 import json
 import logging
 import re
 import sys
+import threading
 import time
+from collections import deque
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)  # of the request that a task works for
+
+WRITE_S = 0.1        # what is logged is written so much later, at most
+MOST_LINES = 10_000  # that wait for a reader; then whoever logs waits for it too
 
 _access = logging.getLogger("linpix.access")
 # What we log has no keys and no pictures in it; the words of somebody else's exception might.
@@ -52,6 +58,42 @@ class Formatter(logging.Formatter):
         return text.replace("\n", "\n    ")  # so that no message looks like a record of its own
 
 
+class Lines(logging.Handler):
+    """Lines to a stream, many in one write: each write wakes who reads them, and the event loop would wait for that.
+
+    Warnings, and what is worse, are written at once.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream, self._lines = stream, deque[str]()
+        self._writing = threading.Lock()  # not the handler's: nobody who logs waits for a reader that is slow
+        self._some = threading.Event()
+        threading.Thread(target=self._write_now_and_then, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.append(self.format(record) + "\n")
+        except Exception:
+            self.handleError(record)
+            return
+        if record.levelno >= logging.WARNING or len(self._lines) > MOST_LINES:
+            self.flush()
+        else:
+            self._some.set()
+
+    def flush(self) -> None:
+        with self._writing, contextlib.suppress(ValueError, OSError):  # nobody reads any more, or it is closed
+            self._stream.write("".join(self._lines.popleft() for _ in range(len(self._lines))))
+            self._stream.flush()
+
+    def _write_now_and_then(self) -> None:
+        while self._some.wait():
+            time.sleep(WRITE_S)
+            self._some.clear()
+            self.flush()
+
+
 def of(request_id: str) -> dict[str, Any]:
     """`extra` of a log call for a request, outside of the task that answers it."""
     return {"fields": {"request_id": request_id}}
@@ -67,7 +109,7 @@ def announce(text: str, form: Literal["text", "json"]) -> None:
 
 def configure(form: Literal["text", "json"]) -> None:
     """Log to standard error: what LinPix says from info on, and others from warning on."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = Lines(sys.stderr)
     handler.setFormatter(Formatter(form))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("linpix").setLevel(logging.INFO)

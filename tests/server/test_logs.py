@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import logging
+import os
 import re
 
 import pytest
@@ -157,3 +158,22 @@ def test_whatever_a_message_holds_it_is_one_record_of_the_text():
     assert first.endswith("ERROR linpix no tensor a")
     assert second == "    2026-11-21T00:00:00.000Z INFO linpix.access GET / 200\\r\\x1b[2J\\u2028b"
     assert json.loads(logs.Formatter("json").format(record))["message"].startswith("no tensor a\n2026")
+
+
+def test_whoever_logs_does_not_wait_for_a_reader_that_is_slow():
+    reading, writing = os.pipe()
+    with open(writing, "w") as stream, open(reading) as reader:
+        handler = logs.Lines(stream)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        texts = [f"{number} {'x' * 100}" for number in range(5_000)]  # several times what a pipe holds
+        for text in texts:
+            handler.emit(logging.LogRecord("linpix", logging.INFO, "", 0, text, (), None))
+        assert [reader.readline().rstrip("\n") for _ in texts] == texts
+
+
+def test_a_warning_is_written_at_once_and_what_came_before_it_too():
+    stream = io.StringIO()
+    handler = logs.Lines(stream)
+    for level, text in ((logging.INFO, "first"), (logging.WARNING, "second")):
+        handler.emit(logging.LogRecord("linpix", level, "", 0, text, (), None))
+    assert stream.getvalue() == "first\nsecond\n"
