@@ -82,13 +82,18 @@ class Batcher:
             if not self.busy and time.perf_counter() - self._ended > STALE_S:
                 self.pace.forget()
                 self._margin = Margin()
+            until, terms = time.perf_counter() + within_s, self._terms.get(request)
+            if terms is not None and terms.whole == whole and terms.promised <= until \
+                    and self.scheduler.reserved.get(request) == (images, bulk):  # the head of a request told all of it
+                terms.until = until
+                return
             try:
                 self.scheduler.admit(request, images, bulk)
             except Full as full:
                 self._forget(request)
                 raise QueueFull(full.waiting, images, full.allowed,
                                 self.scheduler.until_room(images, bulk, self.pace)) from full
-            self._terms[request] = Terms(time.perf_counter() + within_s, whole)
+            self._terms[request] = Terms(until, whole)
             self._promise(request)
 
     def enqueue(self, request: str, specs: Sequence[ImageSpec]) -> None:

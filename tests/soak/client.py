@@ -30,18 +30,19 @@ class Ask:
     size: str = "native"
     stream: bool = False
     temperature: float = 1.0
-    timeout: float | None = None    # seconds, which the service is told
+    timeout: float | None = None    # seconds, which the head of the request tells the service
     picture: Picture | None = None  # to complete; else images are drawn
 
     def bytes(self, host: str) -> bytes:
         """The request as it is sent."""
         fields = {"seed": self.seed, "n": self.n, "size": self.size, "stream": self.stream,
-                  "temperature": self.temperature} | ({} if self.timeout is None else {"timeout": self.timeout})
+                  "temperature": self.temperature}
         if self.picture is None:
             path, kind, body = "/v1/images/generations", "application/json", json.dumps(fields).encode()
         else:
             path, kind, body = "/v1/images/edits", f"multipart/form-data; boundary={BOUNDARY}", self._form(fields)
-        return (f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: {kind}\r\n"
+        deadline = "" if self.timeout is None else f"x-request-timeout: {self.timeout}\r\n"
+        return (f"POST {path} HTTP/1.1\r\nhost: {host}\r\n{deadline}content-type: {kind}\r\n"
                 f"content-length: {len(body)}\r\n\r\n").encode() + body
 
     def _form(self, fields: dict[str, object]) -> bytes:
