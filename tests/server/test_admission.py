@@ -24,6 +24,7 @@ from model import checkpoint
 from server.arrivals import connection
 from server.batcher import Batcher
 from server.engine import ImageSpec, new_engine
+from server.errors import DeadlineUnreachable
 from server.pace import BROKEN, LEAST, MOST, Margin, Pace
 from tests.server.conftest import EAGER, Process, eventually, serving
 from tests.server.test_images import events_of, occluded
@@ -628,6 +629,23 @@ def test_of_what_is_promised_with_the_margin_as_little_is_broken_as_set_out():
     for _ in range(200):
         margin.learn(broken=True)
     assert margin.factor == MOST
+
+
+def test_what_the_head_of_a_request_was_promised_holds_for_its_body(tiny):
+    batcher = Batcher(new_engine(checkpoint.read(tiny), 1, "eager"), max_queue=8)
+    batcher.admit("runs", 1)
+    batcher.enqueue("runs", [ImageSpec(seed=0)])
+    for _ in range(2):
+        batcher.pace.learn(1, 64, 6.4)  # 64 steps are an image
+    batcher.admit("asks", 1, within_s=20.0)
+    for _ in range(100):
+        batcher.pace.learn(1, 64, 64.0)
+    with pytest.raises(DeadlineUnreachable):
+        batcher.admit("comes later", 1, within_s=20.0)
+    batcher.admit("asks", 1, within_s=20.0)
+    with pytest.raises(DeadlineUnreachable):
+        batcher.admit("asks", 2, within_s=20.0)
+    assert batcher.scheduler.queued() == 1, "who is refused has no room"
 
 
 def test_a_request_that_no_time_is_left_for_when_its_turn_comes_makes_nobody_else_late(tiny):
