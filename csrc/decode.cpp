@@ -30,7 +30,7 @@ class Scratch {
 };
 
 // The rows of a call in blocks. Whoever is free takes the one that is furthest behind and in nobody's hands, by half of
-// the steps it has left: a thread that loses its core for a moment holds up few steps, and none of the other blocks.
+// the steps it has left, or a few: a thread that loses its core for a moment holds up few steps, and no other block.
 class Blocks {
  public:
   Blocks(int rows, int count, int64_t steps) : steps_(steps) {

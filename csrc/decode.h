@@ -103,7 +103,7 @@ struct Kernels {
   const char* name;
   bool fast_bf16;
   Sizes (*sizes)(const Model&, int tokens);
-  // Those of a piece's rows that have as many steps to take take theirs. Scratch is laid out for blocks of `most` rows,
+  // Each of a piece's rows takes those of its steps that it has. Scratch is laid out for blocks of `most` rows,
   // the same for all who use it one after the other: columns beyond a matrix's own must stay zero in it.
   void (*decode)(const Model&, const Rows&, Piece, int most, Share, void* own, void* common);
   // Tokens 0 .. steps-1 of one row, folded into its slot; steps counts start token and sub-pixels.

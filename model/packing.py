@@ -96,7 +96,7 @@ class Packed:
         Returns the log-probability of each sub-pixel at temperature 1, (B, most steps) float32 in nats, 0 after a
         row's last, and (B,) bool, false where a row's parameters were not finite.
         """
-        most = int(steps.numpy()[slots.numpy() != 0].max(initial=0))  # numpy keeps the GIL: see server/engine.py
+        most = int(steps.numpy()[slots.numpy() != 0].max(initial=0))  # not torch's: see server/engine.py
         log_probs, finite = torch.ops.linpix.decode_quantum(
             canvas, known, S, z, None, None, None, slots, positions, steps, start, seeds, temperatures,
             self.weights, self.sizes, self.eps, most, torch.get_num_threads())

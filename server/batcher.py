@@ -33,6 +33,7 @@ class Terms:
     until: float  # when it is to be done
     whole: bool   # its images have no known pixels, as far as can be told before they are there
     promised: float = math.inf  # when it will be done, which is looked at only where it may be too late
+    told: float = 0.0           # when that was foreseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Batcher:
 
     def admit(self, request: str, images: int, *, bulk: bool = False, within_s: float = math.inf,
               whole: bool = True) -> None:
-        """Reserve room, in place of what the request has. From any thread.
+        """Reserve room, in place of what the request has. From any thread. What it was promised a moment ago holds.
 
         within_s: seconds until it is to be done · whole: whether its images have no known pixels.
         Raises QueueFull with the time until there is room, or DeadlineUnreachable; the request then has no room at all.
@@ -82,10 +83,11 @@ class Batcher:
             if not self.busy and time.perf_counter() - self._ended > STALE_S:
                 self.pace.forget()
                 self._margin = Margin()
-            until, terms = time.perf_counter() + within_s, self._terms.get(request)
-            if terms is not None and terms.whole == whole and terms.promised <= until \
-                    and self.scheduler.reserved.get(request) == (images, bulk):  # the head of a request told all of it
-                terms.until = until
+            now, terms = time.perf_counter(), self._terms.get(request)
+            until = now + within_s
+            if (terms is not None and now - terms.told < QUANTUM_S and terms.promised <= until
+                    and terms.whole == whole and self.scheduler.reserved.get(request) == (images, bulk)):
+                terms.until = until  # its head told all of it, a moment ago
                 return
             try:
                 self.scheduler.admit(request, images, bulk)
@@ -112,10 +114,13 @@ class Batcher:
     def _promise(self, request: str) -> None:
         """Raise DeadlineUnreachable, and forget the request, if what is known of it would not be done in time."""
         scheduler, margin, terms, now = self.scheduler, self._margin, self._terms[request], time.perf_counter()
+        terms.promised = math.inf
+        if not self.pace.sure(len(scheduler.running)):
+            return
         if now + scheduler.bound() * self.pace.slowest(scheduler.slots) * margin.factor <= terms.until:  # nearly always
             return
         foreseen_s = scheduler.until_done(request, self.pace, terms.whole)
-        terms.promised = now + foreseen_s * margin.factor
+        terms.promised, terms.told = now + foreseen_s * margin.factor, now
         if terms.promised > terms.until:
             if now + foreseen_s <= terms.until:
                 margin.learn(broken=False)

@@ -59,8 +59,8 @@ class Engine:
         if pool is None:
             self.state = pool = attention_for(self.config).new_state(slots)
         self.pool = pool
-        # In numpy, which keeps the GIL: each operator of torch's would give it up, between quanta too, and get it back
-        # when the event loop has had its turn.
+        # In numpy, which gives up the GIL only for what is large: each of torch's operators would, between quanta too,
+        # and get it back when the event loop has had its turn.
         rows = slots + 1
         self.canvas = np.zeros((rows, self.config.subpixels), np.uint8)
         self.known = np.zeros((rows, self.config.subpixels), np.bool_)

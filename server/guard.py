@@ -130,7 +130,10 @@ def _method(scope: Scope) -> str:
 
 
 def _route(scope: Scope) -> str | None:
-    """The template of the route that was found, such as /v1/models/{model}: what stood in its place may be anything."""
+    """The template of the route that was found, such as /v1/models/{model}: what stood in its place may be anything.
+
+    The page's files are no route to FastAPI, and one here.
+    """
     found = getattr(scope.get("route"), "path", None) or None
     return "/static" if found is None and scope["path"].startswith("/static/") else found
 

@@ -14,7 +14,8 @@ from typing import Any, Literal, TextIO
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)  # of the request that a task works for
 
 WRITE_S = 0.1        # what is logged is written so much later, at most
-MOST_LINES = 10_000  # that wait for a reader; then whoever logs waits for it too
+PATIENCE_S = 0.5     # whoever logs waits so long for a reader that is slow
+MOST_LINES = 10_000  # wait for one
 
 _access = logging.getLogger("linpix.access")
 # What we log has no keys and no pictures in it; the words of somebody else's exception might.
@@ -61,37 +62,47 @@ class Formatter(logging.Formatter):
 class Lines(logging.Handler):
     """Lines to a stream, many in one write: each write wakes who reads them, and the event loop would wait for that.
 
-    Warnings, and what is worse, are written at once.
+    Warnings, and what is worse, are written at once, unless the reader takes nothing for a moment: then they wait with
+    the rest, of which the last MOST_LINES are kept.
     """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
-        self._stream, self._lines = stream, deque[str]()
-        self._writing = threading.Lock()  # not the handler's: nobody who logs waits for a reader that is slow
+        self._stream, self._lines = stream, deque[str](maxlen=MOST_LINES)
+        self._writing = threading.Lock()  # not the handler's, which everybody who logs needs
         self._some = threading.Event()
         threading.Thread(target=self._write_now_and_then, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._lines.append(self.format(record) + "\n")
+            if record.levelno >= logging.WARNING:
+                self.flush()
+            else:
+                self._some.set()
         except Exception:
             self.handleError(record)
-            return
-        if record.levelno >= logging.WARNING or len(self._lines) > MOST_LINES:
-            self.flush()
-        else:
-            self._some.set()
 
     def flush(self) -> None:
-        with self._writing, contextlib.suppress(ValueError, OSError):  # nobody reads any more, or it is closed
-            self._stream.write("".join(self._lines.popleft() for _ in range(len(self._lines))))
+        # Not without end: the collector may run a __del__ that logs, on the very thread that writes.
+        if not self._writing.acquire(timeout=PATIENCE_S):
+            self._some.set()
+            return
+        try:
+            lines = []
+            while self._lines:
+                lines.append(self._lines.popleft())
+            self._stream.write("".join(lines))
             self._stream.flush()
+        finally:
+            self._writing.release()
 
     def _write_now_and_then(self) -> None:
         while self._some.wait():
             time.sleep(WRITE_S)
             self._some.clear()
-            self.flush()
+            with contextlib.suppress(Exception):  # nobody reads any more, or it is closed
+                self.flush()
 
 
 def of(request_id: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import math
 
 WINDOW_S = 5.0  # of running, over which what was seen is forgotten: long enough for a machine's hiccups to average out
+ENOUGH, ENOUGH_S = 4, 0.25  # steps, or seconds of them, to refuse somebody for: a first turn is one, and much around it
 BROKEN = 0.005  # of promises: so many may be
 STEP = 0.05     # of the logarithm of the margin: 20 broken promises in a row nearly treble it
 LEAST = 1.25    # of the margin: hiccups come without notice, and a shorter queue costs nothing while slots are full
@@ -49,6 +50,11 @@ class Pace:
             guess = known.get(nearest, 0.0) * 2 ** ((size - nearest) / 2)
             self._told[size] = min([guess, *(pace for other, pace in known.items() if other > size)])
         return self._told[size]
+
+    def sure(self, rows: int) -> bool:
+        """Whether enough was seen of so many rows to refuse somebody for it; of any number, if none run."""
+        seen = [self._sums.get(rows.bit_length(), (0.0, 0.0))] if rows else self._sums.values()
+        return any(steps >= ENOUGH or seconds >= ENOUGH_S for steps, seconds in seen)
 
     def slowest(self, rows: int) -> float:
         """Seconds a step of up to so many rows, at most; 0 when nothing is known."""

@@ -449,10 +449,11 @@ class Worker:
                 for finished in range(before + 1, rows + 1):
                     events.append((request, RowsDone(row.index, finished, canvas)))
         for row in turn.finished:
+            done = ImageDone(row.index, batcher.engine.image(row.slot))
             with self._wake:
                 if (request := self.requests.get(row.request)) is None:
                     continue
-                events.append((request, ImageDone(row.index, batcher.engine.image(row.slot))))
+                events.append((request, done))
                 request.done += 1
             if request.done == request.images:
                 batcher.over(request.id)

@@ -62,7 +62,7 @@ class RecurrentState:
 
     def clear(self, slot: int) -> None:
         for pool in (self.S, self.z):
-            (pool.numpy() if pool.is_cpu else pool)[slot] = 0  # numpy keeps the GIL: see server/engine.py
+            (pool.numpy() if pool.is_cpu else pool)[slot] = 0  # not torch's: see server/engine.py
 
     def poison(self, slot: int) -> None:
         self.S[slot] = torch.nan

@@ -588,6 +588,7 @@ def test_the_pace_leaves_out_the_first_turn_of_a_size_and_forgets_slowly():
     for _ in range(100):
         pace.learn(4, 10, 0.05)
     assert pace(4) == pytest.approx(0.005)
+    assert pace.sure(4) and pace.sure(0) and not pace.sure(64)
     assert pace(7) == pace(4)
     assert pace(16) == pytest.approx(0.01)  # not seen yet: between the same and four times as long
     assert pace(1) == pytest.approx(0.0025)

@@ -62,12 +62,14 @@ async def reload(soak: Soak) -> list[Result]:
                 first, second = *oracles, await asyncio.to_thread(other_weights, model, service.card)
                 oracles.append(second)
                 service.process.process.send_signal(signal.SIGHUP)
-                while (await asyncio.to_thread(service.digest)) != second.digest \
-                        and time.monotonic() < before + RELOAD_S:
-                    await asyncio.sleep(0.05)
-                switched = time.monotonic()
-                await asyncio.sleep(soak.plan.seconds / 4)
-                seen.set()
+                try:
+                    while (await asyncio.to_thread(service.digest)) != second.digest and not working.done() \
+                            and time.monotonic() < before + RELOAD_S:
+                        await asyncio.sleep(0.05)
+                    switched = time.monotonic()
+                    await asyncio.sleep(soak.plan.seconds / 4)
+                finally:
+                    seen.set()
                 records += await working
                 if not {first.digest, second.digest} <= {record.checkpoint for record in records}:
                     result.failures.append("not both checkpoints were served under load")

@@ -112,7 +112,7 @@ async def one_of_many(service: Service, ask: Ask, leave_after: float | None = No
 
 async def closed_loop(soak: Soak, service: Service, clients: int, make: Callable[[], Ask] | None = None,
                       seconds: float | None = None, until: asyncio.Event | None = None) -> list[Record]:
-    """So many clients, each of which asks again as soon as it has its answer; for so long, and `until`, if given."""
+    """So many clients, each of which asks again as it has its answer; for so long, and on until `until` is set."""
     end = time.monotonic() + (soak.plan.seconds if seconds is None else seconds)
     records: list[Record] = []
     asked = 0
