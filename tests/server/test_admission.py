@@ -617,6 +617,13 @@ def test_the_pace_of_a_size_that_ran_for_a_moment_is_no_slower_than_that_of_a_la
     assert pace(128) == pytest.approx(0.001 * 2**0.5)
 
 
+def test_the_pace_of_turns_of_one_step_is_a_mean_too():
+    pace = Pace()
+    for seconds in (9.0, 0.1, 0.3, 0.1, 0.3):
+        pace.learn(1, 1, seconds)
+    assert pace(1) == pytest.approx(0.2, rel=0.1) and pace.sure(1)
+
+
 def test_of_what_is_promised_with_the_margin_as_little_is_broken_as_set_out():
     random, margin, broken = np.random.default_rng(0), Margin(), []
     for scale in (0.12, 0.2):  # how far what was foreseen is off: the margin follows
