@@ -115,7 +115,8 @@ class Batcher:
         """Raise DeadlineUnreachable, and forget the request, if what is known of it would not be done in time."""
         scheduler, margin, terms, now = self.scheduler, self._margin, self._terms[request], time.perf_counter()
         terms.promised = math.inf
-        if not self.pace.sure(len(scheduler.running)):
+        rows = min(scheduler.slots, len(scheduler.running) + scheduler.queued()) if scheduler.running else 0
+        if not self.pace.sure(rows):
             return
         if now + scheduler.bound() * self.pace.slowest(scheduler.slots) * margin.factor <= terms.until:  # nearly always
             return
@@ -278,7 +279,7 @@ class Batcher:
     def _too_late(self) -> str | None:
         """The request that is next, if it cannot be done in time even with a slot of its own from now on."""
         first, rows = self.scheduler.waiting.first(), len(self.scheduler.running)
-        if first is None or rows == self.scheduler.slots:
+        if first is None or rows == self.scheduler.slots or not self.pace.sure(rows):
             return None
         needed_s = (self.scheduler.length - first.position) * self.pace(rows + 1)
         return first.request if time.perf_counter() + needed_s > self._terms[first.request].until else None

@@ -3,19 +3,21 @@
 import contextlib
 import json
 import logging
+import os
 import re
 import sys
 import threading
 import time
-from collections import deque
 from contextvars import ContextVar
-from typing import Any, Literal, TextIO
+from queue import Empty, SimpleQueue
+from typing import Any, Literal
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)  # of the request that a task works for
 
-WRITE_S = 0.1        # what is logged is written so much later, at most
-PATIENCE_S = 0.5     # whoever logs waits so long for a reader that is slow
-MOST_LINES = 10_000  # wait for one
+STDERR = 2
+WRITE_S = 0.1        # what is logged is written so much later
+PATIENCE_S = 1.0     # the end of the process waits so long for a reader that is slow
+MOST_LINES = 10_000
 
 _access = logging.getLogger("linpix.access")
 # What we log has no keys and no pictures in it; the words of somebody else's exception might.
@@ -60,49 +62,61 @@ class Formatter(logging.Formatter):
 
 
 class Lines(logging.Handler):
-    """Lines to a stream, many in one write: each write wakes who reads them, and the event loop would wait for that.
+    """Lines to a file descriptor, many in one write, by a thread: whoever logs waits neither for it nor for its reader.
 
-    Warnings, and what is worse, are written at once, unless the reader takes nothing for a moment: then they wait with
-    the rest, of which the last MOST_LINES are kept.
+    Of what a reader that has stopped leaves, MOST_LINES wait for it; how many were lost is told before the next.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self._stream, self._lines = stream, deque[str](maxlen=MOST_LINES)
-        self._writing = threading.Lock()  # not the handler's, which everybody who logs needs
-        self._some = threading.Event()
-        threading.Thread(target=self._write_now_and_then, name="log", daemon=True).start()
+        self._descriptor, self._lost = descriptor, 0
+        # Its put may be called in the middle of itself: the collector may run a __del__ that logs, anywhere.
+        self._queue: SimpleQueue[str | threading.Event] = SimpleQueue()
+        threading.Thread(target=self._write_for_ever, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._lines.append(self.format(record) + "\n")
-            if record.levelno >= logging.WARNING:
-                self.flush()
-            else:
-                self._some.set()
+            text = self.format(record) + "\n"
         except Exception:
             self.handleError(record)
+            return
+        if self._queue.qsize() < MOST_LINES:
+            self._queue.put(text)
+        else:
+            self._count_lost(1)
+
+    def _count_lost(self, lines: int) -> None:
+        self.acquire()
+        self._lost += lines
+        self.release()
 
     def flush(self) -> None:
-        # Not without end: the collector may run a __del__ that logs, on the very thread that writes.
-        if not self._writing.acquire(timeout=PATIENCE_S):
-            self._some.set()
-            return
-        try:
-            lines = []
-            while self._lines:
-                lines.append(self._lines.popleft())
-            self._stream.write("".join(lines))
-            self._stream.flush()
-        finally:
-            self._writing.release()
+        """Wait until all is written that was logged before, or for a moment."""
+        written = threading.Event()
+        self._queue.put(written)
+        written.wait(PATIENCE_S)
 
-    def _write_now_and_then(self) -> None:
-        while self._some.wait():
+    def _write_for_ever(self) -> None:
+        while True:
+            entries = [self._queue.get()]
             time.sleep(WRITE_S)
-            self._some.clear()
-            with contextlib.suppress(Exception):  # nobody reads any more, or it is closed
-                self.flush()
+            with contextlib.suppress(Empty):
+                while True:
+                    entries.append(self._queue.get_nowait())
+            lines = [entry for entry in entries if isinstance(entry, str)]
+            if lost := self._lost:
+                lines.append(f"{lost} lines of this log are lost: they were not read in time\n")
+            try:
+                rest = "".join(lines).encode("utf-8", "backslashreplace")
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest):]
+                told = lost
+            except OSError:  # nobody reads any more, or it is closed
+                told = 0
+            self._count_lost(-told)
+            for entry in entries:
+                if isinstance(entry, threading.Event):
+                    entry.set()
 
 
 def of(request_id: str) -> dict[str, Any]:
@@ -120,7 +134,7 @@ def announce(text: str, form: Literal["text", "json"]) -> None:
 
 def configure(form: Literal["text", "json"]) -> None:
     """Log to standard error: what LinPix says from info on, and others from warning on."""
-    handler = Lines(sys.stderr)
+    handler = Lines(STDERR)
     handler.setFormatter(Formatter(form))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("linpix").setLevel(logging.INFO)

@@ -25,7 +25,8 @@ class Pace:
         size, kept = rows.bit_length(), math.exp(-seconds / WINDOW_S)
         seen = size in self._sums
         for other, (some, took) in self._sums.items():  # of a size that has not run for long nothing is known any more
-            self._sums[other] = (some * kept, took * kept) if other == size or some * kept >= 1 else (0.0, 0.0)
+            recent = other == size or some * kept >= 1 or took * kept >= ENOUGH_S
+            self._sums[other] = (some * kept, took * kept) if recent else (0.0, 0.0)
         before = self._sums.setdefault(size, (0.0, 0.0))
         if seen:
             self._sums[size] = before[0] + steps, before[1] + seconds

@@ -160,20 +160,34 @@ def test_whatever_a_message_holds_it_is_one_record_of_the_text():
     assert json.loads(logs.Formatter("json").format(record))["message"].startswith("no tensor a\n2026")
 
 
-def test_whoever_logs_does_not_wait_for_a_reader_that_is_slow():
+def info(text: str) -> logging.LogRecord:
+    return logging.LogRecord("linpix", logging.INFO, "", 0, text, (), None)
+
+
+def test_whoever_logs_does_not_wait_for_a_reader_that_has_stopped_and_what_is_lost_is_told(monkeypatch):
+    monkeypatch.setattr(logs, "MOST_LINES", 3_000)
     reading, writing = os.pipe()
-    with open(writing, "w") as stream, open(reading) as reader:
-        handler = logs.Lines(stream)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        texts = [f"{number} {'x' * 100}" for number in range(5_000)]  # several times what a pipe holds
-        for text in texts:
-            handler.emit(logging.LogRecord("linpix", logging.INFO, "", 0, text, (), None))
-        assert [reader.readline().rstrip("\n") for _ in texts] == texts
+    handler = logs.Lines(writing)
+    texts = [f"{number} {'x' * 100}" for number in range(5_000)]  # several times what a pipe holds
+    for text in texts:
+        handler.emit(info(text))
+    with open(reading) as reader:
+        read = []
+        while not re.fullmatch(r"\d+ lines of this log are lost: .*", text := reader.readline().rstrip("\n")):
+            read.append(text)
+        assert read == texts[:len(read)] and len(read) + int(text.split()[0]) == len(texts)
+        assert len(read) >= 3_000
+        handler.emit(info("heard again"))
+        handler.flush()
+        assert reader.readline() == "heard again\n"
+    os.close(writing)
 
 
-def test_a_warning_is_written_at_once_and_what_came_before_it_too():
-    stream = io.StringIO()
-    handler = logs.Lines(stream)
-    for level, text in ((logging.INFO, "first"), (logging.WARNING, "second")):
-        handler.emit(logging.LogRecord("linpix", level, "", 0, text, (), None))
-    assert stream.getvalue() == "first\nsecond\n"
+def test_a_log_that_nobody_reads_any_more_is_no_error():
+    reading, writing = os.pipe()
+    handler = logs.Lines(writing)
+    os.close(reading)
+    for _ in range(2):
+        handler.emit(info("unheard"))
+        handler.flush()
+    os.close(writing)

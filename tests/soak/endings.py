@@ -59,10 +59,10 @@ async def reload(soak: Soak) -> list[Result]:
                 working = asyncio.ensure_future(closed_loop(soak, service, clients, until=seen))
                 await asyncio.sleep(soak.plan.seconds / 4)
                 before = time.monotonic()
-                first, second = *oracles, await asyncio.to_thread(other_weights, model, service.card)
-                oracles.append(second)
-                service.process.process.send_signal(signal.SIGHUP)
                 try:
+                    first, second = *oracles, await asyncio.to_thread(other_weights, model, service.card)
+                    oracles.append(second)
+                    service.process.process.send_signal(signal.SIGHUP)
                     while (await asyncio.to_thread(service.digest)) != second.digest and not working.done() \
                             and time.monotonic() < before + RELOAD_S:
                         await asyncio.sleep(0.05)
