@@ -1,5 +1,6 @@
 // Who does what: rows are dealt to threads, or the columns of a few rows are.
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -78,6 +79,8 @@ struct Workplaces {
   std::vector<Scratch> own, common;
 };
 
+constexpr int APART = 64;  // calls
+
 // Threads that find work in every product: no more than its panels, and no more than heads.
 int sharers(const Model& m, int threads) {
   for (const Matrix* w : {&m.layer[0].out, &m.layer[0].up})
@@ -89,15 +92,24 @@ int sharers(const Model& m, int threads) {
 
 void decode(const Kernels& kernels, const Model& m, const Rows& rows, int threads) {
   if (rows.count == 0) return;
-  const int together = sharers(m, threads);
+  static std::atomic<int> apart{0};  // calls to come in which no step is shared, since others have work for our cores
+  const bool alone = apart.load() > 0 && apart.fetch_sub(1) > 0;
+  const int together = alone ? 1 : sharers(m, threads);
   // Few rows share out the columns; where reading weights is dear, more rows than else share one reading of them.
   if (rows.count <= (m.far ? 8 : 4) * together) {
     Workplaces at(kernels, m, rows.count, true, together);
     Barrier barrier{together};
-    return run_together(together, [&](int i) {
-      kernels.decode(m, rows, {0, rows.count, 0, rows.most_steps}, rows.count, Share{i, together, &barrier},
-                     at.own[i].get(), at.common[0].get());
+    Piece piece{0, rows.count, 0, rows.most_steps};
+    std::vector<int64_t> done(together);
+    run_together(together, [&](int i) {
+      done[i] = kernels.decode(m, rows, piece, rows.count, Share{i, together, &barrier}, at.own[i].get(),
+                               at.common[0].get());
     });
+    if (!barrier.given_up) return;
+    apart = APART;
+    piece.from = done[0];
+    kernels.decode(m, rows, piece, rows.count, Share{0, 1, nullptr}, at.own[0].get(), at.common[0].get());
+    return;
   }
   // As many blocks for each thread, of equal size: 12 rows are two tiles.
   const int most_rows = m.far ? 32 : 12, rounds = (rows.count + most_rows * threads - 1) / (most_rows * threads);

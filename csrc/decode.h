@@ -73,8 +73,14 @@ struct Rows {
 // Threads that take the same steps side by side, each its share of the columns. One alone never waits.
 struct Barrier {
   int members;
-  int arrived = 0, round = 0;
+  int arrived = 0, round = 0, asleep = 0;
+  int late = 0;         // waits that were so long that somebody must have lost its core
+  bool given_up = false;  // too many of them: whoever comes here goes home, and one does what is left
 };
+
+// Sleep while a number is so, at most until it is said to have changed.
+void sleep_while(int& number, int so);
+void say_changed(int& number);
 
 struct Share {
   int index, count;
@@ -105,7 +111,8 @@ struct Kernels {
   Sizes (*sizes)(const Model&, int tokens);
   // Each of a piece's rows takes those of its steps that it has. Scratch is laid out for blocks of `most` rows,
   // the same for all who use it one after the other: columns beyond a matrix's own must stay zero in it.
-  void (*decode)(const Model&, const Rows&, Piece, int most, Share, void* own, void* common);
+  // Returns the step it came to: that of the piece, unless the share's threads keep each other waiting.
+  int64_t (*decode)(const Model&, const Rows&, Piece, int most, Share, void* own, void* common);
   // Tokens 0 .. steps-1 of one row, folded into its slot; steps counts start token and sub-pixels.
   void (*prefill)(const Model&, const Rows&, int row, Share, void* own, void* common);
   // One layer's attention alone: see recurrent_step in model/ops.py. Row `row`, head `head`.

@@ -13,7 +13,7 @@ namespace linpix::LINPIX_ISA {
 namespace {
 
 template <class T>
-void decode(const Model& m, const Rows& rows, Piece piece, int most, Share share, void* own, void* common) {
+int64_t decode(const Model& m, const Rows& rows, Piece piece, int most, Share share, void* own, void* common) {
   Pass<T> pass(m, rows, share, most, own, common);
   const int width = m.head.groups * m.head.columns;
   for (int64_t step = piece.from; step < piece.to; ++step) {
@@ -23,7 +23,7 @@ void decode(const Model& m, const Rows& rows, Piece piece, int most, Share share
       const int64_t t = rows.positions[row] + step;
       pass.token[pass.tokens++] = {rows.slots[row], t, rows.start[row], !(m.marginal && t == 0)};
     }
-    if (!pass.tokens) return;
+    if (!pass.tokens) break;
     pass.run(true);
     if (share.index == 0) {
       pass.head();
@@ -31,8 +31,11 @@ void decode(const Model& m, const Rows& rows, Piece piece, int most, Share share
       for (int row = piece.first; row < piece.last; ++row)
         if (step < rows.steps[row]) finish_subpixel(m, rows, row, step, pass.parameters + r++ * width, pass.scratch);
     }
+    if (share.index == 0 && share.count > 1) give_up_if_late(*share.barrier, step + 1 - piece.from);
     wait(share);  // until the sub-pixels that the next step looks up are there
+    if (share.count > 1 && share.barrier->given_up) return step + 1;
   }
+  return piece.to;
 }
 
 template <class T>
@@ -53,8 +56,8 @@ Sizes sizes_of(const Model& m, int tokens) {
   return {counted.own_bytes, counted.common_bytes};
 }
 Sizes sizes(const Model& m, int tokens) { return (m.bf16 ? sizes_of<bfloat16> : sizes_of<float>)(m, tokens); }
-void decode_any(const Model& m, const Rows& rows, Piece piece, int most, Share share, void* own, void* common) {
-  (m.bf16 ? decode<bfloat16> : decode<float>)(m, rows, piece, most, share, own, common);
+int64_t decode_any(const Model& m, const Rows& rows, Piece piece, int most, Share share, void* own, void* common) {
+  return (m.bf16 ? decode<bfloat16> : decode<float>)(m, rows, piece, most, share, own, common);
 }
 void prefill_any(const Model& m, const Rows& rows, int row, Share share, void* own, void* common) {
   (m.bf16 ? prefill<bfloat16> : prefill<float>)(m, rows, row, share, own, common);

@@ -1,8 +1,6 @@
 // A pass: some tokens through all layers, on one thread's share of the columns.
 #pragma once
 
-#include <sched.h>
-
 #include "attention.h"
 #include "decode.h"
 #include "product.h"
@@ -18,18 +16,27 @@ void wait(Share share) {
   const int round = __atomic_load_n(&b.round, __ATOMIC_RELAXED);
   if (__atomic_add_fetch(&b.arrived, 1, __ATOMIC_ACQ_REL) == b.members) {
     __atomic_store_n(&b.arrived, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&b.round, round + 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&b.round, round + 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&b.asleep, __ATOMIC_SEQ_CST)) say_changed(b.round);
     return;
   }
   for (int spins = 0; __atomic_load_n(&b.round, __ATOMIC_ACQUIRE) == round; ++spins) {
+    if (spins == 4000) __atomic_add_fetch(&b.late, 1, __ATOMIC_RELAXED);
     if (spins < 4000) {
 #if defined(__x86_64__)
       _mm_pause();
 #endif
-    } else {
-      sched_yield();  // more threads than cores: let the other one run
+    } else {  // somebody has lost its core; to yield ours would be to lose it too, and to go on missing each other
+      __atomic_add_fetch(&b.asleep, 1, __ATOMIC_SEQ_CST);
+      sleep_while(b.round, round);
+      __atomic_sub_fetch(&b.asleep, 1, __ATOMIC_SEQ_CST);
     }
   }
+}
+
+// Two late waits a step, and some more, are no accident: others have work for these cores.
+void give_up_if_late(Barrier& b, int64_t steps) {
+  b.given_up = __atomic_load_n(&b.late, __ATOMIC_RELAXED) > 8 + 2 * steps;
 }
 
 struct Token {

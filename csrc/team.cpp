@@ -1,7 +1,15 @@
 #include "team.h"
 
+#include "decode.h"
+
+#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -67,6 +75,14 @@ Team* team = new Team;
 [[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { team = new Team; });
 
 }  // namespace
+
+#if defined(__linux__)
+void sleep_while(int& number, int so) { syscall(SYS_futex, &number, FUTEX_WAIT_PRIVATE, so, nullptr, nullptr, 0); }
+void say_changed(int& number) { syscall(SYS_futex, &number, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+#else
+void sleep_while(int&, int) { sched_yield(); }
+void say_changed(int&) {}
+#endif
 
 void run_together(int members, const std::function<void(int)>& work) {
   if (members <= 1) return work(0);
