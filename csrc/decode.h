@@ -78,8 +78,8 @@ struct Barrier {
   bool given_up = false;  // too many of them: whoever comes here goes home, and one does what is left
 };
 
-// Sleep while a number is so, at most until it is said to have changed.
-void sleep_while(int& number, int so);
+// Sleep while a number is so, at most until it is said to have changed; returns whether that took long, a millisecond.
+bool sleep_while(int& number, int so);
 void say_changed(int& number);
 
 struct Share {

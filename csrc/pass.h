@@ -21,14 +21,13 @@ void wait(Share share) {
     return;
   }
   for (int spins = 0; __atomic_load_n(&b.round, __ATOMIC_ACQUIRE) == round; ++spins) {
-    if (spins == 4000) __atomic_add_fetch(&b.late, 1, __ATOMIC_RELAXED);
     if (spins < 4000) {
 #if defined(__x86_64__)
       _mm_pause();
 #endif
     } else {  // somebody has lost its core; to yield ours would be to lose it too, and to go on missing each other
       __atomic_add_fetch(&b.asleep, 1, __ATOMIC_SEQ_CST);
-      sleep_while(b.round, round);
+      if (sleep_while(b.round, round)) __atomic_add_fetch(&b.late, 1, __ATOMIC_RELAXED);
       __atomic_sub_fetch(&b.asleep, 1, __ATOMIC_SEQ_CST);
     }
   }
