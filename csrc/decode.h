@@ -78,7 +78,7 @@ struct Barrier {
   bool given_up = false;  // too many of them: whoever comes here goes home, and one does what is left
 };
 
-// Sleep while a number is so, at most until it is said to have changed; returns whether that took long, a millisecond.
+// Sleep while a number is so, at most until it is said to have changed; returns whether it took over 200 us.
 bool sleep_while(int& number, int so);
 void say_changed(int& number);
 

@@ -84,7 +84,7 @@ bool sleep_while([[maybe_unused]] int& number, [[maybe_unused]] int so) {
 #else
   sched_yield();
 #endif
-  return std::chrono::steady_clock::now() - began > std::chrono::milliseconds(1);
+  return std::chrono::steady_clock::now() - began > std::chrono::microseconds(200);
 }
 
 void say_changed([[maybe_unused]] int& number) {
