@@ -93,8 +93,8 @@ int sharers(const Model& m, int threads) {
 void decode(const Kernels& kernels, const Model& m, const Rows& rows, int threads) {
   if (rows.count == 0) return;
   static std::atomic<int> apart{0};  // calls to come in which no step is shared, since others have work for our cores
-  const bool alone = apart.load() > 0 && apart.fetch_sub(1) > 0;
-  const int together = alone ? 1 : sharers(m, threads);
+  const int could = sharers(m, threads);
+  const int together = could > 1 && apart.load() > 0 && apart.fetch_sub(1) > 0 ? 1 : could;
   // Few rows share out the columns; where reading weights is dear, more rows than else share one reading of them.
   if (rows.count <= (m.far ? 8 : 4) * together) {
     Workplaces at(kernels, m, rows.count, true, together);

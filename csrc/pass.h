@@ -33,9 +33,9 @@ void wait(Share share) {
   }
 }
 
-// Two late waits a step, and some more, are no accident: others have work for these cores.
+// Two late waits a step of each thread but one, and some more, are no accident: others have work for these cores.
 void give_up_if_late(Barrier& b, int64_t steps) {
-  b.given_up = __atomic_load_n(&b.late, __ATOMIC_RELAXED) > 8 + 2 * steps;
+  b.given_up = __atomic_load_n(&b.late, __ATOMIC_RELAXED) > (8 + 2 * steps) * (b.members - 1);
 }
 
 struct Token {
