@@ -96,13 +96,6 @@ class Line:
         line.bulk = deque(row for row in self.bulk if row.request != request)
         return line
 
-    def in_turn(self) -> Iterator[Row]:
-        """All of them, in the order in which they would get slots."""
-        if not self.bulk:
-            return iter(self.interactive)
-        rest = self.without()
-        return (rest.take() for _ in range(len(rest)))
-
 
 @dataclass(slots=True)
 class Scheduler:
@@ -206,7 +199,7 @@ class Scheduler:
             for index in range(place.images):
                 line.append(Row(request, index, self.length if request == brief else 0, bulk=place.bulk))
         running = [row for row in self.running.values() if not row.cancelled]
-        queue = deque(line.in_turn())
+        queue = deque(line.take() for _ in range(len(line))) if line.bulk else line.interactive  # in turn
         running += [queue.popleft() for _ in range(min(self.slots - len(running), len(queue)))]
         order, bulk, now, at = itertools.count(), sum(row.bulk for row in queue), 0, 0.0
         ends = [(self.length - row.position, next(order), row) for row in running]
