@@ -34,9 +34,9 @@ class Scratch {
 // the steps it has left, or a few: a thread that loses its core for a moment holds up few steps, and no other block.
 class Blocks {
  public:
-  Blocks(int rows, int count, int64_t steps) : steps_(steps) {
+  Blocks(int rows, int count, int64_t from, int64_t steps) : steps_(steps) {
     for (int i = 0; i < count; ++i)
-      blocks_.push_back({(int)((int64_t)i * rows / count), (int)((int64_t)(i + 1) * rows / count)});
+      blocks_.push_back({(int)((int64_t)i * rows / count), (int)((int64_t)(i + 1) * rows / count), from, from});
     taken_.resize(count);
   }
 
@@ -95,11 +95,12 @@ void decode(const Kernels& kernels, const Model& m, const Rows& rows, int thread
   static std::atomic<int> apart{0};  // calls to come in which no step is shared, since others have work for our cores
   const int could = sharers(m, threads);
   const int together = could > 1 && apart.load() > 0 && apart.fetch_sub(1) > 0 ? 1 : could;
+  int64_t from = 0;
   // Few rows share out the columns; where reading weights is dear, more rows than else share one reading of them.
   if (rows.count <= (m.far ? 8 : 4) * together) {
     Workplaces at(kernels, m, rows.count, true, together);
     Barrier barrier{together};
-    Piece piece{0, rows.count, 0, rows.most_steps};
+    const Piece piece{0, rows.count, 0, rows.most_steps};
     std::vector<int64_t> done(together);
     run_together(together, [&](int i) {
       done[i] = kernels.decode(m, rows, piece, rows.count, Share{i, together, &barrier}, at.own[i].get(),
@@ -107,15 +108,14 @@ void decode(const Kernels& kernels, const Model& m, const Rows& rows, int thread
     });
     if (!barrier.given_up) return;
     apart = APART;
-    piece.from = done[0];
-    kernels.decode(m, rows, piece, rows.count, Share{0, 1, nullptr}, at.own[0].get(), at.common[0].get());
-    return;
+    from = done[0];
+    threads = std::min(threads, rows.count);
   }
   // As many blocks for each thread, of equal size: 12 rows are two tiles.
   const int most_rows = m.far ? 32 : 12, rounds = (rows.count + most_rows * threads - 1) / (most_rows * threads);
   const int count = rounds * threads, most = (rows.count + count - 1) / count;
   Workplaces at(kernels, m, most, false, threads);
-  Blocks blocks(rows.count, count, rows.most_steps);
+  Blocks blocks(rows.count, count, from, rows.most_steps);
   run_together(threads, [&](int i) {
     for (int block = -1; (block = blocks.next(block)) >= 0;)
       kernels.decode(m, rows, blocks[block], most, Share{0, 1, nullptr}, at.own[i].get(), at.common[i].get());

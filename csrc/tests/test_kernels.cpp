@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 #include <thread>
@@ -284,6 +285,11 @@ struct Batch {
 
   std::vector<float> decode(std::vector<int64_t> at, std::vector<int64_t> positions, std::vector<int64_t> steps,
                             std::vector<int64_t> seeds, int threads) {
+    return decode(at, positions, steps, seeds,
+                  [&](const Rows& rows) { linpix::decode(kernels_portable, m, rows, threads); });
+  }
+  std::vector<float> decode(std::vector<int64_t> at, std::vector<int64_t> positions, std::vector<int64_t> steps,
+                            std::vector<int64_t> seeds, const std::function<void(const Rows&)>& run) {
     int64_t most = 0;
     for (int64_t n : steps) most = std::max(most, n);
     std::vector<int64_t> start(at.size(), 256);
@@ -292,7 +298,7 @@ struct Batch {
     Rows rows = pools(at, start, steps);
     rows.most_steps = most, rows.positions = positions.data(), rows.seeds = seeds.data();
     rows.temperatures = heat.data(), rows.log_probs = log_probs.data(), rows.finite = (bool*)finite.data();
-    linpix::decode(kernels_portable, m, rows, threads);
+    run(rows);
     for (char fine : finite) expect(fine, "parameters are finite");
     return log_probs;
   }
@@ -340,6 +346,37 @@ void an_image_is_the_same_alone_and_in_a_batch(Shape shape) {
     }
 }
 
+// One thread goes on with what they leave, bit for bit.
+void threads_that_keep_each_other_waiting_leave_the_steps_to_one() {
+  const Net net({2, 2, 8, 8, 16, 128, 3, true, true, false});
+  Batch expected(net.m, 3), batch(net.m, 3);
+  expected.decode(counting(3, 1), {0, 0, 0}, {10, 10, 10}, counting(3, 0), 1);
+  batch.decode(counting(3, 1), {0, 0, 0}, {10, 10, 10}, counting(3, 0), [&](const Rows& rows) {
+    const Sizes sizes = kernels_portable.sizes(net.m, 3);
+    void* scratch[3];
+    for (int i = 0; i < 3; ++i) {
+      const size_t bytes = ((i < 2 ? sizes.own : sizes.common) + 63) / 64 * 64;
+      std::memset(scratch[i] = std::aligned_alloc(64, bytes), 0, bytes);
+    }
+    const struct {
+      int late;  // so far
+      int64_t from, to, reached;
+    } calls[] = {{-(1 << 30), 0, 4, 4}, {1 << 20, 4, 10, 5}};
+    for (const auto& call : calls) {
+      Barrier barrier{2};
+      barrier.late = call.late;
+      run_together(2, [&](int i) {
+        const int64_t reached = kernels_portable.decode(net.m, rows, {0, 3, call.from, call.to}, 3,
+                                                        Share{i, 2, &barrier}, scratch[i], scratch[2]);
+        expect(reached == call.reached, "every thread stops at the same step");
+      });
+    }
+    kernels_portable.decode(net.m, rows, {0, 3, 5, 10}, 3, Share{0, 1, nullptr}, scratch[0], scratch[2]);
+    for (void* one : scratch) std::free(one);
+  });
+  expect(batch.canvas == expected.canvas && batch.S == expected.S, "given up in the middle, bit for bit");
+}
+
 void callers_on_several_threads_take_turns() {
   const Net net({2, 2, 8, 8, 16, 32, 3, true, true, false});
   Batch expected(net.m, 20);
@@ -377,6 +414,7 @@ int main() {
     an_image_is_the_same_alone_and_in_a_batch({1, 4, 32, 32, 128, 512, 10, false, true, bf16});
     an_image_is_the_same_alone_and_in_a_batch({1, 1, 8, 8, 16, 16, 300, true, true, bf16});
   }
+  threads_that_keep_each_other_waiting_leave_the_steps_to_one();
   callers_on_several_threads_take_turns();
   if (failures) std::printf("%d failures\n", failures.load());
   return failures != 0;
