@@ -116,7 +116,7 @@ class Batcher:
         scheduler, margin, terms, now = self.scheduler, self._margin, self._terms[request], time.perf_counter()
         terms.promised = math.inf
         rows = min(scheduler.slots, len(scheduler.running) + scheduler.queued()) if scheduler.running else 0
-        if not self.pace.sure(rows):
+        if not self.pace.sure(rows, terms.until - now):
             return
         if now + scheduler.bound() * self.pace.slowest(scheduler.slots) * margin.factor <= terms.until:  # nearly always
             return
@@ -279,10 +279,11 @@ class Batcher:
     def _too_late(self) -> str | None:
         """The request that is next, if it cannot be done in time even with a slot of its own from now on."""
         first, rows = self.scheduler.waiting.first(), len(self.scheduler.running)
-        if first is None or rows == self.scheduler.slots or not self.pace.sure(rows):
+        if first is None or rows == self.scheduler.slots:
             return None
         needed_s = (self.scheduler.length - first.position) * self.pace(rows + 1)
-        return first.request if time.perf_counter() + needed_s > self._terms[first.request].until else None
+        left_s = self._terms[first.request].until - time.perf_counter()
+        return first.request if needed_s > left_s and self.pace.sure(rows, left_s) else None
 
     def _quantum(self, rows: int) -> int:
         """k: steps that fit in QUANTUM_S at the speed last seen for so many rows, at most one image row.

@@ -3,7 +3,8 @@
 import math
 
 WINDOW_S = 5.0  # of running, over which what was seen is forgotten: long enough for a machine's hiccups to average out
-ENOUGH, ENOUGH_S = 4, 0.25  # steps, or seconds of them, to refuse somebody for: a first turn is one, and much around it
+LEAST_S, MOST_S = 0.25, 4.0  # of running, seen before anybody is refused for it, and
+SEEN = 0.1               # in between this part of the time looked ahead: a crowd that comes at once is slow at first
 BROKEN = 0.005  # of promises: so many may be
 STEP = 0.05     # of the logarithm of the margin: 20 broken promises in a row nearly treble it
 LEAST = 1.25    # of the margin: hiccups come without notice, and a shorter queue costs nothing while slots are full
@@ -25,7 +26,7 @@ class Pace:
         size, kept = rows.bit_length(), math.exp(-seconds / WINDOW_S)
         seen = size in self._sums
         for other, (some, took) in self._sums.items():  # of a size that has not run for long nothing is known any more
-            recent = other == size or some * kept >= 1 or took * kept >= ENOUGH_S
+            recent = other == size or some * kept >= 1 or took * kept >= LEAST_S
             self._sums[other] = (some * kept, took * kept) if recent else (0.0, 0.0)
         before = self._sums.setdefault(size, (0.0, 0.0))
         if seen:
@@ -52,10 +53,10 @@ class Pace:
             self._told[size] = min([guess, *(pace for other, pace in known.items() if other > size)])
         return self._told[size]
 
-    def sure(self, rows: int) -> bool:
-        """Whether enough was seen of so many rows to refuse somebody for it; of any number, if none run."""
+    def sure(self, rows: int, ahead_s: float) -> bool:
+        """Whether enough was seen of so many rows, or of any number if none run, to tell what comes in so long."""
         seen = [self._sums.get(rows.bit_length(), (0.0, 0.0))] if rows else self._sums.values()
-        return any(steps >= ENOUGH or seconds >= ENOUGH_S for steps, seconds in seen)
+        return any(seconds >= min(max(LEAST_S, SEEN * ahead_s), MOST_S) for _, seconds in seen)
 
     def slowest(self, rows: int) -> float:
         """Seconds a step of up to so many rows, at most; 0 when nothing is known."""

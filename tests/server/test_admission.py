@@ -588,7 +588,7 @@ def test_the_pace_leaves_out_the_first_turn_of_a_size_and_forgets_slowly():
     for _ in range(100):
         pace.learn(4, 10, 0.05)
     assert pace(4) == pytest.approx(0.005)
-    assert pace.sure(4) and pace.sure(0) and not pace.sure(64)
+    assert pace.sure(4, 60.0) and pace.sure(0, 60.0) and not pace.sure(64, 0.1)
     assert pace(7) == pace(4)
     assert pace(16) == pytest.approx(0.01)  # not seen yet: between the same and four times as long
     assert pace(1) == pytest.approx(0.0025)
@@ -621,7 +621,19 @@ def test_the_pace_of_turns_of_one_step_is_a_mean_too():
     pace = Pace()
     for seconds in (9.0, 0.1, 0.3, 0.1, 0.3):
         pace.learn(1, 1, seconds)
-    assert pace(1) == pytest.approx(0.2, rel=0.1) and pace.sure(1)
+    assert pace(1) == pytest.approx(0.2, rel=0.1)
+
+
+def test_a_pace_is_trusted_for_ten_times_as_long_as_it_was_seen():
+    pace = Pace()
+    for _ in range(2):
+        pace.learn(64, 28, 0.2)
+    assert not pace.sure(64, 0.5)
+    pace.learn(64, 28, 0.2)
+    assert pace.sure(64, 3.5) and not pace.sure(64, 4.5)
+    for _ in range(100):
+        pace.learn(64, 28, 0.2)
+    assert pace.sure(64, 600.0) and pace.sure(64, float("inf"))
 
 
 def test_of_what_is_promised_with_the_margin_as_little_is_broken_as_set_out():

@@ -77,7 +77,8 @@ class Soak:
             service = self._services[model, flags] = Service(model, *flags, *EVERYBODY)
             everybody = await gather(self, (one_of_many(service, self.draw(stream=index % 16 == 0))
                                             for index in range(clients)))
-            if (ends := Counter(record.outcome for record in everybody)).keys() != {"completed"}:
+            ends = Counter(record.code or record.outcome for record in everybody)
+            if ends.keys() != {"completed"}:
                 raise RuntimeError(f"while the service warmed up, {dict(ends)} requests")
             await service.is_warm()
         service = self._services[model, flags]
