@@ -54,9 +54,13 @@ class Pace:
         return self._told[size]
 
     def sure(self, rows: int, ahead_s: float) -> bool:
-        """Whether enough was seen of so many rows, or of any number if none run, to tell what comes in so long."""
-        seen = [self._sums.get(rows.bit_length(), (0.0, 0.0))] if rows else self._sums.values()
-        return any(seconds >= min(max(LEAST_S, SEEN * ahead_s), MOST_S) for _, seconds in seen)
+        """Whether enough was seen to tell what comes in so long while so many rows run; 0: while none do yet.
+
+        What was seen of twice or half as many rows counts a quarter, of four times as many a sixteenth.
+        """
+        size = rows.bit_length()
+        seen_s = sum(seconds * 0.25 ** (abs(other - size) if rows else 0) for other, (_, seconds) in self._sums.items())
+        return seen_s >= min(max(LEAST_S, SEEN * ahead_s), MOST_S)
 
     def slowest(self, rows: int) -> float:
         """Seconds a step of up to so many rows, at most; 0 when nothing is known."""

@@ -588,7 +588,7 @@ def test_the_pace_leaves_out_the_first_turn_of_a_size_and_forgets_slowly():
     for _ in range(100):
         pace.learn(4, 10, 0.05)
     assert pace(4) == pytest.approx(0.005)
-    assert pace.sure(4, 60.0) and pace.sure(0, 60.0) and not pace.sure(64, 0.1)
+    assert pace.sure(4, 30.0) and pace.sure(0, 30.0) and pace.sure(8, 7.0) and not pace.sure(64, 0.1)
     assert pace(7) == pace(4)
     assert pace(16) == pytest.approx(0.01)  # not seen yet: between the same and four times as long
     assert pace(1) == pytest.approx(0.0025)
@@ -628,9 +628,10 @@ def test_a_pace_is_trusted_for_ten_times_as_long_as_it_was_seen():
     pace = Pace()
     for _ in range(2):
         pace.learn(64, 28, 0.2)
-    assert not pace.sure(64, 0.5)
+    assert not pace.sure(64, 0.5), "the first turn does not count, and the second is short"
     pace.learn(64, 28, 0.2)
     assert pace.sure(64, 3.5) and not pace.sure(64, 4.5)
+    assert not pace.sure(32, 0.5), "twice as many rows tell a quarter"
     for _ in range(100):
         pace.learn(64, 28, 0.2)
     assert pace.sure(64, 600.0) and pace.sure(64, float("inf"))

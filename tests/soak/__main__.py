@@ -60,7 +60,7 @@ async def run(soak: Soak, names: list[str]) -> list[Result]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--phases", default=",".join(PHASES), help=f"comma-separated, of {', '.join(PHASES)}")
-    parser.add_argument("--minutes", type=float, default=10.0, help="for all of it, about")
+    parser.add_argument("--minutes", type=float, default=12.0, help="for all of it, about")
     parser.add_argument("--model", default="mnist-small", help="a checkpoint, by name or folder")
     parser.add_argument("--slo", type=float, default=2.0, help="seconds in which an answer still counts as good")
     parser.add_argument("--out", type=Path, help="write the table to this file too")

@@ -30,7 +30,7 @@ class Plan:
     most: int = 20_000                               # requests of a stretch
     clients: tuple[int, ...] = (1, 16, 64, 256, 1000)
     few_and_many: tuple[int, int] = (16, 256)
-    rounds: int = 3                                  # of few and of many, in turn
+    rounds: int = 5                                  # of few and of many, in turn
     storm: int = 2000                                # clients, of whom half leave
     rates: tuple[float, ...] = (0.5, 0.9, 1.2)       # of capacity
     slo_s: float = 2.0                               # of a whole request

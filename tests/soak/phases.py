@@ -176,4 +176,4 @@ async def completions(soak: Soak) -> list[Result]:
 PHASES: dict[str, tuple[Callable[[Soak], Awaitable[list[Result]]], int]] = {  # and how many stretches it takes
     "crowds": (crowds, 5), "poisson": (poisson, 5), "leavers": (leavers, 1), "slow": (slow, 1),
     "completions": (completions, 1), "reload": (reload, 1), "faults": (faults, 1), "drain": (drain, 1),
-    "kill": (kill, 1), "batching": (batching, 6)}
+    "kill": (kill, 1), "batching": (batching, 10)}
