@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import gc
 import importlib
 import math
 import os
@@ -19,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] in (["train"], ["experiment"]):  # before torch: for hours, threads that spin would starve others
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if words[:1] == ["serve"]:
+        gc.disable()  # until it serves: imports are no garbage, and to look for some in them takes most of a second
         # Until the server drains there is nothing to end: not by SystemExit, which a native module that is being
         # imported takes for its own failure.
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))

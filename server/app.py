@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import signal
@@ -31,7 +32,7 @@ from server.origins import Hosts, Origins, only_here
 from server.probes import UVICORN, Probes
 from server.service import Service
 from server.settings import Settings
-from server.worker import Worker
+from server.worker import Worker, collect
 
 logger = logging.getLogger("linpix")
 LINGER_S = 0.2  # for whoever has connected before the door was closed to be told, rather than to be cut off
@@ -99,6 +100,8 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
+        collect()
+        gc.enable()  # linpix.py had it wait
         await super().startup(sockets)
         if self.started:
             self._loop = asyncio.get_running_loop()  # from here on there are servers to close: signals drain

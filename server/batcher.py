@@ -277,11 +277,11 @@ class Batcher:
         return joined, failed, late
 
     def _too_late(self) -> str | None:
-        """The request that is next, if it cannot be done in time even with a slot of its own from now on."""
+        """The request that is next, if it would hardly be done in time even with a slot of its own from now on."""
         first, rows = self.scheduler.waiting.first(), len(self.scheduler.running)
         if first is None or rows == self.scheduler.slots:
             return None
-        needed_s = (self.scheduler.length - first.position) * self.pace(rows + 1)
+        needed_s = (self.scheduler.length - first.position) * self.pace(rows + 1) * self._margin.factor
         left_s = self._terms[first.request].until - time.perf_counter()
         return first.request if needed_s > left_s and self.pace.sure(rows, left_s) else None
 

@@ -189,8 +189,8 @@ class Scheduler:
 
     # --- what is to come, if nobody else comes or leaves: every remaining length is known, so it is replayed ---
 
-    def forecast(self, pace: Pace = in_steps, brief: str = "") -> Iterator[End]:
-        """The ends of all images admitted so far, in order.
+    def _replay(self, brief: str = "") -> list[tuple[int, Row]]:
+        """Steps until each image admitted so far has ended, in the order in which they have or get their slots.
 
         Images that are not known yet count as whole ones; those of the request `brief` as if they had no hole.
         """
@@ -198,22 +198,25 @@ class Scheduler:
         for request, place in self.reserved.items():
             for index in range(place.images):
                 line.append(Row(request, index, self.length if request == brief else 0, bulk=place.bulk))
-        running = [row for row in self.running.values() if not row.cancelled]
-        queue = deque(line.take() for _ in range(len(line))) if line.bulk else line.interactive  # in turn
-        running += [queue.popleft() for _ in range(min(self.slots - len(running), len(queue)))]
-        order, bulk, now, at = itertools.count(), sum(row.bulk for row in queue), 0, 0.0
-        ends = [(self.length - row.position, next(order), row) for row in running]
-        heapq.heapify(ends)
-        while ends:
-            end, _, ended = ends[0]
-            at, now = at + (end - now) * pace(len(ends)), end
-            if queue:
-                row = queue.popleft()
-                bulk -= row.bulk
-                heapq.heapreplace(ends, (now + self.length - row.position, next(order), row))
-            else:
-                heapq.heappop(ends)
-            yield End(at, ended, self.slots - len(ends), len(queue), bulk)
+        ends = [(self.length - row.position, row) for row in self.running.values() if not row.cancelled]
+        free = [0] * (self.slots - len(ends)) + [end for end, _ in ends]  # when each slot is
+        heapq.heapify(free)
+        for row in (line.take() for _ in range(len(line))) if line.bulk else line.interactive:
+            end = free[0] + self.length - row.position
+            heapq.heapreplace(free, end)
+            ends.append((end, row))
+        return ends
+
+    def forecast(self, pace: Pace = in_steps) -> Iterator[End]:
+        """The ends of all images admitted so far, in order. No slot is left free while an image waits."""
+        replay = self._replay()
+        bulk, now, at = sum(row.bulk for _, row in replay[self.slots:]), 0, 0.0
+        for ended, (end, row) in enumerate(sorted(replay, key=lambda image: image[0])):
+            left = len(replay) - ended
+            at, now = at + (end - now) * pace(min(left, self.slots)), end
+            if left > self.slots:
+                bulk -= replay[self.slots + ended][1].bulk
+            yield End(at, row, max(self.slots - left + 1, 0), max(left - 1 - self.slots, 0), bulk)
 
     def until_room(self, images: int, bulk: bool = False, pace: Pace = in_steps) -> float:
         """Time until a request of that many images would be admitted."""
@@ -225,8 +228,15 @@ class Scheduler:
 
     def until_done(self, request: str, pace: Pace = in_steps, whole: bool = True) -> float:
         """Time until the last image of an admitted request. Not whole: if nothing is to be drawn once it has a slot."""
-        return max((end.at for end in self.forecast(pace, "" if whole else request) if end.row.request == request),
-                   default=0.0)
+        replay = self._replay("" if whole else request)
+        done = max((end for end, row in replay if row.request == request), default=0)
+        now, at = 0, 0.0
+        last = sorted(end for end, _ in replay)[-self.slots:]  # until the first of them every slot is taken
+        for rows, end in zip(range(len(last), 0, -1), last, strict=True):
+            at, now = at + (min(end, done) - now) * pace(rows), end
+            if end >= done:
+                break
+        return at
 
     def bound(self) -> float:
         """Steps by which all that is admitted is done, or fewer: much faster to know than the forecast.

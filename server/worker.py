@@ -51,6 +51,17 @@ BACKGROUND_PATIENCE = 10         # watchdog time-outs that a comparison's unit o
 BACKGROUND_SHARE = 10  # a comparison gets one unit of work for this many quanta of live requests
 
 
+def collect() -> None:
+    """Collect garbage now, and keep what lives out of all collections until the next call of this.
+
+    Each would hold every thread up for as long as it takes to look at all objects there are: of torch and FastAPI
+    alone 350,000, in 0.2 s, once in 500 requests.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 @dataclass(frozen=True, slots=True)
 class RowsDone:
     """`rows` image rows of an image are finished; the rest of its canvas is not decoded yet."""
@@ -183,7 +194,7 @@ class Worker:
             self._leaving = [batcher for batcher in self._leaving if batcher in wanted]
             self._count_slots({batcher.labels[0] for batcher in over})
             # its last requests are answered by then; they are in cycles, which Python may leave for long
-            asyncio.get_running_loop().call_later(COLLECT_S, gc.collect)
+            asyncio.get_running_loop().call_later(COLLECT_S, collect)
 
     def _pools(self) -> list[Batcher]:
         """Every batcher that may have work."""

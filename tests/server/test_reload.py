@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import shutil
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from model import checkpoint, ops
 from model.config import PRESETS
 from model.transformer import Transformer
+from server import worker
 from server.metrics import RELOADS
 from tests.server.conftest import Process, eventually, serving
 from tests.server.test_images import events_of
@@ -178,6 +181,26 @@ def test_a_model_that_is_removed_finishes_what_it_began_and_gives_its_memory_bac
         assert eventually(lambda: mapped(process) <= both - 0.75 * pool_bytes), f"{both:,}, now {mapped(process):,}"
         assert alone(process, model="tiny", seed=2)
         assert 'linpix_state_slots_used{model="leaving"}' not in process.get("/metrics").text
+
+
+def test_what_lives_is_kept_out_of_collections_until_the_next_that_is_asked_for():
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+    kept, late = Cycle(), Cycle()
+    seen = weakref.ref(kept), weakref.ref(late)
+    del late
+    try:
+        worker.collect()
+        assert seen[1]() is None
+        del kept
+        gc.collect()
+        assert seen[0]() is not None
+        worker.collect()
+        assert seen[0]() is None
+    finally:
+        gc.unfreeze()
 
 
 def test_clients_that_leave_a_removed_model_free_it_too(folder):

@@ -1,6 +1,7 @@
 """The scheduler alone: no torch, no clock."""
 
 import contextlib
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -277,6 +278,9 @@ def test_what_is_foreseen_comes_true_when_nobody_else_comes(crowd, slots, max_qu
         turn(s, 1)
     join(s)
     foretold, bound = [(end.at, end.row.request, end.row.index) for end in s.forecast()], s.bound()
+    for request in {request for _, request, _ in foretold}:
+        ended = max(end.at for end in s.forecast(math.sqrt) if end.row.request == request)
+        assert s.until_done(request, math.sqrt) == pytest.approx(ended)
     fits = images <= slots + s.queue_of(bulk)
     room, steps, ends, found = s.until_room(images, bulk), 0, [], None
     while True:
