@@ -16,7 +16,7 @@ from server.engine import Engine, ImageSpec
 from server.errors import DeadlineUnreachable, EngineLost, NotFinite, QueueFull
 from server.faults import Faults
 from server.isolation import Outcome, Plan, isolate
-from server.pace import Margin, Pace
+from server.pace import LEAST, Margin, Pace
 from server.scheduler import Full, Row, Scheduler
 
 logger = logging.getLogger("linpix")
@@ -281,7 +281,7 @@ class Batcher:
         first, rows = self.scheduler.waiting.first(), len(self.scheduler.running)
         if first is None or rows == self.scheduler.slots:
             return None
-        needed_s = (self.scheduler.length - first.position) * self.pace(rows + 1) * self._margin.factor
+        needed_s = (self.scheduler.length - first.position) * self.pace(rows + 1) * LEAST
         left_s = self._terms[first.request].until - time.perf_counter()
         return first.request if needed_s > left_s and self.pace.sure(rows, left_s) else None
 

@@ -8,7 +8,8 @@ SEEN = 0.1               # in between this part of the time looked ahead: a crow
 BROKEN = 0.005  # of promises: so many may be
 STEP = 0.05     # of the logarithm of the margin: 20 broken promises in a row nearly treble it
 LEAST = 1.25    # of the margin: hiccups come without notice, and a shorter queue costs nothing while slots are full
-MOST = 2.0      # of it: a machine so much slower than it was a moment ago is not foreseen by any
+MOST = 1.75     # of it: no margin foresees a machine that is so much slower than a moment ago, and a large one empties
+                # slots where deadlines are short
 
 
 class Pace:

@@ -92,8 +92,10 @@ class Line:
         """A copy, less the images of a request."""
         line = Line()
         line._overtaken = self._overtaken
-        line.interactive = deque(row for row in self.interactive if row.request != request)
-        line.bulk = deque(row for row in self.bulk if row.request != request)
+        line.interactive, line.bulk = self.interactive.copy(), self.bulk.copy()
+        if request:
+            line.interactive = deque(row for row in self.interactive if row.request != request)
+            line.bulk = deque(row for row in self.bulk if row.request != request)
         return line
 
 
