@@ -30,7 +30,7 @@ class Plan:
     most: int = 20_000                               # requests of a stretch
     clients: tuple[int, ...] = (1, 16, 64, 256, 1000)
     few_and_many: tuple[int, int] = (16, 256)
-    rounds: int = 5                                  # of few and of many, in turn
+    rounds: int = 3                                  # of what is compared, in turn
     storm: int = 2000                                # clients, of whom half leave
     rates: tuple[float, ...] = (0.5, 0.9, 1.2)       # of capacity
     slo_s: float = 2.0                               # of a whole request
@@ -132,25 +132,26 @@ async def closed_loop(soak: Soak, service: Service, clients: int, make: Callable
     return records
 
 
-async def arrivals(soak: Soak, service: Service, rate: float) -> list[Record]:
+async def arrivals(soak: Soak, service: Service, rate: float, seconds: float, seeds: int) -> list[Record]:
     """Requests that come at random moments, whether those before them are answered or not; one in ten streams.
 
-    Each says that it is worth nothing after the SLO, so that the service spends nothing on what would come too late.
+    They draw so many different images. Each says that it is worth nothing after the SLO, so that the service spends
+    nothing on what would come too late.
     """
     idle: list[Connection] = []
     records: list[Record] = []
 
     async def one(due: float) -> None:
         connection = idle.pop() if idle else service.connection()
-        ask = soak.draw(stream=soak.random.random() < 0.1, timeout=soak.plan.slo_s)
+        ask = Ask(soak.random.randrange(seeds), stream=soak.random.random() < 0.1, timeout=soak.plan.slo_s)
         records.append(await connection.ask(ask, due=due))
         idle.append(connection)
 
     began = due = time.monotonic()
-    async with asyncio.timeout(soak.plan.seconds + ANSWER_S), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(seconds + ANSWER_S), asyncio.TaskGroup() as group:
         for _ in range(soak.plan.most):
             due += soak.random.expovariate(rate)
-            if due > began + soak.plan.seconds:
+            if due > began + seconds:
                 break
             await asyncio.sleep(due - time.monotonic())
             group.create_task(one(due))
