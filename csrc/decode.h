@@ -75,7 +75,7 @@ struct Barrier {
   int members;
   int arrived = 0, round = 0, asleep = 0;
   int late = 0;         // waits that were so long that somebody must have lost its core
-  bool given_up = false;  // too many of them: whoever comes here goes home, and each row is one thread's
+  bool given_up = false;  // too many of them: whoever comes here goes home, and what is left is dealt out by rows
 };
 
 // Sleep while a number is so, at most until it is said to have changed; returns whether it took over 200 us.

@@ -16,7 +16,7 @@ from server.engine import Engine, ImageSpec
 from server.errors import DeadlineUnreachable, EngineLost, NotFinite, QueueFull
 from server.faults import Faults
 from server.isolation import Outcome, Plan, isolate
-from server.pace import LEAST, Margin, Pace
+from server.pace import LEAST_MARGIN, Margin, Pace
 from server.scheduler import Full, Row, Scheduler
 
 logger = logging.getLogger("linpix")
@@ -132,10 +132,13 @@ class Batcher:
     def over(self, request: str, *, late: bool = False) -> None:
         """A request's images are all done, or its time is up: was it as promised? From any thread."""
         with self._lock:
-            terms = self._terms.get(request)
-            if terms is not None and terms.promised < math.inf:
-                self._margin.learn(broken=late or time.perf_counter() > terms.promised)
-                terms.promised = math.inf  # told once
+            self._told(request, late)
+
+    def _told(self, request: str, late: bool) -> None:
+        terms = self._terms.get(request)
+        if terms is not None and terms.promised < math.inf:
+            self._margin.learn(broken=late or time.perf_counter() > terms.promised)
+            terms.promised = math.inf  # once
 
     def _forget(self, request: str) -> None:
         self.scheduler.cancel(request)
@@ -256,6 +259,7 @@ class Batcher:
         while time.perf_counter() - began < QUANTUM_S:
             with self._lock:
                 while (lost := self._too_late()) is not None:
+                    self._told(lost, late=True)
                     self._forget(lost)
                     late.append(lost)
                 rows = self.scheduler.join()
@@ -281,9 +285,11 @@ class Batcher:
         first, rows = self.scheduler.waiting.first(), len(self.scheduler.running)
         if first is None or rows == self.scheduler.slots:
             return None
-        needed_s = (self.scheduler.length - first.position) * self.pace(rows + 1) * LEAST
         left_s = self._terms[first.request].until - time.perf_counter()
-        return first.request if needed_s > left_s and self.pace.sure(rows, left_s) else None
+        if (self.scheduler.length - first.position) * self.pace(rows + 1) * LEAST_MARGIN <= left_s:  # nearly always
+            return None
+        late = self.scheduler.until_done(first.request, self.pace) * LEAST_MARGIN > left_s
+        return first.request if late and self.pace.sure(rows + 1 if rows else 0, left_s) else None
 
     def _quantum(self, rows: int) -> int:
         """k: steps that fit in QUANTUM_S at the speed last seen for so many rows, at most one image row.

@@ -3,13 +3,13 @@
 import math
 
 WINDOW_S = 5.0  # of running, over which what was seen is forgotten: long enough for a machine's hiccups to average out
-LEAST_S, MOST_S = 0.25, 4.0  # of running, seen before anybody is refused for it, and
+LEAST_S, MOST_S = 0.25, 4.0  # of running, seen before anybody is refused for it (the window never holds 5), and
 SEEN = 0.1               # in between this part of the time looked ahead: a crowd that comes at once is slow at first
 BROKEN = 0.005  # of promises: so many may be
-STEP = 0.05     # of the logarithm of the margin: 20 broken promises in a row nearly treble it
-LEAST = 1.25    # of the margin: hiccups come without notice, and a shorter queue costs nothing while slots are full
-MOST = 1.75     # of it: no margin foresees a machine that is so much slower than a moment ago, and a large one empties
-                # slots where deadlines are short
+STEP = 0.05     # of the logarithm of the margin: seven broken promises in a row take it from its least to its most
+LEAST_MARGIN = 1.25  # hiccups come without notice, and a shorter queue costs nothing while slots are full
+MOST_MARGIN = 1.75   # none foresees a machine that is so much slower than a moment ago, and a large one empties slots
+                     # where deadlines are short
 
 
 class Pace:
@@ -77,8 +77,8 @@ class Margin:
     """
 
     def __init__(self) -> None:
-        self.factor = LEAST
+        self.factor = LEAST_MARGIN
 
     def learn(self, broken: bool) -> None:
         """Whether a promise was; a request refused for the margin alone counts as one that was kept."""
-        self.factor = min(max(LEAST, self.factor * math.exp(STEP * (broken - BROKEN))), MOST)
+        self.factor = min(max(LEAST_MARGIN, self.factor * math.exp(STEP * (broken - BROKEN))), MOST_MARGIN)

@@ -92,10 +92,8 @@ class Line:
         """A copy, less the images of a request."""
         line = Line()
         line._overtaken = self._overtaken
-        line.interactive, line.bulk = self.interactive.copy(), self.bulk.copy()
-        if request:
-            line.interactive = deque(row for row in self.interactive if row.request != request)
-            line.bulk = deque(row for row in self.bulk if row.request != request)
+        line.interactive, line.bulk = (deque(row for row in rows if row.request != request) if request else rows.copy()
+                                       for rows in (self.interactive, self.bulk))
         return line
 
 
@@ -201,9 +199,11 @@ class Scheduler:
             for index in range(place.images):
                 line.append(Row(request, index, self.length if request == brief else 0, bulk=place.bulk))
         ends = [(self.length - row.position, row) for row in self.running.values() if not row.cancelled]
-        free = [0] * (self.slots - len(ends)) + [end for end, _ in ends]  # when each slot is
+        # when slots are free: as many as can matter
+        free = [0] * min(self.slots - len(ends), len(line)) + [end for end, _ in ends]
         heapq.heapify(free)
-        for row in (line.take() for _ in range(len(line))) if line.bulk else line.interactive:
+        queue = [line.take() for _ in range(len(line))] if line.bulk else line.interactive
+        for row in queue:
             end = free[0] + self.length - row.position
             heapq.heapreplace(free, end)
             ends.append((end, row))

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ from server.watchdog import Watchdog
 logger = logging.getLogger("linpix")
 LAST_WORDS_S = 1.0  # for the answers to reach their clients, before a process without an engine ends
 COLLECT_S = 1.0     # after the last request of a model that is no longer served: when its memory is given back
+AGAIN_S = 6.0       # if anything kept it then: uvicorn's keep-alive, and a second
 LOST = 70           # its exit status: an internal software error, by sysexits.h
 RESTARTS, RESTARTS_S = 3, 600.0  # the engine thread is begun again so many times in so long; then the process ends
 BACKGROUND_PATIENCE = 10         # watchdog time-outs that a comparison's unit of work may take
@@ -193,8 +195,14 @@ class Worker:
         if over:
             self._leaving = [batcher for batcher in self._leaving if batcher in wanted]
             self._count_slots({batcher.labels[0] for batcher in over})
-            # its last requests are answered by then; they are in cycles, which Python may leave for long
-            asyncio.get_running_loop().call_later(COLLECT_S, collect)
+            gone = [weakref.ref(batcher) for batcher in over]
+            asyncio.get_running_loop().call_later(COLLECT_S, self._give_back, gone, AGAIN_S)
+
+    def _give_back(self, gone: list[weakref.ref[Batcher]], again_s: float) -> None:
+        """Collect until they are: their last requests are in cycles, and an idle connection keeps its last one."""
+        collect()
+        if left := [batcher for batcher in gone if batcher() is not None]:
+            asyncio.get_running_loop().call_later(again_s, self._give_back, left, 2 * again_s)
 
     def _pools(self) -> list[Batcher]:
         """Every batcher that may have work."""

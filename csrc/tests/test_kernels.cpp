@@ -346,8 +346,8 @@ void an_image_is_the_same_alone_and_in_a_batch(Shape shape) {
     }
 }
 
-// One thread goes on with what they leave, bit for bit.
-void threads_that_keep_each_other_waiting_leave_the_steps_to_one() {
+// Another call goes on with the steps that they leave, bit for bit.
+void threads_that_keep_each_other_waiting_stop_at_the_same_step() {
   const Net net({2, 2, 8, 8, 16, 128, 3, true, true, false});
   Batch expected(net.m, 3), batch(net.m, 3);
   expected.decode(counting(3, 1), {0, 0, 0}, {10, 10, 10}, counting(3, 0), 1);
@@ -414,7 +414,7 @@ int main() {
     an_image_is_the_same_alone_and_in_a_batch({1, 4, 32, 32, 128, 512, 10, false, true, bf16});
     an_image_is_the_same_alone_and_in_a_batch({1, 1, 8, 8, 16, 16, 300, true, true, bf16});
   }
-  threads_that_keep_each_other_waiting_leave_the_steps_to_one();
+  threads_that_keep_each_other_waiting_stop_at_the_same_step();
   callers_on_several_threads_take_turns();
   if (failures) std::printf("%d failures\n", failures.load());
   return failures != 0;

@@ -40,7 +40,8 @@ def serve(told: Told) -> None:
     printed, given = io.StringIO(), []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")}
     with mock.patch.dict(os.environ, environment | dict(told.variables), clear=True), \
-            mock.patch.object(app, "serve", given.append), contextlib.redirect_stderr(printed):
+            mock.patch.object(app, "serve", given.append), mock.patch("gc.disable"), \
+            contextlib.redirect_stderr(printed):
         try:
             status = linpix.main(["serve", *told.flags])
         except SystemExit as error:  # argparse

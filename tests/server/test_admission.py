@@ -25,7 +25,7 @@ from server.arrivals import connection
 from server.batcher import Batcher
 from server.engine import ImageSpec, new_engine
 from server.errors import DeadlineUnreachable
-from server.pace import BROKEN, LEAST, MOST, Margin, Pace
+from server.pace import BROKEN, LEAST_MARGIN, MOST_MARGIN, Margin, Pace
 from tests.server.conftest import EAGER, Process, eventually, serving
 from tests.server.test_images import events_of, occluded
 
@@ -646,10 +646,10 @@ def test_of_what_is_promised_with_the_margin_as_little_is_broken_as_set_out():
         assert BROKEN / 2 < np.mean(broken[-8000:]) < 2 * BROKEN
     for _ in range(2000):
         margin.learn(broken=False)
-    assert margin.factor == LEAST
+    assert margin.factor == LEAST_MARGIN
     for _ in range(200):
         margin.learn(broken=True)
-    assert margin.factor == MOST
+    assert margin.factor == MOST_MARGIN
 
 
 def test_what_the_head_of_a_request_was_promised_holds_for_its_body(tiny):
@@ -681,3 +681,21 @@ def test_a_request_that_no_time_is_left_for_when_its_turn_comes_makes_nobody_els
         turns.append(batcher.turn())
     assert [row.request for turn in turns for row in turn.finished] == ["runs", "patient"]
     assert [late for turn in turns for late in turn.late] == ["hopeless"]
+
+
+def test_a_promise_that_is_broken_when_a_slot_is_free_counts_as_one(tiny):
+    batcher = Batcher(new_engine(checkpoint.read(tiny), 1, "eager"), max_queue=8)
+    batcher.admit("runs", 1)
+    batcher.enqueue("runs", [ImageSpec(seed=0)])
+    for _ in range(2):
+        batcher.pace.learn(1, 64, 6.4)
+    batcher.admit("promised", 1, within_s=20.0)
+    batcher.enqueue("promised", [ImageSpec(seed=0)])
+    for _ in range(100):
+        batcher.pace.learn(1, 64, 64.0)
+    before = batcher._margin.factor
+    turns = []
+    while batcher.busy:
+        turns.append(batcher.turn())
+    assert [late for turn in turns for late in turn.late] == ["promised"]
+    assert batcher._margin.factor > before

@@ -183,6 +183,16 @@ def test_a_model_that_is_removed_finishes_what_it_began_and_gives_its_memory_bac
         assert 'linpix_state_slots_used{model="leaving"}' not in process.get("/metrics").text
 
 
+def test_a_connection_that_stays_does_not_keep_a_removed_model(folder):
+    draw(folder / "leaving", 1)
+    with left_quiet(folder, "--slots", "400000") as process, process.client() as idle:
+        assert idle.post(GENERATIONS, json={"model": "leaving"}).status_code == 200
+        both = mapped(process)
+        shutil.rmtree(folder / "leaving")
+        assert reload(process, 2) == {"unchanged": 1, "removed": 1}
+        assert eventually(lambda: mapped(process) <= both - 0.75 * 400_000 * 1152, seconds=30.0)
+
+
 def test_what_lives_is_kept_out_of_collections_until_the_next_that_is_asked_for():
     class Cycle:
         def __init__(self) -> None:

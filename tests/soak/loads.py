@@ -13,6 +13,7 @@ from server.settings import Settings
 from tests.soak.client import Ask, Connection, Record
 from tests.soak.service import Oracle, Service
 
+STREAMS = 0.1       # of the requests that come at random, and of those that tell capacity
 RAMP = 0.2          # of a stretch, before rates are counted
 ANSWER_S = 300.0    # for what is under way when a stretch ends
 # All clients here have one address, and are one to a service that limits what each may have at once.
@@ -25,7 +26,7 @@ class Plan:
     """How much of everything."""
 
     model: Path
-    batching: Path                                   # the model whose throughput at few and at many clients is compared
+    batching: Path                                   # one that is all arithmetic: few clients and many, and too many
     seconds: float = 15.0                            # of each stretch of load
     most: int = 20_000                               # requests of a stretch
     clients: tuple[int, ...] = (1, 16, 64, 256, 1000)
@@ -143,7 +144,7 @@ async def arrivals(soak: Soak, service: Service, rate: float, seconds: float, se
 
     async def one(due: float) -> None:
         connection = idle.pop() if idle else service.connection()
-        ask = Ask(soak.random.randrange(seeds), stream=soak.random.random() < 0.1, timeout=soak.plan.slo_s)
+        ask = Ask(soak.random.randrange(seeds), stream=soak.random.random() < STREAMS, timeout=soak.plan.slo_s)
         records.append(await connection.ask(ask, due=due))
         idle.append(connection)
 

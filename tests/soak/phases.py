@@ -12,7 +12,7 @@ from PIL import Image
 from tests.soak.checks import measured
 from tests.soak.client import Ask, Picture, Record
 from tests.soak.endings import drain, faults, kill, reload
-from tests.soak.loads import RAMP, Result, Soak, arrivals, closed_loop, gather, images_per_second, one_of_many
+from tests.soak.loads import RAMP, STREAMS, Result, Soak, arrivals, closed_loop, gather, images_per_second, one_of_many
 from tests.soak.service import Oracle, Service
 
 UNREAD_EVENTS = 110  # of the largest size, and noise: some 400 kB, and the buffers between take 170 kB
@@ -51,7 +51,8 @@ async def batching(soak: Soak) -> list[Result]:
     return results
 
 
-async def decoded(soak: Soak, service: Service, oracle: Oracle, clients: int, result: Result) -> list[Record]:
+async def decoded(soak: Soak, service: Service, oracle: Oracle, clients: int, result: Result,
+                  streams: float = 0.0) -> list[Record]:
     """A closed loop. Its rate is by sub-pixels: many images of one batch end together, a few times in a stretch."""
     async def count() -> tuple[float, float]:
         return time.monotonic(), sum(value for name, value in service.samples().items()
@@ -64,7 +65,8 @@ async def decoded(soak: Soak, service: Service, oracle: Oracle, clients: int, re
         ended, after = await count()
         return (after - before) / oracle.config.subpixels / (ended - began)
 
-    loop = closed_loop(soak, service, clients, lambda: Ask(soak.random.randrange(ALONE)))
+    loop = closed_loop(soak, service, clients,
+                       lambda: Ask(soak.random.randrange(ALONE), stream=soak.random.random() < streams))
     records, result.rate = await asyncio.gather(loop, rate())
     return records
 
@@ -79,7 +81,7 @@ async def poisson(soak: Soak) -> list[Result]:
     async def capacity() -> float:
         async with measured(soak, f"capacity, {crowd} clients", service, [oracle]) as (result, records):
             records += await closed_loop(soak, service, crowd,
-                                         lambda: soak.draw(stream=soak.random.random() < 0.1))
+                                         lambda: soak.draw(stream=soak.random.random() < STREAMS))
         results.append(result)
         return result.rate or 1.0
 
@@ -109,7 +111,7 @@ async def overload(soak: Soak) -> list[Result]:
     async def capacity() -> None:
         name = f"capacity, {plan.batching.name}, {few} slots, {2 * few} clients"
         async with measured(soak, name, service, [oracle]) as (result, records):
-            records += await decoded(soak, service, oracle, 2 * few, result)
+            records += await decoded(soak, service, oracle, 2 * few, result, STREAMS)
         results.append(result)
         capacities.append(result.rate or 1.0)
 
@@ -119,6 +121,7 @@ async def overload(soak: Soak) -> list[Result]:
         async with measured(soak, name, service, [oracle]) as (result, records):
             began = time.monotonic()
             records += await arrivals(soak, service, share * capacities[-1], seconds, ALONE)
+            result.rate = images_per_second(records, began, seconds)
             result.goodput = images_per_second(records, began, seconds, plan.slo_s)
         results.append(result)
         goodputs.append(result.goodput)
