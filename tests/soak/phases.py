@@ -52,7 +52,7 @@ async def batching(soak: Soak) -> list[Result]:
 
 
 async def decoded(soak: Soak, service: Service, oracle: Oracle, clients: int, result: Result,
-                  streams: float = 0.0) -> list[Record]:
+                  streams: float = 0.0, begin_s: float = 0.0) -> list[Record]:
     """A closed loop. Its rate is by sub-pixels: many images of one batch end together, a few times in a stretch."""
     async def count() -> tuple[float, float]:
         return time.monotonic(), sum(value for name, value in service.samples().items()
@@ -66,7 +66,8 @@ async def decoded(soak: Soak, service: Service, oracle: Oracle, clients: int, re
         return (after - before) / oracle.config.subpixels / (ended - began)
 
     loop = closed_loop(soak, service, clients,
-                       lambda: Ask(soak.random.randrange(ALONE), stream=soak.random.random() < streams))
+                       lambda: Ask(soak.random.randrange(ALONE), stream=soak.random.random() < streams),
+                       begin_s=begin_s)
     records, result.rate = await asyncio.gather(loop, rate())
     return records
 
@@ -81,7 +82,8 @@ async def poisson(soak: Soak) -> list[Result]:
     async def capacity() -> float:
         async with measured(soak, f"capacity, {crowd} clients", service, [oracle]) as (result, records):
             records += await closed_loop(soak, service, crowd,
-                                         lambda: soak.draw(stream=soak.random.random() < STREAMS))
+                                         lambda: soak.draw(stream=soak.random.random() < STREAMS),
+                                         begin_s=RAMP * plan.seconds)
         results.append(result)
         return result.rate or 1.0
 
@@ -111,7 +113,7 @@ async def overload(soak: Soak) -> list[Result]:
     async def capacity() -> None:
         name = f"capacity, {plan.batching.name}, {few} slots, {2 * few} clients"
         async with measured(soak, name, service, [oracle]) as (result, records):
-            records += await decoded(soak, service, oracle, 2 * few, result, STREAMS)
+            records += await decoded(soak, service, oracle, 2 * few, result, STREAMS, RAMP * plan.seconds)
         results.append(result)
         capacities.append(result.rate or 1.0)
 
