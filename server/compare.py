@@ -31,6 +31,8 @@ UNIT_S = 0.05        # a unit of work ends after this, so that live requests get
 ROUNDS = 40          # over the positions of one cell, at most
 ROUNDS_SHARE = 0.4   # of the budget, before whole images are decoded; what then is left goes there too
 MARGIN = 1.2         # a decode is begun if this many times its predicted time is left
+DECODES = 9          # whole images of a cell, at most: a hiccup may be most of a short one
+DECODES_SHARE = 0.1  # of the budget, for all of these but each cell's first
 MEMORY_SHARE = 0.25  # of the free memory, for one backend's states
 
 
@@ -134,10 +136,12 @@ class Comparison:
 
     def _decodes(self) -> Iterator[None]:
         """Whole images, as far as there is time; the fastest cells first."""
+        again_s = DECODES_SHARE * self.plan.budget_s / len(self.cells)
         for cell in sorted(self._surveyed(), key=self._measured.seconds):
-            if MARGIN * self._measured.seconds(cell) < self._watch.left():
+            often = min(DECODES, 1 + int(again_s / self._measured.estimate(cell)))
+            while len(cell.decodes) < often and MARGIN * self._measured.seconds(cell) < self._watch.left():
                 yield from self._measured.decode(cell)
-                self._describe()
+            self._describe()
 
     def _surveyed(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.round_seconds]

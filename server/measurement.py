@@ -6,7 +6,7 @@ The work comes in short units, so that a service can fit it between live request
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -76,12 +76,17 @@ class Cell:
     spent: float = 0.0
     rounds: int = 0
     round_seconds: float = 0.0    # what the next round will take; 0 before the survey
-    decoded: float | None = None  # seconds of a whole decode
     note: str = ""                # why there is no figure
+    decodes: list[float] = field(default_factory=list)  # seconds of whole decodes
 
     @property
     def kind(self) -> Kind:
         return self.backend, self.engine
+
+    @property
+    def decoded(self) -> float | None:
+        """Seconds of a whole decode, if there was time for one."""
+        return _usual(self.decodes) if self.decodes else None
 
     def __str__(self) -> str:
         return f"{self.backend}{'' if self.engine == 'eager' else ' (compiled)'} at batch {self.batch}"
@@ -133,7 +138,7 @@ class Measurement:
                 some = slice(group, group + rows)
                 seconds += yield from self.watch.timed(backend.step(canvas[some], t, noise[some, t]))
             yield
-        cell.decoded = seconds
+        cell.decodes.append(seconds)
 
     def steps(self, cell: Cell) -> dict[int, float]:
         """Seconds of a step of the batch, by position. Of groups of rows, one stands for all."""

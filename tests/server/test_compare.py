@@ -104,6 +104,25 @@ def test_with_time_enough_whole_images_are_decoded():
     assert all(result["positions"] is None for result in report["results"])
 
 
+def test_a_hiccup_in_one_decode_of_a_short_image_is_not_its_time():
+    class Hiccups(Ticks):
+        asked = 0
+
+        def __call__(self) -> float:
+            self.asked += any(cell.decodes for cell in comparison.cells)
+            if 10 < self.asked <= 20:  # in the first cell's second decode
+                self.now += 1.0
+            return super().__call__()
+
+    clock = Hiccups()
+    comparison = Comparison(make(), (), plan(), clock=clock)
+    disturbed = finished(comparison)
+    assert max(max(cell.decodes) for cell in comparison.cells) > 1.0
+    usual = finished(Comparison(make(), (), plan(), clock=Ticks()))
+    for one, other in zip(disturbed["results"], usual["results"], strict=True):
+        assert one["seconds_per_image"] == pytest.approx(other["seconds_per_image"], rel=0.2)
+
+
 def test_the_baseline_draws_the_images_that_generate_draws():
     """So the decode that is timed is the real one: with the same noise, and in groups of rows as well."""
     net = make("softmax").net
