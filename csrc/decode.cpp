@@ -90,7 +90,7 @@ int sharers(const Model& m, int threads) {
 
 }  // namespace
 
-void decode(const Kernels& kernels, const Model& m, const Rows& rows, int threads) {
+void decode(const Kernels& kernels, const Model& m, const Rows& rows, int threads, int late) {
   if (rows.count == 0) return;
   static std::atomic<int> apart{0};  // calls to come in which no step is shared, since others have work for our cores
   const int could = sharers(m, threads);
@@ -100,6 +100,7 @@ void decode(const Kernels& kernels, const Model& m, const Rows& rows, int thread
   if (rows.count <= (m.far ? 8 : 4) * together) {
     Workplaces at(kernels, m, rows.count, true, together);
     Barrier barrier{together};
+    barrier.late = late;
     const Piece piece{0, rows.count, 0, rows.most_steps};
     std::vector<int64_t> done(together);
     run_together(together, [&](int i) {

@@ -122,8 +122,8 @@ struct Kernels {
 
 constexpr int PREFILL_TOKENS = 32;  // tokens of one row that go through the layers together
 
-// Every row by its number of steps; every row's tokens 0 .. steps - 1.
-void decode(const Kernels&, const Model&, const Rows&, int threads);
+// Every row by its number of steps; every row's tokens 0 .. steps - 1. late: what a barrier begins with, for tests.
+void decode(const Kernels&, const Model&, const Rows&, int threads, int late = 0);
 void prefill(const Kernels&, const Model&, const Rows&, int threads);
 
 // The best that this processor can run, or the one that LINPIX_KERNEL names.

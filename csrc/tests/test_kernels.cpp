@@ -377,6 +377,22 @@ void threads_that_keep_each_other_waiting_stop_at_the_same_step() {
   expect(batch.canvas == expected.canvas && batch.S == expected.S, "given up in the middle, bit for bit");
 }
 
+// Every 65th call begins with threads that share, and give that up after a step.
+void what_is_left_when_sharing_is_given_up_is_dealt_out() {
+  const Net net({2, 2, 8, 8, 96, 128, 3, true, true, false});
+  const std::vector<int64_t> steps{10, 7, 9};
+  Batch expected(net.m, 3);
+  const std::vector<float> log_probs = expected.decode(counting(3, 1), {0, 0, 0}, steps, counting(3, 0), 1);
+  for (int call = 0; call < 130; ++call) {
+    Batch batch(net.m, 3);
+    const std::vector<float> found =
+        batch.decode(counting(3, 1), {0, 0, 0}, steps, counting(3, 0),
+                     [&](const Rows& rows) { linpix::decode(kernels_portable, net.m, rows, 2, 1 << 20); });
+    expect(found == log_probs && batch.canvas == expected.canvas && batch.S == expected.S && batch.z == expected.z,
+           "what is left is dealt out, bit for bit");
+  }
+}
+
 void callers_on_several_threads_take_turns() {
   const Net net({2, 2, 8, 8, 16, 32, 3, true, true, false});
   Batch expected(net.m, 20);
@@ -415,6 +431,7 @@ int main() {
     an_image_is_the_same_alone_and_in_a_batch({1, 1, 8, 8, 16, 16, 300, true, true, bf16});
   }
   threads_that_keep_each_other_waiting_stop_at_the_same_step();
+  what_is_left_when_sharing_is_given_up_is_dealt_out();
   callers_on_several_threads_take_turns();
   if (failures) std::printf("%d failures\n", failures.load());
   return failures != 0;
