@@ -68,7 +68,7 @@ class Ask:
         self.config: ModelConfig = self.batcher.engine.config
         self.n = 1 if n is None else n
         self.bulk = priority == "bulk"
-        most = min(service.settings.max_n, self.batcher.most(self.bulk), service.settings.client_images or math.inf)
+        most = service.most(self.batcher, bulk=self.bulk)
         if not 1 <= self.n <= most:
             raise InvalidRequest(f"n must be 1..{most}, got {n}", param="n")
         http.state.model, http.state.images = self.name, self.n  # for the log

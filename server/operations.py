@@ -166,8 +166,8 @@ async def status(service: ServiceDep) -> Status:
         requests_rejected={labels[0]: int(x) for (name, *labels), x in values.items() if name == _REJECTED},
         rows_sum=int(values[_ROWS,]), models=[_status_of(batcher, values) for batcher in worker.batchers.values()],
         comparison=latest and ComparisonStatus(id=latest.id, model=latest.model, status=latest.status),
-        limits=Limits(max_n=settings.max_n, max_queue=settings.max_queue, max_upload=settings.max_upload,
-                      compare_budget=settings.compare_budget))
+        limits=Limits(max_n=service.most(*worker.batchers.values()), max_queue=settings.max_queue,
+                      max_upload=settings.max_upload, compare_budget=settings.compare_budget))
 
 
 def _status_of(batcher: Batcher, values: dict[tuple[str, ...], float]) -> ModelStatus:

@@ -202,7 +202,7 @@ class ComparisonStatus(BaseModel):
 
 
 class Limits(BaseModel):
-    max_n: int = Field(description="images of one request", examples=[16])
+    max_n: int = Field(description="images of one request, of any model", examples=[16])
     max_queue: int = Field(description="images that may wait for a slot, per model", examples=[256])
     max_upload: int = Field(description="largest body, bytes", examples=[16777216])
     compare_budget: float = Field(description="longest comparison, seconds", examples=[120.0])

@@ -42,6 +42,11 @@ class Service:
             raise ModelNotFound(name, self.worker.batchers)
         return name, self.worker.batchers[name]
 
+    def most(self, *batchers: Batcher, bulk: bool = False) -> int:
+        """Images that one request may ask for, of whichever of these models."""
+        return min(self.settings.max_n, self.settings.client_images or self.settings.max_n,
+                   *(batcher.most(bulk) for batcher in batchers))
+
 
 def service_of(request: Request) -> Service:
     service = request.app.state.service

@@ -19,7 +19,6 @@ export class Completion {
     this.board = new Board($("editor"));
     this.gallery = new Gallery(this.panel, {paint: (record) => this.paint(record), open: (record, records) => viewer.open(record, records)});
     this.task = new Task(this.form, this.panel.querySelector(".notice"), this.panel.querySelector(".status"));
-    this.task.stopped = () => this.gallery.end(this.task);
     this.form.addEventListener("submit", () => this.complete());
     this.form.elements.n.addEventListener("input", () => this.invite());
     document.addEventListener("model", ({detail: card}) => this.take(card));
@@ -30,7 +29,7 @@ export class Completion {
     for (const button of this.panel.querySelectorAll("[data-tool]")) {
       button.addEventListener("click", () => this.use(button.dataset.tool));
     }
-    const doing = {load: () => $("file").click(), sample: () => this.sample(), clear: () => this.clear()};
+    const doing = {load: () => $("file").click(), sample: () => this.sample()};
     for (const button of this.panel.querySelectorAll("[data-do]")) {
       const name = button.dataset.do;
       button.addEventListener("click", doing[name] ?? (() => this.board[name]()));
@@ -50,10 +49,10 @@ export class Completion {
     $("colour").parentElement.hidden = card.channels === 1;
     const thing = card.classes.join("") === "0123456789" ? "digit" : "picture";
     for (const word of this.panel.querySelectorAll("[data-thing]")) word.textContent = thing;
-    if (board.width !== card.width || board.height !== card.height || board.channels !== card.channels) {
-      board.reset(card);
-      if (task.status.textContent === this.said) task.say("");  // of a picture that is gone
-      if (this.source) this.load(this.source);
+    const {source} = board;
+    if (board.take(card)) {
+      if (task.status.textContent === this.said) task.say("");  // of a picture that is on another board
+      if (source && board.source !== source) this.load(source);
     }
     this.ink();
     this.invite();
@@ -100,25 +99,21 @@ export class Completion {
     document.addEventListener("dragleave", (event) => event.relatedTarget || easel.classList.remove("over"));
   }
 
-  clear() {
-    this.source = null;
-    this.board.clear();
-  }
-
   /** Put a picture on the board; it is kept, to be put on that of another model too. */
   async load(blob) {
-    const {board, task, source} = this;
-    this.source = blob;
+    const {board, task} = this;
+    const {source} = board;
+    board.source = blob;
     task.notice.clear();
     let bitmap;
     try {
       bitmap = await createImageBitmap(blob);
     } catch {
-      if (this.source === blob) this.source = source;
+      if (board.source === blob) board.source = source;
       task.notice.show(new Problem(`${blob.name || "That"} is no picture that this browser can read. Choose a PNG, JPEG or WebP.`));
       return;
     }
-    if (this.source === blob) {  // else another picture was chosen meanwhile
+    if (board.source === blob) {  // else another picture was chosen meanwhile
       board.load(bitmap);
       this.settle(blob.name ? `${blob.name} is loaded` : "The picture is loaded");
     }
@@ -143,7 +138,7 @@ export class Completion {
 
   /** Put an image of ours on the board. */
   async adopt(base64, what) {
-    this.source = null;
+    this.board.source = null;
     this.board.load(await createImageBitmap(await decode(base64)));
     this.settle(what);
   }

@@ -6,7 +6,7 @@ const GUIDE = "#e07a5f";
 export class Board {
   constructor(canvas) {
     this.canvas = canvas;
-    Object.assign(this, {tool: "pen", brush: 2.5, colour: [255, 255, 255], past: [], cursor: null, changed: () => {}});
+    Object.assign(this, {tool: "pen", brush: 2.5, colour: [255, 255, 255], past: [], cursor: null, changed: () => {}, boards: {}});
     canvas.addEventListener("pointerdown", (event) => this.down(event));
     canvas.addEventListener("pointermove", (event) => this.move(event));
     for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, () => this.up());
@@ -16,17 +16,21 @@ export class Board {
     this.light.addEventListener("change", () => this.draw());
   }
 
-  /** Begin with an empty board of a model's size, whose lower half is to be filled in. */
-  reset({width, height, channels}) {
-    Object.assign(this, {width, height, channels, past: []});
+  /** The board of a model's shape, as it was left; a new one is empty, and its lower half is to be filled in. */
+  take({width, height, channels}) {
+    const shape = [width, height, channels].join();
+    if (shape === this.shape) return false;
+    const {ink, known, past, touched, source} = this;
+    this.boards[this.shape] = {ink, known, past, touched, source};
+    Object.assign(this, {shape, width, height, channels});
     this.scale = Math.max(1, Math.floor(352 / width));
     this.canvas.width = width * this.scale;
     this.canvas.height = height * this.scale;
-    this.ink = new Uint8ClampedArray(width * height * 3);
-    this.known = new Uint8Array(width * height).fill(1);
-    this.touched = false;
-    this.fillHalf();
-    this.draw();
+    Object.assign(this, this.boards[shape] ?? {ink: new Uint8ClampedArray(width * height * 3),
+      known: new Uint8Array(width * height).fill(1), past: [], touched: false, source: null});
+    if (!this.boards[shape]) this.fillHalf();
+    this.point(null);
+    return true;
   }
 
   fillHalf() {
@@ -45,6 +49,10 @@ export class Board {
   keep() { this.change(() => this.known.fill(1)); }
   invert() { this.change(() => this.ink.forEach((value, at) => { this.ink[at] = 255 - value; })); }
   clear() {
+    for (const [shape, {source}] of Object.entries(this.boards)) {
+      if (source && source === this.source) delete this.boards[shape];  // the same picture for another model
+    }
+    this.source = null;
     this.change(() => {
       this.ink.fill(0);
       this.known.fill(1);

@@ -1,6 +1,6 @@
 // Images in a grid that fills as their pixels arrive, and one of them enlarged.
 import {bytesOf, decode} from "./service.js";
-import {$, counted, el, models} from "./parts.js";
+import {$, el, models} from "./parts.js";
 
 /** The grid of count images that shows them largest: whole pixels per pixel, and as few empty places as can be. */
 function arrange(count, image, room) {
@@ -88,9 +88,8 @@ export class Gallery {
     if (record.button.getAttribute("aria-label") !== label) record.button.setAttribute("aria-label", label);
   }
 
-  /** No more will come: what is unfinished stays so, and says it. task: if somebody stopped it. */
-  end(task) {
-    task?.say(`Stopped. ${this.finished.length} of ${counted(this.records.length, "image")} finished.`);
+  /** No more will come: what is unfinished stays so, and says it. */
+  end() {
     for (const record of this.records.filter((one) => !one.done)) {
       record.button.parentElement.classList.add("unfinished");
       this.name(record, record.rows ? `, stopped after row ${record.rows}` : ", not begun");

@@ -68,7 +68,9 @@ export class Now {
   }
 
   take(status) {
-    if (this.answers.length && status.uptime < this.answers.at(-1).uptime) this.answers = [];  // it was started again
+    const before = this.answers.at(-1);
+    const served = (one) => one.models.map((model) => model.id).join();
+    if (before && (status.uptime < before.uptime || served(before) !== served(status))) this.answers = [];  // other sums
     this.answers = [...this.answers, status].slice(-SPAN - 1);
     const used = total(status, "slots_used");
     this.pulse(status.status === "ready" ? used ? "busy" : "ready" : "waiting",

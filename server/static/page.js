@@ -60,13 +60,24 @@ for (const output of document.querySelectorAll("output[data-of]")) {
   range.addEventListener("input", () => { output.textContent = range.valueAsNumber.toFixed(2); });
 }
 
+/** The models' cards, however slow the rate of this visitor's key. */
+async function cards() {
+  for (;;) {
+    try {
+      return (await json("v1/models")).data;
+    } catch (problem) {
+      if (problem.status !== 429) throw problem;
+      await new Promise((resolve) => setTimeout(resolve, 1000 * problem.retryAfter));
+    }
+  }
+}
+
 async function heard(status) {
   const same = latest && latest.models.map((model) => model.id).join() === status.models.map((model) => model.id).join();
+  if (!same) models.set(await cards(), status.limits);  // it was away, or serves other models now
   latest = status;
-  if (same) return;  // else it was away, or serves other models now
+  if (same) return;
   notice.clear();
-  const {data} = await json("v1/models");
-  models.set(data, status.limits);
   race.limit(status.limits.compare_budget);
   select(named());
   document.documentElement.dataset.ready = "";

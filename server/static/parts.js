@@ -71,6 +71,7 @@ export const models = {
 
 /** The fields of a form as the API names them; an empty field is left out. */
 export function fieldsOf(form) {
+  if (!models.chosen) throw new Problem("The server has not told its models yet. Try again in a moment.");
   const given = Object.fromEntries([...new FormData(form)].filter(([, value]) => value !== ""));
   const fields = {model: given.model};
   for (const name of ["n", "seed", "temperature", "label"]) if (given[name] != null) fields[name] = Number(given[name]);
@@ -108,13 +109,16 @@ export class Notice {
       const tick = () => {
         const seconds = Math.ceil((end - performance.now()) / 1000);
         left.textContent = `${Math.max(0, seconds)} s left`;
-        if (seconds > 0 && !signal.aborted) return;
+        if (seconds > 0) return;
         clearInterval(timer);
         this.clear();
-        if (signal.aborted) reject(signal.reason);
-        else resolve();
+        resolve();
       };
       const timer = setInterval(tick, 200);
+      signal.addEventListener("abort", () => {  // at once: what is shown next is somebody else's
+        clearInterval(timer);
+        reject(signal.reason);
+      });
       tick();
     });
   }
@@ -165,10 +169,13 @@ export class Task {
     } catch (problem) {
       if (!signal.aborted) {
         this.say("");
-        this.notice.show(problem, () => this.start(work));
+        this.notice.show(problem, () => {
+          this.form.querySelector("[type=submit]").focus();  // the button that has it goes away
+          this.start(work);
+        });
       } else if (this.controller === controller) {
         this.notice.clear();
-        this.stopped?.();
+        this.say(problem.stopped ?? "Stopped.");
       }
       return false;
     } finally {

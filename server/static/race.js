@@ -1,6 +1,6 @@
 // The race: backends measured one after the other, then replayed side by side at the speeds that were measured.
 import {call, decode, events, json, Problem} from "./service.js";
-import {$, counted, duration, el, figure, models, size, Task, whole} from "./parts.js";
+import {$, counted, duration, el, fieldsOf, figure, models, size, Task, whole} from "./parts.js";
 
 const PATH = "v1/compare";
 const BUDGETS = [15, 30, 60, 120, 300];
@@ -25,9 +25,8 @@ export class Race {
     this.again = this.panel.querySelector("[data-again]");
     this.skip = this.panel.querySelector("[data-skip]");
     this.task = new Task(this.form, this.panel.querySelector(".notice"), this.panel.querySelector(".status"));
-    this.task.stopped = () => this.halted();
     this.form.addEventListener("submit", () => this.measure());
-    this.again.addEventListener("click", () => this.task.start((signal) => this.run(signal)));
+    this.again.addEventListener("click", () => this.race());
     this.skip.addEventListener("click", () => { this.skipped = true; });
     document.addEventListener("model", ({detail: card}) => this.idle(card));
   }
@@ -55,38 +54,49 @@ export class Race {
   async resume(comparison) {
     if (this.task.running || this.report || !comparison) return;
     if (comparison.status === "running") {
-      await this.task.start((signal) => this.watch(comparison.id, signal, false));
+      if (await this.task.start((signal) => this.watch(comparison.id, signal, false))) await this.race();
     } else if (comparison.status === "completed") {
       await this.task.start(async (signal) => {
         const {report} = await json(`${PATH}/${comparison.id}`, {signal});
         this.show(report);
-        this.again.disabled = false;
+        this.allow();
         this.task.say(`Measured before, with ${report.model}. Race again to see it.`);
       });
     }
   }
 
-  measure() {
-    return this.task.start(async (signal) => {
-      const body = {model: this.form.elements.model.value, budget: Number(this.form.elements.budget.value)};
-      let job;
+  async measure() {
+    if (this.asking) return;  // pressed twice
+    const measured = await this.task.start(async (signal) => {
+      const body = {model: fieldsOf(this.form).model, budget: Number(this.form.elements.budget.value)};
       try {
-        job = await json(PATH, {body, signal});
+        this.asking = true;  // to the end, even if it is stopped meanwhile: what has begun has to be ended there
+        const {id} = await json(PATH, {body}).finally(() => { this.asking = false; });
+        await this.watch(id, signal, true);
       } catch (problem) {
         if (problem.status !== 409) throw problem;
         const {comparison} = await json("v1/status", {signal});
         if (comparison?.status !== "running") throw problem;
         await this.watch(comparison.id, signal, false);
-        return;
       }
-      await this.watch(job.id, signal, true);
     });
+    if (measured) await this.race();
   }
 
-  /** Follow a comparison to its end, and race. ours: whether stopping here stops it too. */
+  /** What was measured, replayed: work of its own, so that a refusal of its images repeats no measurement. */
+  race() {
+    return this.task.start((signal) => this.run(signal));
+  }
+
+  allow() {
+    this.again.disabled = !this.all.some((lane) => lane.total);
+  }
+
+  /** Follow a comparison to its end. ours: whether stopping here stops it too. */
   async watch(id, signal, ours) {
     const stop = () => json(`${PATH}/${id}`, {method: "DELETE"}).catch(() => {});
     if (ours) signal.addEventListener("abort", stop);
+    if (ours && signal.aborted) stop();
     this.again.disabled = true;
     this.progress.hidden = false;
     this.progress.removeAttribute("value");
@@ -103,18 +113,11 @@ export class Race {
     } finally {
       signal.removeEventListener("abort", stop);
       this.progress.hidden = true;
+      this.allow();
     }
     if (state?.status === "failed") throw new Problem(`The comparison failed: ${state.error}. Measure again.`);
     if (state?.status === "cancelled") throw new Problem("Somebody stopped this comparison. Measure again.");
     if (state?.status !== "completed") throw new Problem("The connection broke off while measuring. Measure again.");
-    await this.run(signal);
-  }
-
-  halted() {
-    cancelAnimationFrame(this.frame);
-    this.skip.disabled = true;
-    this.again.disabled = !this.timed?.length;
-    this.task.say("Stopped.");
   }
 
   // --- what was measured ---
@@ -184,7 +187,7 @@ export class Race {
         }),
         bar(theirs.images_per_second, topPaper, "paper", theirs.images_per_second == null ? "–"
           : `${theirs.images_per_second}${factor(theirs.images_per_second, paper.softmax.images_per_second)}`),
-        ...[figure(alone.seconds_per_image), theirs.cpu_seconds ?? "–", bits(alone), theirs.bits_per_dim ?? "–",
+        ...[(alone.estimated && alone.seconds_per_image ? "~" : "") + figure(alone.seconds_per_image), theirs.cpu_seconds ?? "–", bits(alone), theirs.bits_per_dim ?? "–",
           figure(alone.tail_over_head), size(alone.state_bytes)].map((text) => el("td", {}, String(text))));
     }));
     $("race-invitation").hidden = true;
@@ -218,17 +221,22 @@ export class Race {
     await new Promise((resolve, reject) => {
       const began = performance.now();
       const frame = (now) => {
-        if (signal.aborted) return reject(signal.reason);
         const elapsed = this.skipped ? slowest : Math.min(slowest, (Math.max(now, began) - began) / 1000);
         this.clock.textContent = `${elapsed.toFixed(1)} s`;
         for (const lane of this.timed) advance(lane, elapsed, images);
-        if (elapsed < slowest) this.frame = requestAnimationFrame(frame);
+        if (elapsed < slowest) next = requestAnimationFrame(frame);
         else resolve();
       };
-      this.frame = requestAnimationFrame(frame);
+      let next = requestAnimationFrame(frame);
+      signal.addEventListener("abort", () => {
+        cancelAnimationFrame(next);
+        reject(signal.reason);
+      });
+    }).finally(() => {
+      this.skip.disabled = true;
+      this.allow();
     });
-    this.skip.disabled = true;
-    this.again.disabled = false;
+    for (const lane of this.timed) paint(lane, images[0], images[0].height * images[0].width);  // by now all have drawn it
     const [first, last] = [...this.timed].sort((a, b) => a.total - b.total).filter((_, index, all) => index === 0 || index === all.length - 1);
     const named = (lane) => lane.backend === "linear" ? `linear (${lane.engine})` : lane.backend;
     this.task.say(last ? `While ${named(last)} drew one image, ${named(first)} drew ${whole(first.made)}.` : `${first.backend} drew its image in ${duration(first.total)}.`);
@@ -250,6 +258,14 @@ function endsOf(result, subpixels) {
   return ends.map((end) => end * result.seconds_per_image / sum);
 }
 
+/** A lane's image as far as it is drawn. */
+function paint(lane, image, pixels) {
+  const part = new ImageData(image.data.slice(), image.width);
+  part.data.fill(0, pixels * 4);
+  lane.canvas.getContext("2d").putImageData(part, 0, 0);
+  lane.bar.style.width = `${100 * pixels / (image.width * image.height)}%`;
+}
+
 /** Bring a lane to a moment of the race. */
 function advance(lane, elapsed, images) {
   const made = Math.floor(elapsed / lane.total + 1e-9);
@@ -267,10 +283,7 @@ function advance(lane, elapsed, images) {
   const state = index * 1e6 + pixels;
   if (state !== lane.drawn) {
     lane.drawn = state;
-    const part = new ImageData(image.data.slice(), image.width);
-    part.data.fill(0, pixels * 4);
-    lane.canvas.getContext("2d").putImageData(part, 0, 0);
-    lane.bar.style.width = `${100 * pixels / (image.width * image.height)}%`;
+    paint(lane, image, pixels);
   }
   if (made === lane.made) return;
   const pile = lane.pile.getContext("2d");

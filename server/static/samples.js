@@ -11,7 +11,6 @@ export class Samples {
     this.form = $("samples-form");
     this.gallery = new Gallery(panel, {paint: rowsSoFar, open: (record, records) => viewer.open(record, records)});
     this.task = new Task(this.form, panel.querySelector(".notice"), panel.querySelector(".status"));
-    this.task.stopped = () => this.gallery.end(this.task);
     this.form.addEventListener("submit", () => this.draw());
     this.form.elements.n.addEventListener("input", () => this.invite());
     document.addEventListener("model", ({detail: card}) => {
@@ -60,7 +59,8 @@ export async function receive(gallery, response, signal) {
       throw new Problem("The connection ended before the images were finished. Try again.", {code: "broken"});
     }
   } catch (problem) {
-    if (!signal.aborted) gallery.end();
+    gallery.end();
+    problem.stopped = `Stopped. ${gallery.finished.length} of ${counted(gallery.records.length, "image")} finished.`;
     throw problem;
   }
   await Promise.all(gallery.records.map((record) => record.showing));

@@ -217,6 +217,20 @@ def test_a_loaded_picture_goes_along_to_another_model(shipped, visit, tmp_path):
     says(page, "#editor-hint", "^Draw the top of a picture here$")
 
 
+def test_a_drawing_is_still_there_when_its_model_is_chosen_again(shipped, visit):
+    visitor, page = begin(visit, shipped)
+    stroke(page, TOP_OF_SEVEN)
+    drawn = visitor.pixels("#editor")
+    page.get_by_role("tab", name="Samples").click()
+    for model in ("cifar10-small", "mnist-small"):
+        page.locator("#samples-form [name=model]").select_option(model)
+    page.get_by_role("tab", name="Completion").click()
+    assert visitor.pixels("#editor") == drawn
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator("#editor-hint")).to_be_hidden()
+    assert visitor.pixels("#editor") != drawn
+
+
 def test_nothing_is_said_of_a_picture_that_has_gone_with_its_model(shipped, visit):
     _, page = begin(visit, shipped)
     page.get_by_role("button", name="Take a sample").click()

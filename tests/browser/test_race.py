@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -11,7 +12,7 @@ from playwright.sync_api import Page, expect
 from server.figures import PAPER
 from tests.browser.conftest import ROOT, says
 from tests.browser.test_page import findings
-from tests.server.conftest import eventually, serving
+from tests.server.conftest import EAGER, eventually, serving
 
 LANES = """items => items.map(item => [item.querySelector('h3').innerText.replace(/\\s+/g, ' '),
                                        item.querySelector('.count').innerText])"""
@@ -71,6 +72,8 @@ def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, 
         assert float(cells[5]) == theirs["cpu_seconds"]
         assert float(cells[7]) == theirs["bits_per_dim"]
     expect(page.get_by_role("button", name="Race again")).to_be_enabled()
+    drawn = [visitor.pixels(".lane .frame canvas", index) for index in range(len(alone))]
+    assert all(pixels == drawn[0] for pixels in drawn) and min(drawn[0][3::4]) == 255, "all end with the same, whole"
 
 
 def test_pixels_of_a_lane_appear_when_its_steps_say(racing, visit):
@@ -130,6 +133,28 @@ def test_a_comparison_of_somebody_else_is_watched(tiny, visit):
         says(page, "#race .status", f"Watching {id}, which another visitor began")
         says(page, "#race .status", RACED)
         assert told(server, "status")["comparison"]["id"] == id, "no second one was begun"
+
+
+def test_a_full_queue_after_the_measuring_repeats_no_measurement(slow, visit):
+    options = ("--slots", "1", "--max-queue", "0", "--compare-budget", "5", "--faults", "slow:every=1:ms=20")
+    with serving(slow, *EAGER, *options) as server, ThreadPoolExecutor(1) as pool:
+        visitor = visit(server.url, panel="race")
+        page, others, asked = visitor.ready(), [], []
+
+        def overtaken(route) -> None:  # somebody else's image, of seconds, takes the slot first
+            others.append(pool.submit(httpx.post, route.request.url, json={}, timeout=120))
+            assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 1)
+            route.continue_()
+
+        page.route("**/v1/images/generations", overtaken, times=1)
+        page.on("request", lambda one: asked.append(one.url) if one.method == "POST" else None)
+        race(page)
+        says(page, "#race .notice", "The queue is full")
+        says(page, "#race .status", RACED)
+        assert [other.result().status_code for other in others] == [200]
+        assert sum(url.endswith("/v1/compare") for url in asked) == 1
+        page.get_by_role("button", name="Skip to the end").click()
+        expect(page.get_by_role("button", name="Race again")).to_be_enabled()
 
 
 def test_a_race_of_another_model_is_called_so(tiny, tmp_path, visit):

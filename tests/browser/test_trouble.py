@@ -10,7 +10,7 @@ from tests.browser.conftest import says
 from tests.server.conftest import EAGER, eventually, serving
 from tests.server.test_keys import line, private
 
-LASTING = ("--faults", "slow:every=1:ms=20")  # a step a quantum, 16 s an image: the page is seen while it is drawn
+LASTING = ("--faults", "slow:every=1:ms=20")  # seconds an image: the page is seen while it is drawn
 
 
 def test_a_full_queue_shows_its_wait_and_is_tried_again_when_told(slow, visit):
@@ -36,15 +36,20 @@ def test_a_full_queue_shows_its_wait_and_is_tried_again_when_told(slow, visit):
 
 
 def test_waiting_for_room_can_be_stopped(slow, visit):
-    with serving(slow, *EAGER, "--slots", "1", "--max-queue", "0") as server, ThreadPoolExecutor(1) as pool:
+    with serving(slow, *EAGER, *LASTING, "--slots", "8", "--max-queue", "0") as server, ThreadPoolExecutor(1) as pool:
         page = visit(server.url).ready()
-        asked = pool.submit(lambda: httpx.post(f"{server.url}/v1/images/generations", json={}, timeout=60))
-        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 1)
+        asked = pool.submit(lambda: httpx.post(f"{server.url}/v1/images/generations", json={"n": 8}, timeout=120))
+        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 8)
         page.locator("#samples-form [name=n]").fill("1")
         page.get_by_role("button", name="Draw 1 image").click()
         says(page, "#samples .notice", "The queue is full")
+        page.get_by_role("button", name="Draw", exact=True).click()  # who cannot wait waits on, and sees for how long
+        says(page, "#samples .notice", "The queue is full")
+        page.wait_for_timeout(1000)
+        says(page, "#samples .notice", r"\d+ s left")
         page.get_by_role("button", name="Stop").and_(page.locator("#samples-form button")).click()
         expect(page.locator("#samples .notice")).to_be_hidden()
+        says(page, "#samples .status", r"^Stopped\.$")
         assert asked.result().status_code == 200
         assert server.metric('linpix_requests_total{endpoint="generations",outcome="completed"}') == 1
 
@@ -108,6 +113,17 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_only(tiny, tmp_path, visit):
         page.reload()
         visitor.ready()
         expect(page.locator("#key")).to_be_hidden()
+
+
+def test_a_key_of_a_slow_rate_opens_the_page_all_the_same(tiny, tmp_path, visit):
+    keys = private(tmp_path / "keys", line("visitor", "right", "1/s"))
+    with serving(tiny.parent, "--api-keys", str(keys)) as server:
+        visitor = visit(server.url)
+        says(visitor.page, "#key", "Enter one of its API keys")
+        visitor.page.get_by_label("API key").fill("right")
+        visitor.page.keyboard.press("Enter")
+        visitor.ready()
+        expect(visitor.page.locator("#samples-form [name=model]")).to_have_value("tiny")
 
 
 def test_what_the_service_refuses_is_said_in_its_own_words(shipped, visit):
