@@ -258,10 +258,11 @@ class Batcher:
         began = time.perf_counter()
         while time.perf_counter() - began < QUANTUM_S:
             with self._lock:
-                while (lost := self._too_late()) is not None:
+                if (lost := self._too_late()) is not None:
                     self._told(lost, late=True)
                     self._forget(lost)
                     late.append(lost)
+                    continue
                 rows = self.scheduler.join()
                 if not rows:
                     break

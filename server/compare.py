@@ -135,12 +135,13 @@ class Comparison:
             yield from self._measured.round(min(ready, key=lambda cell: cell.spent))
 
     def _decodes(self) -> Iterator[None]:
-        """Whole images, as far as there is time; the fastest cells first."""
+        """Whole images, as far as there is time; the fastest cells first, and short ones several times."""
         again_s = DECODES_SHARE * self.plan.budget_s / len(self.cells)
         for cell in sorted(self._surveyed(), key=self._measured.seconds):
-            often = min(DECODES, 1 + int(again_s / self._measured.estimate(cell)))
-            while len(cell.decodes) < often and MARGIN * self._measured.seconds(cell) < self._watch.left():
+            while MARGIN * (seconds := self._measured.seconds(cell)) < self._watch.left():
                 yield from self._measured.decode(cell)
+                if len(cell.decodes) == DECODES or sum(cell.decodes[1:]) + seconds > again_s:
+                    break
             self._describe()
 
     def _surveyed(self) -> list[Cell]:

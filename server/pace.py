@@ -3,7 +3,7 @@
 import math
 
 WINDOW_S = 5.0  # of running, over which what was seen is forgotten: long enough for a machine's hiccups to average out
-LEAST_S, MOST_S = 0.25, 4.0  # of running, seen before anybody is refused for it (the window never holds 5), and
+LEAST_S, MOST_S = 0.25, 4.0  # of running, seen before anybody is refused for it (the window holds some 5), and
 SEEN = 0.1               # in between this part of the time looked ahead: a crowd that comes at once is slow at first
 BROKEN = 0.005  # of promises: so many may be
 STEP = 0.05     # of the logarithm of the margin: seven broken promises in a row take it from its least to its most
