@@ -49,7 +49,7 @@ audit: venv
 bench: venv
 	$(BIN)/python -m tests.benchmarks.decode
 
-# Load and faults, ten minutes of them, against servers on this machine; a table of how it went.
+# Load and faults, twelve minutes of them, against servers on this machine; a table of how it went.
 soak: venv
 	$(BIN)/python -m tests.soak --out build/soak.md
 
