@@ -29,7 +29,7 @@ export class Completion {
     for (const button of this.panel.querySelectorAll("[data-tool]")) {
       button.addEventListener("click", () => this.use(button.dataset.tool));
     }
-    const doing = {load: () => $("file").click(), sample: () => this.sample()};
+    const doing = {load: () => $("file").click(), sample: () => this.sample(), clear: () => this.clear()};
     for (const button of this.panel.querySelectorAll("[data-do]")) {
       const name = button.dataset.do;
       button.addEventListener("click", doing[name] ?? (() => this.board[name]()));
@@ -52,7 +52,8 @@ export class Completion {
     const {source} = board;
     if (board.take(card)) {
       if (task.status.textContent === this.said) task.say("");  // of a picture that is on another board
-      if (source && board.source !== source) this.load(source);
+      const free = board.source || !board.touched;  // no drawing that is somebody's own
+      if (source && board.source !== source && free && !this.loading) this.load(source);
     }
     this.ink();
     this.invite();
@@ -99,21 +100,27 @@ export class Completion {
     document.addEventListener("dragleave", (event) => event.relatedTarget || easel.classList.remove("over"));
   }
 
+  clear() {
+    this.loading = null;
+    this.board.clear();
+  }
+
   /** Put a picture on the board; it is kept, to be put on that of another model too. */
   async load(blob) {
     const {board, task} = this;
-    const {source} = board;
-    board.source = blob;
+    this.loading = blob;
     task.notice.clear();
     let bitmap;
     try {
       bitmap = await createImageBitmap(blob);
     } catch {
-      if (board.source === blob) board.source = source;
+      if (this.loading === blob) this.loading = null;
       task.notice.show(new Problem(`${blob.name || "That"} is no picture that this browser can read. Choose a PNG, JPEG or WebP.`));
       return;
     }
-    if (board.source === blob) {  // else another picture was chosen meanwhile
+    if (this.loading === blob) {  // else another picture was chosen meanwhile
+      this.loading = null;
+      board.source = blob;
       board.load(bitmap);
       this.settle(blob.name ? `${blob.name} is loaded` : "The picture is loaded");
     }
@@ -138,7 +145,7 @@ export class Completion {
 
   /** Put an image of ours on the board. */
   async adopt(base64, what) {
-    this.board.source = null;
+    this.loading = this.board.source = null;
     this.board.load(await createImageBitmap(await decode(base64)));
     this.settle(what);
   }

@@ -1,5 +1,5 @@
 // The page: its panels, the key where one is asked for, and what to say while the server is away.
-import {json, key, onKey, Problem} from "./service.js";
+import {key, onKey, patiently, Problem} from "./service.js";
 import {$, models, Notice} from "./parts.js";
 import {Completion} from "./completion.js";
 import {Viewer} from "./gallery.js";
@@ -60,21 +60,9 @@ for (const output of document.querySelectorAll("output[data-of]")) {
   range.addEventListener("input", () => { output.textContent = range.valueAsNumber.toFixed(2); });
 }
 
-/** The models' cards, however slow the rate of this visitor's key. */
-async function cards() {
-  for (;;) {
-    try {
-      return (await json("v1/models")).data;
-    } catch (problem) {
-      if (problem.status !== 429) throw problem;
-      await new Promise((resolve) => setTimeout(resolve, 1000 * problem.retryAfter));
-    }
-  }
-}
-
 async function heard(status) {
   const same = latest && latest.models.map((model) => model.id).join() === status.models.map((model) => model.id).join();
-  if (!same) models.set(await cards(), status.limits);  // it was away, or serves other models now
+  if (!same) models.set((await patiently("v1/models")).data, status.limits);  // it was away, or serves other models now
   latest = status;
   if (same) return;
   notice.clear();

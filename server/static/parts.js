@@ -147,8 +147,8 @@ export class Task {
     this.controller?.abort();
   }
 
-  /** work(signal) until it succeeds, is stopped or fails; a later start stops an earlier one. Whether it succeeded. */
-  async start(work) {
+  /** work(signal), one after the other, each until it succeeds, is stopped or fails; a later start stops an earlier one. */
+  async start(...works) {
     this.stop();
     const controller = this.controller = new AbortController();
     const {signal} = controller;
@@ -156,10 +156,10 @@ export class Task {
     this.stopper.disabled = false;
     this.form.dataset.running = "";
     try {
-      for (;;) {
+      while (works.length) {
         try {
-          await work(signal);
-          return true;
+          await works[0](signal);
+          works.shift();
         } catch (problem) {
           if (!problem.retryAfter || signal.aborted) throw problem;
           this.say("Waiting for room.");
@@ -171,13 +171,12 @@ export class Task {
         this.say("");
         this.notice.show(problem, () => {
           this.form.querySelector("[type=submit]").focus();  // the button that has it goes away
-          this.start(work);
+          this.start(...works);
         });
       } else if (this.controller === controller) {
         this.notice.clear();
         this.say(problem.stopped ?? "Stopped.");
       }
-      return false;
     } finally {
       if (this.controller === controller) {
         this.controller = null;

@@ -1,5 +1,5 @@
 // The race: backends measured one after the other, then replayed side by side at the speeds that were measured.
-import {call, decode, events, json, Problem} from "./service.js";
+import {call, decode, events, json, patiently, Problem} from "./service.js";
 import {$, counted, duration, el, fieldsOf, figure, models, size, Task, whole} from "./parts.js";
 
 const PATH = "v1/compare";
@@ -26,7 +26,7 @@ export class Race {
     this.skip = this.panel.querySelector("[data-skip]");
     this.task = new Task(this.form, this.panel.querySelector(".notice"), this.panel.querySelector(".status"));
     this.form.addEventListener("submit", () => this.measure());
-    this.again.addEventListener("click", () => this.race());
+    this.again.addEventListener("click", () => this.task.start((signal) => this.run(signal)));
     this.skip.addEventListener("click", () => { this.skipped = true; });
     document.addEventListener("model", ({detail: card}) => this.idle(card));
   }
@@ -54,7 +54,8 @@ export class Race {
   async resume(comparison) {
     if (this.task.running || this.report || !comparison) return;
     if (comparison.status === "running") {
-      if (await this.task.start((signal) => this.watch(comparison.id, signal, false))) await this.race();
+      const job = {id: comparison.id, ours: false};
+      await this.task.start((signal) => this.watch(job, signal), (signal) => this.run(signal));
     } else if (comparison.status === "completed") {
       await this.task.start(async (signal) => {
         const {report} = await json(`${PATH}/${comparison.id}`, {signal});
@@ -65,38 +66,45 @@ export class Race {
     }
   }
 
-  async measure() {
-    if (this.asking) return;  // pressed twice
-    const measured = await this.task.start(async (signal) => {
-      const body = {model: fieldsOf(this.form).model, budget: Number(this.form.elements.budget.value)};
-      try {
-        this.asking = true;  // to the end, even if it is stopped meanwhile: what has begun has to be ended there
-        const {id} = await json(PATH, {body}).finally(() => { this.asking = false; });
-        await this.watch(id, signal, true);
-      } catch (problem) {
-        if (problem.status !== 409) throw problem;
-        const {comparison} = await json("v1/status", {signal});
-        if (comparison?.status !== "running") throw problem;
-        await this.watch(comparison.id, signal, false);
-      }
-    });
-    if (measured) await this.race();
+  measure() {
+    const body = {model: this.form.elements.model.value, budget: Number(this.form.elements.budget.value)};
+    const job = {};  // its id, and whose it is, once they are known
+    this.task.start(async (signal) => {
+      if (!job.id) await this.begin(job, body, signal);
+      await this.watch(job, signal);
+    }, (signal) => this.run(signal));
   }
 
-  /** What was measured, replayed: work of its own, so that a refusal of its images repeats no measurement. */
-  race() {
-    return this.task.start((signal) => this.run(signal));
+  /** Begin a comparison, or find that of somebody else. One that is stopped before the server has answered ends too. */
+  async begin(job, body, signal) {
+    fieldsOf(this.form);  // or there is no model yet
+    await unless(signal, this.asked);
+    if (!job.taken) {
+      const told = json(PATH, {body});
+      this.asked = told.then(({id}) => signal.aborted && end(id), () => {});
+      try {
+        Object.assign(job, {ours: true, id: (await unless(signal, told)).id});
+        return;
+      } catch (problem) {
+        if (problem.status !== 409) throw problem;
+        job.taken = true;
+      }
+    }
+    const {comparison} = await json("v1/status", {signal});
+    if (comparison?.status !== "running") {  // it has just ended
+      job.taken = false;
+      await this.begin(job, body, signal);
+    } else Object.assign(job, {ours: false, id: comparison.id});
   }
 
   allow() {
     this.again.disabled = !this.all.some((lane) => lane.total);
   }
 
-  /** Follow a comparison to its end. ours: whether stopping here stops it too. */
-  async watch(id, signal, ours) {
-    const stop = () => json(`${PATH}/${id}`, {method: "DELETE"}).catch(() => {});
-    if (ours) signal.addEventListener("abort", stop);
-    if (ours && signal.aborted) stop();
+  /** Follow a comparison to its end. Ours ends with the signal; of one that has ended otherwise, the job forgets the id. */
+  async watch(job, signal) {
+    const {id, ours} = job;
+    if (ours) signal.onabort = () => end(id);
     this.again.disabled = true;
     this.progress.hidden = false;
     this.progress.removeAttribute("value");
@@ -110,14 +118,17 @@ export class Race {
         const beside = state.shared_device ? " Other requests run beside it, so figures may be low." : "";
         this.task.say(`${ours ? "Measuring" : `Watching ${id}, which another visitor began`}: ${Math.round(100 * state.progress)} %.${beside}`);
       }
+      if (state?.status === "failed") throw new Problem(`The comparison failed: ${state.error}. Measure again.`);
+      if (state?.status === "cancelled") throw new Problem("Somebody stopped this comparison. Measure again.");
+      if (state?.status !== "completed") throw new Problem("The connection broke off while measuring. Try again.", {code: "broken"});
+    } catch (problem) {
+      if (!problem.retryAfter && !["broken", "unreachable"].includes(problem.code)) Object.assign(job, {id: null, taken: false});
+      throw problem;
     } finally {
-      signal.removeEventListener("abort", stop);
       this.progress.hidden = true;
       this.allow();
     }
-    if (state?.status === "failed") throw new Problem(`The comparison failed: ${state.error}. Measure again.`);
-    if (state?.status === "cancelled") throw new Problem("Somebody stopped this comparison. Measure again.");
-    if (state?.status !== "completed") throw new Problem("The connection broke off while measuring. Measure again.");
+    signal.onabort = null;
   }
 
   // --- what was measured ---
@@ -206,6 +217,7 @@ export class Race {
     const fields = {model: this.report.model, n: Math.min(IMAGES, models.limits.max_n)};
     const answer = await json("v1/images/generations", {body: fields, signal});
     const images = await Promise.all(answer.data.map((one) => decode(one.b64_json)));
+    signal.throwIfAborted();
     this.again.disabled = true;
     this.skip.disabled = false;
     this.skipped = false;
@@ -242,6 +254,13 @@ export class Race {
     this.task.say(last ? `While ${named(last)} drew one image, ${named(first)} drew ${whole(first.made)}.` : `${first.backend} drew its image in ${duration(first.total)}.`);
   }
 }
+
+/** As the promise, or rejected when the signal is aborted before it. */
+function unless(signal, promise) {
+  return Promise.race([promise, new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)))]);
+}
+
+const end = (id) => patiently(`${PATH}/${id}`, {method: "DELETE"}).catch(() => {});
 
 /** Seconds at which each sub-pixel is there: its steps as measured, with straight lines between, scaled to the whole. */
 function endsOf(result, subpixels) {

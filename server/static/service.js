@@ -54,6 +54,18 @@ export async function call(path, {method, body, accept, signal, patience} = {}) 
 
 export const json = async (path, options) => (await call(path, options)).json();
 
+/** The same, however slow the rate of this visitor's key. */
+export async function patiently(path, options) {
+  for (;;) {
+    try {
+      return await json(path, options);
+    } catch (problem) {
+      if (problem.status !== 429) throw problem;
+      await new Promise((resolve) => setTimeout(resolve, 1000 * (problem.retryAfter ?? 1)));
+    }
+  }
+}
+
 async function problemOf(response) {
   const after = parseFloat(response.headers.get("retry-after"));
   const told = {status: response.status, retryAfter: Number.isFinite(after) ? Math.max(after, 1) : null};

@@ -217,7 +217,7 @@ def test_a_loaded_picture_goes_along_to_another_model(shipped, visit, tmp_path):
     says(page, "#editor-hint", "^Draw the top of a picture here$")
 
 
-def test_a_drawing_is_still_there_when_its_model_is_chosen_again(shipped, visit):
+def test_a_drawing_is_still_there_when_its_model_is_chosen_again(shipped, visit, tmp_path):
     visitor, page = begin(visit, shipped)
     stroke(page, TOP_OF_SEVEN)
     drawn = visitor.pixels("#editor")
@@ -226,6 +226,13 @@ def test_a_drawing_is_still_there_when_its_model_is_chosen_again(shipped, visit)
         page.locator("#samples-form [name=model]").select_option(model)
     page.get_by_role("tab", name="Completion").click()
     assert visitor.pixels("#editor") == drawn
+    choose = page.locator("#completion-form [name=model]").select_option
+    choose("cifar10-small")
+    grey = png(np.full((32, 32, 3), 128, np.uint8))
+    page.locator("#file").set_input_files(written(tmp_path, "grey.png", grey))
+    says(page, "#completion .status", "grey.png is loaded")
+    choose("mnist-small")
+    assert visitor.pixels("#editor") == drawn, "nor does a picture of another model take its place"
     page.get_by_role("button", name="Undo").click()
     expect(page.locator("#editor-hint")).to_be_hidden()
     assert visitor.pixels("#editor") != drawn

@@ -125,6 +125,36 @@ def test_stop_ends_the_measuring_on_the_server_too(tiny, visit):
         assert eventually(lambda: told(server, f"compare/{latest['id']}")["status"] == "cancelled")
 
 
+def test_what_is_stopped_before_the_server_has_answered_ends_there_too(tiny, visit):
+    with serving(tiny.parent, "--compare-budget", "300") as server:
+        page, held = visit(server.url, panel="race").ready(), []
+        page.route("**/v1/compare", lambda route: held.append(route), times=1)
+        page.locator("#race-form [name=budget]").select_option("300")
+        race(page)
+        while not held:
+            page.wait_for_timeout(50)
+        page.get_by_role("button", name="Stop").and_(page.locator("#race-form button")).click()
+        says(page, "#race .status", r"^Stopped\.$")
+        race(page)  # as on a slow network: the next one waits until the first is out of the way
+        held[0].continue_()
+        says(page, "#race .status", r"^Measuring: \d+ %")
+        assert told(server, "compare/cmp-1")["status"] == "cancelled"
+        assert told(server, "status")["comparison"]["id"] == "cmp-2"
+
+
+def test_a_comparison_that_somebody_stopped_is_measured_and_raced_when_tried_again(racing, visit):
+    page = visit(racing.url, panel="race").ready()
+    race(page)
+    says(page, "#race .status", r"Measuring: \d+ %")
+    id = told(racing, "status")["comparison"]["id"]
+    assert httpx.delete(f"{racing.url}/v1/compare/{id}", timeout=60).status_code == 200
+    says(page, "#race .notice", "Somebody stopped this comparison")
+    page.get_by_role("button", name="Try again").click()
+    says(page, "#race .status", r"Measuring: \d+ %")
+    says(page, "#race .status", RACED)
+    assert told(racing, "status")["comparison"]["id"] != id
+
+
 def test_a_comparison_of_somebody_else_is_watched(tiny, visit):
     with serving(tiny.parent, "--compare-budget", "15") as server:
         page = visit(server.url, panel="race").ready()

@@ -383,6 +383,7 @@ def test_a_client_has_its_share_and_another_one_its_own(tiny):
         assert generate(process).status_code == 200
         impossible = generate(process, n=3)
         assert (impossible.status_code, error_of(impossible)["param"]) == (400, "n")
+        assert other.get("/v1/status").json()["limits"]["max_n"] == 2, "what may be asked for is told"
         assert rejected(process, "client_limit") == 2
 
 
