@@ -53,6 +53,7 @@ export class Completion {
     if (board.take(card)) {
       if (task.status.textContent === this.said) task.say("");  // of a picture that is on another board
       const free = board.source || !board.touched;  // no drawing that is somebody's own
+      if (!free || board.source === this.loading) this.loading = null;  // what is still read was for another board
       if (source && board.source !== source && free && !this.loading) this.load(source);
     }
     this.ink();
@@ -154,7 +155,9 @@ export class Completion {
     return this.task.start(async (signal) => {
       this.task.say("Drawing a sample.");
       const fields = fieldsOf(this.form);
+      const {shape} = this.board;
       const answer = await json(SAMPLES, {body: {...fields, n: 1}, signal});
+      if (this.board.shape !== shape) throw new Problem("Another model was chosen meanwhile. Take a sample again.");
       await this.adopt(answer.data[0].b64_json, `A sample of seed ${answer.data[0].seed}`);
     });
   }

@@ -25,7 +25,7 @@ export class Race {
     this.again = this.panel.querySelector("[data-again]");
     this.skip = this.panel.querySelector("[data-skip]");
     this.task = new Task(this.form, this.panel.querySelector(".notice"), this.panel.querySelector(".status"));
-    this.form.addEventListener("submit", () => this.measure());
+    this.form.addEventListener("submit", () => this.raced({}));
     this.again.addEventListener("click", () => this.task.start((signal) => this.run(signal)));
     this.skip.addEventListener("click", () => { this.skipped = true; });
     document.addEventListener("model", ({detail: card}) => this.idle(card));
@@ -54,8 +54,7 @@ export class Race {
   async resume(comparison) {
     if (this.task.running || this.report || !comparison) return;
     if (comparison.status === "running") {
-      const job = {id: comparison.id, ours: false};
-      await this.task.start((signal) => this.watch(job, signal), (signal) => this.run(signal));
+      await this.raced({id: comparison.id, ours: false});
     } else if (comparison.status === "completed") {
       await this.task.start(async (signal) => {
         const {report} = await json(`${PATH}/${comparison.id}`, {signal});
@@ -66,18 +65,24 @@ export class Race {
     }
   }
 
-  measure() {
-    const body = {model: this.form.elements.model.value, budget: Number(this.form.elements.budget.value)};
-    const job = {};  // its id, and whose it is, once they are known
-    this.task.start(async (signal) => {
-      if (!job.id) await this.begin(job, body, signal);
+  /** A comparison, followed to its end, and its race. job: its id, and whose it is, once they are known. */
+  raced(job) {
+    return this.task.start((signal) => this.follow(job, signal), (signal) => this.run(signal));
+  }
+
+  async follow(job, signal) {
+    if (!job.id) await this.begin(job, signal);
+    try {
       await this.watch(job, signal);
-    }, (signal) => this.run(signal));
+    } catch (problem) {
+      if (problem.status !== 404) throw problem;
+      await this.follow(job, signal);  // the server was started again, and knows of none
+    }
   }
 
   /** Begin a comparison, or find that of somebody else. One that is stopped before the server has answered ends too. */
-  async begin(job, body, signal) {
-    fieldsOf(this.form);  // or there is no model yet
+  async begin(job, signal) {
+    const body = {model: fieldsOf(this.form).model, budget: Number(this.form.elements.budget.value)};
     await unless(signal, this.asked);
     if (!job.taken) {
       const told = json(PATH, {body});
@@ -93,7 +98,7 @@ export class Race {
     const {comparison} = await json("v1/status", {signal});
     if (comparison?.status !== "running") {  // it has just ended
       job.taken = false;
-      await this.begin(job, body, signal);
+      await this.begin(job, signal);
     } else Object.assign(job, {ours: false, id: comparison.id});
   }
 
@@ -104,7 +109,7 @@ export class Race {
   /** Follow a comparison to its end. Ours ends with the signal; of one that has ended otherwise, the job forgets the id. */
   async watch(job, signal) {
     const {id, ours} = job;
-    if (ours) signal.onabort = () => end(id);
+    if (ours) signal.onabort = () => { this.asked = end(id); };
     this.again.disabled = true;
     this.progress.hidden = false;
     this.progress.removeAttribute("value");

@@ -238,6 +238,22 @@ def test_a_drawing_is_still_there_when_its_model_is_chosen_again(shipped, visit,
     assert visitor.pixels("#editor") != drawn
 
 
+def test_a_sample_of_a_model_that_was_left_meanwhile_replaces_no_drawing(shipped, visit):
+    visitor, page = begin(visit, shipped)
+    stroke(page, TOP_OF_SEVEN)
+    drawn, held = visitor.pixels("#editor"), []
+    choose = page.locator("#completion-form [name=model]").select_option
+    choose("cifar10-small")
+    page.route("**/v1/images/generations", lambda route: held.append(route), times=1)
+    page.get_by_role("button", name="Take a sample").click()
+    while not held:
+        page.wait_for_timeout(50)
+    choose("mnist-small")
+    held[0].continue_()
+    says(page, "#completion .notice", "Another model was chosen meanwhile")
+    assert visitor.pixels("#editor") == drawn
+
+
 def test_nothing_is_said_of_a_picture_that_has_gone_with_its_model(shipped, visit):
     _, page = begin(visit, shipped)
     page.get_by_role("button", name="Take a sample").click()

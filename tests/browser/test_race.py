@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -153,6 +154,29 @@ def test_a_comparison_that_somebody_stopped_is_measured_and_raced_when_tried_aga
     says(page, "#race .status", r"Measuring: \d+ %")
     says(page, "#race .status", RACED)
     assert told(racing, "status")["comparison"]["id"] != id
+
+
+def test_whose_comparison_it_was_matters_no_more_when_it_has_been_stopped(racing, visit):
+    id = begun(racing, 5.0)
+    page = visit(racing.url, panel="race").ready()
+    says(page, "#race .status", f"Watching {id}, which another visitor began")
+    assert httpx.delete(f"{racing.url}/v1/compare/{id}", timeout=60).status_code == 200
+    says(page, "#race .notice", "Somebody stopped this comparison")
+    page.get_by_role("button", name="Try again").click()
+    says(page, "#race .status", RACED)
+
+
+def test_a_measurement_whose_server_was_killed_begins_again_when_tried_again(slow, visit):
+    with serving(slow, *EAGER, "--compare-budget", "5") as server:
+        page = visit(server.url, panel="race").ready()
+        race(page)
+        says(page, "#race .status", r"Measuring: \d+ %")
+        server.stop(signal.SIGKILL)
+        says(page, "#race .notice", "The connection to the server broke off")
+    with serving(slow, *EAGER, "--compare-budget", "5", "--port", server.url.rsplit(":", 1)[1]):
+        expect(page.locator("#page-notice")).to_be_hidden()
+        page.get_by_role("button", name="Try again").click()
+        says(page, "#race .status", RACED)
 
 
 def test_a_comparison_of_somebody_else_is_watched(tiny, visit):
