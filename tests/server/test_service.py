@@ -165,7 +165,7 @@ def test_the_status_agrees_with_the_metrics(tiny):
         assert status["requests_rejected"]["invalid"] == 2 == server.metric(
             'linpix_requests_rejected_total{reason="invalid"}')
         assert f'kernel="{status["kernel"]}"' in client.get("/metrics").text
-        assert (status["status"], status["comparison"], status["limits"]["max_n"]) == ("ready", None, 9)
+        assert (status["status"], status["comparison"], status["limits"]["max_n"]) == ("ready", None, 5)
         begun = client.post("/v1/compare", json={"budget": 60.0, "batch": [1]}).json()["id"]
         assert client.get("/v1/status").json()["comparison"] == {"id": begun, "model": "tiny", "status": "running"}
         client.delete(f"/v1/compare/{begun}")
