@@ -6,6 +6,7 @@ const KEPT = 60;  // answers
 const SPAN = 4;   // rates are over so many
 const SVG = "http://www.w3.org/2000/svg";
 
+export const served = (status) => status.models.map((model) => model.id).join();
 const total = (status, field) => status.models.reduce((sum, model) => sum + model[field], 0);
 
 const TILES = {
@@ -69,7 +70,6 @@ export class Now {
 
   take(status) {
     const before = this.answers.at(-1);
-    const served = (one) => one.models.map((model) => model.id).join();
     if (before && (status.uptime < before.uptime || served(before) !== served(status))) this.answers = [];  // other sums
     this.answers = [...this.answers, status].slice(-SPAN - 1);
     const used = total(status, "slots_used");

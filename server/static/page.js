@@ -3,7 +3,7 @@ import {key, onKey, patiently, Problem} from "./service.js";
 import {$, models, Notice} from "./parts.js";
 import {Completion} from "./completion.js";
 import {Viewer} from "./gallery.js";
-import {Now} from "./now.js";
+import {Now, served} from "./now.js";
 import {Race} from "./race.js";
 import {Samples} from "./samples.js";
 
@@ -61,7 +61,7 @@ for (const output of document.querySelectorAll("output[data-of]")) {
 }
 
 async function heard(status) {
-  const same = latest && latest.models.map((model) => model.id).join() === status.models.map((model) => model.id).join();
+  const same = latest && served(latest) === served(status);
   if (!same) models.set((await patiently("v1/models")).data, status.limits);  // it was away, or serves other models now
   latest = status;
   if (same) return;

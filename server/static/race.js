@@ -25,7 +25,7 @@ export class Race {
     this.again = this.panel.querySelector("[data-again]");
     this.skip = this.panel.querySelector("[data-skip]");
     this.task = new Task(this.form, this.panel.querySelector(".notice"), this.panel.querySelector(".status"));
-    this.form.addEventListener("submit", () => this.raced({}));
+    this.form.addEventListener("submit", () => this.compare({}));
     this.again.addEventListener("click", () => this.task.start((signal) => this.run(signal)));
     this.skip.addEventListener("click", () => { this.skipped = true; });
     document.addEventListener("model", ({detail: card}) => this.idle(card));
@@ -54,7 +54,7 @@ export class Race {
   async resume(comparison) {
     if (this.task.running || this.report || !comparison) return;
     if (comparison.status === "running") {
-      await this.raced({id: comparison.id, ours: false});
+      await this.compare({id: comparison.id, ours: false});
     } else if (comparison.status === "completed") {
       await this.task.start(async (signal) => {
         const {report} = await json(`${PATH}/${comparison.id}`, {signal});
@@ -66,7 +66,7 @@ export class Race {
   }
 
   /** A comparison, followed to its end, and its race. job: its id, and whose it is, once they are known. */
-  raced(job) {
+  compare(job) {
     return this.task.start((signal) => this.follow(job, signal), (signal) => this.run(signal));
   }
 
@@ -203,7 +203,8 @@ export class Race {
         }),
         bar(theirs.images_per_second, topPaper, "paper", theirs.images_per_second == null ? "–"
           : `${theirs.images_per_second}${factor(theirs.images_per_second, paper.softmax.images_per_second)}`),
-        ...[(alone.estimated && alone.seconds_per_image ? "~" : "") + figure(alone.seconds_per_image), theirs.cpu_seconds ?? "–", bits(alone), theirs.bits_per_dim ?? "–",
+        ...[(alone.estimated && alone.seconds_per_image ? "~" : "") + figure(alone.seconds_per_image),
+          theirs.cpu_seconds ?? "–", bits(alone), theirs.bits_per_dim ?? "–",
           figure(alone.tail_over_head), size(alone.state_bytes)].map((text) => el("td", {}, String(text))));
     }));
     $("race-invitation").hidden = true;
