@@ -32,8 +32,10 @@ $(VENV)/node_modules/.installed: | $(STAMP)
 run: venv
 	$(BIN)/linpix serve
 
+# Two at a time: half of a test is waiting for a server or a browser to start. More would want more cores than a
+# server and its clients have.
 test: venv $(NODE)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --numprocesses 2 --dist worksteal
 
 check: venv
 	$(BIN)/ruff check .
