@@ -44,10 +44,11 @@ def begun(server, budget: float) -> str:
 def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, visit):
     visitor = visit(racing.url, panel="race")
     page = visitor.ready()
-    race(page)
+    with page.expect_response("**/v1/compare") as answer:
+        race(page)
     says(page, "#race .status", r"Measuring: \d+ %")
     says(page, "#race .status", RACED)
-    report = told(racing, "compare/cmp-1")["report"]
+    report = told(racing, f"compare/{answer.value.json()['id']}")["report"]
     alone = {(one["backend"], one["engine"]): one for one in report["results"] if one["batch"] == 1}
     says(page, "#race .status", r"While .+ drew one image, .+ drew [\d,]+\.")
     total = {kind: one["seconds_per_image"] for kind, one in alone.items() if one["seconds_per_image"]}
