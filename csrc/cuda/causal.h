@@ -47,7 +47,7 @@ struct Shared {
 
   LINPIX_INLINE R& operator()(int r, int c) const { return at[r * row + c]; }
   // rows of `columns` behind the last; returns where the next one may begin
-  LINPIX_INLINE R* place(R* from, int rows, int columns) {
+  LINPIX_HOST_DEVICE R* place(R* from, int rows, int columns) {
     at = from;
     row = columns | 1;
     return from + rows * row;

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -518,17 +519,42 @@ CEILINGS = {"Attend": 128, "Multiply": 128, "Embed": 64, "Finish": 64, "CausalFo
             "CausalBackward": 128}
 
 
+NVCC = ["nvcc", "-std=c++17", f"-I{ROOT / 'csrc'}", f"-I{TORCH / 'include'}", "-DUSE_CUDA"]
+NO_GPU = {35, 100}  # cudaErrorInsufficientDriver, cudaErrorNoDevice
+
+
+@pytest.mark.nvcc
+def test_every_function_that_the_host_may_call_returns_an_error_of_cuda_where_there_is_no_gpu(tmp_path):
+    """nvcc compiles a host call of a device function without a word, into an end of the process."""
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not on the PATH")
+    sources = [*CUDA.glob("*.cu"), CUDA / "pass.cpp"]
+    objects = [tmp_path / f"{source.name}.o" for source in sources]
+    with ThreadPoolExecutor(2) as pool:  # for whatever GPUs nvcc takes if nobody says
+        list(pool.map(lambda source, to: subprocess.run([*NVCC, "-c", source, "-o", to], check=True, timeout=300),
+                      sources, objects))
+    entries = {source.name: set(re.findall(r" T linpix::(\w+)\(", subprocess.run(
+        ["nm", "-C", to], capture_output=True, text=True, check=True).stdout))
+        for source, to in zip(sources, objects, strict=True)}
+    assert all(entries.values()), entries
+    subprocess.run([*NVCC, ROOT / "csrc/tests/host_entries.cpp", *objects, "-o", tmp_path / "calls"], check=True,
+                   timeout=300)
+    ended = subprocess.run([tmp_path / "calls"], env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True,
+                           text=True, timeout=60)
+    assert ended.returncode == 0, f"the process ended in {ended.stdout.splitlines()[-1]}"
+    returned = [line.split() for line in ended.stdout.splitlines()]
+    assert {int(code) for _, code in returned} <= NO_GPU, ended.stdout
+    assert {name for name, _ in returned} == set().union(*entries.values()), "csrc/tests/host_entries.cpp calls others"
+
+
 @pytest.mark.nvcc
 @pytest.mark.parametrize("source", sorted(path.name for path in CUDA.glob("*.cu")))
 def test_a_source_compiles_alone_without_spills_and_within_its_registers(source, tmp_path):
-    """For the GPUs that it is for; and for whatever nvcc takes if nobody says."""
+    """For the GPUs that it is for."""
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on the PATH")
-    subprocess.run(["nvcc", "-std=c++17", f"-I{ROOT / 'csrc'}", f"-I{TORCH / 'include'}", "-DUSE_CUDA", "-c",
-                    CUDA / source, "-o", tmp_path / "object.o"], check=True, timeout=600)
     targets = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90)]
-    ended = subprocess.run(["nvcc", "-std=c++17", f"-I{ROOT / 'csrc'}", f"-I{TORCH / 'include'}", "-DUSE_CUDA",
-                            *targets, "-Xptxas", "-v", "-c", CUDA / source, "-o", tmp_path / "object.o"],
+    ended = subprocess.run([*NVCC, *targets, "-Xptxas", "-v", "-c", CUDA / source, "-o", tmp_path / "object.o"],
                            capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
     assert "warning" not in ended.stderr.lower(), ended.stderr
