@@ -7,7 +7,8 @@
 // `multiply`, which need no barrier.
 //
 // On the host a phase is a loop over the threads, forwards or backwards (`backwards`, for tests: a result that changes
-// with it lacks a barrier), and an asynchronous copy is done when it is waited for and not before.
+// with it lacks a barrier), an asynchronous copy is done when it is waited for and not before, and registers and shared
+// memory that nothing was written to hold UNWRITTEN.
 #pragma once
 
 #include <stdint.h>
@@ -18,7 +19,7 @@
 #include <stdlib.h>
 #else
 #include <functional>
-#include <memory>
+#include <type_traits>
 #include <vector>
 #endif
 
@@ -190,25 +191,30 @@ int launch(Grid grid, int shared_bytes, void* stream, bool overlapped, const Cal
 #define LINPIX_BODY static void
 
 inline bool backwards = false;
+constexpr uint32_t UNWRITTEN = 0x7fffffff;  // in each word: NaN as any float; as a number or address, beyond everything
+inline std::vector<Chunk> unwritten(size_t bytes) {
+  return std::vector<Chunk>(bytes / sizeof(Chunk) + 1, Chunk{{UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN}});
+}
 
 template <int COUNT>
 class Threads {
  public:
   template <class T>
   class Own {
+    static_assert(std::is_trivially_copyable_v<T>, "what lies in registers");
+
    public:
-    T& operator[](int thread) { return all_[thread]; }
+    T& operator[](int thread) { return ((T*)all_.data())[thread]; }
 
    private:
-    std::unique_ptr<T[]> all_ = std::make_unique<T[]>(COUNT);
+    std::vector<Chunk> all_ = unwritten(COUNT * sizeof(T));
   };
 
   int64_t x;
   int y;
   char* shared;
 
-  Threads(int64_t x, int y, int shared_bytes)
-      : x(x), y(y), memory_((size_t)shared_bytes / 16 + 1, Block16{{-1, -1}}) {  // NaN, to begin with
+  Threads(int64_t x, int y, int shared_bytes) : x(x), y(y), memory_(unwritten(shared_bytes)) {
     shared = (char*)memory_.data();
   }
 
@@ -257,10 +263,7 @@ class Threads {
   }
 
  private:
-  struct alignas(16) Block16 {
-    int64_t word[2];
-  };
-  std::vector<Block16> memory_;
+  std::vector<Chunk> memory_;
   std::vector<std::function<void()>> open_;
   std::vector<std::vector<std::function<void()>>> groups_;
   int64_t ended_ = 0, waited_ = 0;

@@ -319,6 +319,33 @@ def test_what_threads_compute_does_not_depend_on_their_order(emulated):
         assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
+def test_what_a_kernel_reads_before_it_writes_is_not_a_number_in_registers_as_in_shared_memory(tmp_path):
+    """On a GPU it is anything; were it 0 on the host, no test would notice."""
+    (tmp_path / "reads.cpp").write_text("""
+        #include <cstdio>
+        #include "cuda/threads.h"
+        using namespace linpix::gpu;
+        struct Kept { float x; double y; int64_t at; };
+        struct Reads {
+          static constexpr int BLOCK = 64;
+          LINPIX_BODY run(Threads<BLOCK>& threads, const Kept&) {
+            Threads<BLOCK>::Own<Kept> own;
+            const float* shared = (const float*)threads.shared;
+            threads.each([&](int i) { std::printf("%f %f %g %f\\n", own[i].x, own[i].y, (double)own[i].at, shared[i]); });
+          }
+        };
+        int main() { return launch<Reads>(Grid{1}, 64 * sizeof(float), nullptr, false, Kept{}); }
+    """)
+    subprocess.run(["g++", "-std=c++17", f"-I{ROOT / 'csrc'}", "-DLINPIX_EMULATE", "-DLINPIX_ISA=gpu", "-O1",
+                    tmp_path / "reads.cpp", "-o", tmp_path / "reads"], check=True, timeout=120)
+    ended = subprocess.run([tmp_path / "reads"], capture_output=True, text=True, check=True, timeout=60)
+    assert len(lines := ended.stdout.splitlines()) == 64
+    for line in lines:
+        x, y, at, shared = map(float, line.split())
+        assert math.isnan(x) and math.isnan(y) and math.isnan(shared)
+        assert at > 2**62
+
+
 def test_s_holds_whole_groups_of_tokens_and_pairs_the_others(place):
     """S + the pairs that wait = the S that is written at every step, at each length."""
     config, net = SHAPES["heads of 32"], net_of(SHAPES["heads of 32"])
