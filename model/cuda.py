@@ -1,7 +1,11 @@
 """Decoding on a GPU: a pool of slots in its memory, and a CUDA graph for each number of rows."""
 
-from collections.abc import Sequence
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +21,14 @@ from model.transformer import Transformer
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a graph; the rest of a batch is padding
 Numbers = NDArray[np.int64] | Sequence[int]
 StatePrecision = Literal["fp32", "fp16"]
+Work = Callable[[], object]
+
+logger = logging.getLogger(__name__)
+_recording = threading.Lock()  # CUDA allows one capture at a time, and a model is loaded while another one decodes
+# Whether a kernel may begin while the one before it ends; csrc looks at each launch. Set from the start: C may move the
+# environment when a name is added to it, and another thread may be reading it then.
+OVERLAP = "LINPIX_OVERLAP"
+os.environ.setdefault(OVERLAP, "1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +57,51 @@ class _Rows:
     numbers: Tensor       # (5, bucket) int64: slots, positions, steps left, start, seeds
     temperatures: Tensor  # (bucket,) float32
     finite: Tensor        # (bucket,) bool
-    graph: Any = field(default=None)  # torch.cuda.CUDAGraph, once recorded
+    graph: Work | None = field(default=None)  # runs what was recorded
+
+
+def record_graph(work: Work) -> Work:
+    """Record what work has the GPU do; returns what has it done again. It is done twice meanwhile."""
+    work()  # for what is made at first use
+    torch.cuda.synchronize()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    # thread_local: other threads may allocate memory meanwhile
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        work()
+    graph.replay()  # a graph that the driver takes and cannot run is found out here
+    torch.cuda.synchronize()
+    return graph.replay
+
+
+def _record(recorder: Callable[[Work], Work], work: Work) -> Work:
+    """If it fails, once more with kernels that wait for each other: a driver may refuse to record others."""
+    with _recording:
+        try:
+            return recorder(work)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if os.environ.get(OVERLAP) == "0":
+                raise
+            os.environ[OVERLAP] = "0"
+            logger.warning("a CUDA graph could not be recorded (%s); from now on this process decodes with kernels "
+                           "that do not overlap, which is slower", str(error).partition("\n")[0])
+            return recorder(work)
 
 
 class GpuPool:
     """One model's weights and slots on a GPU. Slots need no clearing: position 0 means an empty state."""
 
     def __init__(self, net: Transformer, slots: int, *, precision: str = "bf16", state: StateFormat | None = None,
-                 device: str = "cuda", operators: Any = None) -> None:
-        """operators: where decode_quantum and prefill are; given by tests, with another device, to emulate a GPU."""
+                 device: str = "cuda", operators: Any = None, recorder: Callable[[Work], Work] | None = None) -> None:
+        """operators: where decode_quantum and prefill are; given by tests, with another device, to emulate a GPU.
+
+        recorder: as record_graph, which is the default unless operators are given; they are called each time.
+        """
         config, self.format = net.config, state or StateFormat()
         self.config, self.device = config, device
-        self._operators, self._recorded = operators or torch.ops.linpix, operators is None
+        self._operators = operators or torch.ops.linpix
+        self._recorder = recorder or (None if operators else record_graph)
         self.stride = max(steps for steps in range(1, 9) if config.width * config.channels % steps == 0)  # of a graph
         self._rows: dict[int, _Rows] = {}
         self._packed = pack(net, PRECISIONS[precision], gpu=True).to(device)
@@ -146,12 +191,15 @@ class GpuPool:
             if rows.graph is None:
                 self._advance(rows)
             else:
-                rows.graph.replay()
+                rows.graph()
         return rows.finite[:count].cpu().numpy()
 
     def record(self, rows: int) -> None:
-        """Make ready for so many rows, rather than when they are first wanted."""
-        self._rows_for(min(rows, BUCKETS[-1]))
+        """Make ready for every number of rows up to this one, so that no request waits for it."""
+        for bucket in BUCKETS:
+            self._rows_for(bucket)
+            if bucket >= rows:
+                break
 
     def _advance(self, rows: _Rows) -> None:
         """What a graph holds: `stride` steps of every row that has some left, and where that leads."""
@@ -172,14 +220,8 @@ class GpuPool:
             rows = _Rows(torch.zeros(5, bucket, dtype=torch.int64, device=self.device),
                          torch.ones(bucket, device=self.device),
                          torch.ones(bucket, dtype=torch.bool, device=self.device))
-            if self._recorded:
-                self._advance(rows)  # once before it is recorded, for what is made at first use; no row has a step left
-                torch.cuda.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                # thread_local: a model may be loaded, and recorded, while another one decodes
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                    self._advance(rows)
-                rows.graph = graph
+            if self._recorder:  # no row has a step left yet
+                rows.graph = _record(self._recorder, partial(self._advance, rows))
             self._rows[bucket] = rows
         return self._rows[bucket]
 

@@ -11,6 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -235,6 +237,70 @@ def test_kernels_that_overlap_compute_what_kernels_that_wait_do(monkeypatch):
         assert all(torch.equal(x, y) for x, y in zip(found[one], found[other], strict=True))
 
 
+class Recorder:
+    """In the place of CUDA graphs: what is recorded is done again by doing it again."""
+
+    def __init__(self, fails: Callable[[], Exception | None] = lambda: None) -> None:
+        self.fails, self.calls = fails, 0
+        self.under_way = self.most_under_way = 0
+
+    def __call__(self, work: Callable[[], object]) -> Callable[[], object]:
+        self.calls += 1
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        time.sleep(0.002)  # for another thread to come, if it can
+        self.under_way -= 1
+        if error := self.fails():
+            raise error
+        return work
+
+
+@pytest.mark.parametrize(("slots", "buckets"), [(1, 1), (2, 2), (10, 5), (64, 7), (5000, 13)])
+def test_every_number_of_rows_is_recorded_before_the_first_is_decoded(emulated, slots, buckets):
+    recorder = Recorder()
+    pool = GpuPool(net_of(TINY), slots, device="cpu", operators=emulated.operators, recorder=recorder)
+    pool.record(slots)
+    assert recorder.calls == buckets
+    for rows in {1, slots // 3 + 1, min(slots, 64)}:
+        many = list(range(1, rows + 1))
+        decode(pool, many, [0] * rows, [1] * rows, many)
+    assert recorder.calls == buckets
+
+
+def test_one_graph_is_recorded_at_a_time_whoever_records(emulated):
+    """A model is loaded, and recorded, while another one decodes, and may record."""
+    recorder = Recorder()
+    pools = [GpuPool(net_of(TINY), 16, device="cpu", operators=emulated.operators, recorder=recorder) for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda pool: pool.record(16), pools))
+    assert recorder.calls == 4 * 5
+    assert recorder.most_under_way == 1
+
+
+def test_a_graph_that_cannot_be_recorded_is_tried_again_without_overlap_and_the_log_says_so(
+        emulated, monkeypatch, caplog):
+    monkeypatch.setenv("LINPIX_OVERLAP", "1")
+    recorder = Recorder(lambda: None if os.environ["LINPIX_OVERLAP"] == "0" else RuntimeError("invalid handle\nat 0x1"))
+    pool, directly = (GpuPool(net_of(TINY), 4, device="cpu", operators=emulated.operators, recorder=how)
+                      for how in (recorder, None))
+    pool.record(4)
+    assert recorder.calls == 4  # 1 again, 2, 4: those after the first do without it from the start
+    [record] = caplog.records
+    assert "could not be recorded (invalid handle); " in record.getMessage()
+    assert "kernels that do not overlap" in record.getMessage()
+    assert torch.equal(draw(pool, [1, 2, 3], [7, 8, 9]), draw(directly, [1, 2, 3], [7, 8, 9]))
+
+
+@pytest.mark.parametrize(("error", "calls"), [(RuntimeError("invalid handle"), 2), (torch.OutOfMemoryError("full"), 1)])
+def test_what_overlap_is_not_to_blame_for_is_raised(emulated, monkeypatch, error, calls):
+    monkeypatch.setenv("LINPIX_OVERLAP", "1")
+    recorder = Recorder(lambda: error)
+    pool = GpuPool(net_of(TINY), 4, device="cpu", operators=emulated.operators, recorder=recorder)
+    with pytest.raises(type(error), match=str(error)):
+        pool.record(4)
+    assert recorder.calls == calls
+
+
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("shape", ["pre-norm", "no start token"])
 def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, format_):
@@ -331,7 +397,9 @@ def test_what_a_kernel_reads_before_it_writes_is_not_a_number_in_registers_as_in
           LINPIX_BODY run(Threads<BLOCK>& threads, const Kept&) {
             Threads<BLOCK>::Own<Kept> own;
             const float* shared = (const float*)threads.shared;
-            threads.each([&](int i) { std::printf("%f %f %g %f\\n", own[i].x, own[i].y, (double)own[i].at, shared[i]); });
+            threads.each([&](int i) {
+              std::printf("%f %f %g %f\\n", own[i].x, own[i].y, (double)own[i].at, shared[i]);
+            });
           }
         };
         int main() { return launch<Reads>(Grid{1}, 64 * sizeof(float), nullptr, false, Kept{}); }
@@ -339,9 +407,9 @@ def test_what_a_kernel_reads_before_it_writes_is_not_a_number_in_registers_as_in
     subprocess.run(["g++", "-std=c++17", f"-I{ROOT / 'csrc'}", "-DLINPIX_EMULATE", "-DLINPIX_ISA=gpu", "-O1",
                     tmp_path / "reads.cpp", "-o", tmp_path / "reads"], check=True, timeout=120)
     ended = subprocess.run([tmp_path / "reads"], capture_output=True, text=True, check=True, timeout=60)
-    assert len(lines := ended.stdout.splitlines()) == 64
-    for line in lines:
-        x, y, at, shared = map(float, line.split())
+    found = [list(map(float, line.split())) for line in ended.stdout.splitlines()]
+    assert len(found) == 64
+    for x, y, at, shared in found:
         assert math.isnan(x) and math.isnan(y) and math.isnan(shared)
         assert at > 2**62
 

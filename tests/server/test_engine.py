@@ -1,6 +1,7 @@
 """Slots and quanta: what an image becomes does not depend on how its steps are cut, or on who sits where."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -320,6 +321,21 @@ def test_a_request_with_an_image_that_is_not_finite_ends_alone(tiny):
 def test_what_only_a_gpu_can_do_is_refused_on_a_processor_with_the_reason(options, message):
     with pytest.raises(ValueError, match=message):
         new_engine(loaded(), 1, **options)
+
+
+def test_an_engine_on_a_gpu_records_its_graphs_when_it_is_loaded(emulated, monkeypatch):
+    recorded = []
+    pool = functools.partial(GpuPool, device="cpu", operators=emulated.operators,
+                             recorder=lambda work: recorded.append(work) or work)
+    monkeypatch.setattr(ops, "gpu", True)
+    monkeypatch.setattr("server.engine.GpuPool", pool)
+    engine = new_engine(loaded(), 5, device="cuda")
+    assert len(recorded) == 4  # 1, 2, 4 and 8 rows
+    for rows in range(1, 6):
+        slots = list(range(1, rows + 1))
+        engine.take(slots, [ImageSpec(seed=seed) for seed in slots])
+        engine.quantum(slots, [0] * rows, [8] * rows)
+    assert len(recorded) == 4
 
 
 def test_a_gpu_that_no_longer_answers_is_told_from_a_batch_that_failed(emulated, monkeypatch):
