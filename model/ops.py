@@ -226,6 +226,12 @@ _GPU_LEAST = (8, 0)  # compute capability: bfloat16 matrix products, asynchronou
 gpu = _load("cuda") and torch.cuda.is_available() and torch.cuda.get_device_capability() >= _GPU_LEAST
 
 
+def gpu_shared_bytes() -> int:
+    """Shared memory that a block may ask for on this GPU."""
+    least = 99 << 10  # of all that the kernels run on: 8.6 and 8.9 have so much
+    return int(getattr(torch.cuda.get_device_properties(), "shared_memory_per_block_optin", least))
+
+
 def kernel() -> str:
     """The instruction set that the compiled kernels use here, or "none"."""
     return str(torch.ops.linpix.cpu_kernel()) if compiled else "none"

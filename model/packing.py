@@ -13,6 +13,7 @@ TILE = 16   # columns of a block: those of one AVX-512 register
 GPU_TILE = 32  # columns and depth are padded to multiples of it on a GPU
 GPU_MIXTURES = 512
 GPU_D_MODEL, GPU_DEPTH = 512, 2048  # a row of d_model stays in registers, one of d_ff or values in a block's memory
+_FP32_WEIGHTS, _FP32_ROWS, _FP32_PAD = 32 << 10, 16, 4  # of a block in fp32: bytes, rows, floats behind each row
 PANEL = 4   # blocks of a panel at most
 _BEFORE_LAYERS, _EACH_LAYER = 9, 12  # tensors of Packed.weights
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of the layers' matrix products
@@ -202,7 +203,7 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
         if value not in known:
             raise ValueError(f"{name} must be {', '.join(known[:-1])} or {known[-1]}, got {value!r}")
     if device != "cpu":
-        obstacle = gpu_obstacle(config)
+        obstacle = gpu_obstacle(config, precision)
         if not obstacle and engine != "eager":
             return Choice("compiled", "bf16" if precision == "auto" else precision, device="cuda")
         if device == "cuda":
@@ -238,8 +239,8 @@ _ELU_ONLY = "it has kernels for the feature map elu+1, and this model's is {}"
 _PLAIN_ONLY = "it knows plain residuals only, and this model's are {}"
 
 
-def gpu_obstacle(config: ModelConfig) -> str:
-    """Why a GPU cannot decode this model here, or ""."""
+def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
+    """Why a GPU cannot decode this model here in precision auto, fp32 or bf16, or ""."""
     if not ops.gpu:
         return ops.why_no_gpu()
     if config.attention != "linear":
@@ -256,6 +257,14 @@ def gpu_obstacle(config: ModelConfig) -> str:
                 f"{config.d_model}")
     if (depth := max(config.d_ff, config.heads * config.value_dim)) > GPU_DEPTH:
         return f"it wants a d_ff, and values of all heads, of at most {GPU_DEPTH}, and this model has {depth}"
+    if precision == "fp32" and depth > (most := _fp32_depth(ops.gpu_shared_bytes())):
+        return (f"in fp32 it wants a d_ff, and values of all heads, of at most {most} on this GPU, and this model has "
+                f"{depth}; use --precision bf16")
     if config.mixtures > GPU_MIXTURES:
         return f"it wants at most {GPU_MIXTURES} mixtures, and this model has {config.mixtures}"
     return ""
+
+
+def _fp32_depth(shared_bytes: int) -> int:
+    """The largest d_ff whose rows, beside the weights on their way, a block has memory for in fp32."""
+    return ((shared_bytes - _FP32_WEIGHTS) // (4 * _FP32_ROWS) - _FP32_PAD) // GPU_TILE * GPU_TILE

@@ -239,8 +239,9 @@ def new_engine(checkpoint: Checkpoint, slots: int, engine: str = "auto", precisi
                              f"of {whole:.1f} free; lower --slots") from error
         return GpuEngine(checkpoint, slots, pool, precision=chosen.precision, poison=poison)
     if state not in (None, StateFormat()):
+        obstacle = gpu_obstacle(checkpoint.net.config, precision)
         raise ValueError("--state fp16 and --defer are for decoding on a GPU, and this model decodes on a processor"
-                         f"{f': {why}' if (why := gpu_obstacle(checkpoint.net.config)) else ''}; leave the flags out")
+                         f"{f': {obstacle}' if obstacle else ''}; leave the flags out")
     if chosen.engine == "eager":
         return Engine(checkpoint, slots, poison=poison)
     return CompiledEngine(checkpoint, slots, precision=chosen.precision, poison=poison)

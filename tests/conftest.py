@@ -73,9 +73,11 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
                    ops.CAUSAL_ATTENTION_BACKWARD):
         definitions.define(schema)
     torch.ops.load_library(str(library))
-    backwards = ctypes.CDLL(str(library)).linpix_backwards
-    backwards.argtypes = [ctypes.c_bool]
-    yield SimpleNamespace(operators=torch.ops.linpix_emulated, backwards=backwards, definitions=definitions)
+    compiled = ctypes.CDLL(str(library))
+    backwards, shared_bytes = compiled.linpix_backwards, compiled.linpix_shared_bytes
+    backwards.argtypes, shared_bytes.argtypes = [ctypes.c_bool], [ctypes.c_int]
+    yield SimpleNamespace(operators=torch.ops.linpix_emulated, backwards=backwards, shared_bytes=shared_bytes,
+                          definitions=definitions)
     backwards(False)
 
 

@@ -26,7 +26,7 @@ const char* explain(int error) {
 #if defined(__CUDACC__)
   return cudaGetErrorString((cudaError_t)error);
 #else
-  return error ? "none can be, on the host" : "none";
+  return error ? "invalid argument" : "no error";
 #endif
 }
 

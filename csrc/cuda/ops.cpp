@@ -182,8 +182,9 @@ STABLE_TORCH_LIBRARY_IMPL(linpix, CUDA, library) {
   library.impl("prefill", TORCH_BOX(&linpix::prefill_slots));
 }
 #else
-// Threads of a phase in the other order, for tests: what they compute must not change.
+// For tests: threads of a phase in the other order, by which what they compute must not change; another GPU's memory.
 extern "C" void linpix_backwards(bool yes) { linpix::gpu::backwards = yes; }
+extern "C" void linpix_shared_bytes(int of_a_block) { linpix::gpu::this_gpu().shared_bytes = of_a_block; }
 
 STABLE_TORCH_LIBRARY_IMPL(linpix_emulated, CPU, library) {
   library.impl("recurrent_step", TORCH_BOX(&linpix::recurrent_step));

@@ -278,12 +278,16 @@ inline void store_streaming(void* to, const Chunk& c) { memcpy(to, &c, sizeof c)
 inline void count(int64_t* at, int64_t n) { *at += n; }
 
 struct Gpu {
-  int shared_bytes = 160 << 10;
+  int shared_bytes = 163 << 10;  // those of compute capability 8.0; tests change it
 };
-inline Gpu this_gpu() { return {}; }
+inline Gpu& this_gpu() {
+  static Gpu gpu;
+  return gpu;
+}
 
 template <class Kernel, class Call>
 int launch(Grid grid, int shared_bytes, void*, bool, const Call& call) {
+  if (shared_bytes > this_gpu().shared_bytes) return 1;  // cudaErrorInvalidValue, as a GPU says it
   for (int y = 0; y < grid.y; ++y)
     for (int64_t x = 0; x < grid.x; ++x) {
       Threads<Kernel::BLOCK> threads(backwards ? grid.x - 1 - x : x, y, shared_bytes);

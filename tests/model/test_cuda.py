@@ -593,6 +593,32 @@ def test_shapes_without_a_kernel_are_refused_by_the_operator(emulated, change):
         draw(GpuPool(net_of(config), 1, device="cpu", operators=emulated.operators), [1], [0])
 
 
+@pytest.mark.parametrize(("shared_kib", "precision", "d_ff", "runs"), [
+    (99, "fp32", 1056, True), (99, "fp32", 1057, False),   # compute capability 8.6 and 8.9
+    (163, "fp32", 2048, True), (99, "bf16", 2048, True)])  # 8.0; and what decoding in bf16 wants at most
+def test_a_shape_is_refused_before_it_is_loaded_where_a_block_has_no_memory_for_it(
+        emulated, monkeypatch, request, shared_kib, precision, d_ff, runs):
+    """The sentence comes for what the kernels cannot run, and for nothing else."""
+    config = dataclasses.replace(TINY, d_ff=d_ff)
+    monkeypatch.setattr(ops, "gpu", True)
+    monkeypatch.setattr(ops, "gpu_shared_bytes", lambda: shared_kib << 10)
+    request.addfinalizer(lambda: emulated.shared_bytes(163 << 10))
+    emulated.shared_bytes(shared_kib << 10)
+    pool = GpuPool(net_of(config), 80, precision=precision, device="cpu", operators=emulated.operators)
+    slots = list(range(1, 81))
+    if runs:
+        assert choose(config, precision=precision, device="cuda").device == "cuda"
+        assert decode(pool, slots, [0] * 80, [1] * 80, slots).all()
+    else:
+        with pytest.raises(ValueError, match="cannot run this model: in fp32 it wants a d_ff, and values of all heads, "
+                                             "of at most 1056 on this GPU, and this model has 1057; use --precision "
+                                             "bf16; or use --device cpu"):
+            choose(config, precision=precision, device="cuda")
+        assert choose(config, precision=precision, device="auto").device == "cpu"
+        with pytest.raises(RuntimeError, match="CUDA error: invalid argument"):
+            decode(pool, slots, [0] * 80, [1] * 80, slots)
+
+
 def test_the_gpu_benchmark_runs_in_tiny_form(emulated):
     [report] = measure(["tiny"], [1, 2], repeat=1, emulated=emulated.operators)
     assert len(report["results"]) == 3 * 2 + 2
