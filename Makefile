@@ -61,8 +61,9 @@ fuzz: venv
 	LINPIX_FUZZ_CASES=$(LINPIX_FUZZ_CASES) $(BIN)/python -m pytest -q tests/fuzz
 
 # On a machine with a CUDA GPU and a toolkit, with the PYTHON that has torch: no virtual environment, no network.
+OUT ?= build/gpu-check
 gpu-check:
-	$(PYTHON) -m tests.gpu_check
+	$(PYTHON) -m tests.gpu_check --out $(OUT)
 
 # The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, the portable kernels and this processor's;
 # and their threads under ThreadSanitizer.

@@ -5,6 +5,8 @@
 First come this GPU's copy bandwidth (bytes read and written) and matrix product. Presets have random weights, which
 does not change their speed. Whole images are decoded, a row of sub-pixels a call. Of a result:
 
+    overlap       whether a kernel may begin while the one before it ends; both are measured, unless LINPIX_OVERLAP=0
+                  or a graph that cannot be recorded with it forbids it
     limit_share   images/s over what the run's copy bandwidth allows if nothing but the state moved
     of `kernels`  microseconds of a step, by kernel, as the profiler sees them, and the state kernel's bytes a second
 
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ import torch
 from model import checkpoint, ops
 from model.attention.linear import RecurrentState
 from model.config import PRESETS, ModelConfig
-from model.cuda import GpuPool, StateFormat
+from model.cuda import OVERLAP, GpuPool, StateFormat
 from model.generate import draw_subpixel
 from model.inputs import START
 from model.transformer import Transformer
@@ -40,7 +43,7 @@ def main() -> None:
     given = parse()
     if not ops.gpu:
         sys.exit(f"there is nothing to measure: {ops.why_no_gpu()}")
-    for report in measure(given.preset, given.batch, repeat=given.repeat):  # written at each: time may run out
+    for report in measure(given.preset, given.batch, repeat=given.repeat):  # written each time: it may run out
         for path, text in ((given.json, json.dumps(report, indent=1) + "\n"), (given.markdown, markdown(report))):
             if path:
                 Path(path).write_text(text)
@@ -63,34 +66,50 @@ def parse() -> argparse.Namespace:
 
 def measure(presets: list[str], batches: list[int], *, repeat: int = 3,
             emulated: Any = None) -> Iterator[dict[str, Any]]:
-    """The report, after each preset. emulated: operators to run on the host instead, in tiny form, for tests."""
+    """The report, after each result. emulated: operators to run on the host instead, in tiny form, for tests."""
     device = "cpu" if emulated else "cuda"
     report: dict[str, Any] = machine(device) | {
         "copy_bytes_per_second": copy_bandwidth(device, 2**20 if emulated else 2**31),
         "matrix_product_flops": matrix_product(device, 64 if emulated else 8192), "results": [], "kernels": []}
     print(json.dumps(report), flush=True)
+
+    def reported(part: str, result: dict[str, Any]) -> dict[str, Any]:
+        report[part].append(result)
+        print(json.dumps(result), flush=True)
+        return report
+
     for preset in presets:
         torch.manual_seed(0)
         net = Transformer(PRESETS[preset]).eval().requires_grad_(False)
         for form in FORMATS:
-            pool = GpuPool(net, max(batches), state=form, device=device, operators=emulated)
             bound = report["copy_bytes_per_second"] / state_traffic(net.config, form) / net.config.subpixels
-            for batch in batches:
-                seconds = statistics.median(decode(pool, batch) for _ in range(repeat))
-                result = described(preset, "compiled", form, batch, seconds) | {"limit_share": batch / seconds / bound}
-                report["results"].append(result)
-                print(json.dumps(result), flush=True)
+            for wanted in (True, False) if os.environ[OVERLAP] != "0" else (False,):
+                with overlapping(wanted):
+                    pool = GpuPool(net, max(batches), state=form, device=device, operators=emulated)
+                    for batch in batches:
+                        seconds = statistics.median(decode(pool, batch) for _ in range(repeat))
+                        result = described(preset, "compiled", form, batch, seconds)
+                        yield reported("results", result | {"overlap": os.environ[OVERLAP] != "0",
+                                                            "limit_share": batch / seconds / bound})
+                    del pool
             if not emulated:
-                report["kernels"].append({"preset": preset, **named(form), "batch": max(batches)}
-                                         | profiled(net, form, max(batches)))
-                print(json.dumps(report["kernels"][-1]), flush=True)
-            del pool
+                yield reported("kernels", {"preset": preset, **named(form), "batch": max(batches)}
+                               | profiled(net, form, max(batches)))
         for batch in batches:
-            result = described(preset, "eager", FORMATS[0], batch,
-                               eager_step(net, batch, device) * net.config.subpixels)
-            report["results"].append(result)
-            print(json.dumps(result), flush=True)
-        yield report
+            seconds = eager_step(net, batch, device) * net.config.subpixels
+            yield reported("results", described(preset, "eager", FORMATS[0], batch, seconds))
+
+
+@contextmanager
+def overlapping(yes: bool) -> Iterator[None]:
+    """Kernels that overlap, or do not; if a graph could not be recorded with it, none does from then on."""
+    given = os.environ[OVERLAP]
+    os.environ[OVERLAP] = "1" if yes else "0"
+    try:
+        yield
+    finally:
+        if not yes or os.environ[OVERLAP] != "0":
+            os.environ[OVERLAP] = given
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -158,15 +177,14 @@ def profiled(net: Transformer, form: StateFormat, batch: int) -> dict[str, Any]:
 
     Without a graph, and one kernel after the other: time that one waits beside another would count twice.
     """
-    os.environ["LINPIX_OVERLAP"] = "0"
     pool = GpuPool(net, batch, state=form, operators=torch.ops.linpix)  # not recorded: a profiler sees kernels by name
     slots = list(range(1, batch + 1))
     steps = 4 * pool.stride
     arguments = [START] * batch, slots, [1.0] * batch
-    pool.decode(slots, [0] * batch, [steps] * batch, *arguments)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        pool.decode(slots, [steps] * batch, [steps] * batch, *arguments)
-    del os.environ["LINPIX_OVERLAP"]
+    with overlapping(False):
+        pool.decode(slots, [0] * batch, [steps] * batch, *arguments)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            pool.decode(slots, [steps] * batch, [steps] * batch, *arguments)
     found: dict[str, float] = {}
     for event in profile.key_averages():
         name = next((part for part in ("Attend", "Multiply", "Embed", "Finish") if part in event.key), "other")
@@ -211,11 +229,12 @@ def markdown(report: dict[str, Any]) -> str:
              f"`{report['commit'][:7]}`, `python -m tests.benchmarks.cuda`: copy "
              f"{report['copy_bytes_per_second'] / 1e12:.2f} TB/s, bf16 product "
              f"{report['matrix_product_flops'] / 1e12:.0f} TFLOP/s", "",
-             "| preset | engine | state | defer | batch | images/s | seconds a batch | share of the limit |",
-             "|---|---|---|---|---|---|---|---|"]
+             "| preset | engine | state | defer | overlap | batch | images/s | seconds a batch | share of the limit |",
+             "|---|---|---|---|---|---|---|---|---|"]
     for r in report["results"]:
         share = f"{r['limit_share']:.2f}" if "limit_share" in r else "-"
-        lines.append(f"| {r['preset']} | {r['engine']} | {r['state']} | {r['defer']} | {r['batch']} | "
+        overlap = {True: "on", False: "off"}.get(r.get("overlap"), "-")
+        lines.append(f"| {r['preset']} | {r['engine']} | {r['state']} | {r['defer']} | {overlap} | {r['batch']} | "
                      f"{r['images_per_second']:.1f} | {r['seconds_per_batch']:.3f} | {share} |")
     for k in report["kernels"]:
         if k["microseconds"]:

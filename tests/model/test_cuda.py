@@ -26,7 +26,7 @@ from torch import Tensor
 from model import checkpoint, ops, packing
 from model.attention.linear import RecurrentState
 from model.config import PRESETS
-from model.cuda import BUCKETS, GpuPool, StateFormat
+from model.cuda import BUCKETS, OVERLAP, GpuPool, StateFormat
 from model.features import phi
 from model.generate import generate
 from model.inputs import START
@@ -221,14 +221,17 @@ def test_a_recorded_graph_does_what_the_operator_does_also_after_joins_and_leave
 
 
 @pytest.mark.cuda
+@pytest.mark.skipif(os.environ[OVERLAP] == "0", reason="LINPIX_OVERLAP=0 forbids it")
 def test_kernels_that_overlap_compute_what_kernels_that_wait_do(monkeypatch):
     if not ops.gpu:
         pytest.skip(ops.why_no_gpu())
     found = []
     for overlap in ("1", "0"):
-        monkeypatch.setenv("LINPIX_OVERLAP", overlap)
+        monkeypatch.setenv(OVERLAP, overlap)
         pool = GpuPool(net_of(PRESETS["mnist"]), 300, state=HALF)
         slots = list(range(1, 301))
+        pool.record(300)
+        assert os.environ[OVERLAP] == overlap, "no graph could be recorded with it"
         pool.put(slots, None, None)
         for rows in (slots, slots[:1]):
             decode(pool, rows, [0] * len(rows), [56] * len(rows), rows)
@@ -279,8 +282,8 @@ def test_one_graph_is_recorded_at_a_time_whoever_records(emulated):
 
 def test_a_graph_that_cannot_be_recorded_is_tried_again_without_overlap_and_the_log_says_so(
         emulated, monkeypatch, caplog):
-    monkeypatch.setenv("LINPIX_OVERLAP", "1")
-    recorder = Recorder(lambda: None if os.environ["LINPIX_OVERLAP"] == "0" else RuntimeError("invalid handle\nat 0x1"))
+    monkeypatch.setenv(OVERLAP, "1")
+    recorder = Recorder(lambda: None if os.environ[OVERLAP] == "0" else RuntimeError("invalid handle\nat 0x1"))
     pool, directly = (GpuPool(net_of(TINY), 4, device="cpu", operators=emulated.operators, recorder=how)
                       for how in (recorder, None))
     pool.record(4)
@@ -293,7 +296,7 @@ def test_a_graph_that_cannot_be_recorded_is_tried_again_without_overlap_and_the_
 
 @pytest.mark.parametrize(("error", "calls"), [(RuntimeError("invalid handle"), 2), (torch.OutOfMemoryError("full"), 1)])
 def test_what_overlap_is_not_to_blame_for_is_raised(emulated, monkeypatch, error, calls):
-    monkeypatch.setenv("LINPIX_OVERLAP", "1")
+    monkeypatch.setenv(OVERLAP, "1")
     recorder = Recorder(lambda: error)
     pool = GpuPool(net_of(TINY), 4, device="cpu", operators=emulated.operators, recorder=recorder)
     with pytest.raises(type(error), match=str(error)):
@@ -620,10 +623,20 @@ def test_a_shape_is_refused_before_it_is_loaded_where_a_block_has_no_memory_for_
 
 
 def test_the_gpu_benchmark_runs_in_tiny_form(emulated):
-    [report] = measure(["tiny"], [1, 2], repeat=1, emulated=emulated.operators)
-    assert len(report["results"]) == 3 * 2 + 2
+    counts = []
+    for report in measure(["tiny"], [1, 2], repeat=1, emulated=emulated.operators):
+        counts.append(len(report["results"]))
+    assert counts == list(range(1, 1 + 3 * 2 * 2 + 2))  # told as they come
     assert all(result["images_per_second"] > 0 for result in report["results"])
-    assert "| tiny | compiled | fp16 | 8 | 2 |" in markdown(report)
+    for overlap in ("on", "off"):
+        assert f"| tiny | compiled | fp16 | 8 | {overlap} | 2 |" in markdown(report)
+
+
+def test_the_gpu_benchmark_measures_no_overlap_where_it_is_forbidden(emulated, monkeypatch):
+    monkeypatch.setenv(OVERLAP, "0")
+    *_, report = measure(["tiny"], [1], repeat=1, emulated=emulated.operators)
+    assert len(report["results"]) == 3 + 1
+    assert not any(result.get("overlap") for result in report["results"])
 
 
 def test_the_bytes_of_a_step_are_those_of_the_limits_in_the_readme():
