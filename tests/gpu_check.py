@@ -123,7 +123,7 @@ def examine(check: Check, run: dict[str, Command]) -> None:
             check.step("decoding without overlap", run["decoding"], 120, **WITHOUT_OVERLAP):
         check.variables = WITHOUT_OVERLAP
     check.step("training, eager", run["eager"], 60)
-    check.step("training, compiled", run["compiled"], 120)
+    check.step("training, compiled", run["compiled"], 150)
     check.step("benchmark", run["benchmark"], 240)
     if check.step("whether compute-sanitizer works here", run["sanitizer"], 60):
         check.step("memory", run["memory"], 90)
