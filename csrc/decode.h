@@ -113,7 +113,7 @@ struct Kernels {
   // the same for all who use it one after the other: columns beyond a matrix's own must stay zero in it.
   // Returns the step it came to: that of the piece, unless the share's threads keep each other waiting.
   int64_t (*decode)(const Model&, const Rows&, Piece, int most, Share, void* own, void* common);
-  // Tokens 0 .. steps-1 of one row, folded into its slot; steps counts start token and sub-pixels.
+  // The next `steps` tokens of one row from its position on, folded into its slot; token 0 is the start token.
   void (*prefill)(const Model&, const Rows&, int row, Share, void* own, void* common);
   // One layer's attention alone: see recurrent_step in model/ops.py. Row `row`, head `head`.
   void (*attend)(float* q, float* k, const float* v, float* S, float* z, int D, int M, float eps, float* y);
@@ -122,7 +122,7 @@ struct Kernels {
 
 constexpr int PREFILL_TOKENS = 32;  // tokens of one row that go through the layers together
 
-// Every row by its number of steps; every row's tokens 0 .. steps - 1. late: what a barrier begins with, for tests.
+// Every row by its number of steps; decoded, or with as many of its tokens folded in. late: what a barrier begins with, for tests.
 void decode(const Kernels&, const Model&, const Rows&, int threads, int late = 0);
 void prefill(const Kernels&, const Model&, const Rows&, int threads);
 

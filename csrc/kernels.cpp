@@ -41,8 +41,9 @@ int64_t decode(const Model& m, const Rows& rows, Piece piece, int most, Share sh
 template <class T>
 void prefill(const Model& m, const Rows& rows, int row, Share share, void* own, void* common) {
   Pass<T> pass(m, rows, share, PREFILL_TOKENS, own, common);
-  for (int64_t t = m.marginal ? 1 : 0; t < rows.steps[row]; t += PREFILL_TOKENS) {
-    const int64_t left = rows.steps[row] - t;
+  const int64_t from = rows.positions[row], end = from + rows.steps[row];
+  for (int64_t t = m.marginal && from == 0 ? 1 : from; t < end; t += PREFILL_TOKENS) {
+    const int64_t left = end - t;
     pass.tokens = left < PREFILL_TOKENS ? (int)left : PREFILL_TOKENS;
     for (int i = 0; i < pass.tokens; ++i) pass.token[i] = {rows.slots[row], t + i, rows.start[row], true};
     pass.run(false);

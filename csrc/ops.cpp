@@ -145,7 +145,7 @@ Rows rows_of(const char* op, const Model& m, int64_t classes, const Tensor& canv
 std::vector<int64_t> checked_steps(const char* op, const Model& m, const Rows& rows, const int64_t* steps) {
   std::vector<int64_t> real(rows.count);
   for (int i = 0; i < rows.count; ++i) {
-    const int64_t from = rows.positions ? rows.positions[i] : 0;
+    const int64_t from = rows.positions[i];
     STD_TORCH_CHECK(0 <= from && 0 <= steps[i] && steps[i] <= m.subpixels - from, op, ": row ", i, " goes from ", from,
                     " by ", steps[i], " steps, but an image has ", m.subpixels, " sub-pixels");
     real[i] = rows.slots[i] ? steps[i] : 0;
@@ -194,14 +194,16 @@ std::tuple<Tensor, Tensor> decode_quantum(Tensor canvas, const Tensor& known, Te
 }
 
 void prefill_slots(const Tensor& canvas, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated,
-                   const Tensor& slots, const Tensor& lengths, const Tensor& start, const std::vector<Tensor>& weights,
-                   const std::vector<int64_t>& sizes, double eps, [[maybe_unused]] int64_t most, int64_t threads) {
+                   const Tensor& slots, const Tensor& positions, const Tensor& steps, const Tensor& start,
+                   const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps,
+                   [[maybe_unused]] int64_t most, int64_t threads) {
   const char* op = "prefill";
   check_not_deferred(op, pairs, scale, saturated);
   const Parts parts(op, weights, sizes, eps);
   Rows rows = rows_of(op, parts.model, parts.classes, canvas, S, z, slots, start, threads);
-  const std::vector<int64_t> real = checked_steps(
-      op, parts.model, rows, checked<int64_t>(lengths, op, "lengths", ScalarType::Long, {rows.count}));
+  rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {rows.count});
+  const std::vector<int64_t> real =
+      checked_steps(op, parts.model, rows, checked<int64_t>(steps, op, "steps", ScalarType::Long, {rows.count}));
   rows.steps = real.data();
   prefill(chosen_kernels(), parts.model, rows, (int)threads);
 }

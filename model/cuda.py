@@ -153,13 +153,18 @@ class GpuPool:
                 part[targets] = part[source].clone()
 
     @torch.inference_mode()
-    def prefill(self, slots: Numbers, lengths: Numbers, start: Numbers) -> None:
-        """Fold the first inputs of each image into its slot: start token, x_0 .. x_{length-2}."""
-        at, ends, starts = (np.asarray(x, np.int64) for x in (slots, lengths, start))
-        self._check(at, np.zeros_like(at), ends, starts)
+    def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers, start: Numbers) -> None:
+        """Fold the next inputs of each image into its slot, from its position on: start token, x_0, x_1 and so on.
+
+        Waits for the GPU, so that a caller can tell how long it took.
+        """
+        numbers = [np.asarray(x, np.int64) for x in (slots, positions, steps, start)]
+        self._check(*numbers)
         self._operators.prefill(self.canvas, self.S, self.z, self.pairs, self.scale, self._saturated,
-                                *(torch.from_numpy(x).to(self.device) for x in (at, ends, starts)),
-                                self._packed.weights, self._packed.sizes, self._packed.eps, int(ends.max()), 1)
+                                *(torch.from_numpy(x).to(self.device) for x in numbers), self._packed.weights,
+                                self._packed.sizes, self._packed.eps, int(numbers[2].max()), 1)
+        if self._recorded:
+            torch.cuda.synchronize()
 
     @torch.inference_mode()
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers, start: Numbers, seeds: Numbers,

@@ -21,7 +21,7 @@ from model.features import phi
 GPU_HEADS = (8, 16, 32)  # key and value dims, alike, that the CUDA kernels are made for
 GPU_MOST_HEAD = 64  # either, of attention over whole sequences
 SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-SCHEMAS = 3  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
+SCHEMAS = 4  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
 
 _library = torch.library.Library("linpix", "DEF")
 RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"
@@ -35,8 +35,8 @@ DECODE_QUANTUM = (
     " Tensor temperatures, Tensor[] weights, int[] sizes, float eps, int most, int threads) -> (Tensor, Tensor)")
 PREFILL = (
     "prefill(Tensor canvas, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor? scale, Tensor(d!)? saturated,"
-    " Tensor slots, Tensor lengths, Tensor start, Tensor[] weights, int[] sizes, float eps, int most, int threads)"
-    " -> ()")
+    " Tensor slots, Tensor positions, Tensor steps, Tensor start, Tensor[] weights, int[] sizes, float eps, int most,"
+    " int threads) -> ()")
 # Attention over whole sequences, for training and prefill; its second result is the normaliser (B, T, H).
 CAUSAL_ATTENTION = "causal_attention(Tensor q, Tensor k, Tensor v, float eps) -> (Tensor, Tensor)"
 CAUSAL_ATTENTION_BACKWARD = ("causal_attention_backward(Tensor g, Tensor q, Tensor k, Tensor v, Tensor y,"
@@ -188,8 +188,8 @@ def _decode_quantum_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, p
 
 @torch.library.register_fake("linpix::prefill")
 def _prefill_shape(canvas: Tensor, S: Tensor, z: Tensor, pairs: Tensor | None, scale: Tensor | None,
-                   saturated: Tensor | None, slots: Tensor, lengths: Tensor, start: Tensor, weights: list[Tensor],
-                   sizes: list[int], eps: float, most: int, threads: int) -> None:
+                   saturated: Tensor | None, slots: Tensor, positions: Tensor, steps: Tensor, start: Tensor,
+                   weights: list[Tensor], sizes: list[int], eps: float, most: int, threads: int) -> None:
     return None
 
 

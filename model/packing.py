@@ -103,13 +103,14 @@ class Packed:
             self.weights, self.sizes, self.eps, most, torch.get_num_threads())
         return log_probs, finite
 
-    def prefill(self, canvas: Tensor, S: Tensor, z: Tensor, slots: Tensor, lengths: Tensor, start: Tensor) -> None:
-        """Fold the first lengths (B,) inputs of each row into its clear slot: start token, x_0 .. x_{length-2}.
+    def prefill(self, canvas: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor, steps: Tensor,
+                start: Tensor) -> None:
+        """Fold the next inputs of each row into its slot, from its position on; input 0 is the start token, t is x_{t-1}.
 
-        Goes through the same numbers as as many steps of decode, bit for bit.
+        As many steps of decode go through the same numbers, bit for bit, and so does the same in several calls.
         """
-        torch.ops.linpix.prefill(canvas, S, z, None, None, None, slots, lengths, start, self.weights, self.sizes,
-                                 self.eps, int(lengths.max()), torch.get_num_threads())
+        torch.ops.linpix.prefill(canvas, S, z, None, None, None, slots, positions, steps, start, self.weights,
+                                 self.sizes, self.eps, int(steps.max()), torch.get_num_threads())
 
 
 @torch.no_grad()

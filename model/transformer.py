@@ -15,6 +15,8 @@ from model.attention import PADDING_SLOT, State, attention_for
 from model.config import ModelConfig
 from model.inputs import START, InputEmbedding
 
+PREFILL_TOKENS = 32  # of an image that go through the layers together, always the same ones: others would round otherwise
+
 # (layer, q, k, v) -> y, with heads before positions: the one thing in which the forms differ
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -178,15 +180,18 @@ class Transformer(nn.Module):
         return self(images)
 
     @torch.inference_mode()
-    def prefill(self, canvas: Tensor, length: int, start: Tensor, state: State, slots: Tensor) -> None:
-        """Fold the start token and x_0 .. x_{length-2} into clear slots; step then goes on at t = length.
+    def prefill(self, canvas: Tensor, length: int, start: Tensor, state: State, slots: Tensor, begin: int = 0) -> None:
+        """Fold the start token and x_0 .. x_{length-2} into slots; step then goes on at t = length.
 
-        canvas: (B, T) uint8, the first `length` sub-pixels known · start: (B,) · slots: (B,).
+        canvas: (B, T) uint8, the first `length` sub-pixels known · start: (B,) · slots: (B,), clear, or with what a call
+        of length `begin` left, a multiple of PREFILL_TOKENS. Several calls then compute what one does, bit for bit.
         """
-        t = torch.arange(1 if self.config.first_marginal else 0, length).expand(len(canvas), -1)
-        if t.shape[1]:
-            self._run(self.inputs(canvas, t, start),
-                      lambda layer, q, k, v: state.prefill(layer, q, k, v, slots))
+        first = 1 if self.config.first_marginal else 0
+        for chunk in range(begin, length, PREFILL_TOKENS):
+            t = torch.arange(max(chunk, first), min(chunk + PREFILL_TOKENS, length)).expand(len(canvas), -1)
+            if t.shape[1]:
+                self._run(self.inputs(canvas, t, start),
+                          partial(state.prefill, slots=slots, held=max(chunk - first, 0)))
 
     @torch.inference_mode()
     def step(self, canvas: Tensor, t: Tensor, start: Tensor, state: State, slots: Tensor) -> Tensor:

@@ -163,13 +163,16 @@ std::tuple<Tensor, Tensor> decode_quantum(Tensor canvas, const Tensor& known, Te
 }
 
 void prefill_slots(const Tensor& canvas, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated,
-                   const Tensor& slots, const Tensor& lengths, const Tensor& start, const std::vector<Tensor>& weights,
-                   const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t) {
+                   const Tensor& slots, const Tensor& positions, const Tensor& steps, const Tensor& start,
+                   const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most,
+                   int64_t) {
   const char* op = "prefill";
   const Device device(S);
-  Call call(op, canvas, S, z, pairs, scale, saturated, slots, lengths, start, weights, sizes, eps, most,
+  Call call(op, canvas, S, z, pairs, scale, saturated, slots, steps, start, weights, sizes, eps, most,
             most < CHUNK ? most : CHUNK);
-  if (call.pass.rows.count) check(op, prefill(call.pass, most, device.stream));
+  Rows& rows = call.pass.rows;
+  rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {rows.count});
+  if (rows.count) check(op, prefill(call.pass, most, device.stream));
 }
 
 }  // namespace

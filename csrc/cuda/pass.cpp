@@ -45,7 +45,7 @@ int decode(Pass p, int steps, void* stream) {
 
 int prefill(Pass p, int64_t longest, void* stream) {
   int error = 0;
-  for (p.step = p.model.marginal ? 1 : 0; p.step < longest && !error; p.step += CHUNK) {
+  for (p.step = 0; p.step < longest && !error; p.step += CHUNK) {  // token 0 without a start token is left out by attend
     p.tokens = (int)std::min<int64_t>(CHUNK, longest - p.step);
     error = embed({p, {}, false, false}, stream);
     if (!error) error = run_layers(p, false, stream);

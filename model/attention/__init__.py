@@ -32,10 +32,11 @@ class SlotPool(Protocol):
 class State(SlotPool, Protocol):
     """What the transformer needs of a pool: both forms of attention over it, layer by layer."""
 
-    def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
-        """Attend over the first T tokens at once and keep what later steps need.
+    def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, held: int = 0) -> Tensor:
+        """Attend over the next T tokens at once and keep what later steps need.
 
-        q, k: (B, H, T, D) · v: (B, H, T, M) · returns (B, H, T, M). Slots must be clear.
+        q, k: (B, H, T, D) · v: (B, H, T, M) · held: tokens that the slots hold already; none: they are clear ·
+        returns (B, H, T, M).
         """
 
     def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:

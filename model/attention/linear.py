@@ -50,9 +50,17 @@ class RecurrentState:
         self._operator = (config.feature_map == "elu+1" and dtype == torch.float32
                           and (device == "cpu" or (D == M and D in ops.GPU_HEADS)))
 
-    def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
-        self.S[slots, layer], self.z[slots, layer] = recurrent_state(self.phi(k), v)
-        return linear_attention(q, k, v, self.eps, self.phi)
+    def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, held: int = 0) -> Tensor:
+        mapped = self.phi(k)
+        S, z = recurrent_state(mapped, v)
+        y = linear_attention(q, k, v, self.eps, self.phi)
+        if held:
+            queries, S_held, z_held = self.phi(q), self.S[slots, layer], self.z[slots, layer]
+            own = (queries * mapped.cumsum(2)).sum(-1, keepdim=True) + self.eps  # what y is divided by so far
+            y = (y * own + queries @ S_held) / (own + queries @ z_held[..., None])
+            S, z = S + S_held, z + z_held
+        self.S[slots, layer], self.z[slots, layer] = S, z
+        return y
 
     def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
         given = q[:, None], k[:, None], v[:, None], self.S[:, layer], self.z[:, layer], slots, self.eps

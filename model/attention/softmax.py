@@ -22,10 +22,15 @@ class KeyValueState:
         self.values = torch.zeros(*shape, config.value_dim, dtype=dtype)
         self.first = 1 if config.first_marginal else 0  # position of the first token; no start token, none at 0
 
-    def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
-        self.keys[slots, layer, :, : k.shape[2]] = k
-        self.values[slots, layer, :, : v.shape[2]] = v
-        return softmax_attention(q, k, v)
+    def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, held: int = 0) -> Tensor:
+        end = held + k.shape[2]
+        self.keys[slots, layer, :, held:end] = k
+        self.values[slots, layer, :, held:end] = v
+        if not held:
+            return softmax_attention(q, k, v)
+        keys, values = self.keys[slots, layer, :, :end], self.values[slots, layer, :, :end]
+        mask = torch.ones(end - held, end, dtype=torch.bool).tril(held)
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
 
     def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
         index = (t - self.first).clamp(min=0)  # rows without a token write to the padding slot

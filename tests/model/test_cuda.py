@@ -307,7 +307,7 @@ def test_what_overlap_is_not_to_blame_for_is_raised(emulated, monkeypatch, error
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("shape", ["pre-norm", "no start token"])
 def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, format_):
-    """In chunks that end inside and outside of groups of deferred tokens, for rows of several lengths at once."""
+    """In two pieces, and chunks, that end inside and outside of groups of deferred tokens, for rows of several lengths."""
     config = LONG if shape == "pre-norm" else dataclasses.replace(SHAPES[shape], height=16, width=16)
     net = net_of(config)
     images, lengths = images_of(config, 5), [1, 7, 128, 150, 256]
@@ -318,7 +318,9 @@ def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, format_):
         for slot, image in zip(slots, images, strict=True):
             pool.put([slot], image, torch.ones(config.subpixels, dtype=torch.bool))
     decode(stepped, slots, [0] * 5, lengths, [0] * 5)
-    filled.prefill(slots, lengths, [START] * 5)
+    middle = [1, 3, 100, 128, 129]  # where a second piece goes on
+    filled.prefill(slots, [0] * 5, middle, [START] * 5)
+    filled.prefill(slots, middle, np.subtract(lengths, middle), [START] * 5)
     for slot, length in zip(slots, lengths, strict=True):
         if config.first_marginal and length == 1:
             continue  # there is no token yet, so whatever lies there is not looked at
@@ -340,7 +342,7 @@ def test_a_taken_slot_begins_empty_whatever_lies_there(place, format_):
     assert torch.equal(draw(pool, [1], [4]), clean)
     pool.poison(2)
     pool.put([2], clean[0], torch.ones(64, dtype=torch.bool))
-    pool.prefill([2], [40], [START])
+    pool.prefill([2], [0], [40], [START])
     assert decode(pool, [2], [40], [24], [4]).all()
 
 
@@ -381,7 +383,7 @@ def test_what_threads_compute_does_not_depend_on_their_order(emulated):
             pool = GpuPool(net_of(config), 70, precision=precision, state=format_, device="cpu",
                            operators=emulated.operators)
             pool.put(list(range(1, 71)), images_of(config, 1)[0], torch.arange(config.subpixels) < 30)
-            pool.prefill([1, 2], [30, 20], [START] * 2)
+            pool.prefill([1, 2], [0, 0], [30, 20], [START] * 2)
             decode(pool, list(range(1, 71)), [30, 20, *[0] * 68], [20] * 70, list(range(70)))
             found.append((pool.canvas, pool.S, pool.z, pool.pairs))
         emulated.backwards(False)

@@ -68,9 +68,10 @@ class Pool:
                                   torch.tensor(steps), torch.full_like(at, start), torch.tensor(seeds),
                                   torch.tensor(temperatures or [1.0] * len(slots)))
 
-    def prefill(self, slots: list[int], lengths: list[int]) -> None:
-        at = torch.tensor(slots)
-        self.packed.prefill(self.canvas, self.S, self.z, at, torch.tensor(lengths), torch.full_like(at, START))
+    def prefill(self, slots: list[int], lengths: list[int], positions: list[int] | None = None) -> None:
+        at, begin = torch.tensor(slots), torch.tensor(positions or [0] * len(slots))
+        self.packed.prefill(self.canvas, self.S, self.z, at, begin, torch.tensor(lengths) - begin,
+                            torch.full_like(at, START))
 
 
 def images_of(config: ModelConfig, count: int) -> Tensor:
@@ -185,6 +186,11 @@ def test_prefill_leaves_what_decoding_leaves_bit_for_bit_whatever_is_beside(shap
         alone.prefill([slot], [length])
         assert torch.equal(alone.S[slot], together.S[slot]) and torch.equal(alone.z[slot], together.z[slot])
         assert not bool(alone.S[[s for s in range(7) if s != slot]].any())
+    pieces = Pool(config, packed, 6)
+    pieces.canvas[1:] = images
+    for positions, ends in (([0] * 6, [1, 0, 20, 32, 5, 40]), ([1, 0, 20, 32, 5, 40], lengths)):
+        pieces.prefill(list(range(1, 7)), ends, positions)
+    assert torch.equal(pieces.S, together.S) and torch.equal(pieces.z, together.z)
 
 
 @pytest.mark.parametrize("shape", ["wider", "odd sizes"])
@@ -333,8 +339,8 @@ def test_the_schemas_say_what_the_operators_do():
     given = arguments()
     torch.library.opcheck(torch.ops.linpix.decode_quantum.default, tuple(given.values()))
     torch.library.opcheck(torch.ops.linpix.prefill.default,
-                          (given["canvas"], given["S"], given["z"], None, None, None, given["slots"], given["steps"],
-                           given["start"], given["weights"], given["sizes"], 1e-6, 4, 2))
+                          (given["canvas"], given["S"], given["z"], None, None, None, given["slots"],
+                           given["positions"], given["steps"], given["start"], given["weights"], given["sizes"], 1e-6, 4, 2))
 
 
 def test_auto_is_the_compiled_engine_for_what_it_can_run_and_the_eager_one_else():

@@ -131,6 +131,11 @@ def test_prefill_then_step_equals_the_parallel_form(attention, length):
     T = LONG.subpixels
     known = torch.where(torch.arange(T) < length, canvas, 255 - canvas)
     net.prefill(known, length, start, state, slots)
+    pieces = attention_for(net.config).new_state(3, torch.float64)
+    for begin in range(0, length, 192):
+        net.prefill(known, min(begin + 192, length), start, pieces, slots, begin)
+    assert all(torch.equal(x, y) for x, y in zip(vars(pieces).values(), vars(state).values(), strict=True)
+               if isinstance(x, Tensor))
     end = min(length + 20, T)
     stepped = torch.stack([net.step(canvas, torch.full((2,), t), start, state, slots)
                            for t in range(length, end)], 1)
