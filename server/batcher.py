@@ -17,12 +17,13 @@ from server.errors import DeadlineUnreachable, EngineLost, NotFinite, QueueFull
 from server.faults import Faults
 from server.isolation import Outcome, Plan, isolate
 from server.pace import LEAST_MARGIN, Margin, Pace
+from server.prefill import Prefills
 from server.scheduler import Full, Row, Scheduler
 
 logger = logging.getLogger("linpix")
 RESTORED = 2       # rows put back in one call: a prefill of all that they have, and the watchdog waits
 HOPELESS = 3       # quanta in a row of which nothing could be decoded, and no probe either: the engine is lost
-QUANTUM_S = 0.050  # longest quantum: how long a newcomer waits, and how late a cancellation acts
+QUANTUM_S = 0.050  # longest quantum, and as long for prefill: how long a newcomer waits, and how late a cancellation acts
 STALE_S = 5.0      # an idle engine's pace is forgotten: were it wrong, and all refused for it, nothing would mend it
 
 
@@ -41,6 +42,7 @@ class Turn:
     """What one quantum did."""
 
     joined: list[Row]
+    joined_at: float     # of time.monotonic
     late: list[str]      # requests that had their turn when there was no time left for them, and are over
     moved: list[Row]     # rows that took steps and are still wanted, finished ones included
     finished: list[Row]
@@ -69,6 +71,7 @@ class Batcher:
         self._ended, self._went_on = 0.0, False     # when the last quantum was over, and whether there was more to do
         self._terms: dict[str, Terms] = {}
         self._specs: dict[str, Sequence[ImageSpec]] = {}
+        self._prefills = Prefills(engine)
         self._hopeless = 0
         self._lock = threading.Lock()
 
@@ -169,11 +172,15 @@ class Batcher:
         return bool(len(self.scheduler.waiting) or self.scheduler.running)
 
     def turn(self) -> Turn:
-        """Let newcomers join, run one quantum, and let the finished leave. Raises EngineLost."""
+        """Let newcomers join, prefill a while, run one quantum, and let the finished leave. Raises EngineLost."""
         since = self._ended if self._went_on else time.perf_counter()
         joined, failed, late = self._join()
+        joined_at = time.monotonic()
+        for request, error in self._prefills.run(QUANTUM_S, self.beat).items():
+            failed[request] = error
+            self.cancel(request)
         with self._lock:
-            plan = self.scheduler.plan(self._quantum(len(self.scheduler.running)))
+            plan = self.scheduler.plan(self._quantum(len(self.scheduler.decoding)))
         began, clamped = time.perf_counter(), self.engine.saturated
         steps = plan[0][1] if plan else 0
         outcome = self._decode(plan) if steps else Outcome()
@@ -197,7 +204,7 @@ class Batcher:
         for slot in free if self.engine.poison else []:
             self.engine.pool.poison(slot)
         moved = [row for row, _ in plan if not row.cancelled]
-        return Turn(joined, late, moved, finished, len(plan), steps, sum(count for _, count in plan), seconds,
+        return Turn(joined, joined_at, late, moved, finished, len(plan), steps, sum(count for _, count in plan), seconds,
                     self.engine.saturated - clamped, failed, outcome.retries)
 
     def _decode(self, plan: Plan) -> Outcome:
@@ -247,9 +254,9 @@ class Batcher:
         return NotFinite(f"{self.labels[0]} gave parameters that are not finite for an image of this request")
 
     def _join(self) -> tuple[list[Row], dict[str, Exception], list[str]]:
-        """Give slots to those who wait, one request after the other; what a long prefill delays joins next time.
+        """Give slots to those who wait, one request after the other; who is delayed for long joins next time.
 
-        Returns rows that joined, requests whose prefill threw, and those that there is no time left for: decoded all
+        Returns rows that joined, requests whose taking of slots threw, and those that there is no time left for: decoded all
         the same, each would make the ones behind it late as well.
         """
         joined: list[Row] = []
@@ -273,10 +280,13 @@ class Batcher:
                     self._faults.take([spec.seed for spec in specs])
                 self.engine.take([row.slot for row in rows], [specs[row.index] for row in rows])
                 joined += rows
+                if 0 < rows[0].position < self.scheduler.length:  # else there is nothing to fold in, or to draw
+                    self._prefills.append(rows, rows[0].position)
             except EngineLost:
                 raise
             except Exception as error:
-                logger.exception("prefill of %s threw", self.labels[0], extra=logs.of(rows[0].request))
+                logger.exception("a request of %s could not be given its slots", self.labels[0],
+                                 extra=logs.of(rows[0].request))
                 failed[rows[0].request] = error
                 self.cancel(rows[0].request)
         return joined, failed, late
@@ -325,4 +335,5 @@ class Batcher:
         """After an error of ours: empty every slot. Whose images were there is for the caller to know."""
         with self._lock:
             self.scheduler.running.clear()
+            self._prefills.clear()
             self._went_on = False

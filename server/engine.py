@@ -20,6 +20,7 @@ from model.checkpoint import Checkpoint
 from model.cuda import GpuPool, StateFormat
 from model.generate import decode_threads, draw_subpixel, noise_of
 from model.packing import PRECISIONS, choose, gpu_obstacle, pack
+from model.transformer import PREFILL_TOKENS
 from server.errors import EngineLost
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Engine:
 
     name, precision, device, state_format = "eager", "fp32", "cpu", "fp32"
     stride = 1     # a quantum of so many steps costs no more than one step
+    prefill_stride = PREFILL_TOKENS  # and prefill of so many tokens little more than of one
     saturated = 0  # elements of state so far that float16 could not hold
 
     def __init__(self, checkpoint: Checkpoint, slots: int, *, poison: bool = False,
@@ -68,7 +70,10 @@ class Engine:
         self.temperature = np.ones(rows, np.float32)
 
     def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
-        """Give clear slots to images that differ in seed and temperature only, and prefill what they share."""
+        """Give clear slots to images that differ in seed and temperature only.
+
+        What they share is then to be prefilled in the first slot, piece by piece, and copied.
+        """
         first, at = specs[0], np.array(slots)
         for slot, spec in zip(slots, specs, strict=True):
             self.pool.clear(slot)  # on taking, not on giving back: a crashed request gives back nothing clean
@@ -77,14 +82,19 @@ class Engine:
         self.start[at] = self.net.start_index(first.label)
         self.canvas[at] = 0 if first.canvas is None else first.canvas
         self.known[at] = False if first.known is None else first.known
-        if first.prefix:
-            self.prefill(at[:1], np.array([first.prefix]))
-            self.pool.copy(slots[0], list(slots[1:]))
 
-    def prefill(self, slots: Numbers, lengths: Numbers) -> None:
-        """Fold the first inputs of each image into its clear slot: start token, x_0 .. x_{length-2}. Here all alike."""
-        self.net.prefill(from_numpy(self.canvas[slots]), int(lengths[0]), from_numpy(self.start[slots]), self.state,
-                         from_numpy(slots))
+    def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
+        """Fold the next inputs of each image into its slot, from its position on; input 0 is the start token, t is x_{t-1}.
+
+        Here all from one position, a multiple of prefill_stride, and by as many steps.
+        """
+        begin = int(positions[0])
+        self.net.prefill(from_numpy(self.canvas[slots]), begin + int(steps[0]), from_numpy(self.start[slots]),
+                         self.state, from_numpy(slots), begin)
+
+    def copy(self, slots: Sequence[int]) -> None:
+        """Give the others of these slots what was prefilled in the first."""
+        self.pool.copy(slots[0], list(slots[1:]))
 
     def keep(self, slots: Sequence[int]) -> None:
         """Shadow the state of these slots before a quantum, for the case that it throws."""
@@ -150,7 +160,7 @@ class BitwiseEngine(Engine):
             self.pool.clear(slot)
         at, lengths = np.array(slots), np.array(positions)
         if (begun := lengths > 0).any():
-            self.prefill(at[begun], lengths[begun])
+            self.prefill(at[begun], np.zeros_like(lengths[begun]), lengths[begun])
 
 
 class CompiledEngine(BitwiseEngine):
@@ -164,9 +174,9 @@ class CompiledEngine(BitwiseEngine):
         self.precision = precision
         self.packed, self.S, self.z = pack(self.net, PRECISIONS[precision]), self.state.S, self.state.z
 
-    def prefill(self, slots: Numbers, lengths: Numbers) -> None:
-        self.packed.prefill(from_numpy(self.canvas), self.S, self.z, from_numpy(slots), from_numpy(lengths),
-                            from_numpy(self.start[slots]))
+    def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
+        self.packed.prefill(from_numpy(self.canvas), self.S, self.z, from_numpy(slots), from_numpy(positions),
+                            from_numpy(steps), from_numpy(self.start[slots]))
 
     @torch.inference_mode()
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
@@ -182,6 +192,7 @@ class GpuEngine(BitwiseEngine):
     """The same on a GPU: state, known sub-pixels and weights are there; images come back after every quantum."""
 
     name, device = "compiled", "cuda"
+    prefill_stride = 128
     pool: GpuPool
 
     def __init__(self, checkpoint: Checkpoint, slots: int, pool: GpuPool, *, precision: str = "bf16",
@@ -195,9 +206,13 @@ class GpuEngine(BitwiseEngine):
                                    for given in (specs[0].canvas, specs[0].known)))
             super().take(slots, specs)
 
-    def prefill(self, slots: Numbers, lengths: Numbers) -> None:
+    def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
         with _on_gpu():
-            self.pool.prefill(slots, lengths, self.start[slots])
+            self.pool.prefill(slots, positions, steps, self.start[slots])
+
+    def copy(self, slots: Sequence[int]) -> None:
+        with _on_gpu():
+            super().copy(slots)
 
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
         """As CompiledEngine.quantum. Raises EngineLost where the GPU no longer answers."""

@@ -39,6 +39,7 @@ class Row:
     slot: int = 0         # 0 while it waits
     cancelled: bool = False
     bulk: bool = False
+    prefilled: bool = True  # false while the inputs before its position are being folded in: it does not decode yet
 
 
 class Reservation(NamedTuple):
@@ -173,9 +174,14 @@ class Scheduler:
             joined.append(row)
         return joined
 
+    @property
+    def decoding(self) -> list[Row]:
+        """Running rows that may take steps."""
+        return [row for row in self.running.values() if row.prefilled and not row.cancelled]
+
     def plan(self, quantum: int) -> list[tuple[Row, int]]:
-        """Each running row with its number of steps in the next quantum, most steps first."""
-        rows = [(row, min(quantum, self.length - row.position)) for row in self.running.values() if not row.cancelled]
+        """Each decoding row with its number of steps in the next quantum, most steps first."""
+        rows = [(row, min(quantum, self.length - row.position)) for row in self.decoding]
         return sorted(rows, key=lambda turn: (-turn[1], turn[0].slot))
 
     def advance(self, plan: list[tuple[Row, int]]) -> list[Row]:

@@ -454,7 +454,7 @@ class Worker:
         for row in turn.joined:
             if (request := self.requests.get(row.request)) is not None:
                 request.joined += 1
-                metrics.queue_wait.observe(now - turn.seconds - request.admitted)
+                metrics.queue_wait.observe(turn.joined_at - request.admitted)
         width = batcher.row_subpixels
         for row in turn.moved:
             request, rows = self.requests.get(row.request), row.position // width
