@@ -128,6 +128,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
                 for group in optimizer.param_groups:
                     group["lr"] = config.learning_rate * share * group["share"]
             images, start = batches(run.step)
+            torch.manual_seed((config.seed * 2**32 + run.step) % 2**64)  # lsh hashes by it: alike after a resume
             loss = loss_of(images.to(run.net.device), start.to(run.net.device))
             loss.backward()
             # each group by itself: clipped together, a spike of the head's would silence the layers

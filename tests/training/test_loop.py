@@ -128,11 +128,14 @@ def test_a_feed_forward_in_chunks_trains_alike(stripes, tmp_path):
     torch.testing.assert_close(weights(second), weights(whole), rtol=1e-3, atol=1e-4)
 
 
-def test_a_run_that_is_interrupted_ends_as_one_that_is_not(stripes, tmp_path):
-    whole, first = Run(TINY, SETTINGS), Run(TINY, SETTINGS)
+@pytest.mark.parametrize("attention", ["linear", "lsh"])
+def test_a_run_that_is_interrupted_ends_as_one_that_is_not(stripes, tmp_path, attention):
+    """With lsh, hashed by the same random rotations at every step."""
+    model = dataclasses.replace(TINY, attention=attention, lsh_buckets=4, lsh_chunk=16)
+    whole, first = Run(model, SETTINGS), Run(model, SETTINGS)
     assert train(whole, stripes, tmp_path / "whole", command="test")
     assert not train(first, stripes, tmp_path / "parts", command="test", max_images=240)
-    second = Run.resumed(tmp_path / "parts.training" / "state.pt", TINY, {})
+    second = Run.resumed(tmp_path / "parts.training" / "state.pt", model, {})
     assert second.images == 240
     assert train(second, stripes, tmp_path / "parts", command="test")
     assert torch.equal(weights(whole), weights(second))
