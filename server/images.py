@@ -126,12 +126,6 @@ class Ask:
                           canvas=occluded.canvas if occluded else None, known=occluded.known if occluded else None)
                 for index in range(self.n)]
 
-    async def encoded(self, canvas: NDArray[np.uint8], rows: int | None = None) -> bytes:
-        """As pictures.png; what takes more than a moment is done in a thread, while others are answered."""
-        work = partial(pictures.png, canvas, self.config, self.factor, rows=rows)
-        small = self.config.width * self.config.height * self.factor**2 <= SOON_PIXELS
-        return work() if small else await asyncio.to_thread(work)
-
     def claim(self, service: Service, admitted: Admitted) -> None:
         service.worker.claim(admitted, self.name, self.n, stream=self.stream, bulk=self.bulk, timeout_s=self.timeout_s)
 
@@ -248,31 +242,43 @@ async def answer(service: Service, http: Request, ask: Ask, admitted: Admitted, 
         return Streaming(stream_events(service, ask, admitted, kind, common), service, admitted)
     outcome = "failed"
     try:
-        images = await unless_gone(http, collect(service, admitted))
-        outcome = "cancelled" if images is None else "completed"
+        response = await unless_gone(http, in_one_piece(service, ask, admitted, common))
+        outcome = "cancelled" if response is None else "completed"
     except asyncio.CancelledError:
         outcome = "cancelled"
         raise
     finally:
         service.worker.finish(admitted, outcome)
-    if images is None:
-        return Response(status_code=499)  # nobody reads it: the client left
-    encoded = [await ask.encoded(canvas) for canvas in images]
+    return response or Response(status_code=499)  # nobody reads it: the client left
+
+
+async def in_one_piece(service: Service, ask: Ask, admitted: Admitted, common: dict[str, Any]) -> Response:
+    """The answer that is no stream. Each image is encoded as soon as it is done. Raises ServiceError."""
+    engine = ask.batcher.engine
+    pngs = {event.index: await encoded(service, ask, admitted, event.canvas)
+            async for event in service.worker.events(admitted) if isinstance(event, ImageDone)}
     if ask.png:
         headers = {"x-linpix-seed": str(ask.seed), "x-linpix-model": quote(ask.name),
                    "x-linpix-checkpoint": engine.checkpoint.digest, "x-linpix-engine": engine.name,
                    "x-linpix-precision": engine.precision, "x-linpix-device": engine.device,
                    "x-linpix-state": engine.state_format}
-        return Response(encoded[0], media_type="image/png", headers=headers)
+        return Response(pngs[0], media_type="image/png", headers=headers)
     data = [{"b64_json": base64.b64encode(png).decode(), "seed": ask.seed + index}
-            for index, png in enumerate(encoded)]
+            for index, png in sorted(pngs.items())]
     return JSONResponse(common | {"data": data})
 
 
-async def collect(service: Service, admitted: Admitted) -> list[NDArray[np.uint8]]:
-    images = {event.index: event.canvas async for event in service.worker.events(admitted)
-              if isinstance(event, ImageDone)}
-    return [images[index] for index in range(admitted.images)]
+async def encoded(service: Service, ask: Ask, admitted: Admitted, canvas: NDArray[np.uint8],
+                  rows: int | None = None) -> bytes:
+    """As pictures.png; what takes more than a moment is done in a thread. Raises DeadlinePassed."""
+    work = partial(pictures.png, canvas, ask.config, ask.factor, rows=rows)
+    if ask.config.width * ask.config.height * ask.factor**2 <= SOON_PIXELS:
+        png = work()
+        service.worker.check_time(admitted)
+    else:
+        async with service.worker.in_time(admitted):
+            png = await asyncio.to_thread(work)
+    return png
 
 
 async def decoded(service: Service, read: Callable[[], T]) -> T:
@@ -309,9 +315,9 @@ async def stream_events(service: Service, ask: Ask, admitted: Admitted, kind: st
             data = common | {"image_index": event.index, "seed": ask.seed + event.index}
             if isinstance(event, ImageDone):
                 data |= {"type": f"{kind}.completed",
-                         "b64_json": base64.b64encode(await ask.encoded(event.canvas)).decode()}
+                         "b64_json": base64.b64encode(await encoded(service, ask, admitted, event.canvas)).decode()}
             elif event.rows in rows:
-                png = await ask.encoded(event.canvas, event.rows)
+                png = await encoded(service, ask, admitted, event.canvas, event.rows)
                 data |= {"type": f"{kind}.partial_image", "partial_image_index": shown[event.index],
                          "rows": event.rows, "b64_json": base64.b64encode(png).decode()}
                 shown[event.index] += 1

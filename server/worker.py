@@ -250,7 +250,7 @@ class Worker:
         """
         before, batcher = request.batcher, self.batchers[model]
         request.timeout_s, request.stream = min(request.timeout_s, timeout_s), stream
-        self._check_time(request)
+        self.check_time(request)
         with self._counting_refusals():
             self._check_client(request.client, images - request.images)
             batcher.admit(request.id, images, bulk=bulk, within_s=request.left_s,
@@ -265,7 +265,7 @@ class Worker:
         """Put an admitted request's images in the queue. Raises DeadlineUnreachable or DeadlinePassed."""
         request.given = {index: spec.prefix // request.batcher.row_subpixels for index, spec in enumerate(specs)}
         request.rows = dict(request.given)
-        self._check_time(request)
+        self.check_time(request)
         with self._counting_refusals():
             request.batcher.enqueue(request.id, specs)  # from here on the engine thread knows it
         with self._wake:
@@ -293,7 +293,8 @@ class Worker:
             self.metrics.requests_rejected.labels(error.code).inc()
             raise
 
-    def _check_time(self, request: Request) -> None:
+    def check_time(self, request: Request) -> None:
+        """Raises DeadlinePassed, after what the loop had no occasion to interrupt."""
         if request.left_s <= 0:
             raise self._late(request)
 

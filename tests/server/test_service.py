@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import json
+import re
 import shutil
 import signal
 import socket
@@ -20,6 +21,7 @@ from fastapi.testclient import TestClient
 from model import checkpoint, ops
 from model.config import PRESETS
 from model.transformer import Transformer
+from server import pictures
 from server.app import create_app
 from server.backends import BACKENDS
 from server.settings import Settings
@@ -87,6 +89,27 @@ def test_a_request_over_its_time_is_504_and_frees_its_slots(slow, stream):
         assert answer.status_code == (200 if stream else 504)
         assert (events_of(answer.text)[-1] if stream else answer.json())["error"]["code"] == "deadline_passed"
         assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 0, 4)
+
+
+@pytest.mark.parametrize("size", ["native", "1024x1024"])
+def test_a_request_lasts_until_its_last_byte_is_made_and_so_does_its_deadline(tiny, monkeypatch, size):
+    png = pictures.png
+
+    def slowly(*arguments, **named):
+        time.sleep(0.7)
+        return png(*arguments, **named)
+
+    monkeypatch.setattr(pictures, "png", slowly)
+    body = {"size": size, "partial_images": 0}
+    with TestClient(create_app(Settings(checkpoints=tiny.parent)), base_url="http://localhost") as client:
+        assert client.post("/v1/images/generations", json=body).status_code == 200
+        total = re.search(r'^linpix_request_duration_seconds_sum{endpoint="generations"} (.*)$',
+                          client.get("/metrics").text, re.MULTILINE)
+        assert float(total[1]) > 0.7
+        assert client.post("/v1/images/generations", json=body | {"timeout": 0.5}).status_code == 504
+        answer = client.post("/v1/images/generations", json=body | {"timeout": 0.5, "stream": True})
+        assert [event["error"]["code"] for event in events_of(answer.text)] == ["deadline_passed"]
+        assert 'linpix_requests_total{endpoint="generations",outcome="failed"} 2.0' in client.get("/metrics").text
 
 
 def test_freed_slots_may_be_poisoned_without_anybody_noticing(tiny):
