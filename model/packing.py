@@ -105,7 +105,7 @@ class Packed:
 
     def prefill(self, canvas: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor, steps: Tensor,
                 start: Tensor) -> None:
-        """Fold the next inputs of each row into its slot, from its position on; input 0 is the start token, t is x_{t-1}.
+        """Fold the next inputs of each row into its slot, from its position on: start token, x_0, x_1 and so on.
 
         As many steps of decode go through the same numbers, bit for bit, and so does the same in several calls.
         """

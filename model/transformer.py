@@ -15,7 +15,7 @@ from model.attention import PADDING_SLOT, State, attention_for
 from model.config import ModelConfig
 from model.inputs import START, InputEmbedding
 
-PREFILL_TOKENS = 32  # of an image that go through the layers together, always the same ones: others would round otherwise
+PREFILL_TOKENS = 32  # of an image that go through the layers together: always the same, since others round otherwise
 
 # (layer, q, k, v) -> y, with heads before positions: the one thing in which the forms differ
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -183,8 +183,8 @@ class Transformer(nn.Module):
     def prefill(self, canvas: Tensor, length: int, start: Tensor, state: State, slots: Tensor, begin: int = 0) -> None:
         """Fold the start token and x_0 .. x_{length-2} into slots; step then goes on at t = length.
 
-        canvas: (B, T) uint8, the first `length` sub-pixels known · start: (B,) · slots: (B,), clear, or with what a call
-        of length `begin` left, a multiple of PREFILL_TOKENS. Several calls then compute what one does, bit for bit.
+        canvas: (B, T) uint8, the first `length` sub-pixels known · start: (B,) · slots: (B,), clear, or as a call of
+        length `begin` left them, a multiple of PREFILL_TOKENS. Several calls then compute what one does, bit for bit.
         """
         first = 1 if self.config.first_marginal else 0
         for chunk in range(begin, length, PREFILL_TOKENS):

@@ -23,7 +23,7 @@ from server.scheduler import Full, Row, Scheduler
 logger = logging.getLogger("linpix")
 RESTORED = 2       # rows put back in one call: a prefill of all that they have, and the watchdog waits
 HOPELESS = 3       # quanta in a row of which nothing could be decoded, and no probe either: the engine is lost
-QUANTUM_S = 0.050  # longest quantum, and as long for prefill: how long a newcomer waits, and how late a cancellation acts
+QUANTUM_S = 0.050  # longest quantum, and prefill between two: how long a newcomer waits, how late a cancellation acts
 STALE_S = 5.0      # an idle engine's pace is forgotten: were it wrong, and all refused for it, nothing would mend it
 
 
@@ -204,8 +204,8 @@ class Batcher:
         for slot in free if self.engine.poison else []:
             self.engine.pool.poison(slot)
         moved = [row for row, _ in plan if not row.cancelled]
-        return Turn(joined, joined_at, late, moved, finished, len(plan), steps, sum(count for _, count in plan), seconds,
-                    self.engine.saturated - clamped, failed, outcome.retries)
+        return Turn(joined, joined_at, late, moved, finished, len(plan), steps, sum(count for _, count in plan),
+                    seconds, self.engine.saturated - clamped, failed, outcome.retries)
 
     def _decode(self, plan: Plan) -> Outcome:
         """One quantum, whose rows end up where the plan says, but for those of which the outcome tells."""
@@ -256,8 +256,8 @@ class Batcher:
     def _join(self) -> tuple[list[Row], dict[str, Exception], list[str]]:
         """Give slots to those who wait, one request after the other; who is delayed for long joins next time.
 
-        Returns rows that joined, requests whose taking of slots threw, and those that there is no time left for: decoded all
-        the same, each would make the ones behind it late as well.
+        Returns rows that joined, requests at which the engine threw, and those that there is no time left for: decoded
+        all the same, each would make the ones behind it late as well.
         """
         joined: list[Row] = []
         late: list[str] = []

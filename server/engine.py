@@ -84,7 +84,7 @@ class Engine:
         self.known[at] = False if first.known is None else first.known
 
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
-        """Fold the next inputs of each image into its slot, from its position on; input 0 is the start token, t is x_{t-1}.
+        """Fold the next inputs of each image into its slot, from its position on: start token, x_0, x_1 and so on.
 
         Here all from one position, a multiple of prefill_stride, and by as many steps.
         """

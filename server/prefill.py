@@ -18,7 +18,7 @@ logger = logging.getLogger("linpix")
 
 @dataclass(slots=True, eq=False)
 class Prefill:
-    """What rows of one request that have slots share: the inputs before `length`, of which `position` are folded in."""
+    """What the rows of a request that joined together share: `length` inputs, of which `position` are folded in."""
 
     rows: list[Row]
     length: int
@@ -43,7 +43,7 @@ class Prefills:
         self._waiting.clear()
 
     def run(self, seconds: float, beat: Callable[[], None]) -> dict[str, Exception]:
-        """Go on for so long, and a piece at least. Returns requests whose prefill threw, and threw again from the beginning.
+        """Go on for so long, and a piece at least. Returns requests whose prefill threw, and again from the beginning.
 
         beat is called before each piece. Raises EngineLost.
         """

@@ -307,7 +307,7 @@ def test_what_overlap_is_not_to_blame_for_is_raised(emulated, monkeypatch, error
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("shape", ["pre-norm", "no start token"])
 def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, format_):
-    """In two pieces, and chunks, that end inside and outside of groups of deferred tokens, for rows of several lengths."""
+    """In pieces, and chunks, that end inside and outside of groups of deferred tokens, for rows of several lengths."""
     config = LONG if shape == "pre-norm" else dataclasses.replace(SHAPES[shape], height=16, width=16)
     net = net_of(config)
     images, lengths = images_of(config, 5), [1, 7, 128, 150, 256]

@@ -339,8 +339,9 @@ def test_the_schemas_say_what_the_operators_do():
     given = arguments()
     torch.library.opcheck(torch.ops.linpix.decode_quantum.default, tuple(given.values()))
     torch.library.opcheck(torch.ops.linpix.prefill.default,
-                          (given["canvas"], given["S"], given["z"], None, None, None, given["slots"],
-                           given["positions"], given["steps"], given["start"], given["weights"], given["sizes"], 1e-6, 4, 2))
+                          (*(given[name] for name in ("canvas", "S", "z")), None, None, None,
+                           *(given[name] for name in ("slots", "positions", "steps", "start", "weights", "sizes")),
+                           1e-6, 4, 2))
 
 
 def test_auto_is_the_compiled_engine_for_what_it_can_run_and_the_eager_one_else():

@@ -146,7 +146,7 @@ def test_a_prefix_may_be_prefilled_in_pieces(tiny, prefix):
 
 
 def prefilled_slowly(batcher: Batcher, monkeypatch, seconds=0.06) -> list[tuple]:
-    """What the engine is asked to do from now on, in order: (slots, positions, steps) of prefills, (slots,) of quanta."""
+    """What the engine is to do from now on, in order: (slots, positions, steps) of prefills, (slots,) of quanta."""
     engine, calls = batcher.engine, []
     prefill, quantum = engine.prefill, engine.quantum
 
@@ -193,7 +193,7 @@ def test_completions_of_one_picture_prefill_once_by_pieces_while_others_decode(t
     pieces = [call for call in calls if len(call) == 3]
     assert pieces == [([2], [position], [min(stride, 200 - position)]) for position in range(0, 200, stride)]
     until = calls.index(pieces[-1])
-    assert calls[:until] == [call for piece in pieces[:-1] for call in (piece, ([1],))]  # none without a quantum between
+    assert calls[:until] == [call for piece in pieces[:-1] for call in (piece, ([1],))]  # a quantum after each
     together = np.stack([images["complete", index] for index in range(3)])
     assert len(np.unique(together, axis=0)) == 3
     assert (together[:, :200] == 200).all()
