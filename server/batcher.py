@@ -61,6 +61,8 @@ class Batcher:
     def __init__(self, engine: Engine, max_queue: int, faults: Faults | None = None) -> None:
         self.engine, self._faults = engine, faults
         self.beat: Callable[[], None] = lambda: None  # called before each call of the engine
+        # seconds until so many of the uploads that hold room in queues are decoded
+        self.decoded_s: Callable[[int], float] = lambda uploads: 0.0
         config = engine.config
         self.scheduler = Scheduler(engine.slots, max_queue, config.subpixels)
         self.labels = (engine.checkpoint.name, engine.checkpoint.net.attention.steps_as)  # as metrics name them
@@ -96,8 +98,8 @@ class Batcher:
                 self.scheduler.admit(request, images, bulk)
             except Full as full:
                 self._forget(request)
-                raise QueueFull(full.waiting, images, full.allowed,
-                                self.scheduler.until_room(images, bulk, self.pace)) from full
+                room_s = max(self.scheduler.until_room(images, bulk, self.pace), self.decoded_s(images))
+                raise QueueFull(full.waiting, images, full.allowed, room_s) from full
             self._terms[request] = Terms(until, whole)
             self._promise(request)
 

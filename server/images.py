@@ -7,7 +7,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from functools import partial
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -15,7 +15,7 @@ from urllib.parse import quote
 import numpy as np
 from fastapi import APIRouter, Body, File, Form, Request, Response, UploadFile
 from fastapi.responses import JSONResponse
-from fastapi.sse import EventSourceResponse, format_sse_event
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
@@ -50,6 +50,7 @@ from server.worker import Request as Admitted
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=AdmittingRoute)
 SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30
+PING_S = 15.0    # of silence, after which a stream says that it is there: proxies cut off what is silent for a minute
 UNREAD_S = 10.0  # after a request's deadline, that the end of its stream may take to be read
 T = TypeVar("T")
 logger = logging.getLogger("linpix")
@@ -217,8 +218,7 @@ async def edit(
                                       mask=None if mask is None else mask.file.read(), keep_rows=keep_rows)
 
     try:
-        async with service.worker.in_time(admitted):
-            occluded = await unless_gone(http, decoded(service, read))
+        occluded = await unless_gone(http, service.worker.decoded(admitted, read))
     except pictures.PictureError as error:
         raise picture_error(error) from error
     if occluded is None:
@@ -281,14 +281,6 @@ async def encoded(service: Service, ask: Ask, admitted: Admitted, canvas: NDArra
     return png
 
 
-async def decoded(service: Service, read: Callable[[], T]) -> T:
-    """The result of read, in one of the few threads for it; one that has begun keeps its place, even if cancelled."""
-    await service.decoders.acquire()
-    thread = asyncio.ensure_future(asyncio.to_thread(read))
-    thread.add_done_callback(lambda _: service.decoders.release())
-    return await asyncio.shield(thread)
-
-
 async def unless_gone(http: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of work, or None if the client closes its connection first."""
 
@@ -311,7 +303,10 @@ async def stream_events(service: Service, ask: Ask, admitted: Admitted, kind: st
     shown = dict.fromkeys(range(ask.n), 0)
     rows = partial_rows(ask.partial_images, admitted.given[0], ask.config.height)
     try:
-        async for event in service.worker.events(admitted):
+        async for event in service.worker.events(admitted, PING_S):
+            if event is None:
+                yield KEEPALIVE_COMMENT
+                continue
             data = common | {"image_index": event.index, "seed": ask.seed + event.index}
             if isinstance(event, ImageDone):
                 data |= {"type": f"{kind}.completed",

@@ -1,7 +1,6 @@
 """What the routes share: the settings, the worker, and which model is the default."""
 
-from asyncio import Semaphore
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -24,7 +23,6 @@ class Service:
     catalogue: Catalogue
     intake: Intake
     keys: Keys | None = None  # no key is asked for
-    decoders: Semaphore = field(default_factory=lambda: Semaphore(2))  # the largest upload takes 430 MB
 
     def reload_keys(self) -> bool:
         """Read the file of API keys again; whether that was possible. Where it was not, the old keys stay."""

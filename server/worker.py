@@ -17,16 +17,17 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from server import logs
 from server.batcher import Batcher, Turn
+from server.decoders import Decoders
 from server.engine import ImageSpec
 from server.errors import (
     BatchFailed,
@@ -51,6 +52,7 @@ LOST = 70           # its exit status: an internal software error, by sysexits.h
 RESTARTS, RESTARTS_S = 3, 600.0  # the engine thread is begun again so many times in so long; then the process ends
 BACKGROUND_PATIENCE = 10         # watchdog time-outs that a comparison's unit of work may take
 BACKGROUND_SHARE = 10  # a comparison gets one unit of work for this many quanta of live requests
+T = TypeVar("T")
 
 
 def collect() -> None:
@@ -135,6 +137,7 @@ class Worker:
         """client_images: that one client may have waiting or running; 0: any number."""
         self.metrics, self._timeout_s, self._faults = metrics, request_timeout_s, faults
         self._client_images = client_images
+        self.decoders = Decoders()
         self.requests: dict[str, Request] = {}
         self.batchers: dict[str, Batcher] = {}  # replaced, never changed: other threads read it
         self._leaving: list[Batcher] = []       # no longer served, and turned until the last request there is over
@@ -175,7 +178,7 @@ class Worker:
     def serve(self, batchers: dict[str, Batcher]) -> None:
         """From now on requests are admitted to these; those that were admitted elsewhere go on there to their end."""
         for batcher in batchers.values():
-            batcher.beat = self._watchdog.beat
+            batcher.beat, batcher.decoded_s = self._watchdog.beat, self.decoders.until
             self.metrics.add_model(*batcher.labels)
             for bulk, priority in enumerate(PRIORITIES):
                 self.metrics.images_waiting.labels(batcher.labels[0], priority).set_function(
@@ -283,7 +286,8 @@ class Worker:
         if (excess := here + images - self._client_images) > 0:
             ids = {request.id for request in self.requests.values() if request.client == client}
             ends = sorted(end for batcher in self._pools() for end in batcher.ends(ids))
-            raise ClientLimit(here, images, self._client_images, ends[min(excess, len(ends)) - 1] if ends else 0.0)
+            drawn_s = ends[min(excess, len(ends)) - 1] if ends else 0.0
+            raise ClientLimit(here, images, self._client_images, max(drawn_s, self.decoders.until(excess)))
 
     @contextlib.contextmanager
     def _counting_refusals(self) -> Iterator[None]:
@@ -312,12 +316,26 @@ class Worker:
         except TimeoutError:
             raise self._late(request) from None
 
-    async def events(self, request: Request) -> AsyncIterator[RowsDone | ImageDone]:
-        """Events until the last image is there. Raises the ServiceError that ended the request early."""
+    async def decoded(self, request: Request, read: Callable[[], T]) -> T:
+        """What read makes of a request's upload, in time. Raises DeadlineUnreachable or DeadlinePassed."""
+        with self._counting_refusals():
+            self.decoders.check(request.client, request.left_s)
+        async with self.in_time(request):
+            return await self.decoders.run(request.client, read)
+
+    async def events(self, request: Request, patience_s: float | None = None
+                     ) -> AsyncIterator[RowsDone | ImageDone | None]:
+        """Events until the last image is there. Raises the ServiceError that ended the request early.
+
+        patience_s: None comes after so many seconds without an event.
+        """
         done = 0
         while done < request.images:
+            event: Event | None = None
             async with self.in_time(request):
-                event = await request.events.get()
+                with contextlib.suppress(TimeoutError):  # of this wait alone: a deadline is not seen as one in here
+                    async with asyncio.timeout(patience_s):
+                        event = await request.events.get()
             if isinstance(event, ServiceError):
                 raise self._late(request) if isinstance(event, DeadlinePassed) else event
             done += isinstance(event, ImageDone)

@@ -1,0 +1,81 @@
+"""The few places in which uploads are decoded: shared out among clients, and known ahead. Of the event loop only."""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from server.errors import DeadlineUnreachable
+
+PLACES = 2  # the largest upload takes 430 MB while it is decoded
+T = TypeVar("T")
+
+
+class Decoders:
+    """The next place goes to the client that has the fewest, and among those to the one that waits longest."""
+
+    def __init__(self) -> None:
+        self._running: Counter[str] = Counter()                     # uploads being decoded, by client
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # in the order of the clients' last turns
+        self._seconds = 0.0                                         # of one upload, smoothed; 0: none was decoded yet
+
+    async def run(self, client: str, read: Callable[[], T]) -> T:
+        """The result of read, in a thread. Once begun it keeps its place until it is over, even if cancelled."""
+        await self._place(client)
+        thread = asyncio.ensure_future(asyncio.to_thread(read))
+        thread.add_done_callback(partial(self._done, client, time.monotonic()))
+        return await asyncio.shield(thread)
+
+    def check(self, client: str, left_s: float) -> None:
+        """Raise DeadlineUnreachable if an upload of this client would wait for longer than that for its place."""
+        own = len(self._waiting.get(client, ()))
+        turns = own + self._running[client] + 1  # of others that wait, so many are taken before it
+        ahead = own + sum(min(len(line), turns) for other, line in self._waiting.items() if other != client)
+        if (wait_s := self._seconds * ahead / PLACES) > left_s:
+            raise DeadlineUnreachable(left_s, wait_s, ahead)
+
+    def until(self, uploads: int) -> float:
+        """Seconds until so many of those that wait or are being decoded are done, or all of them."""
+        there = self._running.total() + sum(map(len, self._waiting.values()))
+        return self._seconds * min(uploads, there) / PLACES
+
+    async def _place(self, client: str) -> None:
+        if self._running.total() < PLACES:
+            self._running[client] += 1
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if not place.cancelled():  # it had just been given to it
+                self._give_back(client)
+            elif place in (line := self._waiting.get(client, deque())):
+                line.remove(place)
+                if not line:
+                    del self._waiting[client]
+            raise
+
+    def _give_back(self, client: str) -> None:
+        """A client's place is free, for the next one."""
+        self._running[client] -= 1
+        self._running = +self._running  # without those that have none
+        while self._waiting:
+            after = min(self._waiting, key=lambda other: self._running[other])
+            line = self._waiting.pop(after)
+            place = line.popleft()
+            if line:
+                self._waiting[after] = line  # behind the others
+            if not place.cancelled():
+                self._running[after] += 1
+                place.set_result(None)
+                return
+
+    def _done(self, client: str, began: float, thread: asyncio.Future[T]) -> None:
+        if not thread.cancelled():
+            thread.exception()  # looked at: where the client has left, nobody else does, and asyncio would log it
+        took = time.monotonic() - began
+        self._seconds = 0.7 * self._seconds + 0.3 * took if self._seconds else took
+        self._give_back(client)
