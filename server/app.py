@@ -2,12 +2,9 @@
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
-import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from importlib.metadata import PackageNotFoundError, version
@@ -27,6 +24,7 @@ from server.errors import Draining
 from server.faults import Faults
 from server.guard import Intake
 from server.keys import Keys
+from server.listening import WAITING, listen, tell_seldom, url_of
 from server.metrics import Metrics
 from server.origins import Hosts, Origins, only_here
 from server.probes import UVICORN, Probes
@@ -105,11 +103,11 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._loop = asyncio.get_running_loop()  # from here on there are servers to close: signals drain
-            for server in self.servers:
-                for listening in server.sockets:
-                    host, port = listening.getsockname()[:2]
-                    logs.announce(f"LinPix serves {', '.join(self._worker.batchers)} at http://{host}:{port}",
-                                  self._service.settings.log_format)
+            tell_seldom(self._loop)
+            for listening in sockets or []:
+                listening.listen(WAITING)
+                logs.announce(f"LinPix serves {', '.join(self._worker.batchers)} at {url_of(listening)}",
+                              self._service.settings.log_format)
             if self._probes is not None:
                 await self._probes.begin()
             if hasattr(signal, "SIGHUP"):
@@ -191,38 +189,22 @@ def _allow_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _check_address(host: str, port: int) -> None:
-    """Raise OSError where the port is not to be had: uvicorn says so after the weights are read, and without a cure."""
-    try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise OSError(f"--host {host}: {error.strerror}; give an address, or a name, of this machine") from error
-    for family, kind, protocol, _, address in found:
-        with socket.socket(family, kind, protocol) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as uvicorn has it
-            try:
-                trial.bind(address)
-                trial.listen()
-            except OSError as error:
-                if error.errno in (errno.EADDRINUSE, errno.EACCES):  # others may be of one address among several
-                    raise OSError(f"--host {host} and --port {port}: {os.strerror(error.errno).lower()}; choose "
-                                  "another --port, or stop what listens there") from error
-
-
 def serve(settings: Settings) -> None:
     """Run the service until a signal ends it. Raises OSError or ValueError with the cure."""
     _allow_files()
     sys.setswitchinterval(0.0005)  # the engine thread takes back the GIL between quanta; by default it may wait 5 ms
     logs.configure(settings.log_format)
-    _check_address(settings.host, settings.port)
+    # both before the weights are read: who comes second is told at once, and not by whoever runs
+    sockets = listen(settings.host, settings.port)
+    probed = None if settings.metrics_port is None else listen(settings.metrics_host, settings.metrics_port, "metrics-")
     app = create_app(settings)
     if settings.api_keys is None and not only_here(settings.host):
         logger.warning("whoever reaches %s may use this service; --api-keys asks for keys", settings.host)
-    probes = Probes(app.state.service) if settings.metrics_port is not None else None
-    config = uvicorn.Config(app, host=settings.host, port=settings.port, workers=1, timeout_graceful_shutdown=10,
+    probes = None if probed is None else Probes(app.state.service, probed)
+    config = uvicorn.Config(app, workers=1, timeout_graceful_shutdown=10,
                             http=arrivals.connection(settings.head_timeout, guard.SECURITY_HEADERS),
                             forwarded_allow_ips=settings.trusted_proxies, **UVICORN)
     server = Server(config, app.state.service, probes)
-    server.run()
+    server.run(sockets)
     if not server.started:
         raise SystemExit(1)

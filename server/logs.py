@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import re
-import sys
 import threading
 import time
 from contextvars import ContextVar
@@ -99,24 +98,23 @@ class Lines(logging.Handler):
     def _write_for_ever(self) -> None:
         while True:
             entries = [self._queue.get()]
-            time.sleep(WRITE_S)
-            with contextlib.suppress(Empty):
-                while True:
-                    entries.append(self._queue.get_nowait())
-            lines = [entry for entry in entries if isinstance(entry, str)]
-            if lost := self._lost:
-                lines.append(f"{lost} lines of this log are lost: they were not read in time\n")
-            try:
-                rest = "".join(lines).encode("utf-8", "backslashreplace")
-                while rest:
-                    rest = rest[os.write(self._descriptor, rest):]
-                told = lost
-            except OSError:  # nobody reads any more, or it is closed
-                told = 0
-            self._count_lost(-told)
+            with contextlib.suppress(Exception):  # nobody reads any more, or whatever else: the log goes on
+                time.sleep(WRITE_S)
+                with contextlib.suppress(Empty):
+                    while True:
+                        entries.append(self._queue.get_nowait())
+                self._write([entry for entry in entries if isinstance(entry, str)])
             for entry in entries:
                 if isinstance(entry, threading.Event):
                     entry.set()
+
+    def _write(self, lines: list[str]) -> None:
+        if lost := self._lost:
+            lines.append(f"{lost} lines of this log are lost: they were not read in time\n")
+        rest = "".join(lines).encode("utf-8", "backslashreplace")
+        while rest:
+            rest = rest[os.write(self._descriptor, rest):]
+        self._count_lost(-lost)
 
 
 def of(request_id: str) -> dict[str, Any]:
@@ -129,7 +127,8 @@ def announce(text: str, form: Literal["text", "json"]) -> None:
     if form == "json":
         logging.getLogger("linpix").info("%s", text)
     else:
-        print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # as for the log: that nobody can read it ends no service
+            os.write(STDERR, f"{text}\n".encode("utf-8", "backslashreplace"))
 
 
 def configure(form: Literal["text", "json"]) -> None:

@@ -31,6 +31,7 @@ _UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4
             5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
             8: Image.Transpose.ROTATE_90}  # by EXIF's orientation
 
+Image.init()  # its readers and writers now, not while a request waits, or when no more files can be opened
 # Once, for the process: catch_warnings is not safe in threads, and a client's odd picture is no line of our log.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 

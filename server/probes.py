@@ -10,22 +10,21 @@ from fastapi import FastAPI
 
 from server import arrivals, envelope, guard, logs, operations
 from server.arrivals import Bodies
+from server.listening import AT_ONCE, url_of
 from server.origins import Hosts, Origins
 from server.service import Service
 
 # of every server of ours: the log is ours alone, and tells no queries, nor (as warnings) what is no HTTP, or asks for
 # another protocol; nor does an answer tell what made it; and no web sockets, which would pass by the guard
 UVICORN: dict[str, Any] = {"log_config": None, "log_level": "error", "access_log": False, "server_header": False,
-                           "ws": "none"}
+                           "ws": "none", "backlog": AT_ONCE}
 
 
 class Probes(uvicorn.Server):
     """Answers on its own port as long as the service runs, draining included."""
 
-    def __init__(self, service: Service) -> None:
-        """Takes the port at once. Raises OSError where it is not to be had."""
+    def __init__(self, service: Service, sockets: list[socket.socket]) -> None:
         settings, metrics = service.settings, service.worker.metrics
-        assert settings.metrics_port is not None
         app = FastAPI(openapi_url=None)
         app.state.service = service
         app.include_router(operations.probes)
@@ -35,25 +34,18 @@ class Probes(uvicorn.Server):
         super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False,
                                         http=arrivals.connection(settings.head_timeout, guard.SECURITY_HEADERS),
                                         **UVICORN))
-        self._form = settings.log_format
-        try:
-            self._socket = socket.create_server((settings.metrics_host, settings.metrics_port), backlog=128,
-                                                family=socket.AF_INET6 if ":" in settings.metrics_host
-                                                else socket.AF_INET)
-        except OSError as error:
-            raise OSError(f"--metrics-host and --metrics-port: {error}; choose others, or stop what listens "
-                          "there") from error
+        self._form, self._sockets = settings.log_format, sockets
         self._serving: asyncio.Task[None] | None = None
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
 
     async def begin(self) -> None:
-        self._serving = asyncio.ensure_future(self.serve([self._socket]))
+        self._serving = asyncio.ensure_future(self.serve(self._sockets))
         while not self.started and not self._serving.done():
             await asyncio.sleep(0.01)
-        host, port = self._socket.getsockname()[:2]
-        logs.announce(f"LinPix serves metrics and health at http://{host}:{port}", self._form)
+        for listening in self._sockets:
+            logs.announce(f"LinPix serves metrics and health at {url_of(listening)}", self._form)
 
     async def end(self) -> None:
         self.should_exit = True

@@ -191,3 +191,15 @@ def test_a_log_that_nobody_reads_any_more_is_no_error():
         handler.emit(info("unheard"))
         handler.flush()
     os.close(writing)
+
+
+def test_the_log_goes_on_after_whatever_goes_wrong_in_its_thread(monkeypatch):
+    end, to = os.pipe()
+    lines = logs.Lines(to)
+    monkeypatch.setattr(logs, "WRITE_S", -1)  # which sleep refuses
+    lines.emit(logging.makeLogRecord({"msg": "lost"}))
+    lines.flush()
+    monkeypatch.setattr(logs, "WRITE_S", 0)
+    lines.emit(logging.makeLogRecord({"msg": "there"}))
+    lines.flush()
+    assert os.read(end, 100) == b"there\n"

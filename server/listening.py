@@ -1,0 +1,77 @@
+"""Sockets to listen on: taken before anything else is read, and spared where no more files can be opened."""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import time
+from typing import Any
+
+AT_ONCE = 128   # connections that are accepted in one go; asyncio tries as often where it cannot, and logs each time
+WAITING = 2048  # connections that the system keeps for us until then
+QUIET_S = 60.0  # between two lines of the log about connections that could not be accepted
+
+logger = logging.getLogger("linpix")
+
+
+def listen(host: str, port: int, of: str = "") -> list[socket.socket]:
+    """A listening socket for each address of a host, or for every interface where it is empty. Raises OSError.
+
+    of: what the flags begin with: "metrics-", or nothing.
+    """
+    asked = f"--{of}host {host} and --{of}port {port}"
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise OSError(f"--{of}host {host}: {error.strerror}; give an address, or a name, of this machine") from error
+    sockets: list[socket.socket] = []
+    missing: OSError | None = None
+    for family, _, _, _, address in dict.fromkeys(found):
+        try:
+            sockets.append(_listen(family, address))
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise OSError(f"{asked}: {os.strerror(error.errno or 0).lower()}; choose another --{of}port, or stop "
+                              "what listens there") from error
+            missing = error  # of a name's addresses another may be this machine's
+    if not sockets and missing is not None:
+        raise OSError(f"{asked}: {os.strerror(missing.errno or 0).lower()}; give an address, or a name, of this machine"
+                      ) from missing
+    return sockets
+
+
+def _listen(family: int, address: Any) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind(address)
+        listening.listen(WAITING)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def url_of(listening: Any) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def tell_seldom(loop: asyncio.AbstractEventLoop) -> None:
+    """Have the log say once a minute that connections cannot be accepted; asyncio does for each, with a traceback."""
+    told = -QUIET_S
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal told
+        if context.get("message") != "socket.accept() out of system resource":
+            loop.default_exception_handler(context)
+        elif (now := time.monotonic()) >= told + QUIET_S:
+            told = now
+            logger.error("connections wait, since no more can be opened (%s); allow this process more open files, or "
+                         "put a limit on connections before it", context.get("exception"))
+
+    loop.set_exception_handler(handle)

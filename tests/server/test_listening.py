@@ -1,0 +1,125 @@
+"""Where the service listens: taken first, told as clients write it, and calm when no more files can be opened."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from server.listening import listen, url_of
+from tests.server.conftest import ROOT, eventually, serving
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def test_a_name_is_listened_on_at_all_its_addresses_and_nobody_else_gets_them():
+    sockets = listen("localhost", 0)
+    try:
+        for listening in sockets:
+            host, port = listening.getsockname()[:2]
+            with socket.create_connection((host, port), timeout=10):
+                pass
+            with pytest.raises(OSError, match=f"--metrics-port {port}: address already in use; choose another --metri"):
+                listen(host, port, "metrics-")
+    finally:
+        for listening in sockets:
+            listening.close()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
+def test_an_address_that_is_not_this_machines_is_refused_with_a_cure(host):
+    with pytest.raises(OSError, match=f"--host {host}.*; give an address, or a name, of this machine"):
+        listen(host, 0)
+
+
+def test_an_address_of_ipv6_is_told_in_brackets(tiny):
+    try:
+        [listening] = listen("::1", 0)
+    except OSError:
+        pytest.skip("there is no IPv6 here")
+    with listening:
+        assert url_of(listening) == f"http://[::1]:{listening.getsockname()[1]}"
+    with serving(tiny.parent, "--host", "::1") as server:
+        assert server.url.startswith("http://[::1]:")
+        assert server.get("/healthz").status_code == 200
+
+
+TAKEN_WHEN_IT_READS = """
+import socket, sys, linpix, server.app
+
+def reading(settings):
+    for port in (settings.port, settings.metrics_port):
+        socket.create_connection(("127.0.0.1", port)).close()
+    raise ValueError("both are taken")
+
+server.app.create_app = reading
+sys.exit(linpix.main())
+"""
+
+
+def test_both_ports_are_taken_before_the_weights_are_read():
+    ended = subprocess.run([sys.executable, "-c", TAKEN_WHEN_IT_READS, "serve", "--port", str(free_port()),
+                            "--metrics-port", str(free_port())],
+                           capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    assert (ended.returncode, ended.stderr) == (2, "linpix serve: both are taken\n")
+
+
+def test_one_port_for_both_is_refused_before_the_weights_are_read():
+    port = str(free_port())
+    ended = subprocess.run([sys.executable, str(ROOT / "linpix.py"), "serve", "--port", port, "--metrics-port", port,
+                            "--checkpoints", "missing"], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert f"--metrics-port {port}: address already in use; choose another --metrics-port" in ended.stderr
+
+
+def test_where_no_more_files_can_be_opened_it_says_so_once_and_answers_who_is_there(tiny):
+    few = ("sh", "-c", 'ulimit -n 64; exec "$@"', "sh")
+    with serving(tiny.parent, before=few) as server, server.client() as client:
+        assert client.get("/healthz").status_code == 200
+        idle = [server.connect() for _ in range(100)]
+        try:
+            assert eventually(lambda: any("no more can be opened" in line for line in server.printed))
+            assert client.post("/v1/images/generations", json={}).status_code == 200
+            with pytest.raises(httpx.TransportError):
+                httpx.get(server.url + "/healthz", timeout=1.5)
+        finally:
+            for connection in idle:
+                connection.close()
+        assert eventually(lambda: client.get("/healthz").status_code == 200)
+        assert eventually(lambda: httpx.get(server.url + "/healthz", timeout=5).status_code == 200)
+        told = [line for line in server.printed if "linpix.access" not in line]
+    assert len(told) == 2, told  # that it serves, and that
+
+
+@pytest.mark.parametrize("broken", ["full", "closed"])
+def test_a_standard_error_that_takes_nothing_ends_no_service(tiny, broken):
+    port = free_port()
+    if broken == "full":
+        to = os.open("/dev/full", os.O_WRONLY)
+    else:
+        end, to = os.pipe()
+        os.close(end)
+    process = subprocess.Popen([sys.executable, str(ROOT / "linpix.py"), "serve", "--port", str(port),
+                                "--checkpoints", str(tiny.parent)], stderr=to)
+    os.close(to)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            def answers() -> bool:
+                try:
+                    return client.get("/readyz").status_code == 200
+                except httpx.TransportError:
+                    return False
+
+            assert eventually(answers, 60)
+            assert client.post("/v1/images/generations", json={}).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
