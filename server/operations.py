@@ -11,6 +11,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
 from fastapi.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from server import compare, fields, images, pictures
 from server.backends import BACKENDS
@@ -47,7 +48,8 @@ from server.twins import find_twins
 router = APIRouter()
 probes = APIRouter(tags=["operations"])  # on a port of their own, where there is one
 STATIC = Path(__file__).parent / "static"
-REVALIDATE = {"cache-control": "no-cache"}  # a page and its modules must be of one release
+# a page and its modules must be of one release, and are small: parts of them, which nobody wants, would have errors
+REVALIDATE = {"cache-control": "no-cache", "accept-ranges": "none"}
 _CANCELLED = {"status": "cancelled", "progress": 0.0}  # in examples: before it had begun
 _EVENTS = event_stream(Comparison, {
     "comparison.progress": {"report": REPORT}, "comparison.cancelled": _CANCELLED,
@@ -203,12 +205,21 @@ async def readyz(service: ServiceDep) -> Health:
 
 @router.head("/", include_in_schema=False)
 @router.get("/", include_in_schema=False)
-async def page() -> FileResponse:
+async def page(request: Request) -> FileResponse:
+    _in_whole(request.scope)
     return FileResponse(STATIC / "index.html", headers=REVALIDATE)
+
+
+def _in_whole(scope: Scope) -> None:
+    scope["headers"] = [(name, value) for name, value in scope["headers"] if name not in (b"range", b"if-range")]
 
 
 class Static(StaticFiles):
     """The page's files, asked about anew each time: their ETag answers."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        _in_whole(scope)
+        await super().__call__(scope, receive, send)
 
     def file_response(self, *arguments: Any, **named: Any) -> Response:
         response = super().file_response(*arguments, **named)

@@ -59,6 +59,18 @@ class Settings(BaseSettings):
                                                 "line")
     faults: str = Field("", json_schema_extra=HIDDEN, description="what goes wrong on purpose: server/faults.py")
 
+    @field_validator("checkpoints", "metrics_port", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return None if value == "" else value
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _not_empty(cls, value: object) -> object:
+        if value == "":  # a variable that somebody forgot to fill must not let everybody in
+            raise ValueError("name a file of keys, or leave it out, and no key is asked for")
+        return value
+
     @field_validator("allowed_hosts")
     @classmethod
     def _names_hosts(cls, text: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from typing import ClassVar
 
 import pytest
 
@@ -12,7 +13,7 @@ from server.errors import DeadlineUnreachable
 class Upload:
     """An upload whose decoding lasts until it is let go."""
 
-    begun: list[str] = []
+    begun: ClassVar[list[str]] = []
 
     def __init__(self, decoders: Decoders, client: str) -> None:
         self.client, self._go = client, threading.Event()

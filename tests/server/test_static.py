@@ -67,3 +67,13 @@ def test_no_stylesheet_or_script_names_a_file_elsewhere():
     for path in [*STATIC.glob("*.css"), *STATIC.glob("*.js")]:
         assert "sourceMappingURL" not in path.read_text(), f"{path.name} names a source map that is not here"
     assert re.findall(r"(?:xlink:)?href=|url\(", (STATIC / "favicon.svg").read_text()) == []
+
+
+@pytest.mark.parametrize("path", ["/", "/static/page.js"])
+def test_a_file_comes_whole_whatever_part_of_it_is_asked_for(server, path):
+    with server.client() as client:
+        whole = client.get(path)
+        assert whole.headers["accept-ranges"] == "none"
+        for part in ("bytes=0-3", "bytes=99999999-", "bytes=x", "lines=1-2"):
+            answer = client.get(path, headers={"range": part})
+            assert (answer.status_code, answer.content) == (200, whole.content)
