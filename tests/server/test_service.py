@@ -21,7 +21,7 @@ from fastapi.testclient import TestClient
 from model import checkpoint, ops
 from model.config import PRESETS
 from model.transformer import Transformer
-from server import pictures
+from server import images, pictures
 from server.app import create_app
 from server.backends import BACKENDS
 from server.settings import Settings
@@ -409,3 +409,23 @@ def test_a_model_with_lsh_attention_is_left_out_of_the_service_and_refused_by_na
     shutil.rmtree(tmp_path / "tiny")
     with pytest.raises(RuntimeError, match="no checkpoint that draws images"), serving(tmp_path):
         pass
+
+
+def test_a_variable_that_is_empty_is_one_that_is_not_there_but_for_the_keys(monkeypatch):
+    for name in ("LINPIX_METRICS_PORT", "LINPIX_CHECKPOINTS", "LINPIX_MODELS"):
+        monkeypatch.setenv(name, "")
+    settings = Settings()
+    assert (settings.metrics_port, settings.checkpoints, settings.models) == (None, None, "")
+    monkeypatch.setenv("LINPIX_API_KEYS", "")
+    with pytest.raises(ValueError, match="name a file of keys, or leave it out"):
+        Settings()
+
+
+def test_a_stream_that_is_silent_says_now_and_then_that_it_is_there(tiny, monkeypatch):
+    monkeypatch.setattr(images, "PING_S", 0.05)
+    body = {"stream": True, "partial_images": 0}
+    app = create_app(Settings(checkpoints=tiny.parent, faults="slow:at=1:ms=300"))
+    with TestClient(app, base_url="http://localhost") as client:
+        text = client.post("/v1/images/generations", json=body).text
+    assert text.startswith(": ping\n\n: ping\n\n")
+    assert [event["type"] for event in events_of(text)] == ["image_generation.completed"]
