@@ -78,7 +78,7 @@ def create_app(settings: Settings) -> FastAPI:
     envelope.install(app, metrics=metrics)
     guard.install(app, hosts=Hosts(settings.host, settings.allowed_hosts), origins=Origins(settings.allowed_origins),
                   bodies=Bodies(settings, metrics), keys=keys, metrics=metrics, intake=intake)
-    openapi.describe(app, keys=keys is not None)
+    openapi.describe(app, keys=keys is not None, compare_budget=settings.compare_budget)
     return app
 
 

@@ -122,8 +122,8 @@ def drawn(kind: str, event: type[ImageEvent], *errors: ServiceError, links: Link
     return found | documented(*BODY, *DRAWING, *errors)
 
 
-def describe(app: FastAPI, *, keys: bool) -> None:
-    """Let an app's OpenAPI say all of it. keys: whether this server asks for keys."""
+def describe(app: FastAPI, *, keys: bool, compare_budget: float) -> None:
+    """Let an app's OpenAPI say all of it, of this server: whether it asks for keys, and how long comparisons may be."""
     generated = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -131,10 +131,20 @@ def describe(app: FastAPI, *, keys: bool) -> None:
             schema = generated()
             _guarded(schema, keys=keys)
             _finish(schema)
+            _within(schema, compare_budget)
         assert app.openapi_schema is not None
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _within(schema: dict[str, Any], compare_budget: float) -> None:
+    """No example of a budget that this server refuses."""
+    field = schema["components"]["schemas"]["CompareBody"]["properties"]["budget"]
+    field["examples"] = [min(budget, compare_budget) for budget in field["examples"]]
+    for example in schema["paths"]["/v1/compare"]["post"]["requestBody"]["content"]["application/json"][
+            "examples"].values():
+        example["value"]["budget"] = min(example["value"]["budget"], compare_budget)
 
 
 def _guarded(schema: dict[str, Any], *, keys: bool) -> None:

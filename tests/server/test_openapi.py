@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from server import schemas
+from server.app import create_app
+from server.settings import Settings
 from tests.server.conftest import ROOT, serving
 from tests.server.test_images import encode, events_of, occluded
 
@@ -231,3 +233,11 @@ def fresh():
     with serving(ROOT / "checkpoints", "--models", "mnist-small") as process:
         httpx.post(process.url + COMPARE, json={"budget": 120, "batch": [1]}, timeout=60).raise_for_status()
         yield process
+
+
+def test_no_example_of_a_comparison_is_longer_than_this_server_allows(tiny):
+    for allowed, told in ((2, 2), (120, 10)):
+        schema = create_app(Settings(checkpoints=tiny.parent, compare_budget=allowed)).openapi()
+        examples = schema["paths"]["/v1/compare"]["post"]["requestBody"]["content"]["application/json"]["examples"]
+        assert {example["value"]["budget"] for example in examples.values()} == {told}
+        assert schema["components"]["schemas"]["CompareBody"]["properties"]["budget"]["examples"] == [told]
