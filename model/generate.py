@@ -18,6 +18,7 @@ from model.philox import uniforms
 from model.transformer import Transformer
 
 SMALL = 10**8  # multiplications in a step; below, waking a second thread costs more than it saves
+READING = 5    # times as long as one with weights takes one with keys and values, which no other row shares
 
 
 @torch.inference_mode()
@@ -39,9 +40,9 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
         net.prefill(canvas, prefix, start, state, slots)
     noise = noise_of(np.array(seeds), np.arange(prefix, config.subpixels))
     heat = torch.full((count,), temperature)
-    with decode_threads(net, count):
-        for position in range(prefix, config.subpixels):
-            t = torch.full((count,), position)
+    for position in range(prefix, config.subpixels):
+        t = torch.full((count,), position)
+        with decode_threads(net, count, position):
             parameters = net.step(canvas, t, start, state, slots)
             u = noise[:, position - prefix]
             canvas[:, position] = draw_subpixel(net, parameters, t, u, heat)
@@ -49,15 +50,21 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
 
 
 @contextmanager
-def decode_threads(net: Transformer, rows: int) -> Iterator[None]:
-    """Decode on one thread while steps of so many rows are small: a step is 150 operations of a few microseconds."""
+def decode_threads(net: Transformer, rows: int, t: int) -> Iterator[None]:
+    """Take a step of so many rows, the furthest at t, on one thread while it is small: 150 operations of microseconds.
+
+    What is kept counts too: of keys and values each multiplication reads a number from memory. By rows and positions
+    alone, so the same batch is computed alike however long quanta are.
+    """
     threads = torch.get_num_threads()
-    if rows * net.multiplications < SMALL:
+    one = rows * (net.multiplications + READING * net.attention.memory_multiplications(t)) < SMALL
+    if one and threads > 1:
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        if one and threads > 1:
+            torch.set_num_threads(threads)
 
 
 def noise_of(seeds: NDArray[np.int64], t: NDArray[np.int64]) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from model.attention import attention_for
+from model.attention import State, attention_for
 from model.attention.linear import RecurrentState
 from model.config import ModelConfig
 from model.generate import decode_threads, draw_subpixel
@@ -53,7 +53,10 @@ class Backend:
 
     def __init__(self, name: str, net: Transformer, rows: int) -> None:
         self.name, self.net, self.rows = name, net, rows
-        self.state = net.attention.new_state(rows) if FORMS[name].keeps else None
+        if name == "linear":  # torch alone, as all else that is compared in this engine
+            self.state: State | None = RecurrentState(net.config, rows, operator=False)
+        else:
+            self.state = net.attention.new_state(rows) if FORMS[name].keeps else None
         self._slots = torch.arange(1, rows + 1)
         self._start = torch.full((rows,), START)
         self._heat = torch.ones(rows)
@@ -101,7 +104,7 @@ class Backend:
         if self.state is None:
             parameters = yield from _parallel(self.net, canvas, t, self._start[:rows], self.net.attention.parallel)
         else:
-            with decode_threads(self.net, rows):
+            with decode_threads(self.net, rows, t):
                 parameters = self.net.step(canvas, positions, self._start[:rows], self.state, self._slots[:rows])
         canvas[:, t] = draw_subpixel(self.net, parameters, positions, u, self._heat[:rows])
 

@@ -47,7 +47,7 @@ class ImageSpec:
 class Engine:
     """One model's weights, its pool of slots, and what each slot's image is made of."""
 
-    name, precision, device, state_format = "eager", "fp32", "cpu", "fp32"
+    precision, device, state_format = "fp32", "cpu", "fp32"
     stride = 1     # a quantum of so many steps costs no more than one step
     prefill_stride = PREFILL_TOKENS  # and prefill of so many tokens little more than of one
     saturated = 0  # elements of state so far that float16 could not hold
@@ -68,6 +68,11 @@ class Engine:
         self.known = np.zeros((rows, self.config.subpixels), np.bool_)
         self.start, self.seed = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         self.temperature = np.ones(rows, np.float32)
+
+    @property
+    def name(self) -> str:
+        """eager is torch alone; with our operator for the step of linear attention it is another engine."""
+        return "eager+operator" if isinstance(self.state, RecurrentState) and self.state.operator else "eager"
 
     def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
         """Give clear slots to images that differ in seed and temperature only.
@@ -120,9 +125,9 @@ class Engine:
         canvas, known, start, temperature = (from_numpy(pool[index]) for pool in (
             self.canvas, self.known, self.start, self.temperature))
         finite = torch.ones(len(slots), dtype=torch.bool)
-        with decode_threads(self.net, len(slots)):
-            for step in range(steps[0]):
-                rows = sum(step < wanted for wanted in steps)
+        for step in range(steps[0]):
+            rows = sum(step < wanted for wanted in steps)
+            with decode_threads(self.net, rows, max(positions[:rows]) + step):
                 finite[:rows] &= self.step(canvas[:rows], known[:rows], start[:rows], temperature[:rows],
                                            noise[:rows, step], t[:rows] + step, at[:rows])
         self.canvas[index] = canvas.numpy()

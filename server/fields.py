@@ -35,7 +35,8 @@ Priority = Annotated[Literal["interactive", "bulk"],
 Name = Annotated[str, Field(description="name of the model", examples=["mnist-small"])]
 Digest = Annotated[str, Field(description="SHA-256 of the checkpoint's files, hexadecimal", examples=[
     "5d6fc115e3959d006e8b12ed135ba2066b721347f1485d998d60a0a7672d3562"])]
-Engine = Annotated[str, Field(description="what decodes: compiled kernels, or eager torch", examples=["compiled"])]
+Engine = Annotated[str, Field(description="what decodes: compiled kernels, eager (torch alone), or "
+                          "eager+operator (torch, with our kernel for the step of attention)", examples=["compiled"])]
 Precision = Annotated[str, Field(description="of the matrix products: fp32 or bf16", examples=["bf16"])]
 Device = Annotated[str, Field(description="cpu or cuda", examples=["cpu"])]
 State = Annotated[str, Field(description="how states are kept: fp32, or on a GPU with --state and --defer such as "

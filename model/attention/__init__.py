@@ -40,13 +40,22 @@ class State(SlotPool, Protocol):
         """
 
     def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
-        """Attend from one new token a row. q, k: (B, H, D) · v: (B, H, M) · t, slots: (B,) · returns (B, H, M)."""
+        """Attend from one new token a row. q, k: (B, H, D) · v: (B, H, M) · t, slots: (B,) · returns (B, H, M).
+
+        A step goes through all layers in order, with the same t and slots: what they share is found at layer 0.
+        """
 
     def keep(self, slots: Tensor) -> None:
         """Shadow what steps will change of these slots, (B,) int64, in place of what was kept before."""
 
     def restore(self, slots: Tensor) -> None:
         """Put some of the slots that were kept last back to how they were then."""
+
+
+def side_by_side(slots: Tensor) -> slice | None:
+    """Slots that follow each other, as a slice of their pool: a view, where an index would copy; else None."""
+    first, *others = slots.tolist()
+    return slice(first, first + len(slots)) if others == [*range(first + 1, first + len(slots))] else None
 
 
 class Attention(ABC):
@@ -67,6 +76,10 @@ class Attention(ABC):
     @property
     def state_bytes(self) -> int:
         """Bytes that one image in flight keeps in float32."""
+        return 0
+
+    def memory_multiplications(self, t: int) -> int:
+        """Of a row's step at t with what it remembers, where that grows; else they are few beside the weights'."""
         return 0
 
     @property

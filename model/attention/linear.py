@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from model import ops
-from model.attention import Attention, State
+from model.attention import Attention, State, side_by_side
 from model.config import ModelConfig
 from model.features import feature_map, phi
 
@@ -37,8 +37,9 @@ class RecurrentState:
     The sum never decays, so S in bfloat16 would lose small increments; it is not offered.
     """
 
-    def __init__(self, config: ModelConfig, slots: int, dtype: torch.dtype = torch.float32) -> None:
-        """slots: images in flight at most; one more is kept for padding."""
+    def __init__(self, config: ModelConfig, slots: int, dtype: torch.dtype = torch.float32, *,
+                 operator: bool = True) -> None:
+        """slots: images in flight at most; one more is kept for padding · operator: step by csrc's, if it can."""
         shape = (slots + 1, config.layers, config.heads, config.feature_dim)
         self.S = torch.zeros(*shape, config.value_dim, dtype=dtype)
         self.z = torch.zeros(shape, dtype=dtype)
@@ -46,9 +47,9 @@ class RecurrentState:
         self._kept: tuple[Tensor, Tensor] | None = None
         self._place: dict[int, int] = {}  # of a slot in what is kept
         # the operator knows one feature map; on a GPU some sizes, in float32
-        D, M, device = config.key_dim, config.value_dim, self.S.device.type
-        self._operator = (config.feature_map == "elu+1" and dtype == torch.float32
-                          and (device == "cpu" or (D == M and D in ops.GPU_HEADS)))
+        D, M = config.key_dim, config.value_dim
+        compiled = ops.compiled if self.S.device.type == "cpu" else ops.gpu and D == M and D in ops.GPU_HEADS
+        self.operator = operator and compiled and config.feature_map == "elu+1" and dtype == torch.float32
 
     def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, held: int = 0) -> Tensor:
         mapped = self.phi(k)
@@ -63,10 +64,18 @@ class RecurrentState:
         return y
 
     def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
-        given = q[:, None], k[:, None], v[:, None], self.S[:, layer], self.z[:, layer], slots, self.eps
-        if self._operator:
-            return torch.ops.linpix.recurrent_step(*given)[:, 0]
-        return ops.recurrent_step_reference(*given, self.phi)[:, 0]
+        if layer == 0 and not self.operator:
+            self._rows = side_by_side(slots)
+        if self.operator or self._rows is None:
+            given = q[:, None], k[:, None], v[:, None], self.S[:, layer], self.z[:, layer], slots, self.eps
+            if self.operator:
+                return torch.ops.linpix.recurrent_step(*given)[:, 0]
+            return ops.recurrent_step_reference(*given, self.phi)[:, 0]
+        S, z = self.S[self._rows, layer], self.z[self._rows, layer]  # views
+        q, k, v = self.phi(q.to(S.dtype)), self.phi(k.to(S.dtype)), v.to(S.dtype)
+        S.addcmul_(k[..., None], v[..., None, :])
+        z += k
+        return (S * q[..., None]).sum(-2) / ((q * z).sum(-1, keepdim=True) + self.eps)
 
     def clear(self, slot: int) -> None:
         for pool in (self.S, self.z):

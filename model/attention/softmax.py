@@ -1,16 +1,37 @@
 """Softmax attention: recomputed over the whole prefix, or with all keys and values kept (stateful-softmax)."""
 
+from typing import Any, NamedTuple, Self
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.attention import Attention, State
+from model.attention import Attention, State, side_by_side
 from model.config import ModelConfig
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal softmax attention (equation 2, masked), temperature 1 / sqrt(D). Shapes as in Attention.parallel."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class _Step(NamedTuple):
+    """What all layers of a step share."""
+
+    rows: slice | Tensor       # of the pool. Slots side by side are a view; copying others costs more than to attend
+    written: tuple[Any, ...]   # the places of the new keys and values
+    length: int                # of the longest row's past, the new token included
+    mask: Tensor | None        # what each row may see; None: all of it
+
+    @classmethod
+    def of(cls, index: Tensor, slots: Tensor) -> Self:
+        """index: (B,), where each row's new token stands in its slot."""
+        positions, together = index.tolist(), side_by_side(slots)
+        rows, last = slots if together is None else together, max(positions)
+        if min(positions) == last:
+            return cls(rows, (rows, slice(None), last), last + 1, None)
+        mask = (torch.arange(last + 1) <= index[:, None])[:, None, None]
+        return cls(rows, (slots, slice(None), index), last + 1, mask)
 
 
 class KeyValueState:
@@ -33,17 +54,15 @@ class KeyValueState:
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
 
     def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
-        index = (t - self.first).clamp(min=0)  # rows without a token write to the padding slot
-        self.keys[slots, layer, :, index] = k
-        self.values[slots, layer, :, index] = v
-        length, first = int(index.max()) + 1, int(slots[0])
-        # Slots side by side are a view; gathering others copies what they keep, which costs more than to attend.
-        side_by_side = slots.tolist() == list(range(first, first + len(slots)))
-        rows = slice(first, first + len(slots)) if side_by_side else slots
-        keys, values = self.keys[rows, layer, :, :length], self.values[rows, layer, :, :length]
-        together = int(index.min()) + 1 == length
-        mask = None if together else (torch.arange(length) <= index[:, None])[:, None, None]
-        return F.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=mask)[:, :, 0]
+        if layer == 0:
+            # rows without a token write to the padding slot
+            self._step = _Step.of((t - self.first).clamp(min=0), slots)
+        step = self._step
+        keys, values = self.keys[:, layer], self.values[:, layer]
+        keys[step.written] = k
+        values[step.written] = v
+        keys, values = keys[step.rows, :, : step.length], values[step.rows, :, : step.length]
+        return F.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=step.mask)[:, :, 0]
 
     def clear(self, slot: int) -> None:
         self.keys[slot] = 0
@@ -76,6 +95,10 @@ class Kind(Attention):
     def state_bytes(self) -> int:
         c = self.config
         return 4 * c.layers * c.heads * c.subpixels * (c.key_dim + c.value_dim)
+
+    def memory_multiplications(self, t: int) -> int:
+        c = self.config
+        return c.layers * c.heads * (t + 1) * (c.key_dim + c.value_dim)
 
     def new_state(self, slots: int, dtype: torch.dtype = torch.float32) -> State:
         return KeyValueState(self.config, slots, dtype)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model import checkpoint
 from model.config import PRESETS
-from model.generate import draw_subpixel, generate, noise_of
+from model.generate import decode_threads, draw_subpixel, generate, noise_of
 from model.mixture import log_likelihood
 from model.philox import uniforms
 from model.transformer import Transformer
@@ -95,6 +95,26 @@ def test_completing_a_drawn_image_with_its_own_seed_draws_it_again(prefix, atten
     seeds = list(range(16))
     drawn = generate(net, seeds)
     assert share_equal(generate(net, seeds, known=drawn, prefix=prefix), drawn) > 0.95
+
+
+def test_keys_and_values_count_in_how_many_threads_a_step_is_worth():
+    """64 images of mnist-small: what linear attention keeps is small all along, what softmax keeps is not."""
+    def threads_of(attention: str, rows: int, t: int) -> int:
+        with torch.device("meta"):
+            net = Transformer(dataclasses.replace(PRESETS["mnist-small"], attention=attention))
+        with decode_threads(net, rows, t):
+            return torch.get_num_threads()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert [threads_of("linear", 64, t) for t in (0, 783)] == [1, 1]
+        assert [threads_of("softmax", 64, t) for t in (0, 49, 196, 783)] == [1, 1, 2, 2]
+        assert [threads_of("softmax", rows, 783) for rows in (1, 4, 16)] == [1, 1, 1]
+        assert threads_of("linear", 256, 0) == 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_temperature_0_needs_no_seed():
