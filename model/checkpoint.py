@@ -85,6 +85,14 @@ def digest_of(folder: Path) -> str:
     return _verified(folder)[0]
 
 
+def stated_digest(folder: Path) -> str:
+    """The digest that `read` would give if every file is as SHA256SUMS says; empty where that cannot be read."""
+    try:
+        return hashlib.sha256(_bytes(folder / "SHA256SUMS")).hexdigest()
+    except (OSError, ValueError):
+        return ""
+
+
 def config_of(folder: Path) -> ModelConfig:
     """The architecture that config.json describes; nothing else is read or verified. Raises CheckpointError."""
     try:

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from model.checkpoint import Checkpoint
-from model.config import ModelConfig
 from model.packing import choose
-from model.transformer import Transformer
 from server.backends import (
     BACKENDS,
     FORMS,
@@ -64,9 +62,13 @@ class Comparison:
     counts. `report` and `progress` may be read from other threads: they are replaced, never changed.
     """
 
-    def __init__(self, checkpoint: Checkpoint, twins: Sequence[Checkpoint], plan: ComparisonPlan, *,
-                 command: str = "", clock: Callable[[], float] = time.perf_counter) -> None:
-        """twins: see find_twins; attention that nobody has gets random weights. Raises ValueError."""
+    def __init__(self, checkpoint: Checkpoint, twins: Sequence[Checkpoint], plan: ComparisonPlan, *, command: str = "",
+                 clock: Callable[[], float] = time.perf_counter,
+                 processor: Callable[[], float] | None = time.thread_time) -> None:
+        """twins: see find_twins; attention that nobody has gets random weights, made here. Raises ValueError.
+
+        clock, processor: see Stopwatch.
+        """
         config = checkpoint.net.config
         sources = sources_of(checkpoint, twins)
         self.plan, self.progress = plan, 0.0
@@ -76,7 +78,9 @@ class Comparison:
                                    for engine in (reversed(precisions) if FORMS[name].compiled else ("eager",))]
         self.cells = [Cell(backend, engine, precisions[engine], batch, sources[backend])
                       for batch in sorted({1, *plan.batches}) for backend, engine in self._kinds]
-        self._watch = Stopwatch(clock)
+        wanted = {config_of(cell.backend, config): cell.source for cell in self.cells}
+        self._nets = {one: source.net if source else random_net(one) for one, source in wanted.items()}
+        self._watch = Stopwatch(clock, processor)
         self._measured = Measurement(config, max(cell.batch for cell in self.cells), self._watch)
         self._difference: float | None = None
         self._circumstances = circumstances(checkpoint, sources, plan.budget_s, command)
@@ -98,6 +102,7 @@ class Comparison:
                 yield
         finally:
             self._measured.backends.clear()  # their memories are large, and the report outlives them
+            self._nets.clear()
         self._describe()
         self.progress = 1.0
 
@@ -148,17 +153,12 @@ class Comparison:
         return [cell for cell in self.cells if cell.round_seconds]
 
     def _set_up(self) -> Iterator[None]:
-        """Networks, memories, and how far the two softmax forms agree."""
+        """Memories, and how far the two softmax forms agree."""
         config, measured = self._measured.config, self._measured
-        nets: dict[ModelConfig, Transformer] = {}
         cells = {cell.kind: [one for one in self.cells if one.kind == cell.kind] for cell in self.cells}
         for kind, alike in cells.items():
-            (name, engine), source = kind, alike[0].source
-            wanted = config_of(name, config)
-            if wanted not in nets:
-                nets[wanted] = source.net if source else random_net(wanted)
-                yield
-            net, free, rows = nets[wanted], free_bytes(), 1
+            name, engine = kind
+            net, free, rows = self._nets[config_of(name, config)], free_bytes(), 1
             for cell in alike:
                 needed = state_bytes(name, net.config) * cell.batch
                 if needed > MEMORY_SHARE * free:

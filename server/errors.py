@@ -77,6 +77,14 @@ class Conflict(ServiceError):
         super().__init__(f"comparison {running} is still running; wait for it or DELETE /v1/compare/{running}")
 
 
+class JustCancelled(Conflict):
+    code = "just_cancelled"
+
+    def __init__(self, cancelled: str, retry_after_s: float) -> None:
+        message = f"comparison {cancelled} was cancelled just now; begin another in {retry_after_s:.1f} s"
+        ServiceError.__init__(self, message, retry_after_s=retry_after_s)
+
+
 class TooLarge(ServiceError):
     status, type, code = 413, "invalid_request_error", "payload_too_large"
 

@@ -40,6 +40,7 @@ PAPER: dict[str, Any] = {
                    "cpu_seconds": 45.1, "gpu_seconds": 61.3},
     },
 }
+ENGINES = {"eager": "torch", "eager+operator": "torch with our operator", "compiled": "compiled"}  # for people
 DATASETS = {784: ("mnist", "MNIST"), 3072: ("cifar10", "CIFAR-10")}  # by sub-pixels, else MNIST
 
 
@@ -68,6 +69,11 @@ def listed(names: Sequence[str]) -> str:
 
 def results_of(results: list[Result], backend: str, engine: str) -> list[Result]:
     return [result for result in results if (result["backend"], result["engine"]) == (backend, engine)]
+
+
+def factor(x: float | None, base: float | None) -> str:
+    """Bases are of rows of the same engine, so that a factor tells of attention alone."""
+    return f" ({figure(x / base)}x)" if x and base else ""
 
 
 def figure(x: float | None, mark: str = "") -> str:

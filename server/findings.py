@@ -17,8 +17,6 @@ from server.backends import config_of, state_bytes
 from server.figures import PAPER, Report, Result, listed
 from server.measurement import Cell, Measurement
 
-BUSY = 1.5  # a decode that took this many times its usual steps is remarked upon
-
 
 def circumstances(checkpoint: Checkpoint, sources: dict[str, Checkpoint | None], budget_s: float,
                   command: str) -> Report:
@@ -53,7 +51,8 @@ def _result(cell: Cell, measured: Measurement) -> Result:
         "estimated": estimated, "positions": list(steps) if estimated and seconds else None,
         "bits_per_dim": _bits_per_dim(cell.source.provenance)[0] if cell.source else None,
         "exception": _exception(cell.backend, measured.config) or None,
-        "note": cell.note or None,
+        "disturbed": bool(disturbed := measured.disturbed(cell) if seconds else ""),
+        "note": cell.note or disturbed or None,
     }
 
 
@@ -76,10 +75,8 @@ def _notes(cells: Sequence[Cell], measured: Measurement) -> Sequence[str]:
         splits.setdefault(_bits_per_dim(facts)[1], []).append(name)
     if measured_on := [f"{split} for {listed(names)}" for split, names in splits.items() if split]:
         notes.append(f"bits/dim is of {', of '.join(measured_on)}.")
-    if busy := [f"{cell.decoded:.3g} s for {usual:.3g} s ({cell})" for cell in cells
-                if cell.decoded is not None and cell.decoded > BUSY * (usual := measured.estimate(cell))]:
-        notes.append("Other work kept the machine busy: whole decodes took longer than their usual steps "
-                     f"add up to, namely {', '.join(busy)}.")
+    if busy := [f"{cell}: {why}" for cell in cells if cell.round_seconds and (why := measured.disturbed(cell))]:
+        notes.append(f"Disturbed by other work, so faster than it is told to be (†): {'; '.join(busy)}.")
     return notes
 
 

@@ -4,6 +4,7 @@ The work comes in short units, so that a service can fit it between live request
 """
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from server.backends import Backend, first_position, rows_together
 
 Kind = tuple[str, str]    # backend, engine
 BURST, BURST_S = 4, 0.05  # a step is taken so often, or for so long, in a row, and the quickest counts
+BUSY = 1.5                # other work has disturbed decodes that took so many times what their quickest steps add up to
+WAITED = 0.25             # or a row that this thread was not on a processor for so much of the time
 
 
 class OutOfTime(Exception):
@@ -27,8 +30,11 @@ class OutOfTime(Exception):
 class Stopwatch:
     """Seconds spent inside units of work. A unit begins when it is said to, and ends likewise."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock, self.spent = clock, 0.0
+    def __init__(self, clock: Callable[[], float] = time.perf_counter,
+                 processor: Callable[[], float] | None = time.thread_time) -> None:
+        """processor: the seconds that this thread has been on a processor; None beside a made-up clock."""
+        self.clock, self.processor, self.spent = clock, processor, 0.0
+        self.timed_s, self.waited_s = 0.0, 0.0  # of all timed work, and those of them off the processor
         self.deadline = math.inf  # in time spent, not on the wall
         self._began = 0.0
 
@@ -51,16 +57,23 @@ class Stopwatch:
 
     def timed(self, work: Iterator[None]) -> Generator[None, None, float]:
         """Carry work out and return its seconds, those between units aside. Raises OutOfTime."""
-        seconds = 0.0
+        seconds, over = 0.0, False
         while True:
             if self.elapsed() > self.deadline:
                 raise OutOfTime
+            worked = self.processor() if self.processor else 0.0
             began = self.clock()
             try:
                 next(work)
             except StopIteration:
-                return seconds + self.clock() - began
-            seconds += self.clock() - began
+                over = True
+            took = self.clock() - began
+            seconds += took
+            self.timed_s += took
+            if self.processor:
+                self.waited_s += max(0.0, took - (self.processor() - worked))
+            if over:
+                return seconds
             yield
 
 
@@ -77,6 +90,8 @@ class Cell:
     rounds: int = 0
     round_seconds: float = 0.0    # what the next round will take; 0 before the survey
     note: str = ""                # why there is no figure
+    timed_s: float = 0.0          # of its steps and decodes,
+    waited_s: float = 0.0         # and those of them that other work had the processor
     decodes: list[float] = field(default_factory=list)  # seconds of whole decodes
 
     @property
@@ -85,11 +100,11 @@ class Cell:
 
     @property
     def decoded(self) -> float | None:
-        """Seconds of a whole decode, if there was time for one."""
-        return _usual(self.decodes) if self.decodes else None
+        """Seconds of a whole decode, the median, if there was time for one."""
+        return statistics.median(self.decodes) if self.decodes else None
 
     def __str__(self) -> str:
-        return f"{self.backend}{'' if self.engine == 'eager' else ' (compiled)'} at batch {self.batch}"
+        return f"{self.backend}{'' if self.engine == 'eager' else f' ({self.engine})'} at batch {self.batch}"
 
 
 class Measurement:
@@ -128,6 +143,7 @@ class Measurement:
         """Draw the batch's images from start to end, with seeds 0, 1, 2, ..., and time that."""
         backend, clock = self.backends[cell.kind], self.watch.clock
         yield from backend.clear(cell.batch)
+        before = self.watch.timed_s, self.watch.waited_s
         began = clock()
         canvas = torch.zeros(cell.batch, self._length, dtype=torch.uint8)
         noise = noise_of(np.arange(cell.batch), np.arange(self._length))
@@ -139,6 +155,7 @@ class Measurement:
                 seconds += yield from self.watch.timed(backend.step(canvas[some], t, noise[some, t]))
             yield
         cell.decodes.append(seconds)
+        self._count(cell, before)
 
     def steps(self, cell: Cell) -> dict[int, float]:
         """Seconds of a step of the batch, by position. Of groups of rows, one stands for all."""
@@ -152,6 +169,19 @@ class Measurement:
     def seconds(self, cell: Cell) -> float:
         """Of decoding the batch: measured if it was."""
         return self.estimate(cell) if cell.decoded is None else cell.decoded
+
+    def disturbed(self, cell: Cell) -> str:
+        """How other work is known to have slowed a cell down, in words; empty if it is not."""
+        if cell.waited_s > WAITED * cell.timed_s:
+            return f"other work had its processor for {cell.waited_s / cell.timed_s:.0%} of the time"
+        if cell.decoded is not None and cell.decoded > BUSY * (usual := self.estimate(cell)):
+            return (f"other work kept the machine busy: a whole decode took {cell.decoded:.3g} s, and its usual steps "
+                    f"add up to {usual:.3g} s")
+        return ""
+
+    def _count(self, cell: Cell, before: tuple[float, float]) -> None:
+        cell.timed_s += self.watch.timed_s - before[0]
+        cell.waited_s += self.watch.waited_s - before[1]
 
     def tail_over_head(self, cell: Cell) -> float:
         """Median step in the last tenth of the positions over that in the first."""
@@ -169,10 +199,12 @@ class Measurement:
         key, backend = self._key(cell, t), self.backends[cell.kind]
         at = min(t, self._length - backend.stride)
         taken: list[float] = []
+        before = self.watch.timed_s, self.watch.waited_s
         while len(taken) < burst and sum(taken) < BURST_S:
             step = backend.step(self.canvas[: key[1]], at, self._u[: key[1]])
             taken.append((yield from self.watch.timed(step)))
         self._samples.setdefault(key, []).append(min(taken) / backend.stride)
+        self._count(cell, before)
         cell.spent += self.watch.elapsed() - began
         yield
 

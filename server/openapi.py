@@ -47,7 +47,8 @@ _CLIENTS = (Unauthorized(presented=False), ForeignOrigin("origin https://elsewhe
 _MEANING = {
     400: "bad input: the message says what was got and what is allowed", 401: "no key, or not one of this server's",
     403: "a foreign host or origin", 404: "there is none of this name", 408: "the body did not arrive in time",
-    409: "another one is running", 413: "more bytes or pixels than are allowed", 415: "a format that is not taken",
+    409: "another one is running, or was cancelled just now",
+    413: "more bytes or pixels than are allowed", 415: "a format that is not taken",
     429: "no room, or more requests than the key's rate allows", 500: "a failure of the server's",
     503: "not now: try again, here or elsewhere", 504: "not within the time that it may take",
 }

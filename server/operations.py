@@ -23,6 +23,7 @@ from server.errors import (
     Draining,
     EngineGone,
     InvalidRequest,
+    JustCancelled,
     ModelNotFound,
     NotJson,
     Starting,
@@ -43,7 +44,6 @@ from server.schemas import (
     Status,
 )
 from server.service import ServiceDep
-from server.twins import find_twins
 
 router = APIRouter()
 probes = APIRouter(tags=["operations"])  # on a port of their own, where there is one
@@ -97,8 +97,8 @@ async def model(model: fields.Name, service: ServiceDep) -> ModelCard:
              responses=answered("it has begun", 202, example={"progress": 0.0},
                                 links={"comparison": {"id": "id"}, "cancel_comparison": {"id": "id"}})
              | documented(InvalidRequest("budget must be at most 120 seconds, got 600", param="budget"),
-                          ModelNotFound("mnist-large", ["mnist-small"]), Conflict("cmp-1"), NotJson("text/plain"),
-                          *BODY, *LEAVING))
+                          ModelNotFound("mnist-large", ["mnist-small"]), Conflict("cmp-1"), JustCancelled("cmp-1", 0.8),
+                          NotJson("text/plain"), *BODY, *LEAVING))
 async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=COMPARE)], service: ServiceDep
                            ) -> dict[str, Any]:
     """Compare attention backends on this machine, between live requests; one comparison at a time."""
@@ -115,12 +115,7 @@ async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=CO
                                       budget_s=body.budget)
     except ValueError as error:
         raise InvalidRequest(str(error), param="backends") from error
-    checkpoint = batcher.engine.checkpoint
-
-    def make() -> compare.Comparison:
-        return compare.Comparison(checkpoint, find_twins(checkpoint, checkpoint.folder.parent), plan)
-
-    return service.comparisons.begin(name, body.budget, make).to_json()
+    return service.comparisons.begin(name, batcher.engine.checkpoint, plan).to_json()
 
 
 @router.get("/v1/compare/{id}", tags=["compare"], response_model=Comparison, operation_id="comparison",
@@ -144,7 +139,7 @@ async def _events(comparisons: Comparisons, job: Job) -> AsyncIterator[bytes]:
                responses=answered("how it stands then", example=_CANCELLED)
                | documented(ComparisonNotFound("cmp-2", ["cmp-1"])))
 async def cancel_comparison(id: fields.ComparisonId, service: ServiceDep) -> dict[str, Any]:
-    """Stop a comparison; what it has measured stays readable."""
+    """Stop a comparison, whoever began it; what it has measured stays readable."""
     return service.comparisons.cancel(id).to_json()
 
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from xml.sax.saxutils import escape
 
-from server.figures import Report, Result, dataset_of, duration, machine_of, order_of, title_of
+from server.figures import ENGINES, Report, Result, dataset_of, duration, machine_of, order_of, title_of
 
 _HEIGHT, _TOP, _BOTTOM = 430, 92, 352    # pixels; the plots stand between top and bottom
 _LEFT, _WIDE = 70, 380                   # of the step plot
@@ -39,10 +39,11 @@ def svg(report: Report) -> str:
         f"<title>{escape(title_of(report))}: what a step costs, and images per second</title>",
         f"<style>{_STYLE}</style>", f'<rect class="page" width="{width}" height="{_HEIGHT}"/>',
         _text(16, 26, title_of(report), "title"),
-        *_legend(series, colours, any(result["estimated"] for result in results)),
+        *_legend(series, colours, results),
         *(_step_plot(report, [r for r in results if r["batch"] == batches[-1]], colours) if batches else ()),
         *(_bar_plot(groups, colours, left, width - 10) if batches else ()),
-        _text(16, _HEIGHT - 12, machine_of(report), "small faint"), "</svg>"]
+        _text(16, _HEIGHT - 12, f"{machine_of(report)}; {ENGINES['eager']} alone where nothing else is said",
+              "small faint"), "</svg>"]
     return "\n".join(parts) + "\n"
 
 
@@ -51,16 +52,17 @@ def _mark(engine: str) -> str:
     return "" if engine == "eager" else ' class="axis" stroke-width="2"'
 
 
-def _legend(series: list[tuple[str, str]], colours: dict[str, str], estimated: bool) -> list[str]:
+def _legend(series: list[tuple[str, str]], colours: dict[str, str], results: list[Result]) -> list[str]:
     parts, x = [], 16.0
     for backend, engine in series:
-        name = backend if engine == "eager" else f"{backend}, {engine}"
+        name = backend if engine == "eager" else f"{backend}, {ENGINES[engine]}"
         parts += [f'<rect x="{x:g}" y="40" width="12" height="12" rx="2" '
                   f'fill="{colours[backend]}"{_mark(engine)}/>', _text(x + 18, 50, name)]
         x += 18 + 7 * len(name) + 22
-    if estimated:
-        parts.append(_text(x, 50, "~ and pale: estimated from steps at some positions", "faint"))
-    return parts
+    marks = {"estimated": "~ and pale: estimated from steps at some positions",
+             "disturbed": "†: disturbed by other work"}
+    told = [words for fact, words in marks.items() if any(result.get(fact) for result in results)]
+    return [*parts, _text(x, 50, "; ".join(told), "faint")] if told else parts
 
 
 def _step_plot(report: Report, results: list[Result], colours: dict[str, str]) -> list[str]:
@@ -118,7 +120,7 @@ def _short(bar: Result) -> str:
     """Few enough characters to stand above a bar."""
     x = bar["images_per_second"]
     text = f"{x:.0f}" if x >= 10 else f"{x:.1f}" if x >= 1 else f"{float(f'{x:.2g}'):f}".rstrip("0")
-    return ("~" if bar["estimated"] else "") + text
+    return ("~" if bar["estimated"] else "") + text + ("†" if bar.get("disturbed") else "")
 
 
 def _log_axis(values: list[float]) -> tuple[Callable[[float], float], int, int]:

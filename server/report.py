@@ -9,11 +9,14 @@ from pathlib import Path
 
 from server.figures import (
     DATASETS,
+    ENGINES,
     Report,
     Result,
     dataset_of,
     duration,
+    factor,
     figure,
+    listed,
     machine_of,
     order_of,
     results_of,
@@ -38,15 +41,14 @@ def table(report: Report) -> str:
     rows = [("backend", "engine", "batch", "images/s", "s/image", "state/image", "last/first tenth",
              "bits/dim")]
     for result in report["results"]:
-        mark = "~" if result["estimated"] else ""
-        rows.append((result["backend"], result["engine"], str(result["batch"]),
-                     figure(result["images_per_second"], mark), figure(result["seconds_per_image"], mark),
+        rows.append((result["backend"], ENGINES[result["engine"]], str(result["batch"]),
+                     _measured(result, "images_per_second"), _measured(result, "seconds_per_image"),
                      _size(result["state_bytes"]), _ratio(result["tail_over_head"]), _bits(result)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) if index < 2 else cell.rjust(width)
                        for index, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in rows]
     marks = ("~ estimated from the steps at some positions; s/image: until the batch is done; "
-             "* not strictly autoregressive")
+             "* not strictly autoregressive; † disturbed by other work")
     return "\n".join([*lines, "", marks, *_remarks(report)])
 
 
@@ -64,20 +66,20 @@ def markdown(report: Report) -> str:
         f"# {title_of(report)}",
         "",
         f"{command}{commit}{report['created']}  ",
-        f"{machine_of(report)} · {', '.join(engines)} engine",
+        f"{machine_of(report)} · {listed([ENGINES[engine] for engine in engines])}",
         "",
         f"## Bits/dim and images per second (the paper's tables {2 if dataset == 'cifar10' else 1} and 4)",
         "",
         *_grid(_throughput(report)),
         "",
-        f"Factors against softmax at the same batch and engine. The paper: {title} on "
-        f"{report['paper']['device']}. {sizes}",
+        "Factors against softmax at the same batch, between rows of the same engine only: those of torch tell of "
+        f"attention, and compiled beside torch of kernels. The paper: {title} on {report['paper']['device']}. {sizes}",
         "",
         "## Seconds for one image alone (table 5)",
         "",
         *_grid(_alone(report)),
         "",
-        "Factors against linear.",
+        "Factors against linear in the same engine.",
         "",
         "## What a step costs",
         "",
@@ -85,7 +87,9 @@ def markdown(report: Report) -> str:
         "",
         *(f"- {remark}" for remark in (
             "`~`: estimated from the steps at some positions (report.json lists them), with straight lines "
-            "between; the others are whole decodes with drawing, from the first sub-pixel to the last.",
+            "between; the others are whole decodes with drawing, from the first sub-pixel to the last, the median of "
+            "several where there was time. †: other work disturbed it, so it is faster than that.",
+            "torch is torch alone: no kernel of ours takes part. compiled is our kernels.",
             "Steps are lower quartiles over rounds through the positions, there and back. softmax, lsh-1 and lsh-4 "
             "keep no state and compute their whole prefix again at each position; stateful-softmax keeps all keys "
             "and values.",
@@ -138,7 +142,7 @@ def _rows(report: Report) -> list[tuple[str, str, str]]:
     """Name, backend and engine, in the paper's order; the paper has backends that did not run here."""
     results = report["results"]
     engines = sorted({result["engine"] for result in results})
-    return [(f"{backend} ({engine})" if engine and len(engines) > 1 else backend, backend, engine)
+    return [(f"{backend} ({ENGINES[engine]})" if engine and len(engines) > 1 else backend, backend, engine)
             for backend in order_of(report)
             for engine in [engine for engine in engines if results_of(results, backend, engine)] or [""]]
 
@@ -167,17 +171,18 @@ def _bits(result: Result) -> str:
     return figure(bits) + ("*" if bits and result.get("exception") else "")
 
 
-def _measured(result: Result, field: str, base: float | None) -> str:
-    """Our figure and its factor against base."""
-    x, mark = result.get(field), "~" if result.get("estimated") else ""
-    return figure(x, mark if x else "") + (f" ({figure(x / base)}x)" if x and base else "")
+def _measured(result: Result, field: str, base: float | None = None) -> str:
+    """Our figure, as marked as it has to be, and its factor against base."""
+    if not (x := result.get(field)):
+        return figure(x)
+    return figure(x, "~" if result["estimated"] else "") + ("†" if result.get("disturbed") else "") + factor(x, base)
 
 
 def _printed(figures: dict[str, float], field: str, base: dict[str, float] | None = None) -> str:
     """The paper's figure as printed, and its factor against base's."""
     if field not in figures:
         return "-"
-    return f"{figures[field]:g}" + (f" ({figure(figures[field] / base[field])}x)" if base else "")
+    return f"{figures[field]:g}" + (factor(figures[field], base[field]) if base else "")
 
 
 def _ratio(x: float | None) -> str:

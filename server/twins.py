@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -17,12 +18,14 @@ _FREE = {"attention", "twin_of", "eps", "first_marginal",
          *(option for kind in get_args(AttentionKind) for option in kind_of(kind).options)}
 
 
-def find_twins(checkpoint: Checkpoint, folder: Path) -> list[Checkpoint]:
+def find_twins(checkpoint: Checkpoint, folder: Path, read_before: Iterable[Checkpoint] = ()) -> list[Checkpoint]:
     """The checkpoints in `folder` to compare this one with.
 
     Those trained as its twins, or as those of the model that it is a twin of; and that model, if no twin stands for its
-    attention. Raises CheckpointError if there is one that cannot be read.
+    attention. Raises CheckpointError if there is one that cannot be read. read_before: these are not read again while
+    their folders state the same digests.
     """
+    there = {(one.name, one.digest): one for one in read_before if one.folder.parent == Path(os.path.abspath(folder))}
     ours = checkpoint.net.config
     family = ours.twin_of or checkpoint.name
     twins: list[Checkpoint] = []
@@ -35,7 +38,8 @@ def find_twins(checkpoint: Checkpoint, folder: Path) -> list[Checkpoint]:
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # not a checkpoint of ours, so not a twin either
         if known and (related or (named and candidate.name != checkpoint.name)):
-            (twins if related else head).append(checkpoints.read(candidate))
+            stated = candidate.name, checkpoints.stated_digest(candidate)
+            (twins if related else head).append(there.get(stated) or checkpoints.read(candidate))
     covered = {backend for twin in twins for backend in _stands_for(twin.net.config, ours)}
     return twins + [model for model in head if not covered.issuperset(_stands_for(model.net.config, ours))]
 

@@ -2,6 +2,10 @@
 
 import dataclasses
 import json
+import os
+import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +30,7 @@ from server.twins import find_twins
 CONFIG = ModelConfig(height=4, width=5, layers=2, heads=2, key_dim=4, value_dim=4, d_model=16, d_ff=16,
                      mixtures=2, classes=3, neighbours=((-1, 0, 0),))
 TICK = 0.001
+MIB = 2**20
 
 
 class Ticks:
@@ -37,6 +42,11 @@ class Ticks:
     def __call__(self) -> float:
         self.now += self.tick
         return self.now
+
+
+def ticking(clock: Callable[[], float] | None = None) -> dict:
+    """Of a made-up clock no processor's time is known."""
+    return {"clock": clock or Ticks(), "processor": None}
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +75,7 @@ def plan(**changes) -> ComparisonPlan:
 
 
 def test_a_report_has_a_line_for_every_backend_and_batch():
-    report = finished(Comparison(make(), (), plan(), clock=Ticks(), command="linpix compare"))
+    report = finished(Comparison(make(), (), plan(), **ticking(), command="linpix compare"))
     assert {"model", "digest", "machine", "budget_s", "created", "paper", "largest_logit_difference",
             "results"} <= report.keys()
     assert {"cpu", "cores", "threads", "torch", "platform"} <= report["machine"].keys()
@@ -82,24 +92,24 @@ def test_a_report_has_a_line_for_every_backend_and_batch():
 
 
 def test_step_times_reach_into_the_first_and_the_last_tenth():
-    for result in finished(Comparison(make(), (), plan(), clock=Ticks()))["results"]:
+    for result in finished(Comparison(make(), (), plan(), **ticking()))["results"]:
         positions = [step["position"] for step in result["step_seconds"]]
         assert len(positions) >= 5 and positions[0] < 2 and positions[-1] >= 18
 
 
 def test_the_softmax_forms_agree():
-    report = finished(Comparison(make(), (), plan(backends=("softmax", "stateful-softmax")), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(backends=("softmax", "stateful-softmax")), **ticking()))
     assert 0 < report["largest_logit_difference"] < 1e-5
 
 
 def test_a_softmax_form_that_is_wrong_shows(monkeypatch):
     monkeypatch.setattr(softmax.Kind, "parallel", lambda self, layer, q, k, v: v)
-    report = finished(Comparison(make(), (), plan(backends=("softmax", "stateful-softmax")), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(backends=("softmax", "stateful-softmax")), **ticking()))
     assert report["largest_logit_difference"] > 1e-3
 
 
 def test_with_time_enough_whole_images_are_decoded():
-    report = finished(Comparison(make(), (), plan(), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(), **ticking()))
     assert not any(result["estimated"] for result in report["results"])
     assert all(result["positions"] is None for result in report["results"])
 
@@ -115,12 +125,78 @@ def test_a_hiccup_in_one_decode_of_a_short_image_is_not_its_time():
             return super().__call__()
 
     clock = Hiccups()
-    comparison = Comparison(make(), (), plan(), clock=clock)
+    comparison = Comparison(make(), (), plan(), **ticking(clock))
     disturbed = finished(comparison)
     assert max(max(cell.decodes) for cell in comparison.cells) > 1.0
-    usual = finished(Comparison(make(), (), plan(), clock=Ticks()))
+    usual = finished(Comparison(make(), (), plan(), **ticking()))
     for one, other in zip(disturbed["results"], usual["results"], strict=True):
         assert one["seconds_per_image"] == pytest.approx(other["seconds_per_image"], rel=0.2)
+
+
+def test_fast_backends_are_told_by_the_median_of_several_decodes():
+    comparison = Comparison(make(), (), plan(), **ticking())
+    report = finished(comparison)
+    for cell, result in zip(comparison.cells, report["results"], strict=True):
+        assert result["seconds_per_image"] == pytest.approx(statistics.median(cell.decodes), rel=1e-4)
+    assert len(comparison.cells[0].decodes) == compare.DECODES
+
+
+@pytest.mark.parametrize("kind", [("linear", "compiled"), ("linear", "eager"), ("softmax", "eager")], ids="-".join)
+def test_a_row_that_other_work_disturbed_says_so_itself(kind, monkeypatch):
+    """Another program has had its processor for two fifths of the time; the other rows say nothing."""
+    if kind[1] == "compiled" and not ops.compiled:
+        pytest.skip(ops.why())
+    on = [0.0]  # seconds on the processor; by this clock each call of a step takes one tick
+
+    def watched(step):
+        def stepped(self, canvas, t, u):
+            work = step(self, canvas, t, u)
+            while True:
+                on[0] += TICK * (0.6 if (self.name, self.engine) == kind else 1.0)
+                try:
+                    next(work)
+                except StopIteration:
+                    return
+                yield
+        return stepped
+
+    for one in (Backend, CompiledBackend):
+        monkeypatch.setattr(one, "step", watched(one.step))
+    report = finished(Comparison(make(), (), plan(), clock=Ticks(), processor=lambda: on[0]))
+    disturbed = {(result["backend"], result["engine"]) for result in report["results"] if result["disturbed"]}
+    assert disturbed == {kind}
+    for result in report["results"]:
+        assert (result["note"] is not None) == result["disturbed"]
+        if result["disturbed"]:
+            assert result["note"] == "other work had its processor for 40% of the time"
+    [note] = [note for note in report["notes"] if "other work" in note]
+    assert note.count("at batch") == 2
+
+
+def test_programs_that_take_the_processor_show_in_a_report():
+    programs = 3 * len(os.sched_getaffinity(0))
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
+    try:
+        report = finished(Comparison(make(), (), plan(backends=("linear", "stateful-softmax"), budget_s=1.5)))
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+    measured = [result for result in report["results"] if result["images_per_second"]]
+    assert any(result["disturbed"] for result in measured)  # how long which of them waits is the system's to say
+
+
+def test_a_decode_that_took_longer_than_its_steps_add_up_to_is_disturbed():
+    class Busy(Ticks):
+        def __call__(self) -> float:
+            self.tick = 2 * TICK if any(cell.decodes for cell in comparison.cells) else TICK
+            return super().__call__()
+
+    comparison = Comparison(make(), (), plan(backends=("stateful-softmax", "linear")), **ticking(Busy()))
+    report = finished(comparison)
+    told = {(r["engine"], r["backend"], r["batch"]) for r in report["results"] if r["disturbed"]}
+    assert ("eager", "stateful-softmax", 3) in told
+    assert any("a whole decode took" in note for note in report["notes"])
 
 
 def test_the_baseline_draws_the_images_that_generate_draws():
@@ -149,7 +225,7 @@ def test_the_compiled_engine_draws_the_images_that_generate_draws():
 
 
 def test_with_less_time_the_figure_comes_from_some_positions():
-    report = finished(Comparison(make(), (), plan(budget_s=TICK * 2000), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(budget_s=TICK * 2000), **ticking()))
     estimated = [result for result in report["results"] if result["estimated"]]
     assert estimated
     for result in estimated:
@@ -160,7 +236,7 @@ def test_with_less_time_the_figure_comes_from_some_positions():
 
 
 def test_with_too_little_time_there_is_no_figure_and_the_report_says_so():
-    report = finished(Comparison(make(), (), plan(budget_s=TICK), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(budget_s=TICK), **ticking()))
     for result in report["results"]:
         assert result["images_per_second"] is result["seconds_per_image"] is result["tail_over_head"] is None
         assert any(f"{result['backend']} at batch {result['batch']}" in note for note in report["notes"])
@@ -169,7 +245,7 @@ def test_with_too_little_time_there_is_no_figure_and_the_report_says_so():
 @pytest.mark.parametrize("budget_s", [0.05, 0.3, 1.0])
 def test_work_ends_with_the_budget(budget_s):
     clock = Ticks()
-    comparison = Comparison(make(), (), plan(budget_s=budget_s), clock=clock)
+    comparison = Comparison(make(), (), plan(budget_s=budget_s), **ticking(clock))
     set_up = None
     for _ in comparison.run():
         if set_up is None and comparison.progress > 0:
@@ -180,7 +256,7 @@ def test_work_ends_with_the_budget(budget_s):
 def test_time_between_units_does_not_count():
     """A service runs live requests there."""
     clock = Ticks()
-    comparison = Comparison(make(), (), plan(budget_s=20.0), clock=clock)
+    comparison = Comparison(make(), (), plan(budget_s=20.0), **ticking(clock))
     for _ in comparison.run():
         clock.now += 1000.0
     results = comparison.report["results"]
@@ -191,13 +267,13 @@ def test_time_between_units_does_not_count():
 def test_units_are_short():
     clock = Ticks()
     before = clock.now
-    for _ in Comparison(make(), (), plan(budget_s=5.0), clock=clock).run():
+    for _ in Comparison(make(), (), plan(budget_s=5.0), **ticking(clock)).run():
         assert clock.now - before < 2 * compare.UNIT_S
         before = clock.now
 
 
 def test_progress_grows_to_one():
-    comparison = Comparison(make(), (), plan(budget_s=1.0), clock=Ticks())
+    comparison = Comparison(make(), (), plan(budget_s=1.0), **ticking())
     seen = [comparison.progress]
     for _ in comparison.run():
         seen.append(comparison.progress)
@@ -205,7 +281,7 @@ def test_progress_grows_to_one():
 
 
 def test_a_report_on_the_way_lacks_figures_and_not_keys():
-    comparison = Comparison(make(), (), plan(budget_s=1.0), clock=Ticks())
+    comparison = Comparison(make(), (), plan(budget_s=1.0), **ticking())
     first = comparison.report
     last = finished(comparison)
     assert first.keys() == last.keys() and first is not last
@@ -222,14 +298,56 @@ def test_who_computes_prefixes_again_keeps_nothing_and_stateful_softmax_keeps_ev
 def test_states_that_do_not_fit_in_memory_are_refused(monkeypatch):
     keys_and_values = attention_for(dataclasses.replace(CONFIG, attention="softmax")).state_bytes
     monkeypatch.setattr(compare, "free_bytes", lambda: int(2 * keys_and_values / compare.MEMORY_SHARE))
-    report = finished(Comparison(make(), (), plan(backends=("linear", "stateful-softmax")), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(backends=("linear", "stateful-softmax")), **ticking()))
     missing = [(r["backend"], r["batch"]) for r in report["results"] if r["images_per_second"] is None]
     assert missing == [("stateful-softmax", 3)]
 
 
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in ({"proc/meminfo": f"MemAvailable: {900 * 2**10} kB\n"} | files).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(("files", "mib"), [
+    ({}, 900),
+    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5\n"}, 900),
+    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{500 * MIB}\n",
+      "sys/fs/cgroup/memory.current": f"{300 * MIB}\n", "sys/fs/cgroup/memory.stat": f"inactive_file {50 * MIB}\n"},
+     250),
+    ({"proc/self/cgroup": "0::/system.slice/linpix.service\n",
+      "sys/fs/cgroup/system.slice/linpix.service/memory.max": "max\n",
+      "sys/fs/cgroup/system.slice/linpix.service/memory.current": "1\n",
+      "sys/fs/cgroup/system.slice/memory.max": f"{500 * MIB}\n",
+      "sys/fs/cgroup/system.slice/memory.current": f"{100 * MIB}\n",
+      "sys/fs/cgroup/system.slice/memory.stat": "anon 1\ninactive_file 0\n"}, 400),
+    ({"proc/self/cgroup": "5:devices:/\n4:cpu,memory:/jobs/one\n0::/\n",
+      "sys/fs/cgroup/memory/jobs/one/memory.limit_in_bytes": f"{200 * MIB}\n",
+      "sys/fs/cgroup/memory/jobs/one/memory.usage_in_bytes": f"{80 * MIB}\n",
+      "sys/fs/cgroup/memory/jobs/one/memory.stat": f"total_inactive_file {5 * MIB}\n"}, 125),
+    # a container sees its own group at the root, and may be told where the host has it
+    ({"proc/self/cgroup": "4:memory:/docker/1234\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{200 * MIB}\n",
+      "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{80 * MIB}\n",
+      "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 0\n"}, 120),
+], ids=["no group", "no limit", "version 2", "version 2, above", "version 1", "version 1, in a container"])
+def test_free_memory_is_what_every_group_around_us_leaves(tmp_path, files, mib):
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert backends.free_bytes(tree(tmp_path, files)) == min(mib * MIB, machine)
+
+
+def test_free_memory_is_what_the_address_space_leaves():
+    code = ("import resource; from server.backends import free_bytes\n"
+            "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+            f"resource.setrlimit(resource.RLIMIT_AS, (used + {100 * MIB},) * 2)\n"
+            "print(free_bytes())")
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 90 * MIB < int(found.stdout) <= 100 * MIB
+
+
 def test_a_large_batch_is_recomputed_in_groups_of_rows(monkeypatch):
     monkeypatch.setattr(backends, "PASS_SIZE", 2 * 20 * CONFIG.d_model)  # two rows at the last position
-    report = finished(Comparison(make(), (), plan(batches=(5,), backends=("softmax",)), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(batches=(5,), backends=("softmax",)), **ticking()))
     last = next(r for r in report["results"] if r["batch"] == 5)["step_seconds"][-1]["seconds"]
     first = next(r for r in report["results"] if r["batch"] == 1)["step_seconds"][-1]["seconds"]
     assert last == pytest.approx(first * 5 / 2, rel=1e-3)  # by this clock a pass is a pass
@@ -254,7 +372,7 @@ def test_without_a_twin_the_weights_are_random_and_bits_per_dim_unknown():
 
 def test_a_model_without_a_start_token_is_compared_too():
     marginal = {"classes": 0, "first_marginal": (1.0,) + 255 * (0.0,)}
-    report = finished(Comparison(make(**marginal), (), plan(), clock=Ticks()))
+    report = finished(Comparison(make(**marginal), (), plan(), **ticking()))
     assert report["largest_logit_difference"] < 1e-5
     assert all(result["images_per_second"] for result in report["results"])
 
@@ -347,7 +465,7 @@ def test_each_number_of_rounds_has_a_twin_of_its_own_found_from_every_side(tmp_p
 
 
 def test_an_lsh_model_is_compared_as_any_other():
-    report = finished(Comparison(make("lsh", lsh_rounds=4), (), plan(batches=(1,)), clock=Ticks()))
+    report = finished(Comparison(make("lsh", lsh_rounds=4), (), plan(batches=(1,)), **ticking()))
     assert {(result["backend"], result["weights"]) for result in report["results"]} == {
         *((backend, None) for backend in BACKENDS if backend != "lsh-4"), ("lsh-4", "small")}
     assert all(result["images_per_second"] and not result["estimated"] for result in report["results"])
@@ -377,7 +495,7 @@ def test_lsh_attention_of_a_prefix_sees_nothing_later_and_is_always_hashed_alike
 
 def test_the_first_figures_are_of_the_cheapest_backends():
     """With a budget that ends within the survey, those that recompute with hashing are what is missing."""
-    report = finished(Comparison(make(), (), plan(budget_s=TICK * 600), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(budget_s=TICK * 600), **ticking()))
     known = [result["images_per_second"] is not None for result in report["results"]
              if result["backend"] in ("linear", "stateful-softmax")]
     assert all(known)
@@ -390,7 +508,7 @@ def test_the_integral_of_a_straight_line_is_exact(cost: Callable[[float], float]
 
 
 def test_backends_are_those_of_the_plan():
-    report = finished(Comparison(make(), (), plan(backends=("linear",)), clock=Ticks()))
+    report = finished(Comparison(make(), (), plan(backends=("linear",)), **ticking()))
     assert {result["backend"] for result in report["results"]} == {"linear"}
     assert report["largest_logit_difference"] is None
     assert set(BACKENDS) == {"linear", "softmax", "stateful-softmax", "lsh-1", "lsh-4"}
@@ -402,6 +520,6 @@ def test_a_comparison_leaves_the_checkpoint_and_the_random_numbers_alone(tmp_pat
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    finished(Comparison(ours, (), plan(budget_s=0.5), clock=Ticks()))
+    finished(Comparison(ours, (), plan(budget_s=0.5), **ticking()))
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(tensor, before[name]) for name, tensor in ours.net.state_dict().items())
