@@ -7,12 +7,13 @@ const BUDGETS = [15, 30, 60, 120, 300];
 const IMAGES = 8;  // drawn for the lanes to go through: the first is the same in all, and so are those that follow
 const KINDS = [
   ["linear", "compiled", "fixed memory, our kernels"],
-  ["linear", "eager", "fixed memory, PyTorch"],
+  ["linear", "eager", "fixed memory"],
   ["stateful-softmax", "eager", "keeps every key and value"],
   ["softmax", "eager", "computes its past again"],
   ["lsh-1", "eager", "hashes, computes it again"],
   ["lsh-4", "eager", "four rounds of hashing"],
 ];
+const ENGINES = {eager: "torch", "eager+operator": "torch with our operator", compiled: "compiled"};
 const DOT = 3;  // pixels from one finished image to the next in a pile
 
 export class Race {
@@ -91,7 +92,7 @@ export class Race {
         Object.assign(job, {ours: true, id: (await unless(signal, told)).id});
         return;
       } catch (problem) {
-        if (problem.status !== 409) throw problem;
+        if (problem.status !== 409 || problem.retryAfter) throw problem;  // the other kind: one was cancelled just now
         job.taken = true;
       }
     }
@@ -148,7 +149,8 @@ export class Race {
       const result = report.results.find((one) => one.batch === 1 && one.backend === lane.backend && one.engine === lane.engine);
       lane.total = result?.seconds_per_image;
       lane.ends = lane.total && endsOf(result, report.subpixels);
-      lane.time.textContent = lane.total ? `${result.estimated ? "~" : ""}${duration(lane.total)} each` : "not measured";
+      lane.time.textContent = lane.total ? `${result.estimated ? "~" : ""}${duration(lane.total)}${mark(result)} each` : "not measured";
+      lane.time.title = lane.total && result.disturbed ? result.note : "";
     }
     this.tabulate(report);
   }
@@ -165,7 +167,7 @@ export class Race {
         pile: el("canvas", {width: 141, height: 45, class: "pile", "aria-hidden": "true"}),
         count: el("strong", {}, "0"), word: el("span", {}, " images"), time: el("p", {class: "time"}, "\u00a0"), bar: el("i", {})};
       lane.item = el("li", {class: `lane ${backend === "linear" ? "ours" : ""}`},
-        el("h3", {}, backend, el("small", {}, engine)), el("p", {class: "quiet"}, text),
+        el("h3", {}, backend, el("small", {}, ENGINES[engine])), el("p", {class: "quiet"}, text),
         el("div", {class: "frame"}, lane.canvas), el("div", {class: "track", "aria-hidden": "true"}, lane.bar),
         el("p", {class: "count"}, lane.count, lane.word), lane.pile, lane.time);
       return lane;
@@ -194,16 +196,16 @@ export class Race {
       const alone = at(lane, 1);
       const theirs = paper[lane.backend] ?? {};
       return el("tr", {class: lane.backend === "linear" ? "ours" : ""},
-        el("th", {scope: "row"}, lane.backend, el("small", {}, ` ${lane.engine}`)),
+        el("th", {scope: "row"}, lane.backend, el("small", {}, ` ${ENGINES[lane.engine]}`)),
         ...batches.map((batch, index) => {
           const one = at(lane, batch);
-          const base = at({backend: "softmax", engine: "eager"}, batch).images_per_second;
+          const base = at({backend: "softmax", engine: lane.engine}, batch).images_per_second;
           return bar(one.images_per_second, tops[index], "", (one.estimated && one.images_per_second ? "~" : "")
-            + figure(one.images_per_second) + factor(one.images_per_second, base));
+            + figure(one.images_per_second) + mark(one) + factor(one.images_per_second, base));
         }),
         bar(theirs.images_per_second, topPaper, "paper", theirs.images_per_second == null ? "–"
           : `${theirs.images_per_second}${factor(theirs.images_per_second, paper.softmax.images_per_second)}`),
-        ...[(alone.estimated && alone.seconds_per_image ? "~" : "") + figure(alone.seconds_per_image),
+        ...[(alone.estimated && alone.seconds_per_image ? "~" : "") + figure(alone.seconds_per_image) + mark(alone),
           theirs.cpu_seconds ?? "–", bits(alone), theirs.bits_per_dim ?? "–",
           figure(alone.tail_over_head), size(alone.state_bytes)].map((text) => el("td", {}, String(text))));
     }));
@@ -211,7 +213,9 @@ export class Race {
     $("figures").hidden = $("remarks").hidden = false;
     const {machine} = report;
     $("remarks").replaceChildren(el("p", {}, `${report.model} on ${machine.cpu}, ${counted(machine.threads, "thread")}, torch ${machine.torch}. `
-      + `In brackets: times softmax. ~ estimated from some steps. Paper: ${report.paper.source}; ${report.paper.device}.`),
+      + "In brackets: times softmax in the same engine: torch tells of attention, compiled beside torch of our kernels. "
+      + `~ estimated from some steps. Paper: ${report.paper.source}; ${report.paper.device}.`),
+    ...report.notes.filter((note) => note.includes("†")).map((note) => el("p", {}, note)),
     el("details", {}, el("summary", {}, "Notes"), el("ul", {}, ...report.notes.map((note) => el("li", {}, note)))));
   }
 
@@ -255,9 +259,11 @@ export class Race {
       this.allow();
     });
     for (const lane of this.timed) paint(lane, images[0], images[0].height * images[0].width);  // by now all have drawn it
-    const [first, last] = [...this.timed].sort((a, b) => a.total - b.total).filter((_, index, all) => index === 0 || index === all.length - 1);
-    const named = (lane) => lane.backend === "linear" ? `linear (${lane.engine})` : lane.backend;
-    this.task.say(last ? `While ${named(last)} drew one image, ${named(first)} drew ${whole(first.made)}.` : `${first.backend} drew its image in ${duration(first.total)}.`);
+    const last = this.timed.reduce((one, other) => other.total > one.total ? other : one);
+    const equals = this.timed.filter((lane) => lane.engine === last.engine);  // only these tell of attention
+    const first = equals.reduce((one, other) => other.total < one.total ? other : one);
+    this.task.say(first !== last ? `While ${last.backend} drew one image, ${first.backend} drew ${whole(first.made)}, both in ${ENGINES[last.engine]}.`
+      : `${last.backend} drew its image in ${duration(last.total)}.`);
   }
 }
 
@@ -265,6 +271,9 @@ export class Race {
 function unless(signal, promise) {
   return Promise.race([promise, new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)))]);
 }
+
+/** Of a figure that other work has disturbed; its note says how. */
+const mark = (result) => result.disturbed ? "†" : "";
 
 const end = (id) => patiently(`${PATH}/${id}`, {method: "DELETE"}).catch(() => {});
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from server.figures import PAPER
+from server.figures import ENGINES, PAPER
 from tests.browser.conftest import ROOT, says
 from tests.browser.test_page import findings
 from tests.server.conftest import EAGER, eventually, serving
@@ -25,6 +25,12 @@ def racing(tiny):
     """A server whose comparisons take seconds."""
     with serving(tiny.parent, "--compare-budget", "5") as server:
         yield server
+
+
+def kind_of(name: str) -> tuple[str, str]:
+    """Backend and engine of what a lane or a row is called."""
+    backend, engine = name.split()
+    return backend, {told: engine for engine, told in ENGINES.items()}[engine]
 
 
 def race(page: Page) -> None:
@@ -50,12 +56,13 @@ def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, 
     says(page, "#race .status", RACED)
     report = told(racing, f"compare/{answer.value.json()['id']}")["report"]
     alone = {(one["backend"], one["engine"]): one for one in report["results"] if one["batch"] == 1}
-    says(page, "#race .status", r"While .+ drew one image, .+ drew [\d,]+\.")
+    says(page, "#race .status", r"While .+ drew one image, .+ drew [\d,]+, both in torch\.")
+    assert "compiled" not in page.locator("#race .status").inner_text()
     total = {kind: one["seconds_per_image"] for kind, one in alone.items() if one["seconds_per_image"]}
     slowest = max(total.values())
     counts = {}
     for name, count in page.locator(".lane").evaluate_all(LANES):
-        kind = tuple(name.split())
+        kind = kind_of(name)
         counts[kind] = int(count.split()[0].replace(",", "")) if kind in total else None
     assert set(counts) == set(alone)
     for kind, seconds in total.items():
@@ -65,7 +72,8 @@ def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, 
     assert table.count() == len(alone)
     for row in range(len(alone)):
         cells = table.nth(row).locator("th, td").all_inner_texts()
-        one = alone[tuple(cells[0].split())]
+        one = alone[kind_of(cells[0])]
+        assert ("×" in cells[1]) == bool(one["images_per_second"] and total.get(("softmax", one["engine"]))), cells
         if one["images_per_second"]:
             assert float(re.match(r"~?([\d.,]+)", cells[1])[1].replace(",", "")) == pytest.approx(
                 one["images_per_second"], rel=0.006)
@@ -102,7 +110,7 @@ def test_pixels_of_a_lane_appear_when_its_steps_say(racing, visit):
             if (filled === 64) break;
         }
         return seen;
-    }""", f"{slowest['backend']} {slowest['engine']}")
+    }""", f"{slowest['backend']} {ENGINES[slowest['engine']]}")
     positions = np.arange(64)
     steps = np.interp(positions, [step["position"] for step in slowest["step_seconds"]],
                       [step["seconds"] for step in slowest["step_seconds"]])
@@ -112,6 +120,46 @@ def test_pixels_of_a_lane_appear_when_its_steps_say(racing, visit):
     for clock, count in seen:  # the clock that is shown has a tenth of a second
         low, high = np.searchsorted(ends, [clock - 0.06, clock + 0.06], side="right")
         assert low - 1 <= count <= high + 1, (clock, count)
+
+
+def test_a_row_that_other_work_disturbed_says_so_on_the_page(racing, visit):
+    """The report is the server's own, in which two rows are said to have been disturbed."""
+    id = begun(racing, 2.0)
+    assert eventually(lambda: told(racing, f"compare/{id}")["status"] == "completed", 60)
+    why, note = "other work had its processor for 40% of the time", "Disturbed by other work (†): two rows."
+
+    def disturbed(route) -> None:
+        state = route.fetch().json()
+        for one in state["report"]["results"]:
+            one["disturbed"] = one["backend"] == "linear" and one["images_per_second"] is not None
+            one["note"] = why if one["disturbed"] else None
+        state["report"]["notes"] = [note]
+        route.fulfill(json=state)
+
+    visitor = visit(racing.url, panel="race")
+    visitor.page.route(f"**/v1/compare/{id}", disturbed)
+    page = visitor.ready()
+    says(page, "#race .status", "Measured before, with tiny")
+    rows = page.locator("#figures tbody tr").evaluate_all("all => all.map(one => one.innerText)")
+    assert {row.split()[0]: "†" in row for row in rows} == {
+        backend: backend == "linear" for backend in ("linear", "stateful-softmax", "softmax", "lsh-1", "lsh-4")}
+    lane = page.locator(".lane .time", has_text="†").first
+    assert lane.get_attribute("title") == why
+    expect(page.locator("#remarks > p", has_text=note)).to_be_visible()
+
+
+def test_measuring_again_right_after_a_stop_waits_for_the_server(racing, visit):
+    """It says how long in its 409; the page asks again by itself."""
+    page = visit(racing.url, panel="race").ready()
+    race(page)
+    says(page, "#race .status", r"Measuring: \d+ %")
+    page.get_by_role("button", name="Stop").and_(page.locator("#race-form button")).click()
+    says(page, "#race .status", "Stopped")
+    before = told(racing, "status")["comparison"]["id"]
+    with page.expect_response(lambda answer: answer.url.endswith("/v1/compare") and answer.status == 409):
+        race(page)
+    says(page, "#race .status", r"Measuring: \d+ %")
+    assert told(racing, "status")["comparison"]["id"] != before
 
 
 def test_stop_ends_the_measuring_on_the_server_too(tiny, visit):
