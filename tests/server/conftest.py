@@ -112,6 +112,13 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.parent
 
 
+def when_possible(ask: Callable[[], httpx.Response]) -> httpx.Response:
+    """Ask, and again when the answer says: after a cancelled comparison there is a pause."""
+    while (answer := ask()).status_code == 409 and "retry-after-ms" in answer.headers:
+        time.sleep(int(answer.headers["retry-after-ms"]) / 1000)
+    return answer
+
+
 def eventually(true: Callable[[], bool], seconds: float = 10.0) -> bool:
     """Whether something becomes true within that time."""
     end = time.monotonic() + seconds
