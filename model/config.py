@@ -11,7 +11,7 @@ FeatureMap = Literal["elu+1", "relu", "polynomial", "random"]
 Norm = Literal["post", "pre"]
 ResidualKind = Literal["plain", "reversible"]
 Activation = Literal["relu", "gelu"]
-LookUp = Literal["previous", "position", "row", "column", "channel"]
+LookUp = Literal["previous", "position", "row", "column", "channel", "class"]
 Neighbour = tuple[int, int, int]
 ScaleTransform = Literal["exp", "elu"]
 
@@ -48,6 +48,10 @@ class ModelConfig:
     activation: Activation = "gelu"
     look_ups: tuple[LookUp, ...] = ("previous", "position")
     neighbours: tuple[Neighbour, ...] = ()  # (dy, dx, dc) relative to t, strictly earlier in raster order
+    following: tuple[Neighbour, ...] = ()   # the same, strictly later: looked up where they are known from the start
+    patch: int = 0                          # side of the squares in which known pixels are told first; 0: they are not
+    background: int | None = None           # sub-pixels that see this value only skip the layers; None: none skips
+    background_dim: int = 128               # hidden features of what predicts those that skip
     classes: int = 0                        # 0: unconditional only
     scale_transform: ScaleTransform = "exp"  # when drawing; elu: the published sampler's elu(log_scale)+1.0001
     first_marginal: tuple[float, ...] = ()  # P(sub-pixel 0 = v) of a model without a start token, else empty
@@ -83,19 +87,27 @@ class ModelConfig:
         if unknown or "previous" not in self.look_ups or len(set(self.look_ups)) != len(self.look_ups):
             raise ValueError(f"look_ups must hold 'previous' and may add, once each, "
                              f"{', '.join(get_args(LookUp)[1:])}; got {_short(list(self.look_ups))}")
-        if len(self.neighbours) > MOST_NEIGHBOURS:
-            raise ValueError(f"neighbours may be up to {MOST_NEIGHBOURS}, got {len(self.neighbours)}")
-        for neighbour in self.neighbours:
+        if (count := len(self.neighbours) + len(self.following)) > MOST_NEIGHBOURS:
+            raise ValueError(f"neighbours and following may be up to {MOST_NEIGHBOURS} together, got {count}")
+        for neighbour in self.neighbours + self.following:
             if not isinstance(neighbour, tuple) or len(neighbour) != 3 \
                     or any(type(part) is not int for part in neighbour):
                 raise ValueError(f"a neighbour is three integers (dy, dx, dc), got {_short(neighbour)}")
             if max(map(abs, neighbour)) > MOST:
                 raise ValueError(f"a neighbour is at most {MOST} away, got {_short(neighbour)}")
+        for neighbour in self.neighbours:
             if self.offset(neighbour) >= 0 or neighbour >= (0, 0, 0):
                 raise ValueError(f"neighbour {neighbour} is not strictly earlier in raster order")
-        if (places := self.subpixels * (1 + len(self.neighbours))) > MOST_LOOKED_UP:
-            raise ValueError(f"height * width * channels * (1 + {len(self.neighbours)} neighbours) must be at most "
+        for neighbour in self.following:
+            if self.offset(neighbour) <= 0 or neighbour <= (0, 0, 0):
+                raise ValueError(f"following neighbour {neighbour} is not strictly later in raster order")
+        looked_up = 1 + len(self.neighbours) + len(self.following)
+        if (places := self.subpixels * looked_up) > MOST_LOOKED_UP:
+            raise ValueError(f"height * width * channels * (1 + {looked_up - 1} neighbours) must be at most "
                              f"{MOST_LOOKED_UP}, got {places}")
+        if "class" in self.look_ups and not self.classes:
+            raise ValueError("the look-up 'class' needs classes, got classes=0")
+        self._check_condition()
         if self.feature_map == "random" and (self.random_features > MOST_RANDOM_FEATURES
                                              or self.key_dim > MOST_RANDOM_DIM):
             raise ValueError(f"feature_map random goes with up to {MOST_RANDOM_FEATURES} random_features and key_dim "
@@ -114,6 +126,36 @@ class ModelConfig:
             if self.classes:
                 raise ValueError("a model without a start token (first_marginal) cannot have classes, "
                                  f"got classes={self.classes}")
+
+    def _check_condition(self) -> None:
+        """The fields of models that hear every known pixel, or skip the layers amid background."""
+        if type(self.patch) is not int or self.patch < 0 or (self.patch and (
+                self.height % self.patch or self.width % self.patch)):
+            raise ValueError(f"patch must divide height {self.height} and width {self.width}, or be 0; "
+                             f"got {_short(self.patch)}")
+        if self.following and not self.patch:
+            raise ValueError("following neighbours are known in conditional models only: give a patch, "
+                             "or no following")
+        if self.background is not None and (type(self.background) is not int or not 0 <= self.background <= 255):
+            raise ValueError(f"background must be a value 0..255, or null, got {_short(self.background)}")
+        if type(self.background_dim) is not int or not 1 <= self.background_dim <= MOST:
+            raise ValueError(f"background_dim must be an integer of 1..{MOST}, got {_short(self.background_dim)}")
+        if not self.packed:
+            return
+        if self.attention != "linear" or self.residual != "plain" or self.first_marginal:
+            raise ValueError("patch and background go with linear attention, plain residuals and a start token; "
+                             f"got {self.attention}, {self.residual} and {'no' if self.first_marginal else 'a'} "
+                             "start token")
+
+    @property
+    def packed(self) -> bool:
+        """Whether only some sub-pixels of an image go through the layers, or tokens that are no sub-pixels do."""
+        return bool(self.patch) or self.background is not None
+
+    @property
+    def patches(self) -> int:
+        """Squares that an image falls into, row after row; 0 for models without a patch."""
+        return self.height * self.width // self.patch**2 if self.patch else 0
 
     @property
     def subpixels(self) -> int:
@@ -144,7 +186,7 @@ class ModelConfig:
         if unknown := fields.keys() - {field.name for field in dataclasses.fields(cls)}:
             raise ValueError(f"unknown configuration fields {_short(sorted(unknown))}; "
                              "read it with the LinPix release that wrote it")
-        for name in ("look_ups", "first_marginal", "neighbours"):
+        for name in ("look_ups", "first_marginal", "neighbours", "following"):
             if name in fields:
                 if not isinstance(fields[name], list):
                     raise ValueError(f"{name} must be a list, got {_short(fields[name])}")
@@ -168,12 +210,20 @@ _COLOUR_CONTEXT: tuple[Neighbour, ...] = (
     (0, 0, -1), *((dy, dx, dc) for dy, dx in ((0, -1), (-1, 0), (-1, -1), (-1, 1), (0, -2), (-2, 0), (-2, -1))
                   for dc in (0, -1)))
 
+# What lies after t and may be known: the seam of a hole. What is further away reaches a token through the patches.
+_SEAM: tuple[Neighbour, ...] = (
+    (0, 1, 0), (0, 2, 0), (1, 0, 0), (1, -1, 0), (1, 1, 0), (1, -2, 0), (1, 2, 0),
+    (2, 0, 0), (2, -1, 0), (2, 1, 0), (3, 0, 0))
+
 PRESETS: dict[str, ModelConfig] = {
     "mnist": ModelConfig(classes=10, norm="pre", neighbours=_LOCAL_CONTEXT),
     "cifar10": ModelConfig(height=32, width=32, channels=3, layers=16, classes=10, norm="pre",
                            look_ups=("previous", "row", "column", "channel")),
     "mnist-small": ModelConfig(layers=4, heads=4, d_model=128, d_ff=512, classes=10, norm="post",
                                look_ups=("previous", "row", "column"), neighbours=_LOCAL_CONTEXT),
+    "mnist-conditional": ModelConfig(layers=4, heads=4, d_model=128, d_ff=512, classes=10, norm="post",
+                                     look_ups=("previous", "row", "column", "class"), neighbours=_LOCAL_CONTEXT,
+                                     following=_SEAM, patch=4, background=0),
     "cifar10-small": ModelConfig(height=32, width=32, channels=3, layers=4, heads=4, d_model=128, d_ff=512,
                                  classes=10, norm="post", look_ups=("previous", "row", "column", "channel"),
                                  neighbours=_COLOUR_CONTEXT),

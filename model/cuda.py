@@ -163,7 +163,7 @@ class GpuPool:
         self._operators.prefill(self.canvas, self.S, self.z, self.pairs, self.scale, self._saturated,
                                 *(torch.from_numpy(x).to(self.device) for x in numbers), self._packed.weights,
                                 self._packed.sizes, self._packed.eps, int(numbers[2].max()), 1)
-        if self._recorded:
+        if self.canvas.is_cuda:
             torch.cuda.synchronize()
 
     @torch.inference_mode()

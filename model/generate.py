@@ -11,23 +11,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.attention import attention_for
+from model.attention import State, attention_for
 from model.config import ModelConfig
+from model.inputs import START
 from model.mixture import draw
 from model.philox import uniforms
 from model.transformer import Transformer
 
+CLASS_STREAM = 1  # of Philox: what class an image has that was asked for without one
 SMALL = 10**8  # multiplications in a step; below, waking a second thread costs more than it saves
 READING = 5    # times as long as one with weights takes one with keys and values, which no other row shares
 
 
 @torch.inference_mode()
 def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | None = None,
-             known: Tensor | None = None, prefix: int = 0, temperature: float = 1.0) -> Tensor:
+             known: Tensor | None = None, prefix: int = 0, given: Tensor | None = None,
+             temperature: float = 1.0) -> Tensor:
     """Draw one image per seed.
 
-    labels: one per image, None for the unconditional start · known: (B, T) uint8, whose first `prefix`
-    sub-pixels are given and kept · returns (B, T) uint8, on the CPU.
+    labels: one per image, None for the unconditional start; or, where anything is given to a model with patches, for a
+    class drawn from what that makes likely · known: (B, T) uint8, whose first `prefix` sub-pixels are kept, or, by a
+    model with patches, those that are `given`, (B, T) bool · returns (B, T) uint8, on the CPU.
     """
     count, config = len(seeds), net.config
     start = torch.tensor([net.start_index(label) for label in labels or [None] * count])
@@ -38,15 +42,41 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
         assert known is not None
         canvas[:, :prefix] = known[:, :prefix]
         net.prefill(canvas, prefix, start, state, slots)
+    if given is not None:
+        assert known is not None
+        canvas = torch.where(given, known, canvas)
+        start = _read(net, canvas, given, start, state, slots, seeds)
     noise = noise_of(np.array(seeds), np.arange(prefix, config.subpixels))
     heat = torch.full((count,), temperature)
     for position in range(prefix, config.subpixels):
-        t = torch.full((count,), position)
-        with decode_threads(net, count, position):
-            parameters = net.step(canvas, t, start, state, slots)
-            u = noise[:, position - prefix]
-            canvas[:, position] = draw_subpixel(net, parameters, t, u, heat)
+        drawn = torch.arange(count)
+        if given is not None:
+            [drawn] = (~given[:, position]).nonzero(as_tuple=True)
+        if not len(drawn):
+            continue
+        t, u = torch.full((len(drawn),), position), noise[drawn, position - prefix]
+        with decode_threads(net, len(drawn), position):
+            parameters = net.step(canvas[drawn], t, start[drawn], state, slots[drawn],
+                                  None if given is None else given[drawn])
+            canvas[drawn, position] = draw_subpixel(net, parameters, t, u, heat[drawn])
     return canvas.cpu()
+
+
+def _read(net: Transformer, canvas: Tensor, given: Tensor, start: Tensor, state: State, slots: Tensor,
+          seeds: list[int]) -> Tensor:
+    """Have a model read what is given; returns start indices, of classes drawn for images without a label."""
+    [told] = given.any(1).nonzero(as_tuple=True)
+    if not len(told):
+        return start
+    scores = net.read(canvas[told], given[told], state, slots[told])
+    u = torch.from_numpy(uniforms(np.array(seeds), np.array(0), CLASS_STREAM)[:, 0].copy())[told].to(scores.device)
+    return start.index_put((told,), torch.where(start[told] == START, START + 1 + draw_class(scores, u), start[told]))
+
+
+def draw_class(scores: Tensor, u: Tensor) -> Tensor:
+    """A class of each image, (B,) int64: scores (B, classes), unnormalised log-probabilities · u (B,) in (0, 1)."""
+    cumulative = torch.exp(scores - scores.amax(-1, keepdim=True)).cumsum(-1)
+    return (cumulative <= u[:, None] * cumulative[:, -1:]).sum(-1).clamp(max=scores.shape[1] - 1)
 
 
 @contextmanager

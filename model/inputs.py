@@ -1,23 +1,25 @@
-"""The input at position t: a sum of table look-ups, each of something known before t.
+"""What a token is made of: sums of table look-ups for sub-pixels, and the known pixels of a square for patches.
 
-All tables are stacked into one, so that an engine needs one gather-and-sum whatever a
-configuration looks up. Row blocks, in order: the previous sub-pixel (256 values, the
-unconditional start, one start per class), the positional look-ups, then 257 rows for each
-neighbour (256 values, and 256 for outside the image).
+The input at position t is a sum of table look-ups, each of something known before t is drawn. All tables are stacked
+into one, so that an engine needs one gather-and-sum whatever a configuration looks up. Row blocks, in order: the
+previous sub-pixel (256 values, the unconditional start, one start per class), the positional look-ups and the class in
+the order of look_ups, 257 rows for each neighbour (256 values, and 256 for outside the image), and 258 for each
+following neighbour (256 values, 256 for unknown, 257 for outside).
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.config import ModelConfig
+from model.config import ModelConfig, Neighbour
 
 START = 256    # previous value at t = 0, unconditionally; START + 1 + c starts class c
 OUTSIDE = 256  # value of a neighbour that lies outside the image
+UNKNOWN, FOLLOWING_OUTSIDE = 256, 257  # of a following neighbour
 
 
 class InputEmbedding(nn.Module):
-    """x_{t-1}, t and the neighbours of t, embedded and summed."""
+    """x_{t-1}, t, the class and the neighbours of t, embedded and summed."""
 
     source: Tensor
     outside: Tensor
@@ -26,58 +28,133 @@ class InputEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.config = config
         t = torch.arange(config.subpixels)
         place = {"position": t,
                  "row": t // (config.width * config.channels),
                  "column": t // config.channels % config.width,
                  "channel": t % config.channels}
-        sizes = {"position": config.subpixels, "row": config.height, "column": config.width, "channel": config.channels}
-        source, outside, base = [t - 1], [t == 0], [torch.zeros_like(t)]
-        rows = START + 1 + config.classes
-        positional, tables = torch.zeros(config.subpixels, 0, dtype=torch.int64), [0]
+        sizes = {"position": config.subpixels, "row": config.height, "column": config.width,
+                 "channel": config.channels, "class": config.classes + 1}
+        rows, class_rows = START + 1 + config.classes, 0
+        positional, tables = [], [0]
         for name in config.look_ups:
-            if name != "previous":
-                positional = torch.cat([positional, (place[name] + rows)[:, None]], 1)
-                rows += sizes[name]
-        for dy, dx, dc in config.neighbours:
-            inside = torch.ones_like(t, dtype=torch.bool)
-            for at, size in ((place["row"] + dy, config.height), (place["column"] + dx, config.width),
-                             (place["channel"] + dc, config.channels)):
-                inside &= (at >= 0) & (at < size)
-            source.append(t + config.offset((dy, dx, dc)))
-            outside.append(~inside)
+            if name == "class":
+                class_rows = rows
+            elif name != "previous":
+                positional.append(place[name] + rows)
+            rows += sizes.get(name, 0)
+        self.class_rows = class_rows  # the first row of the classes' table: none, class 0, 1, ...; 0: no such table
+        source, outside, base = [t - 1], [t == 0], [torch.zeros_like(t)]
+        for neighbour in config.neighbours + config.following:
+            where, beyond = _neighbour(config, t, neighbour)
+            source.append(where)
+            outside.append(beyond)
             base.append(torch.full_like(t, rows))
             tables.append(rows)
-            rows += OUTSIDE + 1
+            rows += OUTSIDE + 1 if neighbour in config.neighbours else FOLLOWING_OUTSIDE + 1
         # (T, number of values looked up): where a value stands, whether that is outside, its table's first row
         self.register_buffer("source", torch.stack(source, 1).clamp(0, config.subpixels - 1), persistent=False)
         self.register_buffer("outside", torch.stack(outside, 1), persistent=False)
         self.register_buffer("base", torch.stack(base, 1), persistent=False)
-        self.register_buffer("positional", positional, persistent=False)
+        self.register_buffer("positional", torch.stack(positional, 1) if positional else
+                             torch.zeros(config.subpixels, 0, dtype=torch.int64), persistent=False)
         table = torch.randn(rows, config.d_model)
         if config.channels == 3:  # similar values begin with similar rows; tried with colours only
             for first in tables:
                 walk = table[first:first + 256].cumsum(0)
                 walk -= walk.mean(0)
                 table[first:first + 256] = walk / walk.std()
+        if config.following:  # most of them are unknown most of the time: a constant that should not drown the rest
+            table[tables[1 + len(config.neighbours)]:] *= 0.4
         self.table = nn.Parameter(table * 0.5)
 
-    def indices(self, canvas: Tensor, t: Tensor, start: Tensor) -> Tensor:
-        """Rows of the stacked table to be summed for each position.
+    def values(self, canvas: Tensor, t: Tensor, start: Tensor, known: Tensor | None = None) -> Tensor:
+        """What is looked up at each position: the previous value, the neighbours', the following ones'.
 
-        canvas: (B, T) uint8, of which only sub-pixels before t are looked at
+        canvas: (B, T) uint8, of which only sub-pixels before t are looked at, and known ones after it
         t:      (B, n) int64, the positions being predicted
         start:  (B,) int64, the start index that stands before sub-pixel 0
-        Returns (B, n, look-ups) int64.
+        known:  (B, T) bool, what following neighbours are known; none if absent
+        Returns (B, n, 1 + neighbours + following) int64.
         """
         rows, n = t.shape
-        values = canvas.gather(1, self.source[t].flatten(1)).view(rows, n, -1).long()
+        place, seen = self.source[t].flatten(1), 1 + len(self.config.neighbours)
+        values = canvas.gather(1, place).view(rows, n, -1).long()
         nothing = torch.full_like(values, OUTSIDE)
         nothing[..., 0] = start[:, None]
-        values = torch.where(self.outside[t], nothing, values) + self.base[t]
-        return torch.cat([values, self.positional[t]], -1)
+        if self.config.following:
+            nothing[..., seen:] = FOLLOWING_OUTSIDE
+            if known is None:
+                values[..., seen:] = UNKNOWN
+            else:
+                told = known.gather(1, place).view(rows, n, -1)[..., seen:]
+                values[..., seen:] = torch.where(told, values[..., seen:], UNKNOWN)
+        return torch.where(self.outside[t], nothing, values)
 
-    def forward(self, canvas: Tensor, t: Tensor, start: Tensor) -> Tensor:
-        """Shapes as in indices; returns (B, n, d_model)."""
-        indices = self.indices(canvas, t, start)
-        return F.embedding_bag(indices.flatten(0, 1), self.table, mode="sum").view(*t.shape, -1)
+    def amid_background(self, values: Tensor) -> Tensor:
+        """Whether all that is looked up is background, outside or unknown. values: (..., as above); returns (...)."""
+        return ((values == self.config.background) | (values >= 256)).all(-1)
+
+    def known_background(self, values: Tensor) -> Tensor:
+        """How many following neighbours are known to be background. Shapes as in amid_background; int64."""
+        if self.config.background is None:
+            return torch.zeros_like(values[..., 0])
+        return (values[..., 1 + len(self.config.neighbours):] == self.config.background).sum(-1)
+
+    def indices(self, values: Tensor, t: Tensor, start: Tensor) -> Tensor:
+        """Rows of the table to be summed, (..., look-ups). values: (..., as above) · t, start: (...)."""
+        parts = [values + self.base[t], self.positional[t]]
+        if self.class_rows:
+            parts.append((self.class_rows + start - START)[..., None])
+        return torch.cat(parts, -1)
+
+    def embed(self, values: Tensor, t: Tensor, start: Tensor) -> Tensor:
+        """Shapes as in indices; returns (..., d_model)."""
+        indices = self.indices(values, t, start)
+        return F.embedding_bag(indices.flatten(0, -2), self.table, mode="sum").view(*t.shape, self.config.d_model)
+
+    def forward(self, canvas: Tensor, t: Tensor, start: Tensor, known: Tensor | None = None) -> Tensor:
+        """Shapes as in values; returns (B, n, d_model)."""
+        return self.embed(self.values(canvas, t, start, known), t, start[:, None].expand_as(t))
+
+
+def _neighbour(config: ModelConfig, t: Tensor, neighbour: Neighbour) -> tuple[Tensor, Tensor]:
+    """Where a neighbour of each position stands, and whether that is outside the image."""
+    inside = torch.ones_like(t, dtype=torch.bool)
+    row, column = t // (config.width * config.channels), t // config.channels % config.width
+    for at, size in ((row + neighbour[0], config.height), (column + neighbour[1], config.width),
+                     (t % config.channels + neighbour[2], config.channels)):
+        inside &= (at >= 0) & (at < size)
+    return t + config.offset(neighbour), ~inside
+
+
+class PatchEmbedding(nn.Module):
+    """Known pixels by squares, which a conditional model reads before the first sub-pixel; and the query after them.
+
+    A patch is embedded as a linear function of its sub-pixels (value / 255 where known, else 0) and of which of them
+    are known. The query is the token from whose features the class is told.
+    """
+
+    members: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        side, size = config.patch, config.patch**2 * config.channels
+        t = torch.arange(config.subpixels).view(config.height // side, side, -1, side * config.channels)
+        self.register_buffer("members", t.transpose(1, 2).reshape(-1, size), persistent=False)  # (patches, size)
+        self.linear = nn.Linear(2 * size, config.d_model)
+        nn.init.normal_(self.linear.weight, std=0.35)
+        self.place = nn.Parameter(torch.randn(config.patches, config.d_model) * 0.3)
+        self.query = nn.Parameter(torch.randn(config.d_model) * 0.3)
+
+    def told(self, known: Tensor) -> Tensor:
+        """Which patches hold anything known. known: (B, T) bool; returns (B, patches)."""
+        return known[:, self.members].any(-1)
+
+    def forward(self, canvas: Tensor, known: Tensor, image: Tensor, patch: Tensor) -> Tensor:
+        """(n, d_model). canvas: (B, T) uint8 · known: (B, T) bool · image, patch: (n,) int64, whose and which."""
+        image, members = image[:, None], self.members[patch]
+        there = known[image, members].to(self.place.dtype)
+        values = canvas[image, members] / 255 * there
+        return self.linear(torch.cat([values, there], -1)) + self.place[patch]

@@ -219,6 +219,8 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
         obstacle = _ELU_ONLY.format(config.feature_map)
     elif config.residual != "plain":
         obstacle = _PLAIN_ONLY.format(config.residual)
+    elif config.packed:
+        obstacle = _DENSE_ONLY
     elif config.d_model % TILE:
         obstacle = f"it wants a d_model that is a multiple of {TILE}, and this model's is {config.d_model}"
     if engine == "compiled" and obstacle:
@@ -238,6 +240,7 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
 _LINEAR_ONLY = "it knows linear attention only, and this model's is {}"
 _ELU_ONLY = "it has kernels for the feature map elu+1, and this model's is {}"
 _PLAIN_ONLY = "it knows plain residuals only, and this model's are {}"
+_DENSE_ONLY = "it has no kernels for patches, following neighbours or background, which this model has"
 
 
 def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
@@ -250,6 +253,8 @@ def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
         return _ELU_ONLY.format(config.feature_map)
     if config.residual != "plain":
         return _PLAIN_ONLY.format(config.residual)
+    if config.packed:
+        return _DENSE_ONLY
     if config.key_dim != config.value_dim or config.key_dim not in ops.GPU_HEADS:
         return (f"it has kernels for heads of {', '.join(map(str, ops.GPU_HEADS))}, keys and values alike, and this "
                 f"model's are {config.key_dim} and {config.value_dim}")

@@ -1,6 +1,7 @@
 """The transformer: one set of weights, run over a whole image at once or one sub-pixel a step."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from model import reversible
 from model.attention import PADDING_SLOT, State, attention_for
+from model.background import BackgroundHead
 from model.config import ModelConfig
-from model.inputs import START, InputEmbedding
+from model.inputs import START, InputEmbedding, PatchEmbedding
+from model.sequences import Sequences, sequences_of
 
 PREFILL_TOKENS = 32  # of an image that go through the layers together: always the same, since others round otherwise
 
@@ -106,8 +109,19 @@ def _run_reversibly(layers: Iterable[nn.Module], x: Tensor, attend: Attend, *, c
     return reversible.run(residuals, x)
 
 
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a model says of B images."""
+
+    parameters: Tensor           # (B, T, 3 * K): mixture parameters; 0 where a sub-pixel is known, so not predicted
+    class_scores: Tensor | None  # (n, classes): unnormalised log-probabilities, of images of which anything is known
+
+
 class Transformer(nn.Module):
-    """An autoregressive model of images: the distribution of each sub-pixel given all earlier ones."""
+    """An autoregressive model of images: the distribution of each sub-pixel given all earlier ones.
+
+    Of a conditional model (with a patch): given all earlier and all known ones.
+    """
 
     def __init__(self, config: ModelConfig, *, feed_forward_chunks: int = 1) -> None:
         """feed_forward_chunks: see Layer; how to compute, not what."""
@@ -117,6 +131,9 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Layer(config, feed_forward_chunks) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.d_model)
         self.head = nn.Linear(config.d_model, 3 * config.mixtures)
+        self.patches = PatchEmbedding(config) if config.patch else None
+        self.class_head = nn.Linear(config.d_model, config.classes) if config.patch and config.classes else None
+        self.background = BackgroundHead(config) if config.background is not None else None
         self.multiplications = sum(p.numel() for p in self.layers.parameters())  # of one token, about
         # what undoes a stack cannot be traced, but the functions in it can be compiled; who has no use for it need not
         # wait for the compiler, whose import takes as long as all the rest of torch
@@ -163,9 +180,48 @@ class Transformer(nn.Module):
         t = torch.arange(first, self.config.subpixels).expand(len(images), -1)
         if start is None:
             start = torch.full((len(images),), START)
+        if self.config.packed:
+            return self.predict(sequences_of(self.inputs, self.patches, images, start)).parameters
         parameters = self._run(self.inputs(images, t, start), self._parallel)
         parameters = parameters.to(torch.promote_types(parameters.dtype, torch.float32))  # bf16 under autocast
         return F.pad(parameters, (0, 0, first, 0), value=torch.nan) if first else parameters
+
+    def sequences(self, images: Tensor, start: Tensor, known: Tensor | None = None, *, begin: int = 0,
+                  end: int | None = None) -> Sequences:
+        """Which tokens of images go through the layers; see sequences_of."""
+        return sequences_of(self.inputs, self.patches, images, start, known, begin=begin, end=end)
+
+    def predict(self, s: Sequences) -> Prediction:
+        """The parallel form of models whose sequences are packed (`ModelConfig.packed`)."""
+        features = self.features(s)
+        predicted = self.head(features.index_select(0, s.pixel_place))
+        parameters = predicted.new_zeros(s.canvas.numel(), predicted.shape[1]).index_copy(
+            0, s.pixel_image * self.config.subpixels + s.pixel_t, predicted)
+        if self.background is not None:
+            last = F.pad(self.background.project(features), (0, 0, 0, 1)).index_select(0, s.last)
+            skipped = self.background(last, s.skipped_t, s.start[s.skipped_image],
+                                      s.skipped_following)
+            parameters = parameters.index_copy(0, s.skipped_image * self.config.subpixels + s.skipped_t, skipped)
+        scores = self.class_head(features.index_select(0, s.query_place)) if self.class_head is not None else None
+        return Prediction(parameters.view(*s.canvas.shape, -1), scores)
+
+    def features(self, s: Sequences, attend: Attend | None = None) -> Tensor:
+        """Final features of all tokens, (N, d_model), float32 under autocast too. attend: of packed q, k and v."""
+        pixels = self.inputs.embed(s.pixel_values, s.pixel_t, s.start[s.pixel_image])
+        parts = [pixels]
+        if self.patches is not None:
+            query = self.patches.query.expand(len(s.query_image), -1)
+            parts = [self.patches(s.canvas, s.known, s.patch_image, s.patch), query, pixels]
+        return self._final(torch.cat(parts).index_select(0, s.order), attend or partial(self._side_by_side, s))
+
+    def _final(self, x: Tensor, attend: Attend) -> Tensor:
+        for index, layer in enumerate(self.layers):
+            x = layer(x, index, attend)
+        with torch.autocast(x.device.type, enabled=False):
+            return self.norm(x.to(torch.promote_types(x.dtype, torch.float32)))
+
+    def _side_by_side(self, s: Sequences, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return s.packed(self._parallel(layer, s.padded(q), s.padded(k), s.padded(v)))
 
     def _parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.attention.parallel(layer, q, k, v, training=self.training)
@@ -188,25 +244,81 @@ class Transformer(nn.Module):
         """
         first = 1 if self.config.first_marginal else 0
         for chunk in range(begin, length, PREFILL_TOKENS):
-            t = torch.arange(max(chunk, first), min(chunk + PREFILL_TOKENS, length)).expand(len(canvas), -1)
+            after = min(chunk + PREFILL_TOKENS, length)
+            if self.config.packed:
+                for image, slot in enumerate(slots):
+                    row = slice(image, image + 1)
+                    self._fold(self.sequences(canvas[row], start[row], begin=chunk, end=after), state, slot, chunk)
+                continue
+            t = torch.arange(max(chunk, first), after).expand(len(canvas), -1)
             if t.shape[1]:
                 self._run(self.inputs(canvas, t, start),
                           partial(state.prefill, slots=slots, held=max(chunk - first, 0)))
 
     @torch.inference_mode()
-    def step(self, canvas: Tensor, t: Tensor, start: Tensor, state: State, slots: Tensor) -> Tensor:
+    def read(self, canvas: Tensor, known: Tensor, state: State, slots: Tensor) -> Tensor:
+        """Fold what is known of images into clear slots, before their first sub-pixel: for models with patches.
+
+        canvas: (B, T) uint8 · known: (B, T) bool, something of each · slots: (B,).
+        Returns class scores, (B, classes): unnormalised log-probabilities of each class given what is known.
+        """
+        assert self.class_head is not None
+        start = torch.full((1,), START)
+        features = [self._fold(self.sequences(canvas[i:i + 1], start, known[i:i + 1], end=0), state, slot)
+                    for i, slot in enumerate(slots)]
+        return self.class_head(torch.cat(features))
+
+    def _fold(self, s: Sequences, state: State, slot: Tensor, held: int = 0) -> Tensor:
+        """One image's tokens into its slot; returns the last one's final features, (1, d_model) or none.
+
+        held: 0 if the slot is clear.
+        """
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+            return state.prefill(layer, q, k, v, slot[None], held)[0].transpose(0, 1)
+
+        if not len(s.order):
+            return torch.empty(0, self.config.d_model)
+        features = self.features(s, attend)[-1:]
+        if self.background is not None:
+            state.last[slot] = self.background.project(features)[0]
+        return features
+
+    @torch.inference_mode()
+    def step(self, canvas: Tensor, t: Tensor, start: Tensor, state: State, slots: Tensor,
+             known: Tensor | None = None) -> Tensor:
         """Advance B images by one sub-pixel; return the mixture parameters of the one at t.
 
-        canvas: (B, T) uint8, known before t, never looked at from t on
+        canvas: (B, T) uint8, known before t, never looked at from t on but where `known`
         t:      (B,) int64, the positions being predicted; rows may be at different positions
         start:  (B,) int64 start indices
         slots:  (B,) int64, no slot twice except 0
+        known:  (B, T) bool, what was told by `read`; nothing if absent
         Returns (B, 3 * K). Updates state in place at slots, and nowhere else.
         """
+        if self.config.packed:
+            return self._step_or_skip(canvas, t, start, state, slots, known)
         if self.config.first_marginal:  # no start token: position 0 must leave no trace in its slot
             slots = torch.where(t == 0, PADDING_SLOT, slots)
         x = self.inputs(canvas, t[:, None], start)[:, 0]
         parameters = self._run(x, lambda layer, q, k, v: state.step(layer, q, k, v, t, slots))
         if self.config.first_marginal:
             parameters = parameters.masked_fill((t == 0)[:, None], torch.nan)
+        return parameters
+
+    def _step_or_skip(self, canvas: Tensor, t: Tensor, start: Tensor, state: State, slots: Tensor,
+                      known: Tensor | None) -> Tensor:
+        values = self.inputs.values(canvas, t[:, None], start, known)[:, 0]
+        skips = self.inputs.amid_background(values) if self.background is not None else torch.zeros_like(t).bool()
+        [runs], [skipped] = (~skips).nonzero(as_tuple=True), skips.nonzero(as_tuple=True)
+        parameters = torch.empty(len(t), 3 * self.config.mixtures, dtype=self.inputs.table.dtype)
+        if len(runs):
+            x = self.inputs.embed(values[runs], t[runs], start[runs])
+            features = self._final(x, lambda layer, q, k, v: state.step(layer, q, k, v, t[runs], slots[runs]))
+            parameters[runs] = self.head(features)
+            if self.background is not None:
+                state.last[slots[runs]] = self.background.project(features)
+        if self.background is not None:
+            parameters[skipped] = self.background(state.last[slots[skipped]], t[skipped], start[skipped],
+                                                  self.inputs.known_background(values[skipped]))
         return parameters

@@ -18,33 +18,43 @@ import torch
 from torch import Tensor, nn
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
+from torch.nn import functional as F
 from tqdm import tqdm
 
 from model import checkpoint, mixture
-from model.config import bits_per_dim
+from model.config import ModelConfig, bits_per_dim
 from model.inputs import START
+from model.sequences import Sequences
 from model.transformer import Transformer
 from training.datasets import Dataset
 from training.evaluate import evaluate
 from training.export import card, provenance, sample_grid
+from training.masks import known_of
 from training.run import Run, TrainConfig, stop_signals
 
 
 class Batches:
     """Batch number n of a run: shuffled epochs, each image used once an epoch; a pure function of n."""
 
-    def __init__(self, data: Dataset, config: TrainConfig, classes: int) -> None:
-        self.data, self.config, self.classes = data, config, classes
+    def __init__(self, data: Dataset, config: TrainConfig, model: ModelConfig) -> None:
+        self.data, self.config, self.model = data, config, model
         self._epoch, self._order = -1, np.arange(0)
 
-    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        """Images (batch, T) uint8 and start indices (batch,) int64."""
+    def __call__(self, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Images (batch, T) uint8, start indices (batch,) int64 and, with patches, what is known (batch, T)."""
         count, size, seed = len(self.data.images), self.config.batch, self.config.seed
         picked = np.array([self._at(step * size + i, count) for i in range(size)])
         labels = self.data.labels[picked]
         free = np.random.default_rng((seed, 1, step)).random(size) < self.config.unconditional
-        start = np.where(free, START, START + 1 + labels) if self.classes else np.full(size, START)
-        return torch.from_numpy(self.data.images[picked]), torch.from_numpy(start)
+        known = None
+        if self.model.patch:
+            random = np.random.default_rng((seed, 2, step))
+            told = random.random(size) < self.config.conditional
+            masks = known_of(random, self.model, size) & told[:, None]
+            free &= ~masks.any(1)  # the class of an image of which something is known is drawn before the image
+            known = torch.from_numpy(masks)
+        start = np.where(free, START, START + 1 + labels) if self.model.classes else np.full(size, START)
+        return torch.from_numpy(self.data.images[picked]), torch.from_numpy(start), known
 
     def _at(self, number: int, count: int) -> int:
         epoch, index = divmod(number, count)
@@ -62,22 +72,34 @@ def can_compile() -> bool:
     return True
 
 
-def loss_function(net: Transformer, config: TrainConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """(images, start) -> mean bits/dim of the batch; compiled where asked for and possible."""
+def loss_function(net: Transformer, config: TrainConfig) -> Callable[..., Tensor]:
+    """(images, start, known or None) -> mean bits/dim of what is hidden; compiled where asked for and possible."""
     bf16 = config.bf16 and (net.device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
-    def loss(images: Tensor, start: Tensor) -> Tensor:
+    def dense(images: Tensor, start: Tensor) -> Tensor:
         with torch.autocast(net.device.type, torch.bfloat16, enabled=bf16):
             parameters = net(images, start)
         likelihood = mixture.log_likelihood(parameters[:, first:], images[:, first:])
         return -likelihood.sum(1).mean() * bits_per_dim(1.0, net.config)
 
+    def packed(sequences: Sequences) -> Tensor:
+        with torch.autocast(net.device.type, torch.bfloat16, enabled=bf16):
+            prediction = net.predict(sequences)
+        nats = -mixture.log_likelihood(prediction.parameters, sequences.canvas).masked_fill(sequences.known, 0).sum()
+        if prediction.class_scores is not None:
+            classes = sequences.start[sequences.query_image] - START - 1
+            nats = nats + config.class_weight * F.cross_entropy(prediction.class_scores, classes, reduction="sum")
+        return nats / len(sequences.canvas) * bits_per_dim(1.0, net.config)
+
     first = 1 if net.config.first_marginal else 0  # that sub-pixel's distribution is not trained
     if config.compile and not can_compile():
         print("training without torch.compile, at about two thirds of the speed: there is no C++ compiler",
               file=sys.stderr)
-        return loss
-    return torch.compile(loss) if config.compile else loss
+    elif config.compile:
+        dense, packed = torch.compile(dense), torch.compile(packed, dynamic=True)
+    if net.config.packed:
+        return lambda images, start, known=None: packed(net.sequences(images, start, known))
+    return lambda images, start, known=None: dense(images, start)
 
 
 def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: float = math.inf,
@@ -97,7 +119,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     kept = len(data.images) - held_out
     validation = data.images[kept:]
     batches = Batches(dataclasses.replace(data, images=data.images[:kept], labels=data.labels[:kept]),
-                      config, run.model.classes)
+                      config, run.model)
     loss_of = loss_function(run.net, config)
     log = Log(side, run.step, run.images)
     stop = stop_signals()
@@ -127,9 +149,10 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
                 optimizer.zero_grad()
                 for group in optimizer.param_groups:
                     group["lr"] = config.learning_rate * share * group["share"]
-            images, start = batches(run.step)
+            images, start, known = (None if each is None else each.to(run.net.device) for each in batches(run.step))
+            assert images is not None and start is not None
             torch.manual_seed((config.seed * 2**32 + run.step) % 2**64)  # lsh hashes by it: alike after a resume
-            loss = loss_of(images.to(run.net.device), start.to(run.net.device))
+            loss = loss_of(images, start, known)
             loss.backward()
             # each group by itself: clipped together, a spike of the head's would silence the layers
             norms = [nn.utils.clip_grad_norm_(group["params"], config.clip)

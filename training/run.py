@@ -57,6 +57,8 @@ class TrainConfig:
     clip: float = setting(1.0, "largest gradient norm of a group: the layers' matrices, the head, the rest")
     ema: float = setting(0.998, "decay a step of the averaged weights, the ones exported; less in the first steps")
     unconditional: float = setting(0.5, "share of images that begin with the unconditional start")
+    conditional: float = setting(0.67, "share of images of which something is told, to a model with patches")
+    class_weight: float = setting(10.0, "of the class that such a model is to tell, against the likelihood's nats")
     seed: int = setting(0, "of initial weights, order of images, and labels left out")
     validation: int = setting(1_000, "last training images, held out to watch the run; at most a tenth")
     feed_forward_chunks: int = setting(1, "of the positions, one after the other: less memory, the same gradients")
@@ -67,13 +69,13 @@ class TrainConfig:
         for name in ("images", "batch", "feed_forward_chunks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("minutes", "warmup_images", "weight_decay", "validation", "seed"):
+        for name in ("minutes", "warmup_images", "weight_decay", "validation", "class_weight", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in ("learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("ema", "unconditional", "final_learning_rate", "head_share"):
+        for name in ("ema", "unconditional", "conditional", "final_learning_rate", "head_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
         if self.optimizer not in get_args(Optimizer):
@@ -111,7 +113,8 @@ def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimi
     in their weights that at the layers' rate they oscillate, with gradients a hundred times those of all else.
     """
     matrices = [p for layer in net.layers for p in layer.parameters() if p.dim() == 2]
-    head = [*net.norm.parameters(), *net.head.parameters()]
+    heads = (net.norm, net.head, net.class_head, net.background.head if net.background is not None else None)
+    head = [p for module in heads if module is not None for p in module.parameters()]
     chosen = {id(p) for p in matrices + head}
     rest = [p for p in net.parameters() if id(p) not in chosen]
     lr, betas = config.learning_rate, config.betas

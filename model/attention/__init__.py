@@ -32,6 +32,8 @@ class SlotPool(Protocol):
 class State(SlotPool, Protocol):
     """What the transformer needs of a pool: both forms of attention over it, layer by layer."""
 
+    last: Tensor  # (slots + 1, background_dim): what BackgroundHead knows of the last token; (slots + 1, 0) without one
+
     def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, held: int = 0) -> Tensor:
         """Attend over the next T tokens at once and keep what later steps need.
 

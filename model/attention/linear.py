@@ -43,8 +43,10 @@ class RecurrentState:
         shape = (slots + 1, config.layers, config.heads, config.feature_dim)
         self.S = torch.zeros(*shape, config.value_dim, dtype=dtype)
         self.z = torch.zeros(shape, dtype=dtype)
+        self.last = torch.zeros(slots + 1, 0 if config.background is None else config.background_dim, dtype=dtype)
+        self._pools = self.S, self.z, self.last
         self.eps, self.phi = config.eps, feature_map(config)
-        self._kept: tuple[Tensor, Tensor] | None = None
+        self._kept: list[Tensor] = []
         self._place: dict[int, int] = {}  # of a slot in what is kept
         # the operator knows one feature map; on a GPU some sizes, in float32
         D, M = config.key_dim, config.value_dim
@@ -78,29 +80,28 @@ class RecurrentState:
         return (S * q[..., None]).sum(-2) / ((q * z).sum(-1, keepdim=True) + self.eps)
 
     def clear(self, slot: int) -> None:
-        for pool in (self.S, self.z):
+        for pool in self._pools:
             (pool.numpy() if pool.is_cpu else pool)[slot] = 0  # not torch's: see server/engine.py
 
     def poison(self, slot: int) -> None:
-        self.S[slot] = torch.nan
-        self.z[slot] = torch.nan
+        for pool in self._pools:
+            pool[slot] = torch.nan
 
     def keep(self, slots: Tensor) -> None:
-        if self._kept is None:  # pages that are never written take no memory
-            self._kept = torch.empty_like(self.S), torch.empty_like(self.z)
+        if not self._kept:  # pages that are never written take no memory
+            self._kept = [torch.empty_like(pool) for pool in self._pools]
         self._place = {slot: index for index, slot in enumerate(slots.tolist())}
-        for pool, kept in zip((self.S, self.z), self._kept, strict=True):
+        for pool, kept in zip(self._pools, self._kept, strict=True):
             torch.index_select(pool, 0, slots, out=kept[:len(slots)])
 
     def restore(self, slots: Tensor) -> None:
-        assert self._kept is not None
         places = torch.tensor([self._place[slot] for slot in slots.tolist()])
-        for pool, kept in zip((self.S, self.z), self._kept, strict=True):
+        for pool, kept in zip(self._pools, self._kept, strict=True):
             pool[slots] = kept[places]
 
     def copy(self, source: int, targets: list[int]) -> None:
-        self.S[targets] = self.S[source].clone()  # torch refuses to read from what it writes to
-        self.z[targets] = self.z[source].clone()
+        for pool in self._pools:
+            pool[targets] = pool[source].clone()  # torch refuses to read from what it writes to
 
 
 class Kind(Attention):

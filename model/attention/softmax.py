@@ -41,6 +41,7 @@ class KeyValueState:
         shape = (slots + 1, config.layers, config.heads, config.subpixels)
         self.keys = torch.zeros(*shape, config.key_dim, dtype=dtype)
         self.values = torch.zeros(*shape, config.value_dim, dtype=dtype)
+        self.last = torch.zeros(slots + 1, 0, dtype=dtype)
         self.first = 1 if config.first_marginal else 0  # position of the first token; no start token, none at 0
 
     def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, held: int = 0) -> Tensor:

@@ -1,13 +1,17 @@
+import dataclasses
+
 import pytest
 import torch
 
 from model.config import ModelConfig
-from model.inputs import OUTSIDE, START, InputEmbedding
+from model.inputs import FOLLOWING_OUTSIDE, OUTSIDE, START, UNKNOWN, InputEmbedding, PatchEmbedding
 
 CONFIG = ModelConfig(height=4, width=5, channels=3, d_model=8, classes=2,
                      look_ups=("previous", "position", "row", "column", "channel"),
                      neighbours=((-1, 0, 0), (0, -1, 2), (-1, 4, -1), (-2, -1, 1)))
 T = CONFIG.subpixels
+CONDITIONAL = dataclasses.replace(CONFIG, look_ups=("previous", "row", "class", "channel"), width=6, patch=2,
+                                  following=((0, 0, 1), (0, 1, -1), (1, 0, 0), (1, -2, 1)))
 
 
 @pytest.fixture
@@ -19,6 +23,11 @@ def inputs() -> InputEmbedding:
 def images(count: int) -> torch.Tensor:
     random = torch.Generator().manual_seed(count)
     return torch.randint(0, 256, (count, T), generator=random, dtype=torch.uint8)
+
+
+def rows_of(inputs: InputEmbedding, canvas: torch.Tensor, t: torch.Tensor, start: torch.Tensor,
+            known: torch.Tensor | None = None) -> torch.Tensor:
+    return inputs.indices(inputs.values(canvas, t, start, known), t, start[:, None].expand_as(t))
 
 
 def naive(table: torch.Tensor, image: list[int], t: int, start: int) -> torch.Tensor:
@@ -57,14 +66,14 @@ def test_nothing_from_t_on_is_looked_up(inputs):
     canvas, t = images(1).expand(T, -1), torch.arange(T)[:, None]
     start = torch.full((T,), START)
     unknown = torch.where(torch.arange(T) >= t, 255 - canvas, canvas)
-    assert torch.equal(inputs.indices(canvas, t, start), inputs.indices(unknown, t, start))
+    assert torch.equal(rows_of(inputs, canvas, t, start), rows_of(inputs, unknown, t, start))
     earlier = torch.where(torch.arange(T) < t, 255 - canvas, canvas)
-    assert not torch.equal(inputs.indices(canvas, t, start), inputs.indices(earlier, t, start))
+    assert not torch.equal(rows_of(inputs, canvas, t, start), rows_of(inputs, earlier, t, start))
 
 
 def test_the_start_is_seen_at_position_0_only(inputs):
     canvas, t = images(1).expand(3, -1), torch.arange(T).expand(3, -1)
-    found = inputs.indices(canvas, t, torch.tensor([START, START + 1, START + 2]))
+    found = rows_of(inputs, canvas, t, torch.tensor([START, START + 1, START + 2]))
     assert found[:, 0, 0].tolist() == [256, 257, 258]
     assert torch.equal(found[0, 1:], found[1, 1:])
 
@@ -72,7 +81,7 @@ def test_the_start_is_seen_at_position_0_only(inputs):
 def test_no_two_look_ups_share_a_row_of_the_table(inputs):
     t = torch.arange(T).expand(256, -1)
     canvas = torch.arange(256, dtype=torch.uint8)[:, None].expand(-1, T).contiguous()
-    found = inputs.indices(canvas, t, torch.full((256,), START))
+    found = rows_of(inputs, canvas, t, torch.full((256,), START))
     blocks = [set(found[..., column].flatten().tolist()) for column in range(found.shape[-1])]
     assert sum(map(len, blocks)) == len(set().union(*blocks))
     assert max(map(max, blocks)) == len(inputs.table) - 1
@@ -84,3 +93,51 @@ def test_similar_values_of_a_colour_begin_with_similar_rows(inputs):
         assert float((rows[1:] - rows[:-1]).std()) < 0.3 * float(rows.std())
         assert float(rows.std()) == pytest.approx(0.5)
         assert float((rows[0] - rows[255]).std()) > float(rows.std())
+
+
+def test_a_conditional_input_looks_up_the_class_and_what_follows_where_it_is_known():
+    torch.manual_seed(0)
+    inputs, T = InputEmbedding(CONDITIONAL), CONDITIONAL.subpixels
+    random = torch.Generator().manual_seed(1)
+    canvas = torch.randint(0, 256, (2, T), generator=random, dtype=torch.uint8)
+    known, start = torch.rand(2, T, generator=random) < 0.5, torch.tensor([START, START + 2])
+    found = inputs(canvas, torch.arange(T).expand(2, -1), start, known)
+    at = {t: (t // 18, t // 3 % 6, t % 3) for t in range(T)}
+    where = {place: t for t, place in at.items()}
+    for b in range(2):
+        for t, (y, x, c) in at.items():
+            table, first = inputs.table, 256 + 1 + CONDITIONAL.classes
+            total = table[int(canvas[b, t - 1]) if t else int(start[b])].clone()
+            for place, size in ((y, 4), (int(start[b]) - START, 3), (c, 3)):
+                total += table[first + place]
+                first += size
+            for dy, dx, dc in CONDITIONAL.neighbours:
+                earlier = where.get((y + dy, x + dx, c + dc))
+                total += table[first + (OUTSIDE if earlier is None else int(canvas[b, earlier]))]
+                first += 257
+            for dy, dx, dc in CONDITIONAL.following:
+                later = where.get((y + dy, x + dx, c + dc))
+                total += table[first + (FOLLOWING_OUTSIDE if later is None else
+                                        int(canvas[b, later]) if known[b, later] else UNKNOWN)]
+                first += 258
+            assert first == len(table)
+            torch.testing.assert_close(found[b, t], total)
+
+
+def test_every_sub_pixel_belongs_to_one_patch_and_a_patch_to_one_square():
+    patches = PatchEmbedding(CONDITIONAL)
+    assert sorted(patches.members.flatten().tolist()) == list(range(CONDITIONAL.subpixels))
+    assert patches.members[4].tolist() == [18 * y + 3 * x + c for y in (2, 3) for x in (2, 3) for c in range(3)]
+
+
+def test_a_patch_tells_what_is_known_and_nothing_else():
+    torch.manual_seed(0)
+    patches = PatchEmbedding(CONDITIONAL)
+    canvas = torch.randint(0, 256, (1, CONDITIONAL.subpixels), dtype=torch.uint8)
+    known = torch.rand(1, CONDITIONAL.subpixels) < 0.5
+    at = torch.arange(CONDITIONAL.patches)
+    found = patches(canvas, known, torch.zeros_like(at), at)
+    hidden = torch.where(known, canvas, 255 - canvas)
+    assert torch.equal(found, patches(hidden, known, torch.zeros_like(at), at))
+    assert not torch.equal(found, patches(torch.where(known, 255 - canvas, canvas), known, torch.zeros_like(at), at))
+    assert not torch.equal(found, patches(canvas, ~known, torch.zeros_like(at), at))

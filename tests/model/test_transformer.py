@@ -221,6 +221,11 @@ def test_tensor_names_are_those_of_shipped_checkpoints(name):
     parts = ["qkv", "out", "norm1", "up", "down", "norm2"]
     modules = [f"layers.{layer}.{part}" for layer in range(2) for part in parts] + ["norm", "head"]
     expected = {"inputs.table"} | {f"{module}.{kind}" for module in modules for kind in ("weight", "bias")}
+    if config.patch:
+        expected |= {"patches.place", "patches.query", "patches.linear.weight", "patches.linear.bias",
+                     "class_head.weight", "class_head.bias"}
+    if config.background is not None:
+        expected |= {"background.project.weight", "background.table", "background.head.weight", "background.head.bias"}
     assert set(Transformer(config).state_dict()) == expected
 
 

@@ -15,8 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
-from model import checkpoint
+from model import checkpoint, mixture
 from model.config import PRESETS, AttentionKind, FeatureMap
+from model.generate import generate
+from model.inputs import START
+from model.transformer import Transformer
 from tests.benchmarks import training as benchmark
 from training.datasets import Dataset
 from training.evaluate import evaluate
@@ -67,6 +70,49 @@ def test_every_attention_kind_trains_with_the_same_call(stripes, tmp_path, atten
     config = dataclasses.replace(TINY, attention=attention)
     train(Run(config, dataclasses.replace(SETTINGS, images=80)), stripes, tmp_path / "run", command="test")
     assert checkpoint.load(tmp_path / "run").config == config
+
+
+CONDITIONAL = dataclasses.replace(
+    TINY, look_ups=("previous", "row", "column", "class"), following=((0, 1, 0), (1, 0, 0), (1, 1, 0)), patch=4,
+    background=0, background_dim=16)
+
+
+def hidden_nats(net: Transformer, data: Dataset, known: torch.Tensor) -> float:
+    """Nats of what is not known of a picture, given its class and what is."""
+    images, start = torch.from_numpy(data.images), torch.from_numpy(START + 1 + data.labels)
+    with torch.inference_mode():
+        found = net.predict(net.sequences(images, start, known)).parameters
+        return -float(mixture.log_likelihood(found, images).masked_fill(known, 0).sum(1).mean())
+
+
+def test_a_conditional_model_learns_from_what_is_known_later(stripes, tmp_path):
+    settings = dataclasses.replace(SETTINGS, images=1600, unconditional=0.2)
+    run = Run(CONDITIONAL, settings)
+    before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
+    assert train(run, stripes, tmp_path / "run", command="test")
+    net = checkpoint.load(tmp_path / "run")
+    assert net.config == CONDITIONAL
+    assert evaluate(net, stripes.images).bits_per_dim < 0.6 * before
+    hidden = torch.zeros(100, 64, dtype=torch.bool)
+    told = hidden.clone()
+    told[:, 32:] = True  # the lower half: where the edge is, if it is there
+    assert torch.equal(generate(net, [0, 1], known=torch.from_numpy(stripes.images[:2]), given=told[:2])[:, 32:],
+                       torch.from_numpy(stripes.images[:2, 32:]))
+    assert hidden_nats(net, stripes, told) < hidden_nats(net, stripes, hidden)
+
+
+def test_a_resumed_conditional_run_sees_the_same_masks(stripes):
+    batches, again = (Batches(stripes, SETTINGS, CONDITIONAL) for _ in range(2))
+    images, start, known = batches(7)
+    again(3)
+    found = again(7)
+    assert torch.equal(images, found[0]) and torch.equal(start, found[1]) and torch.equal(known, found[2])
+    drawn = [batches(number) for number in range(200)]
+    told = torch.cat([known.any(1) for _, _, known in drawn])
+    start = torch.cat([start for _, start, _ in drawn])
+    assert 0.6 < float(told.float().mean()) < 0.72
+    assert not bool((start[told] == START).any())  # an image of which something is known has its class
+    assert bool((start[~told] == START).any())
 
 
 def test_the_training_benchmark_runs_in_tiny_form_and_its_ways_compute_the_same():
@@ -142,7 +188,7 @@ def test_a_run_that_is_interrupted_ends_as_one_that_is_not(stripes, tmp_path, at
 
 
 def test_a_batch_is_a_function_of_its_number_and_an_epoch_uses_each_image_once(stripes):
-    batches, again = Batches(stripes, SETTINGS, 10), Batches(stripes, SETTINGS, 10)
+    batches, again = Batches(stripes, SETTINGS, TINY), Batches(stripes, SETTINGS, TINY)
     later = again(30)
     for number in range(30):
         batches(number)
@@ -153,10 +199,10 @@ def test_a_batch_is_a_function_of_its_number_and_an_epoch_uses_each_image_once(s
 
 
 def test_half_of_the_images_begin_with_the_unconditional_start_and_the_others_with_their_class(stripes):
-    batches = Batches(stripes, SETTINGS, 10)
+    batches = Batches(stripes, SETTINGS, TINY)
     starts = torch.cat([batches(number)[1] for number in range(200)])
     assert 0.45 < (starts == 256).float().mean() < 0.55
-    images, start = batches(0)
+    images, start, _ = batches(0)
     heights = images.view(-1, 8, 8)[:, :, 0].bool().sum(1)
     labelled = start != 256
     assert torch.equal(start[labelled] - 257, heights[labelled])
@@ -164,7 +210,7 @@ def test_half_of_the_images_begin_with_the_unconditional_start_and_the_others_wi
 
 def test_an_unlabelled_data_set_trains_unconditionally(stripes):
     unlabelled = dataclasses.replace(stripes, labels=np.full(100, -1), classes=())
-    assert set(Batches(unlabelled, SETTINGS, 10)(0)[1].tolist()) == {256}
+    assert set(Batches(unlabelled, SETTINGS, TINY)(0)[1].tolist()) == {256}
 
 
 def test_the_learning_rate_rises_linearly_and_falls_to_its_final_share():

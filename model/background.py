@@ -1,0 +1,40 @@
+"""Sub-pixels amid background: predicted without the layers.
+
+Where all that a sub-pixel looks up is background, so is almost always the sub-pixel itself: two thirds of MNIST's are
+like that, and hold 4 % of the bits. Such a sub-pixel leaves no trace in the recurrent state, and is predicted by one
+hidden layer from its position, the class, how much known background follows, and the final features of the last token
+that went through the layers, which know what has been drawn so far.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.config import ModelConfig
+from model.inputs import START
+
+
+class BackgroundHead(nn.Module):
+    """Mixture parameters of sub-pixels that skip the layers."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.background is not None
+        self.subpixels, self.class_rows = config.subpixels, config.classes + 1
+        self.project = nn.Linear(config.d_model, config.background_dim, bias=False)
+        # rows: position, class (none, 0, 1, ...), known background that follows (0, 1, ...)
+        self.table = nn.Parameter(0.1 * torch.randn(self.subpixels + self.class_rows + len(config.following) + 1,
+                                                    config.background_dim))
+        self.head = nn.Linear(config.background_dim, 3 * config.mixtures)
+        logit_probs, means, log_scales = self.head.bias.detach().chunk(3)  # to begin with: almost surely background
+        logit_probs[0], means[0], log_scales[:] = 3.0, config.background / 127.5 - 1, -1.0
+        log_scales[0] = -5.0
+
+    def forward(self, last: Tensor, t: Tensor, start: Tensor, following: Tensor) -> Tensor:
+        """Mixture parameters, (n, 3 * K).
+
+        last: (n, background_dim), `project` of the last token's final features, 0 where there is none · t, start: (n,)
+        following: (n,) int64, how many following neighbours are known background.
+        """
+        rows = torch.stack([t, self.subpixels + start - START, self.subpixels + self.class_rows + following], 1)
+        return self.head(F.gelu(last + F.embedding_bag(rows, self.table, mode="sum")))

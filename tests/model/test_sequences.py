@@ -1,0 +1,181 @@
+"""Models of which not every sub-pixel goes through the layers, and that hear what is known wherever it is."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model.attention import attention_for
+from model.config import ModelConfig
+from model.generate import draw_class, generate
+from model.inputs import START
+from model.transformer import Transformer
+
+BOTH = ModelConfig(height=8, width=8, layers=2, heads=2, key_dim=8, value_dim=6, d_model=16, d_ff=32, mixtures=2,
+                   classes=3, look_ups=("previous", "row", "column", "class"),
+                   neighbours=((-1, 0, 0), (-1, 1, 0), (-1, -1, 0), (-2, 0, 0)),
+                   following=((0, 1, 0), (1, 0, 0), (1, 1, 0), (2, -1, 0)), patch=4, background=0, background_dim=12)
+COLOUR = dataclasses.replace(BOTH, height=4, width=4, channels=3, patch=2, background=9,
+                             neighbours=((-1, 0, 0), (0, -1, 2), (0, 0, -1)),
+                             following=((0, 0, 1), (0, 1, -1), (1, 0, 0)))
+KINDS = {"both": BOTH, "colour": COLOUR, "no background": dataclasses.replace(BOTH, background=None),
+         "no patches": dataclasses.replace(BOTH, patch=0, following=())}
+
+
+def net_of(config: ModelConfig) -> Transformer:
+    torch.manual_seed(0)
+    net = Transformer(config).eval().requires_grad_(False)
+    for parameter in net.parameters():  # away from zeros and ones, where mistakes hide
+        parameter += 0.1 * torch.randn_like(parameter)
+    return net.double()
+
+
+def pictures(count: int, config: ModelConfig, seed: int = 1) -> Tensor:
+    """Background with ink here and there, as digits have it."""
+    random = np.random.default_rng(seed)
+    images = np.full((count, config.height, config.width, config.channels), config.background or 0, np.uint8)
+    for image in images:
+        for _ in range(2):
+            y, x = random.integers(0, config.height - 1), random.integers(0, config.width - 1)
+            image[y:y + 2, x:x + 2] = random.integers(0, 256, image[y:y + 2, x:x + 2].shape)
+    return torch.from_numpy(images.reshape(count, -1))
+
+
+def holes(count: int, config: ModelConfig, seed: int = 2) -> Tensor:
+    """What is known: of image 0 nothing, of image 1 all but one sub-pixel, of the others some."""
+    share = np.array([0.0, 1.0, *np.linspace(0.2, 0.8, count - 2)])[:count, None]
+    known = np.random.default_rng(seed).random((count, config.subpixels)) < share
+    known[1:, config.subpixels // 2] = False
+    return torch.from_numpy(known)
+
+
+def starts(count: int) -> Tensor:
+    return START + torch.arange(count) % 4
+
+
+def stepped(net: Transformer, canvas: Tensor, start: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """Parameters (B, T, 3 * K) and class scores step by step; unknown sub-pixels from t on are rubbish."""
+    count, config = canvas.shape[0], net.config
+    state, slots = attention_for(config).new_state(count + 2, torch.float64), torch.arange(count, 0, -1)
+    state.poison(count + 1)
+    told = known.any(1) & bool(config.patch)
+    scores = torch.zeros(0, config.classes)
+    rubbish = torch.where(known, canvas, 255 - canvas)
+    if config.patch:
+        scores = net.read(rubbish[told], known[told], state, slots[told])
+    parameters = torch.zeros(count, config.subpixels, 3 * config.mixtures, dtype=torch.float64)
+    for position in range(config.subpixels):
+        [rows] = (~known[:, position]).nonzero(as_tuple=True)
+        seen = torch.where((torch.arange(config.subpixels) < position) | known, canvas, 255 - canvas)
+        parameters[rows, position] = net.step(seen[rows], torch.full((len(rows),), position), start[rows], state,
+                                              slots[rows], known[rows])
+    return parameters, scores
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_by_step_equals_the_parallel_form(kind):
+    config = KINDS[kind]
+    net, canvas, start = net_of(config), pictures(6, config), starts(6)
+    known = holes(6, config) if config.patch else torch.zeros(6, config.subpixels, dtype=torch.bool)
+    prediction = net.predict(net.sequences(canvas, start, known))
+    parameters, scores = stepped(net, canvas, start, known)
+    torch.testing.assert_close(parameters, prediction.parameters, rtol=0, atol=1e-10)
+    if config.patch:
+        torch.testing.assert_close(scores, prediction.class_scores, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prefix_that_is_prefilled_leaves_what_steps_leave(kind):
+    config = KINDS[kind]
+    net, canvas, start = net_of(config), pictures(4, config), starts(4)
+    whole = net(canvas, start)
+    for length in (1, 5, config.subpixels // 2, config.subpixels - 1):
+        state, slots = attention_for(config).new_state(4, torch.float64), torch.tensor([3, 1, 4, 2])
+        net.prefill(canvas, length, start, state, slots)
+        for position in range(length, config.subpixels):
+            found = net.step(canvas, torch.full((4,), position), start, state, slots)
+            torch.testing.assert_close(found, whole[:, position], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_hidden_leaves_no_trace_before_it_is_drawn(kind):
+    """Row t of the batch has another x_t: parameters up to t stay, and so do class scores."""
+    config = KINDS[kind]
+    net, T = net_of(config), config.subpixels
+    for seed in range(3):
+        known = holes(3, config, seed)[2] if config.patch else torch.zeros(T, dtype=torch.bool)
+        [hidden] = (~known).nonzero(as_tuple=True)
+        canvas = pictures(1, config, seed).repeat(len(hidden), 1)
+        changed = canvas.clone()
+        changed[torch.arange(len(hidden)), hidden] ^= 255
+        before, after = (net.predict(net.sequences(image, starts(1).expand(len(hidden)), known.expand(len(hidden), T)))
+                         for image in (canvas, changed))
+        same = ((before.parameters - after.parameters).abs() < 1e-12).all(-1)  # products of other sizes round otherwise
+        assert bool(same[torch.arange(T) <= hidden[:, None]].all())
+        assert not bool(same.all())  # and later ones do change
+        if config.patch:
+            torch.testing.assert_close(before.class_scores, after.class_scores, rtol=0, atol=1e-12)
+
+
+def test_what_is_known_later_is_heard_earlier():
+    net, known = net_of(BOTH), torch.zeros(1, 64, dtype=torch.bool)
+    known[0, 40:] = True
+    canvas = pictures(1, BOTH)
+    changed = canvas.clone()
+    changed[0, 60] ^= 255
+    before, after = (net.predict(net.sequences(image, starts(1), known)) for image in (canvas, changed))
+    assert bool((before.parameters != after.parameters).any(-1)[0, :40].all())
+    assert bool((before.class_scores != after.class_scores).all())
+
+
+def test_with_nothing_known_an_image_is_what_it_is_without_a_condition():
+    net, canvas, nothing = net_of(BOTH).float(), pictures(3, BOTH), torch.zeros(3, 64, dtype=torch.bool)
+    prediction = net.predict(net.sequences(canvas, starts(3), nothing))
+    assert torch.equal(prediction.parameters, net(canvas, starts(3)))
+    assert len(prediction.class_scores) == 0
+    assert torch.equal(generate(net, [1, 2, 3], known=canvas, given=nothing), generate(net, [1, 2, 3]))
+
+
+def test_sub_pixels_amid_background_skip_the_layers():
+    net, canvas = net_of(BOTH), torch.zeros(2, 64, dtype=torch.uint8)
+    canvas[1, 27] = 200
+    sequences = net.sequences(canvas, starts(2))
+    assert len(sequences.order) == len(sequences.pixel_t) == int(sequences.offsets[-1])
+    assert not bool((sequences.pixel_image == 0).any())  # nothing of a blank image
+    # the sub-pixels that look at the one with ink: the next one, and those below
+    assert sequences.pixel_t.tolist() == [28, 34, 35, 36, 43]
+    assert len(sequences.skipped_t) == 128 - 5
+
+
+def test_gradients_flow_through_every_parameter():
+    net = net_of(BOTH).requires_grad_(True)
+    canvas, known = pictures(6, BOTH), holes(6, BOTH)
+    prediction = net.predict(net.sequences(canvas, starts(6), known))
+    (prediction.parameters.square().sum() + prediction.class_scores.square().sum()).backward()
+    assert [name for name, p in net.named_parameters() if p.grad is None or not bool(p.grad.any())] == []
+
+
+def test_an_image_does_not_depend_on_what_it_is_packed_with():
+    net, canvas, known, start = net_of(BOTH), pictures(6, BOTH), holes(6, BOTH), starts(6)
+    together = net.predict(net.sequences(canvas, start, known)).parameters
+    for image in range(6):
+        row = slice(image, image + 1)
+        alone = net.predict(net.sequences(canvas[row], start[row], known[row])).parameters
+        torch.testing.assert_close(alone[0], together[image], rtol=0, atol=1e-12)
+
+
+def test_what_is_given_is_kept_and_the_rest_is_drawn_by_its_seed():
+    net, canvas, known = net_of(BOTH).float(), pictures(6, BOTH), holes(6, BOTH)
+    drawn = generate(net, list(range(6)), known=canvas, given=known)
+    assert torch.equal(torch.where(known, drawn, 0), torch.where(known, canvas, 0))
+    assert torch.equal(generate(net, [3, 4], known=canvas[3:5], given=known[3:5]), drawn[3:5])
+    hidden = torch.where(known, canvas, 255 - canvas)
+    assert torch.equal(generate(net, list(range(6)), known=hidden, given=known), drawn)
+
+
+def test_a_class_is_drawn_with_its_probability():
+    scores = torch.log(torch.tensor([0.2, 0.5, 0.3])).expand(10_000, -1) + 7.0
+    u = (torch.arange(10_000) + 0.5) / 10_000
+    assert draw_class(scores, u).bincount().tolist() == [2_000, 5_000, 3_000]
