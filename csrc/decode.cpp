@@ -90,8 +90,11 @@ int sharers(const Model& m, int threads) {
 
 }  // namespace
 
-void decode(const Kernels& kernels, const Model& m, const Rows& rows, int threads, int late) {
-  if (rows.count == 0) return;
+void decode(const Kernels& kernels, const Model& m, const Rows& given, int threads, int late) {
+  if (given.count == 0) return;
+  std::vector<int64_t> taken(given.count);
+  Rows rows = given;
+  rows.taken = taken.data();
   static std::atomic<int> apart{0};  // calls to come in which no step is shared, since others have work for our cores
   const int could = sharers(m, threads);
   const int together = could > 1 && apart.load() > 0 && apart.fetch_sub(1) > 0 ? 1 : could;

@@ -42,19 +42,24 @@ struct Layer {
 };
 
 struct Model {
-  int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures, subpixels;
+  int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures, classes, subpixels;
   bool pre_norm, gelu, elu_scale, bf16, far;  // far: as of its matrices
   float eps;
   const Layer* layer;
   Norm norm;
   Matrix head;  // always float: rounded to bfloat16, a mean is off by a grey level; groups: logits, means, log-scales
-  // Inputs: the sum of `values` look-ups of earlier sub-pixels (the first is the previous one) and `places` of t.
-  int values, places;
+  // Inputs: the sum of `values` look-ups of other sub-pixels (the first is the previous one, all but the last `following`
+  // are earlier than t) and `places` of t, and of the class where its table's first row is not 0.
+  int values, following, places, class_rows;
   const float* table;       // rows of d_model
   const int32_t* source;    // (T, values): where a value stands, -1 outside the image
   const int32_t* base;      // (values): its table's first row
   const int32_t* place;     // (T, places): rows of the table
   const double* marginal;   // cumulative, of sub-pixel 0 of a model without a start token; else null
+  // Sub-pixels that look up nothing but this value skip the layers: see model/background.py. Below 0: none does.
+  int background = -1;
+  Matrix project, skipped_head;  // float; final features to what is kept of them, and that to the head's parameters
+  const float* skipped_table;    // rows of project.columns: position, class, known background that follows
 };
 
 // The rows of one call, and the pools that their slots index.
@@ -64,6 +69,9 @@ struct Rows {
   uint8_t* canvas;    // (N, T)
   const bool* known;  // (N, T)
   float *S, *z;       // (N, L, H, D, M) and (N, L, H, D)
+  float* last;        // (N, project.columns): what is kept of the last token's features, of models with a background
+  const bool* told;   // (count): whether the model has read what is known; null: of no row. What is known is no token then
+  int64_t* taken;     // (count): steps that each row has taken; decode makes them, and whoever works on a row writes them
   const int64_t *slots, *positions, *steps, *start, *seeds;  // (count)
   const float* temperatures;                                 // (count)
   float* log_probs;  // (count, most_steps)

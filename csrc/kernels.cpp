@@ -12,24 +12,45 @@
 namespace linpix::LINPIX_ISA {
 namespace {
 
+Token token_of(const Model& m, const Rows& rows, int row) {
+  const int64_t slot = rows.slots[row], t = rows.positions[row] + (rows.taken ? rows.taken[row] : 0);
+  return {slot, t, rows.start[row], !(m.marginal && t == 0),
+          rows.told && rows.told[row] ? rows.known + slot * m.subpixels : nullptr};
+}
+
+// Take a row through the sub-pixels ahead that are no tokens: what the model was told, and what lies amid background.
+template <class T>
+void run_ahead(const Model& m, const Rows& rows, int row, Pass<T>& pass) {
+  for (int64_t& taken = rows.taken[row]; taken < rows.steps[row]; ++taken) {
+    const Token k = token_of(m, rows, row);
+    if (k.known && k.known[k.t]) continue;
+    if (m.background < 0 || !amid_background(m, k, rows.canvas + k.slot * m.subpixels)) return;
+    finish_subpixel(m, rows, row, taken, pass.skip(k), pass.scratch);
+  }
+}
+
 template <class T>
 int64_t decode(const Model& m, const Rows& rows, Piece piece, int most, Share share, void* own, void* common) {
   Pass<T> pass(m, rows, share, most, own, common);
   const int width = m.head.groups * m.head.columns;
+  if (share.index == 0)
+    for (int row = piece.first; row < piece.last; ++row) run_ahead(m, rows, row, pass);
+  wait(share);
   for (int64_t step = piece.from; step < piece.to; ++step) {
     pass.tokens = 0;
     for (int row = piece.first; row < piece.last; ++row) {
-      if (step >= rows.steps[row]) continue;
-      const int64_t t = rows.positions[row] + step;
-      pass.token[pass.tokens++] = {rows.slots[row], t, rows.start[row], !(m.marginal && t == 0)};
+      if (rows.taken[row] < rows.steps[row]) pass.token[pass.tokens++] = token_of(m, rows, row);
     }
     if (!pass.tokens) break;
     pass.run(true);
     if (share.index == 0) {
       pass.head();
       int r = 0;
-      for (int row = piece.first; row < piece.last; ++row)
-        if (step < rows.steps[row]) finish_subpixel(m, rows, row, step, pass.parameters + r++ * width, pass.scratch);
+      for (int row = piece.first; row < piece.last; ++row) {
+        if (rows.taken[row] >= rows.steps[row]) continue;
+        finish_subpixel(m, rows, row, rows.taken[row]++, pass.parameters + r++ * width, pass.scratch);
+        run_ahead(m, rows, row, pass);
+      }
     }
     if (share.index == 0 && share.count > 1) give_up_if_late(*share.barrier, step + 1 - piece.from);
     wait(share);  // until the sub-pixels that the next step looks up are there
@@ -41,12 +62,19 @@ int64_t decode(const Model& m, const Rows& rows, Piece piece, int most, Share sh
 template <class T>
 void prefill(const Model& m, const Rows& rows, int row, Share share, void* own, void* common) {
   Pass<T> pass(m, rows, share, PREFILL_TOKENS, own, common);
-  const int64_t from = rows.positions[row], end = from + rows.steps[row];
-  for (int64_t t = m.marginal && from == 0 ? 1 : from; t < end; t += PREFILL_TOKENS) {
-    const int64_t left = end - t;
-    pass.tokens = left < PREFILL_TOKENS ? (int)left : PREFILL_TOKENS;
-    for (int i = 0; i < pass.tokens; ++i) pass.token[i] = {rows.slots[row], t + i, rows.start[row], true};
-    pass.run(false);
+  const int64_t end = rows.positions[row] + rows.steps[row];
+  Token next = token_of(m, rows, row);
+  if (!next.folded) ++next.t;
+  next.folded = true;
+  while (next.t < end) {
+    pass.tokens = 0;
+    for (; next.t < end && pass.tokens < PREFILL_TOKENS; ++next.t)
+      if (m.background < 0 || !amid_background(m, next, rows.canvas + next.slot * m.subpixels))
+        pass.token[pass.tokens++] = next;
+    if (!pass.tokens) return;
+    const bool features = m.background >= 0;  // of the last token: those after it may be amid background
+    pass.run(features);
+    if (features && share.index == 0) pass.keep_last();
     wait(share);
   }
 }

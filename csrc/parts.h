@@ -20,8 +20,8 @@ constexpr size_t FAR_BYTES = 16 << 20;
 class Parts {
  public:
   Parts(const char* op, const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps) : op_(op) {
-    STD_TORCH_CHECK(sizes.size() == 10, op, ": sizes must hold 10 integers, got ", sizes.size());
-    constexpr size_t first = 9, each = 12;
+    STD_TORCH_CHECK(sizes.size() == 13, op, ": sizes must hold 13 integers, got ", sizes.size());
+    constexpr size_t first = 13, each = 12;
     STD_TORCH_CHECK(weights.size() >= first + each && (weights.size() - first) % each == 0, op, ": weights must hold ",
                     first, " tensors and ", each, " a layer, got ", weights.size());
     for (size_t i = 0; i < 7; ++i)
@@ -38,6 +38,10 @@ class Parts {
     model.pre_norm = sizes[7];
     model.gelu = sizes[8];
     model.elu_scale = sizes[9];
+    model.classes = (int)classes;
+    model.following = (int)sizes[10];
+    model.class_rows = (int)sizes[11];
+    model.background = (int)sizes[12];
     model.eps = (float)eps;
     model.layers = (int)((weights.size() - first) / each);
     constexpr int unit = ON_GPU ? 8 : TILE;
@@ -56,6 +60,11 @@ class Parts {
     const Tensor& marginal = weights[4];
     if (marginal.numel()) model.marginal = checked<double>(marginal, op, "marginal", ScalarType::Double, {256});
     model.norm = norm(weights[5], weights[6], "norm");
+    STD_TORCH_CHECK(0 <= sizes[10] && sizes[10] < model.values && 0 <= sizes[11] &&
+                        (!sizes[11] || sizes[11] + classes < table_rows_) && -1 <= sizes[12] && sizes[12] <= 255,
+                    op, ": following, class_rows and background are ", sizes[10], ", ", sizes[11], " and ", sizes[12]);
+    STD_TORCH_CHECK(!ON_GPU || (!sizes[10] && !sizes[11] && sizes[12] < 0), op,
+                    ": on a GPU there are no following neighbours, class look-ups or background yet");
     if (!ON_GPU) check_look_ups();  // on a GPU they would have to be waited for; pack made them of a valid configuration
     model.bf16 = weights[first].scalar_type() == ScalarType::BFloat16;
     if (ON_GPU) {  // k after k, unpadded: a lane takes a column
@@ -65,6 +74,19 @@ class Parts {
                     model.d_model};
     } else {
       model.head = matrix(weights[7], weights[8], "head", 3, model.mixtures, model.d_model, false);
+    }
+    if (model.background >= 0) {
+      const Tensor& table = weights[10];
+      STD_TORCH_CHECK(table.dim() == 2 && table.size(1) >= 1 && table.size(1) % TILE == 0 && table.size(1) <= 1 << 15, op,
+                      ": the background's table must have a multiple of ", TILE, " columns, got ", text(sizes_of(table)));
+      const int dim = (int)table.size(1);
+      model.skipped_table = checked<float>(table, op, "background table", ScalarType::Float,
+                                           {model.subpixels + classes + 1 + model.following + 1, dim});
+      no_bias_.resize(dim);
+      model.project = {checked<void>(weights[9], op, "project", ScalarType::Float,
+                                     {(int64_t)dim * round_up(model.d_model, TILE)}),
+                       no_bias_.data(), 1, dim, round_up(model.d_model, TILE)};
+      model.skipped_head = matrix(weights[11], weights[12], "background head", 3, model.mixtures, dim, false);
     }
     for (size_t i = first; i < weights.size(); i += each) {
       const Tensor* w = &weights[i];
@@ -103,11 +125,14 @@ class Parts {
   void check_look_ups() {
     const Model& m = model;
     for (int i = 0; i < m.values; ++i)
-      STD_TORCH_CHECK(0 <= m.base[i] && (int64_t)m.base[i] + 256 + (i == 0 ? classes : 0) < table_rows_, op_,
+      STD_TORCH_CHECK(0 <= m.base[i] && (int64_t)m.base[i] + 256 + (i == 0 ? classes : i >= m.values - m.following) < table_rows_, op_,
                       ": base[", i, "] is ", m.base[i], ", beyond a table of ", table_rows_, " rows");
     bool inside = true;
     for (int64_t t = 0; t < m.subpixels; ++t) {
-      for (int i = 0; i < m.values; ++i) inside &= -1 <= m.source[t * m.values + i] && m.source[t * m.values + i] < t;
+      for (int i = 0; i < m.values; ++i) {
+        const int32_t at = m.source[t * m.values + i];
+        inside &= -1 <= at && (i < m.values - m.following ? at < t : at == -1 || (at > t && at < m.subpixels));
+      }
       for (int i = 0; i < m.places; ++i)
         inside &= 0 <= m.place[t * m.places + i] && m.place[t * m.places + i] < table_rows_;
     }
@@ -117,6 +142,7 @@ class Parts {
   const char* op_;
   int64_t table_rows_ = 0;
   std::vector<Layer> layers_;
+  std::vector<float> no_bias_;
 };
 
 }  // namespace linpix

@@ -43,7 +43,26 @@ struct Token {
   int64_t t;      // the position being predicted
   int64_t start;  // start index of its image
   bool folded;    // false at position 0 of a model without a start token: there is nothing to fold in
+  const bool* known = nullptr;  // (T): what the model was told of the image; null: nothing
 };
+
+constexpr int UNKNOWN = 256, OUTSIDE = 256, FOLLOWING_OUTSIDE = 257;
+
+// The i-th value that a token looks up: a sub-pixel's, or 256 and more for what there is instead. See model/inputs.py.
+LINPIX_FUNCTION int64_t value_of(const Model& m, const Token& k, const uint8_t* image, int i) {
+  const int32_t at = m.source[k.t * m.values + i];
+  const bool follows = i >= m.values - m.following;
+  if (at < 0) return i == 0 ? k.start : follows ? FOLLOWING_OUTSIDE : OUTSIDE;
+  return follows && !(k.known && k.known[at]) ? UNKNOWN : image[at];
+}
+
+LINPIX_FUNCTION bool amid_background(const Model& m, const Token& k, const uint8_t* image) {
+  for (int i = 0; i < m.values; ++i) {
+    const int64_t value = value_of(m, k, image, i);
+    if (value != m.background && value < 256) return false;
+  }
+  return true;
+}
 
 template <class T>
 class Pass {
@@ -60,6 +79,7 @@ class Pass {
     parameters = take<float>(at, most * m.head.groups * m.head.columns);
     read = take<float>(at, round_up(m.value_dim, LANES));
     scratch = take<float>(at, m.head.columns);
+    skipped = take<float>(at, m.project.columns + m.skipped_head.groups * m.skipped_head.columns);
     own_bytes = at - (uintptr_t)own;
     at = (uintptr_t)common;
     sum = take<float>(at, most * m.d_model);
@@ -73,6 +93,7 @@ class Pass {
   int tokens = 0;
   float* parameters;  // (tokens, 3, columns): what head() leaves
   float* scratch;     // K, rounded up
+  float* skipped;     // hidden features and parameters of a sub-pixel that skips the layers
 
   // All layers; the last one only as far as its state if nothing is to be predicted.
   void run(bool predict) {
@@ -104,9 +125,39 @@ class Pass {
     for (int r = 0; r < tokens; ++r) normalise(x + r * m.d_model, m.norm, features + r * m.d_model);
     product(features, m.d_model, tokens, m.head, 0, m.head.groups * panels_of(m.head.columns),
             [&](int r, int c, Floats s) { store(parameters + r * width + c, s); });
+    if (m.background >= 0) keep(0);
+  }
+
+  // Of the last token, after run(true): what those that skip the layers know of it.
+  void keep_last() {
+    normalise(x + (tokens - 1) * m.d_model, m.norm, features + (tokens - 1) * m.d_model);
+    keep(tokens - 1);
+  }
+
+  // Mixture parameters of a sub-pixel amid background, in `skipped`: those of model/background.py.
+  const float* skip(const Token& k) {
+    const uint8_t* image = rows.canvas + k.slot * m.subpixels;
+    int64_t following = 0;
+    for (int i = m.values - m.following; i < m.values; ++i) following += value_of(m, k, image, i) == m.background;
+    const int n = m.project.columns, classes = m.subpixels, known = classes + m.classes + 1;
+    const float *last = rows.last + k.slot * n, *position = m.skipped_table + k.t * n,
+                *label = m.skipped_table + (classes + k.start - 256) * n,
+                *told = m.skipped_table + (known + following) * n;
+    float* found = skipped + n;
+    for (int c = 0; c < n; c += LANES)
+      store(skipped + c, gelu(load(last + c) + (load(position + c) + load(label + c) + load(told + c))));
+    product(skipped, n, 1, m.skipped_head, 0, m.skipped_head.groups * panels_of(m.skipped_head.columns),
+            [&](int, int c, Floats s) { store(found + c, s); });
+    return found;
   }
 
  private:
+  // What is kept of the final features of these tokens, from `first` on.
+  void keep(int first) {
+    product(features + first * m.d_model, m.d_model, tokens - first, m.project, 0, panels_of(m.project.columns),
+            [&](int r, int c, Floats s) { store(rows.last + token[first + r].slot * m.project.columns + c, s); });
+  }
+
   template <class U>
   static U* take(uintptr_t& at, size_t count) {
     U* taken = (U*)at;
@@ -128,16 +179,12 @@ class Pass {
     for (int r = 0; r < tokens; ++r) {
       const Token& k = token[r];
       const uint8_t* image = rows.canvas + k.slot * m.subpixels;
-      const int32_t *source = m.source + k.t * m.values, *place = m.place + k.t * m.places;
+      const int32_t* place = m.place + k.t * m.places;
       float* to = x + r * m.d_model;
-      for (int i = 0; i < m.values + m.places; ++i) {
-        int64_t row;
-        if (i >= m.values)
-          row = place[i - m.values];
-        else if (source[i] >= 0)
-          row = m.base[i] + image[source[i]];
-        else
-          row = m.base[i] + (i == 0 ? k.start : 256);
+      for (int i = 0; i < m.values + m.places + (m.class_rows > 0); ++i) {
+        const int64_t row = i < m.values              ? m.base[i] + value_of(m, k, image, i)
+                            : i < m.values + m.places ? place[i - m.values]
+                                                      : m.class_rows + k.start - 256;
         const float* from = m.table + row * m.d_model;
         for (int c = 0; c < m.d_model; c += LANES) store(to + c, i ? load(to + c) + load(from + c) : load(from + c));
       }

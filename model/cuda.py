@@ -160,7 +160,7 @@ class GpuPool:
         """
         numbers = [np.asarray(x, np.int64) for x in (slots, positions, steps, start)]
         self._check(*numbers)
-        self._operators.prefill(self.canvas, self.S, self.z, self.pairs, self.scale, self._saturated,
+        self._operators.prefill(self.canvas, self.S, self.z, self.pairs, self.scale, self._saturated, None,
                                 *(torch.from_numpy(x).to(self.device) for x in numbers), self._packed.weights,
                                 self._packed.sizes, self._packed.eps, int(numbers[2].max()), 1)
         if self.canvas.is_cuda:
@@ -211,8 +211,8 @@ class GpuPool:
         slots, positions, steps, start, seeds = rows.numbers
         packed = self._packed
         _, finite = self._operators.decode_quantum(
-            self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated, slots, positions, steps,
-            start, seeds, rows.temperatures, packed.weights, packed.sizes, packed.eps, self.stride, 1)
+            self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated, None, None, slots,
+            positions, steps, start, seeds, rows.temperatures, packed.weights, packed.sizes, packed.eps, self.stride, 1)
         rows.finite &= finite
         taken = steps.clamp(max=self.stride)
         positions += taken

@@ -15,7 +15,7 @@ GPU_MIXTURES = 512
 GPU_D_MODEL, GPU_DEPTH = 512, 2048  # a row of d_model stays in registers, one of d_ff or values in a block's memory
 _FP32_WEIGHTS, _FP32_ROWS, _FP32_PAD = 32 << 10, 16, 4  # of a block in fp32: bytes, rows, floats behind each row
 PANEL = 4   # blocks of a panel at most
-_BEFORE_LAYERS, _EACH_LAYER = 9, 12  # tensors of Packed.weights
+_BEFORE_LAYERS, _EACH_LAYER = 13, 12  # tensors of Packed.weights
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of the layers' matrix products
 
 
@@ -69,9 +69,11 @@ def pack_tiles(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
 class Packed:
     """A model as csrc's operators take it.
 
-    weights: table, source, base, place, marginal, final norm (weight, bias), head (weight, bias), and for each layer
-    qkv, out (weight, bias each), norm1, up, down, norm2. sizes: H, D, M, d_model, d_ff, K, classes, and as 0 or 1
-    whether it is pre-norm, has gelu, and draws with the published sampler's scale.
+    weights: table, source, base, place, marginal, final norm (weight, bias), head (weight, bias), of a background
+    project, table, head (weight, bias), else nothing, and for each layer qkv, out (weight, bias each), norm1, up, down,
+    norm2. sizes: H, D, M, d_model, d_ff, K, classes, as 0 or 1 whether it is pre-norm, has gelu, and draws with the
+    published sampler's scale, then how many neighbours follow, the first row of the classes' table or 0, and the
+    background or -1.
     """
 
     weights: list[Tensor]
@@ -88,28 +90,31 @@ class Packed:
         return sum(w.nbytes for i, w in enumerate(layers) if i % _EACH_LAYER in (0, 2, 6, 8))
 
     def decode(self, canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor,
-               steps: Tensor, start: Tensor, seeds: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+               steps: Tensor, start: Tensor, seeds: Tensor, temperatures: Tensor, *, last: Tensor | None = None,
+               told: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Advance each of B rows from its position by its number of steps.
 
         Pools, indexed by slot: canvas (N, T) uint8, changed in place but where known (N, T) bool is set ·
-        S (N, L, H, D, M), z (N, L, H, D) float32, changed in place. Rows: slots, positions, steps, start, seeds (B,)
-        int64, no slot twice except 0, whose rows are not computed · temperatures (B,) float32.
+        S (N, L, H, D, M), z (N, L, H, D) and, of a model with a background, last (N, background_dim) float32, changed
+        in place. Rows: slots, positions, steps, start, seeds (B,) int64, no slot twice except 0, whose rows are not
+        computed · temperatures (B,) float32 · told (B,) bool, whether what is known was read, and is skipped; none if
+        absent.
         Returns the log-probability of each sub-pixel at temperature 1, (B, most steps) float32 in nats, 0 after a
         row's last, and (B,) bool, false where a row's parameters were not finite.
         """
         most = int(steps.numpy()[slots.numpy() != 0].max(initial=0))  # not torch's: see server/engine.py
         log_probs, finite = torch.ops.linpix.decode_quantum(
-            canvas, known, S, z, None, None, None, slots, positions, steps, start, seeds, temperatures,
+            canvas, known, S, z, None, None, None, last, told, slots, positions, steps, start, seeds, temperatures,
             self.weights, self.sizes, self.eps, most, torch.get_num_threads())
         return log_probs, finite
 
     def prefill(self, canvas: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor, steps: Tensor,
-                start: Tensor) -> None:
+                start: Tensor, *, last: Tensor | None = None) -> None:
         """Fold the next inputs of each row into its slot, from its position on: start token, x_0, x_1 and so on.
 
         As many steps of decode go through the same numbers, bit for bit, and so does the same in several calls.
         """
-        torch.ops.linpix.prefill(canvas, S, z, None, None, None, slots, positions, steps, start, self.weights,
+        torch.ops.linpix.prefill(canvas, S, z, None, None, None, last, slots, positions, steps, start, self.weights,
                                  self.sizes, self.eps, int(steps.max()), torch.get_num_threads())
 
 
@@ -136,8 +141,13 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
     head_weight, head_bias = net.head.weight.detach().float(), net.head.bias.detach().float()
     head = ([head_weight.T.contiguous(), head_bias.clone()] if gpu else
             [pack_matrix(head_weight, 3, torch.float32), pack_bias(head_bias, 3)])
+    skipped = [torch.empty(0)] * 4
+    if (background := net.background) is not None:
+        skipped = [pack_matrix(background.project.weight.float(), 1, torch.float32), background.table.float().clone(),
+                   pack_matrix(background.head.weight.float(), 3, torch.float32),
+                   pack_bias(background.head.bias.float(), 3)]
     weights = [inputs.table.detach().float().clone(), source, inputs.base[0].to(torch.int32).contiguous(),
-               inputs.positional.to(torch.int32).contiguous(), marginal, *norm(net.norm), *head]
+               inputs.positional.to(torch.int32).contiguous(), marginal, *norm(net.norm), *head, *skipped]
     for layer in net.layers:
         assert isinstance(layer, Layer)
         by_head, bias = (torch.cat(_heads(part, config), 1).flatten(0, 1)  # each head's q, k, v side by side
@@ -146,7 +156,8 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
                     *matrix(layer.up.weight, layer.up.bias), *matrix(layer.down.weight, layer.down.bias),
                     *norm(layer.norm2)]
     sizes = [config.heads, config.key_dim, config.value_dim, config.d_model, config.d_ff, config.mixtures,
-             config.classes, config.norm == "pre", config.activation == "gelu", config.scale_transform == "elu"]
+             config.classes, config.norm == "pre", config.activation == "gelu", config.scale_transform == "elu",
+             len(config.following), inputs.class_rows, -1 if config.background is None else config.background]
     return Packed(weights, [int(size) for size in sizes], config.eps)
 
 
@@ -219,8 +230,9 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
         obstacle = _ELU_ONLY.format(config.feature_map)
     elif config.residual != "plain":
         obstacle = _PLAIN_ONLY.format(config.residual)
-    elif config.packed:
-        obstacle = _DENSE_ONLY
+    elif config.background is not None and config.background_dim % TILE:
+        obstacle = (f"it wants a background_dim that is a multiple of {TILE}, and this model's is "
+                    f"{config.background_dim}")
     elif config.d_model % TILE:
         obstacle = f"it wants a d_model that is a multiple of {TILE}, and this model's is {config.d_model}"
     if engine == "compiled" and obstacle:
@@ -240,7 +252,6 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
 _LINEAR_ONLY = "it knows linear attention only, and this model's is {}"
 _ELU_ONLY = "it has kernels for the feature map elu+1, and this model's is {}"
 _PLAIN_ONLY = "it knows plain residuals only, and this model's are {}"
-_DENSE_ONLY = "it has no kernels for patches, following neighbours or background, which this model has"
 
 
 def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
@@ -253,8 +264,8 @@ def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
         return _ELU_ONLY.format(config.feature_map)
     if config.residual != "plain":
         return _PLAIN_ONLY.format(config.residual)
-    if config.packed:
-        return _DENSE_ONLY
+    if config.packed or "class" in config.look_ups:
+        return "it has no kernels yet for patches, background and class look-ups, and this model has some of them"
     if config.key_dim != config.value_dim or config.key_dim not in ops.GPU_HEADS:
         return (f"it has kernels for heads of {', '.join(map(str, ops.GPU_HEADS))}, keys and values alike, and this "
                 f"model's are {config.key_dim} and {config.value_dim}")

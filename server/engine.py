@@ -181,7 +181,7 @@ class CompiledEngine(BitwiseEngine):
 
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
         self.packed.prefill(from_numpy(self.canvas), self.S, self.z, from_numpy(slots), from_numpy(positions),
-                            from_numpy(steps), from_numpy(self.start[slots]))
+                            from_numpy(steps), from_numpy(self.start[slots]), last=self.state.last)
 
     @torch.inference_mode()
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
@@ -189,7 +189,7 @@ class CompiledEngine(BitwiseEngine):
         at = np.array(slots)
         rows = (at, np.array(positions), np.array(steps), self.start[at], self.seed[at], self.temperature[at])
         _, finite = self.packed.decode(from_numpy(self.canvas), from_numpy(self.known), self.S, self.z,
-                                       *map(from_numpy, rows))
+                                       *map(from_numpy, rows), last=self.state.last)
         return [slot for slot, well in zip(slots, finite.numpy(), strict=True) if not well]
 
 

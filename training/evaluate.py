@@ -67,7 +67,8 @@ def stepped_bits_of(net: Transformer, packed: Packed, images: NDArray[np.uint8],
         nothing = torch.zeros(rows, dtype=torch.int64)
         log_probs, finite = packed.decode(
             canvas, torch.ones_like(canvas, dtype=torch.bool), state.S, state.z, torch.arange(1, rows + 1), nothing,
-            torch.full_like(nothing, net.config.subpixels), torch.full_like(nothing, START), nothing, torch.ones(rows))
+            torch.full_like(nothing, net.config.subpixels), torch.full_like(nothing, START), nothing, torch.ones(rows),
+            last=state.last)
         if not bool(finite.all()):
             raise FloatingPointError("the model's parameters are not finite; evaluate another checkpoint")
         parts.append(-log_probs.double().sum(1))

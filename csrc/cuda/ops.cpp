@@ -139,7 +139,8 @@ class Call {
 };
 
 std::tuple<Tensor, Tensor> decode_quantum(Tensor canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs,
-                                          const Maybe& scale, Maybe saturated, const Tensor& slots,
+                                          const Maybe& scale, Maybe saturated, Maybe, const Maybe&,
+                                          const Tensor& slots,
                                           const Tensor& positions, const Tensor& steps, const Tensor& start,
                                           const Tensor& seeds, const Tensor& temperatures,
                                           const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes,
@@ -162,7 +163,7 @@ std::tuple<Tensor, Tensor> decode_quantum(Tensor canvas, const Tensor& known, Te
   return {log_probs, finite};
 }
 
-void prefill_slots(const Tensor& canvas, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated,
+void prefill_slots(const Tensor& canvas, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated, Maybe,
                    const Tensor& slots, const Tensor& positions, const Tensor& steps, const Tensor& start,
                    const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most,
                    int64_t) {

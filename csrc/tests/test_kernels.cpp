@@ -355,7 +355,10 @@ void threads_that_keep_each_other_waiting_stop_at_the_same_step() {
   const Net net({2, 2, 8, 8, 16, 128, 3, true, true, false});
   Batch expected(net.m, 3), batch(net.m, 3);
   expected.decode(counting(3, 1), {0, 0, 0}, {10, 10, 10}, counting(3, 0), 1);
-  batch.decode(counting(3, 1), {0, 0, 0}, {10, 10, 10}, counting(3, 0), [&](const Rows& rows) {
+  batch.decode(counting(3, 1), {0, 0, 0}, {10, 10, 10}, counting(3, 0), [&](const Rows& given) {
+    int64_t taken[3] = {};
+    Rows rows = given;
+    rows.taken = taken;
     const Sizes sizes = kernels_portable.sizes(net.m, 3);
     void* scratch[3];
     for (int i = 0; i < 3; ++i) {

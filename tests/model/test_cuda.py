@@ -84,9 +84,9 @@ def log_probs(pool: GpuPool, images: Tensor, slots: list[int]) -> tuple[Tensor, 
         pool.put([slot], image, known)
     at = torch.tensor(slots, device=pool.device)
     found, finite = pool._operators.decode_quantum(
-        pool.canvas, pool.known, pool.S, pool.z, pool.pairs, pool.scale, pool._saturated, at, at * 0, at * 0 + steps,
-        at * 0 + START, at, torch.ones(len(slots), device=pool.device), pool._packed.weights, pool._packed.sizes,
-        pool._packed.eps, steps, 1)
+        pool.canvas, pool.known, pool.S, pool.z, pool.pairs, pool.scale, pool._saturated, None, None, at, at * 0,
+        at * 0 + steps, at * 0 + START, at, torch.ones(len(slots), device=pool.device), pool._packed.weights,
+        pool._packed.sizes, pool._packed.eps, steps, 1)
     return found.cpu(), finite.cpu()
 
 
@@ -560,7 +560,8 @@ def test_tensors_that_do_not_fit_are_refused(emulated, change, message):
     pool = GpuPool(net_of(TINY), 8, device="cpu", operators=emulated.operators)
     one = torch.tensor([1])
     given = {"canvas": pool.canvas, "known": pool.known, "S": pool.S, "z": pool.z, "pairs": None, "scale": None,
-             "saturated": None, "slots": one, "positions": one * 0, "steps": one, "start": one + 255, "seeds": one,
+             "saturated": None, "last": None, "told": None, "slots": one, "positions": one * 0,
+             "steps": one, "start": one + 255, "seeds": one,
              "temperatures": torch.ones(1), "weights": pool._packed.weights, "sizes": pool._packed.sizes, "eps": 1e-6,
              "most": 1, "threads": 1}
     [(name, how)] = change.items()

@@ -38,8 +38,16 @@ SHAPES = {
     "cifar10-small, a corner": dataclasses.replace(PRESETS["cifar10-small"], height=5, width=6, layers=2),
     "no classes": dataclasses.replace(TINY, classes=0),
     "no start token": dataclasses.replace(TINY, classes=0, first_marginal=tuple([0.25, 0.5, 0.25] + [0.0] * 253)),
+    "class": dataclasses.replace(TINY, look_ups=("previous", "row", "class", "column")),
+    "background": dataclasses.replace(WIDER, background=0, background_dim=48, norm="post"),
+    "conditional": dataclasses.replace(TINY, background=9, background_dim=16, patch=4, channels=3,
+                                       look_ups=("previous", "row", "column", "channel", "class"),
+                                       neighbours=((-1, 0, 0), (0, -1, 2), (0, 0, -1)),
+                                       following=((0, 0, 1), (0, 1, -1), (1, 0, 0))),
     "published scale": dataclasses.replace(TINY, scale_transform="elu"),
 }
+
+EXACT = ("tiny", "post-norm", "odd sizes", "no start token", "background", "conditional")  # those compared bit for bit
 
 
 def net_of(config: ModelConfig) -> Transformer:
@@ -57,7 +65,7 @@ class Pool:
     def __init__(self, config: ModelConfig, packed: Packed, slots: int) -> None:
         self.config, self.packed = config, packed
         state = RecurrentState(config, slots)
-        self.S, self.z = state.S, state.z
+        self.S, self.z, self.last = state.S, state.z, state.last
         self.canvas = torch.zeros(slots + 1, config.subpixels, dtype=torch.uint8)
         self.known = torch.zeros(slots + 1, config.subpixels, dtype=torch.bool)
 
@@ -66,12 +74,20 @@ class Pool:
         at = torch.tensor(slots)
         return self.packed.decode(self.canvas, self.known, self.S, self.z, at, torch.tensor(positions),
                                   torch.tensor(steps), torch.full_like(at, start), torch.tensor(seeds),
-                                  torch.tensor(temperatures or [1.0] * len(slots)))
+                                  torch.tensor(temperatures or [1.0] * len(slots)), last=self.last)
 
     def prefill(self, slots: list[int], lengths: list[int], positions: list[int] | None = None) -> None:
         at, begin = torch.tensor(slots), torch.tensor(positions or [0] * len(slots))
         self.packed.prefill(self.canvas, self.S, self.z, at, begin, torch.tensor(lengths) - begin,
-                            torch.full_like(at, START))
+                            torch.full_like(at, START), last=self.last)
+
+    def holds(self, slot: int) -> list[Tensor]:
+        """All that the model remembers of a slot's image."""
+        return [self.S[slot], self.z[slot], self.last[slot]]
+
+
+def same(some: list[Tensor], others: list[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
 def images_of(config: ModelConfig, count: int) -> Tensor:
@@ -79,6 +95,10 @@ def images_of(config: ModelConfig, count: int) -> Tensor:
                            dtype=torch.uint8)
     if config.first_marginal:
         images[:, 0] = 1
+    if config.background is not None:  # ink here and there
+        pixels = images.view(count, config.height, config.width, config.channels)
+        ink = torch.rand(pixels.shape[:3], generator=torch.Generator().manual_seed(2)) < 0.1
+        pixels[~ink] = config.background
     return images
 
 
@@ -101,7 +121,7 @@ def test_forced_decoding_gives_the_transformers_log_probabilities(shape, rows, t
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for precision, bound in (("fp32", 1e-4), ("bf16", 0.1)):
+        for precision, bound in (("fp32", 1e-4), ("bf16", 0.5 if config.patch else 0.1)):
             pool = Pool(config, pack(net, PRECISIONS[precision]), rows)
             pool.canvas[1:], pool.known[:] = images, True
             found, finite = pool.decode(list(range(1, rows + 1)), [0] * rows, [config.subpixels] * rows, [0] * rows)
@@ -131,7 +151,7 @@ def test_temperature_0_draws_the_likeliest_components_mean():
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("shape", ["tiny", "post-norm", "odd sizes", "no start token"])
+@pytest.mark.parametrize("shape", EXACT)
 def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precision):
     """Alone, among 2, 7 or 64, in other slots, in quanta of any length, with other rows forced, hot or cold."""
     config = SHAPES[shape]
@@ -141,10 +161,10 @@ def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precis
     for rows, k, slot in ((1, 5, 1), (2, T, 2), (7, 13, 3), (64, 8, 50)):
         random = np.random.default_rng(rows)
         pool = Pool(config, packed, 80)
-        pool.S[:], pool.z[:] = torch.nan, torch.nan  # slots that nobody has must not be read
+        pool.S[:], pool.z[:], pool.last[:] = torch.nan, torch.nan, torch.nan  # slots that nobody has must not be read
         others = [s for s in range(1, 81) if s != slot][: rows - 1]
         slots = [*others[: rows // 2], slot, *others[rows // 2:]]
-        pool.S[slots], pool.z[slots] = 0, 0
+        pool.S[slots], pool.z[slots], pool.last[slots] = 0, 0, 0
         pool.known[others[::2]] = True
         pool.canvas[others] = images_of(config, rows)[: rows - 1]
         seeds = [77 if s == slot else int(s) for s in slots]
@@ -165,32 +185,32 @@ def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precis
                 at[s] += count
         assert torch.equal(pool.canvas[slot], alone.canvas[1])
         assert torch.equal(torch.cat(found), log_probs[0])
-        assert torch.equal(pool.S[slot], alone.S[1]) and torch.equal(pool.z[slot], alone.z[1])
+        assert same(pool.holds(slot), alone.holds(1))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("shape", ["tiny", "post-norm", "odd sizes", "no start token"])
+@pytest.mark.parametrize("shape", EXACT)
 def test_prefill_leaves_what_decoding_leaves_bit_for_bit_whatever_is_beside(shape, precision):
     config = SHAPES[shape]
     packed, images = pack(net_of(config), PRECISIONS[precision]), images_of(config, 6)
-    lengths = [1, 7, 31, 32, 33, 64]
+    lengths = [1, 7, 31, 32, 33, config.subpixels]
     stepped, together = Pool(config, packed, 6), Pool(config, packed, 6)
     for pool in (stepped, together):
         pool.canvas[1:], pool.known[:] = images, True
     stepped.decode(list(range(1, 7)), [0] * 6, lengths, [0] * 6)
     together.prefill(list(range(1, 7)), lengths)
-    assert torch.equal(together.S[1:], stepped.S[1:]) and torch.equal(together.z[1:], stepped.z[1:])
+    assert all(same(together.holds(slot), stepped.holds(slot)) for slot in range(1, 7))
     for slot, length in zip(range(1, 7), lengths, strict=True):
         alone = Pool(config, packed, 6)
         alone.canvas[1:] = images
         alone.prefill([slot], [length])
-        assert torch.equal(alone.S[slot], together.S[slot]) and torch.equal(alone.z[slot], together.z[slot])
+        assert same(alone.holds(slot), together.holds(slot))
         assert not bool(alone.S[[s for s in range(7) if s != slot]].any())
     pieces = Pool(config, packed, 6)
     pieces.canvas[1:] = images
     for positions, ends in (([0] * 6, [1, 0, 20, 32, 5, 40]), ([1, 0, 20, 32, 5, 40], lengths)):
         pieces.prefill(list(range(1, 7)), ends, positions)
-    assert torch.equal(pieces.S, together.S) and torch.equal(pieces.z, together.z)
+    assert all(same(pieces.holds(slot), together.holds(slot)) for slot in range(1, 7))
 
 
 @pytest.mark.parametrize("shape", ["wider", "odd sizes"])
@@ -291,9 +311,9 @@ def arguments(**changes):
     pool = Pool(TINY, packed, 5)
     row = torch.tensor([0, 0, 0])
     given = {"canvas": pool.canvas, "known": pool.known, "S": pool.S, "z": pool.z, "pairs": None, "scale": None,
-             "saturated": None, "slots": torch.tensor([1, 5, 3]), "positions": row, "steps": row + 4,
-             "start": row + START, "seeds": row, "temperatures": torch.ones(3), "weights": packed.weights,
-             "sizes": packed.sizes, "eps": 1e-6, "most": 4, "threads": 2}
+             "saturated": None, "last": None, "told": None, "slots": torch.tensor([1, 5, 3]), "positions": row,
+             "steps": row + 4, "start": row + START, "seeds": row, "temperatures": torch.ones(3),
+             "weights": packed.weights, "sizes": packed.sizes, "eps": 1e-6, "most": 4, "threads": 2}
     return given | {name: change(given[name]) for name, change in changes.items()}
 
 
@@ -315,16 +335,19 @@ def arguments(**changes):
     ("S", lambda x: x[:5], "S must have shape"),
     ("S", lambda x: x.transpose(3, 4), "S must be contiguous"),
     ("z", lambda x: x.double(), "z must have dtype Float"),
-    ("weights", lambda x: x[:-1], "weights must hold 9 tensors and 12 a layer"),
+    ("weights", lambda x: x[:-1], "weights must hold 13 tensors and 12 a layer"),
     ("weights", lambda x: [x[0][:300], *x[1:]], "beyond a table of 300 rows"),
     ("weights", lambda x: [*x[:2], x[2] + 2**31 - 3000, *x[3:]], "beyond a table of"),
     ("weights", lambda x: [x[0], x[1] + 1, *x[2:]], "source and place must point before t"),
-    ("weights", lambda x: [*x[:9], x[9][:-1], *x[10:]], "qkv must have shape"),
-    ("weights", lambda x: [*x[:9], x[9].half(), *x[10:]], "qkv must have dtype Float, got Half"),
-    ("sizes", lambda x: x[:-1], "sizes must hold 10 integers, got 9"),
+    ("weights", lambda x: [*x[:13], x[13][:-1], *x[14:]], "qkv must have shape"),
+    ("weights", lambda x: [*x[:13], x[13].half(), *x[14:]], "qkv must have dtype Float, got Half"),
+    ("sizes", lambda x: x[:-1], "sizes must hold 13 integers, got 12"),
     ("sizes", lambda x: [x[0] + 1, *x[1:]], "must have shape"),
     ("sizes", lambda x: [2**15, 2**15, *x[2:]], "too large together"),
     ("sizes", lambda x: [-1, *x[1:]], r"sizes\[0\] is -1"),
+    ("sizes", lambda x: [*x[:10], 11, *x[11:]], "following, class_rows and background are 11, 0 and -1"),
+    ("sizes", lambda x: [*x[:12], 0], "the background's table must have a multiple of 16 columns"),
+    ("told", lambda x: torch.ones(2, dtype=torch.bool), r"told must have shape \(3\)"),
     ("pairs", lambda x: torch.zeros(1), "must be None on the CPU"),
     ("most", lambda x: 3, "row 0 takes 4 steps, and most is 3"),
     ("threads", lambda x: 0, r"threads must be in 1\.\.1024, got 0"),
@@ -339,7 +362,7 @@ def test_the_schemas_say_what_the_operators_do():
     given = arguments()
     torch.library.opcheck(torch.ops.linpix.decode_quantum.default, tuple(given.values()))
     torch.library.opcheck(torch.ops.linpix.prefill.default,
-                          (*(given[name] for name in ("canvas", "S", "z")), None, None, None,
+                          (*(given[name] for name in ("canvas", "S", "z")), None, None, None, None,
                            *(given[name] for name in ("slots", "positions", "steps", "start", "weights", "sizes")),
                            1e-6, 4, 2))
 
