@@ -134,7 +134,14 @@ def test_a_hiccup_in_one_decode_of_a_short_image_is_not_its_time():
 
 
 def test_fast_backends_are_told_by_the_median_of_several_decodes():
-    comparison = Comparison(make(), (), plan(), **ticking())
+    class Slowing(Ticks):
+        """A machine on which every decode takes longer than the one before."""
+
+        def __call__(self) -> float:
+            self.tick = TICK * (1 + 0.05 * max(len(cell.decodes) for cell in comparison.cells))
+            return super().__call__()
+
+    comparison = Comparison(make(), (), plan(), **ticking(Slowing()))
     report = finished(comparison)
     for cell, result in zip(comparison.cells, report["results"], strict=True):
         assert result["seconds_per_image"] == pytest.approx(statistics.median(cell.decodes), rel=1e-4)

@@ -88,7 +88,10 @@ def test_a_comparison_is_made_on_a_thread_that_neither_steps_nor_answers(family,
     asyncio.run(scenario())
 
 
-def test_what_is_cancelled_while_it_is_made_never_runs_and_is_the_only_one_being_made(family, reading):
+def test_what_is_cancelled_while_it_is_made_goes_no_further_and_no_other_is_begun_before(family, reading, monkeypatch):
+    built: list = []
+    monkeypatch.setattr(comparisons, "Comparison", lambda *given: built.append(given))
+
     async def scenario():
         async with beginning(family) as (under_way, begin):
             job = begin(LONG)
@@ -99,7 +102,7 @@ def test_what_is_cancelled_while_it_is_made_never_runs_and_is_the_only_one_being
                 begin(LONG)
             reading["go on"].set()
             await until(under_way._making.done)
-            assert (job.status, job.report, reading["calls"], alive()) == ("cancelled", None, 1, 0)
+            assert (job.status, job.report, reading["calls"], built) == ("cancelled", None, 1, [])
 
     asyncio.run(scenario())
 
