@@ -166,6 +166,7 @@ def info(text: str) -> logging.LogRecord:
 
 def test_whoever_logs_does_not_wait_for_a_reader_that_has_stopped_and_what_is_lost_is_told(monkeypatch):
     monkeypatch.setattr(logs, "MOST_LINES", 3_000)
+    monkeypatch.setattr(logs, "WRITE_S", 1.0)  # in which all of them are logged
     reading, writing = os.pipe()
     handler = logs.Lines(writing)
     texts = [f"{number} {'x' * 100}" for number in range(5_000)]  # several times what a pipe holds
@@ -203,3 +204,5 @@ def test_the_log_goes_on_after_whatever_goes_wrong_in_its_thread(monkeypatch):
     lines.emit(logging.makeLogRecord({"msg": "there"}))
     lines.flush()
     assert os.read(end, 100) == b"there\n"
+    os.close(end)
+    os.close(to)
