@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import secrets
 import sys
 from collections.abc import Mapping
@@ -25,6 +26,9 @@ SOON_S = 0.25        # and so long it is waited for: most are there at once, and
 AHEAD_BYTES = 2**16  # that a client may send beyond a request that is not answered yet, and be seen when it leaves
 STALLED_S = 60.0     # how long a client may take nothing of an answer that waits for it
 LINGER_S = 2.0       # how long a client that is refused may go on sending: closed at once, it would lose the answer
+READ_BYTES = 2**14   # read from a connection at once: asyncio's 256 KiB may be 43,000 chunks, 0.2 s of the event loop
+HEAD_BYTES = 2**14   # largest head; h11 measures only those that arrive in pieces
+TINY_BYTES, MOST_TINY = 64, 500  # a body may have more chunks than this if they have so many bytes in the mean
 
 
 class Bodies:
@@ -127,6 +131,8 @@ class Body:
             await self._send(message)
         elif message["type"] == "http.response.start":
             left = math.inf if self.declared is None else self.declared - self._received
+            # chunks cost more than they weigh, and a client without a key is owed nothing
+            self._closing |= self.declared is None and message["status"] == 401
             if self._closing or left > KEPT_BYTES:
                 MutableHeaders(scope=message)["connection"] = "close"
             await self._send(message)
@@ -173,13 +179,53 @@ def body_of(scope: Scope) -> Body:
     return body
 
 
+class Reader(h11.Connection):
+    """h11, but it refuses what misleads proxies or holds up the event loop, and takes two more forms of requests."""
+
+    _chunks = _bytes = 0  # of the body under way
+
+    def receive_data(self, data: bytes) -> None:
+        if self.their_state is h11.IDLE and not self.trailing_data[0] and data:
+            data = data.lstrip(b"\r\n")  # empty lines before a request
+            if not data:
+                return
+        super().receive_data(data)
+
+    def next_event(self) -> Any:
+        """As h11's. Raises RemoteProtocolError also for a large head, two lengths of a body, and tiny chunks."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+            return self._checked(event)
+        if isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._bytes += len(event.data)
+            if self._chunks > MOST_TINY and self._bytes < (self._chunks - 1) * TINY_BYTES:  # the last may not be whole
+                raise h11.RemoteProtocolError(f"{self._chunks} chunks of {self._bytes} bytes together; send larger "
+                                              f"ones, of at least {TINY_BYTES} bytes in the mean")
+        return event
+
+    def _checked(self, request: h11.Request) -> h11.Request:
+        size = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
+        if size > HEAD_BYTES:
+            raise h11.RemoteProtocolError(f"the head has {size:,} bytes; at most {HEAD_BYTES:,} are allowed")
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+            raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding contradict each other; send one")
+        if not (whole := re.fullmatch(rb"(?i:https?)://([^/?#]+)(.*)", request.target)):
+            return request
+        # a target with a host, which then counts and not the header
+        headers = [(b"host", whole[1]), *((name, value) for name, value in request.headers if name != b"host")]
+        return h11.Request(method=request.method, http_version=request.http_version, headers=headers,
+                           target=whole[2] if whole[2].startswith(b"/") else b"/" + whole[2])
+
+
 def connection(head_timeout_s: float, headers: Mapping[str, str], stalled_s: float = STALLED_S) -> type[H11Protocol]:
     """uvicorn's protocol, but for clients that it would wait for without end, or not see leave.
 
     A connection is closed on which no head of a request is complete in time, be it the first one, one that has begun,
     or one behind a body that nobody wants; and one whose client takes nothing of its answer for stalled_s seconds.
     Clients that leave are noticed where they have sent something more, and what is no HTTP is answered with our
-    envelope. headers: of that answer.
+    envelope. Little is read at once, so that others have their turn. headers: of that answer.
     """
 
     class Connection(H11Protocol):
@@ -189,6 +235,9 @@ def connection(head_timeout_s: float, headers: Mapping[str, str], stalled_s: flo
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self.conn = Reader(h11.SERVER)
+            with suppress(AttributeError):  # uvloop's transport has no such limit to set
+                transport.max_size = READ_BYTES
             transport.set_write_buffer_limits(high=0)  # so that pause_writing is called for whatever is left over
             self._expect_head()
 

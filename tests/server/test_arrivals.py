@@ -3,15 +3,19 @@
 import json
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvicorn
 
+from server.arrivals import HEAD_BYTES, MOST_TINY, READ_BYTES, TINY_BYTES, connection
 from server.guard import SECURITY_HEADERS
 from tests.server.conftest import Process, eventually, serving
 from tests.server.test_exposure import probes_of
+from tests.server.test_keys import line, private
 from tests.server.test_leaving import GENERATIONS, SLOW, head, post, rest_of
 
 HOST = b"host: localhost\r\n"
@@ -84,6 +88,11 @@ def test_a_line_break_after_the_last_request_spoils_nothing(process, version):
 
 
 NO_HTTP = {
+    "a length and chunks": (head(GENERATIONS, 2)[:-2] + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+                            "Content-Length and Transfer-Encoding"),
+    "tiny chunks": (head(GENERATIONS, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
+                    + b"1\r\n \r\n" * (MOST_TINY + 1), "chunks"),
+    "a large head": (b"GET / HTTP/1.1\r\n" + HOST + b"x: " + b"x" * HEAD_BYTES + b"\r\n\r\n", "the head has 16,"),
     "two lengths": (head(GENERATIONS, 2)[:-2] + b"content-length: 3\r\n\r\n{}", "conflicting Content-Length"),
     "a negative length": (head(GENERATIONS, -2) + b"{}", "bad Content-Length"),
     "no host": (b"GET / HTTP/1.1\r\n\r\n", "Missing mandatory Host"),
@@ -112,6 +121,95 @@ def test_what_is_no_http_is_answered_with_the_envelope_and_is_a_line_of_the_log(
     said = lambda: [line for line in process.printed if headers["x-request-id"] in line]  # noqa: E731
     assert eventually(lambda: len(said()) == 1)
     assert "OTHER (no route) 400" in said()[0]
+
+
+def test_what_follows_a_body_of_two_lengths_is_no_request(process):
+    with process.connect() as connection:
+        connection.sendall(NO_HTTP["a length and chunks"][0] + b"GET /v1/models HTTP/1.1\r\n" + HOST + b"\r\n")
+        assert rest_of(connection).count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("size", [1, 16, 63, 64, 5000])
+def test_a_body_in_chunks_is_read_unless_they_are_many_and_tiny(process, size):
+    """At a route that reads none, too, since it is thrown away for a while."""
+    chunk, many = b"%x\r\n" % size + b" " * size + b"\r\n", min(2 * MOST_TINY, 100_000 // size)
+    for chunks, path in ((min(many, MOST_TINY - 1), GENERATIONS), (many, GENERATIONS), (many, "/nothing")):
+        with process.connect() as connection:
+            connection.sendall(head(path, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
+                               + chunk * chunks + b"2\r\n{}\r\n0\r\n\r\n"
+                               + b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
+            try:
+                received = rest_of(connection)
+            except ConnectionResetError:  # with more on the way
+                received = b""
+        if size < TINY_BYTES and chunks > MOST_TINY:
+            assert received.count(b"HTTP/1.1 200") == 0
+        else:
+            assert received.startswith(b"HTTP/1.1 200" if path == GENERATIONS else b"HTTP/1.1 404")
+            assert (b'"object":"list"' in received) == (path == GENERATIONS)
+
+
+def test_little_is_read_at_once_so_that_others_have_their_turn():
+    seen: list[int] = []
+
+    class Seen(connection(20.0, {})):
+        def data_received(self, data: bytes) -> None:
+            seen.append(len(data))
+            super().data_received(data)
+
+    async def answer(scope, receive, send) -> None:
+        while (await receive())["more_body"]:
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    server = uvicorn.Server(uvicorn.Config(answer, port=0, lifespan="off", log_config=None, http=Seen))
+    serving_it = threading.Thread(target=server.run)
+    serving_it.start()
+    try:
+        assert eventually(lambda: server.started)
+        with socket.create_connection(server.servers[0].sockets[0].getsockname()) as client:
+            client.sendall(head("/", 2**21) + bytes(2**21))
+            assert client.recv(12) == b"HTTP/1.1 200"
+    finally:
+        server.should_exit = True
+        serving_it.join()
+    assert sum(seen) > 2**21 and max(seen) <= READ_BYTES
+
+
+def test_a_client_without_a_key_is_left_at_once_whatever_it_still_sends_in_chunks(tiny, tmp_path):
+    """Others may go on for a while, so that they do not lose their answers."""
+    keys = private(tmp_path / "keys", line("alice", "secret"))
+    with serving(tiny.parent, "--api-keys", str(keys)) as process:
+        def open_for(*headers: bytes) -> float:
+            with process.connect() as connection:
+                connection.sendall(head("/v1/nothing", 0).replace(b"content-length: 0\r\n\r\n", b"\r\n".join(
+                    [b"transfer-encoding: chunked", *headers, b"", b"2\r\n{}\r\n"])))
+                status = connection.recv(12)
+                began = time.monotonic()
+                rest_of(connection)
+                assert status == (b"HTTP/1.1 404" if headers else b"HTTP/1.1 401")
+                return time.monotonic() - began
+
+        assert open_for() < open_for(b"authorization: Bearer secret") / 2
+
+
+@pytest.mark.parametrize("before", [b"", b"\r\n", b"\r\n\r\n", b"\n"])
+def test_empty_lines_before_a_request_are_passed_over(process, before):
+    with process.connect() as connection:
+        connection.sendall(before)
+        connection.sendall(before + b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
+        assert rest_of(connection).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize(("target", "status"), [
+    (b"http://localhost/v1/models", b"200"), (b"HTTP://localhost:80/v1/models?x=/", b"200"),
+    (b"http://localhost", b"200"), (b"http://localhost?x", b"200"), (b"http://rebound.example/v1/models", b"403"),
+    (b"ftp://localhost/v1/models", b"404"), (b"/http://localhost/v1/models", b"404")])
+def test_a_target_with_a_host_is_that_of_its_path_and_the_host_counts(process, target, status):
+    with process.connect() as connection:
+        connection.sendall(b"GET " + target + b" HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
+        assert rest_of(connection).startswith(b"HTTP/1.1 " + status)
 
 
 def test_a_body_that_turns_out_to_be_none_ends_an_answer_under_way_and_nothing_else(process):
