@@ -8,11 +8,12 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from server.errors import InvalidRequest, NotJson, ServiceError, in_seconds
+from server.errors import Exhausted, InvalidRequest, ModelNotFound, NotJson, ServiceError, in_seconds, shown
 from server.metrics import Metrics
 
 _BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
               415: "unsupported_media_type"}
+_LEAST_RETRY_MS = 250  # a place that is held by a body being read is free when nobody can tell
 
 
 def body_of(error: ServiceError) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def response_of(error: ServiceError) -> JSONResponse:
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(in_seconds(error.retry_after_s))
-        headers["retry-after-ms"] = str(max(1, round(1000 * error.retry_after_s)))  # OpenAI's clients look at it first
+        headers["retry-after-ms"] = str(max(_LEAST_RETRY_MS, round(1000 * error.retry_after_s)))  # OpenAI's look here
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     return JSONResponse(body_of(error), error.status, headers)
@@ -39,9 +40,9 @@ def response_of(error: ServiceError) -> JSONResponse:
 def install(app: FastAPI, *, metrics: Metrics) -> None:
     """Make every failure of the app answer the envelope; the guard sees to those that nobody expected."""
 
-    async def service_error(_: Request, error: Exception) -> JSONResponse:
+    async def service_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ServiceError)
-        if error.status in (400, 413, 415):
+        if error.status in (400, 413, 415) or (isinstance(error, ModelNotFound) and request.method == "POST"):
             metrics.requests_rejected.labels("too_large" if error.status == 413 else "invalid").inc()
         return response_of(error)
 
@@ -55,9 +56,8 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
             message, param = f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}", None
         else:
             param = ".".join(places) or None
-            got = repr(first.get("input"))
-            got = got if len(got) <= 80 else got[:77] + "..."
-            message = f"{param or 'the body'}: {first['msg'][:1].lower()}{first['msg'][1:]}, got {got}"
+            message = (f"{param or 'the body'}: {first['msg'][:1].lower()}{first['msg'][1:]}, "
+                       f"got {shown(first.get('input'))}")
         return await service_error(request, InvalidRequest(message, param=param))
 
     async def http_error(request: Request, error: Exception) -> Response:
@@ -66,12 +66,14 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
         while cause is not None:  # FastAPI wraps what goes wrong while it reads a body
             if isinstance(cause, ServiceError):
                 return await service_error(request, cause)
+            if isinstance(cause, MemoryError):
+                return await service_error(request, Exhausted())
             if isinstance(cause, ClientDisconnect):
                 return Response(status_code=499)  # nobody reads it: the client left before its upload was whole
             cause = cause.__cause__
         message = str(error.detail)
         if error.status_code == 404:
-            message = f"there is nothing at {request.url.path}; /docs lists the routes"
+            message = f"there is nothing at {request.url.path[:80]}; /docs lists the routes"
         headers = dict(error.headers or {})
         if error.status_code == 405:
             documented_path = next((path for path in app.openapi()["paths"] if _fits(path, request.url.path)), None)

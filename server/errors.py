@@ -9,6 +9,12 @@ def in_seconds(retry_after_s: float) -> int:
     return max(1, round(retry_after_s))
 
 
+def shown(value: object) -> str:
+    """A value for a message: as it was given, and cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 class ServiceError(Exception):
     """Something to tell the client; the message says what was wrong, what was got and what is allowed."""
 
@@ -62,12 +68,12 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
     def __init__(self, model: str, loaded: Iterable[str]) -> None:
-        super().__init__(f"model {model!r} is not loaded; loaded: {', '.join(loaded)}", param="model")
+        super().__init__(f"model {shown(model)} is not loaded; loaded: {', '.join(loaded)}", param="model")
 
 
 class ComparisonNotFound(NotFound):
     def __init__(self, id: str, known: Iterable[str]) -> None:
-        super().__init__(f"there is no comparison {id!r}; known: {', '.join(known) or 'none'}", param="id")
+        super().__init__(f"there is no comparison {shown(id)}; known: {', '.join(known) or 'none'}", param="id")
 
 
 class Conflict(ServiceError):
@@ -101,14 +107,32 @@ class UnsupportedMedia(ServiceError):
 class NotJson(UnsupportedMedia):
     def __init__(self, content_type: str) -> None:
         super().__init__(f"the body must be JSON: send the header 'Content-Type: application/json', got "
-                         f"{content_type!r}")
+                         f"{shown(content_type)}")
+
+
+class NotForm(UnsupportedMedia):
+    def __init__(self, content_type: str) -> None:
+        super().__init__("the body must be a form: send the header 'Content-Type: multipart/form-data; boundary=...', "
+                         f"got {shown(content_type)}")
+
+
+class NotUtf8(UnsupportedMedia):
+    def __init__(self, charset: str) -> None:
+        super().__init__(f"a form must be in UTF-8: leave the charset out of the Content-Type, got {shown(charset)}")
+
+
+class Encoded(UnsupportedMedia):
+    def __init__(self, coding: str) -> None:
+        super().__init__(f"the body must be sent as it is, without a Content-Encoding, got {shown(coding)}")
 
 
 class BodyTimeout(ServiceError):
     status, type, code = 408, "invalid_request_error", "body_timeout"
 
-    def __init__(self, received: int, timeout_s: float) -> None:
-        super().__init__(f"the body was not there within {timeout_s:g} s, only {received:,} bytes of it; send it "
+    def __init__(self, received: int, timeout_s: float, *, stalled: bool = False) -> None:
+        super().__init__(f"nothing of the body came for {timeout_s:g} s, after {received:,} bytes of it; send it "
+                         "without pauses" if stalled else
+                         f"the body was not there within {timeout_s:g} s, only {received:,} bytes of it; send it "
                          "faster, or less of it")
 
 
@@ -121,9 +145,27 @@ class ClientLeft(ServiceError):
 class TooManyBodies(ServiceError):
     status, type, code = 503, "server_error", "too_many_bodies"
 
-    def __init__(self, allowed: int) -> None:
-        super().__init__(f"{allowed} requests are being read already, which is the limit; try again in a moment",
-                         retry_after_s=1.0)
+    def __init__(self, allowed: int, unit: str = "requests") -> None:
+        super().__init__(f"{allowed:,} {unit} may be read at once, which is the limit of this server; try again in a "
+                         "moment", retry_after_s=1.0)
+
+
+class TooManyOfClient(ServiceError):
+    status, type, code = 429, "rate_limit_error", "client_limit"
+
+    def __init__(self, allowed: int, unit: str = "requests") -> None:
+        super().__init__(f"{allowed:,} {unit} of one client may be read at once; wait until the body of another "
+                         "request of yours is sent, and try again", retry_after_s=1.0)
+
+
+class Exhausted(ServiceError):
+    """Memory, disk space, files or threads ran out: nothing that the client can mend."""
+
+    status, type, code = 503, "server_error", "resources_exhausted"
+
+    def __init__(self) -> None:
+        super().__init__("the server could not read the upload: it is short of memory, disk space, files or threads; "
+                         "send the request again in a moment", retry_after_s=5.0)
 
 
 class ClientLimit(ServiceError):

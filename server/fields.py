@@ -2,9 +2,19 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from model.philox import MAX_SEED
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, str) and "_" in value:
+        raise PydanticCustomError("number", "a number is written without underscores")
+    return value
+
+
+Plain = BeforeValidator(_plain)  # for numbers in forms and headers: pydantic reads 1_0 as 10
 
 # --- what is asked for, in bodies, forms and headers ---
 
@@ -12,23 +22,28 @@ Model = Annotated[str, Field(description="a name of /v1/models; absent: the firs
 Prompt = Annotated[str, Field(description="a class by name or index, as label; other words are ignored, and warnings "
                               "says so; absent or empty: any class", examples=["7"])]
 Label = Annotated[int | str, Field(description="class to draw, by index or name; absent: any", examples=[7])]
-Count = Annotated[int, Field(ge=1, description="images to draw, up to max_n of /v1/status; absent: 1", examples=[1])]
+Count = Annotated[int, Field(ge=1, description="images to draw, up to max_n of /v1/status; absent: 1",
+                             examples=[1]), Plain]
 Size = Annotated[str, Field(description="width x height in pixels, one of the model's sizes: an integer multiple of "
                             "its own, by nearest neighbour; absent, auto or native: its own", examples=["native"])]
 Format = Annotated[str, Field(description="b64_json, which is also the default", examples=["b64_json"])]
 Stream = Annotated[bool, Field(description="answer server-sent events, with images as they come into being; absent: "
                                "one answer when all is done", examples=[False])]
-Partials = Annotated[int, Field(ge=0, description="unfinished images that a stream shows of each, evenly spread; "
-                                "absent: one per finished row", examples=[3])]
+Partials = Annotated[int, Field(ge=0, description="unfinished images that a stream shows of each, evenly "
+                                "spread; absent: one per finished row", examples=[3]), Plain]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED, description="image i uses seed + i; absent: drawn at random",
-                            examples=[1])]
-Temperature = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, description="1 (the default) as trained; "
-                                     "lower is tidier, 0 the mean of the likeliest mixture", examples=[1.0])]
-Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False, description="seconds from admission until all is to be "
-                                 "done, else 504; absent: what the server allows", examples=[600.0])]
+                            examples=[1]), Plain]
+Temperature = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, description="1 (the default) as "
+                                     "trained; lower is tidier, 0 the mean of the likeliest mixture",
+                                     examples=[1.0]), Plain]
+Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False, description="seconds from admission until all is to "
+                                 "be done, else 504; absent: what the server allows", examples=[600.0]), Plain]
 Priority = Annotated[Literal["interactive", "bulk"],
                      Field(description="interactive (the default) goes first; of four slots given one is for bulk",
                            examples=["interactive"])]
+
+KeptRows = Annotated[int, Field(description="rows of the model's image to keep; those below are filled in; not "
+                                "with a mask", examples=[14]), Plain]
 
 # --- what answers, events and statuses have in common ---
 

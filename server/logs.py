@@ -137,4 +137,5 @@ def configure(form: Literal["text", "json"]) -> None:
     handler.setFormatter(Formatter(form))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("linpix").setLevel(logging.INFO)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its warnings are about what clients send
     logging.captureWarnings(True)

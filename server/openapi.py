@@ -27,6 +27,7 @@ from server.errors import (
     RateLimited,
     ServiceError,
     TooManyBodies,
+    TooManyOfClient,
     Unauthorized,
     Unexpected,
 )
@@ -37,7 +38,8 @@ Links = dict[str, dict[str, str]]
 
 # What routes can answer beside what they find wrong themselves, by what they do
 LEAVING = (Draining(), EngineGone("the engine has shown no sign of life for 60 s, with work to do"))
-BODY = (BodyTimeout(1_460, 60.0), BodyTooLarge(1_500_000, PLAIN_BYTES), TooManyBodies(512))
+BODY = (BodyTimeout(1_460, 60.0), BodyTooLarge(1_500_000, PLAIN_BYTES), TooManyBodies(512),
+        TooManyOfClient(128))
 DRAWING = (QueueFull(254, 4, 256, 12.0), ClientLimit(256, 1, 256, 3.0), Unexpected("4eaca4dc47d7a5db"),
            BatchFailed("RuntimeError"), *LEAVING, DeadlineUnreachable(2.0, 7.25, 90), DeadlinePassed(30.0))
 _HOSTS = (ForeignHost("rebound.example"),)  # of every route
@@ -175,9 +177,11 @@ def _finish(schema: dict[str, Any]) -> None:
     for operations in schema["paths"].values():
         for operation in operations.values():
             for parameter in operation.get("parameters", []):
-                _lift({"properties": {"": parameter["schema"]}})
-                parameter.setdefault("description", parameter["schema"].pop("description", None))
-                parameter["example"] = parameter["schema"]["examples"][0]
+                schema = parameter["schema"]
+                for kind in schema.pop("anyOf", []):  # a header that may be absent, and not null
+                    schema |= kind if kind != {"type": "null"} else {}
+                parameter.setdefault("description", schema.pop("description", None))
+                parameter["example"] = schema["examples"][0]
             operation["responses"] = dict(sorted(operation["responses"].items()))
             for answer in operation["responses"].values():
                 content = answer["content"].get("application/json", {})

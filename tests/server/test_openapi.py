@@ -182,6 +182,13 @@ def test_every_body_that_is_shown_gets_what_is_documented(shipped, openapi):
     assert len(tried) >= 8
 
 
+def test_a_header_may_be_absent_and_is_never_null(openapi):
+    for path in (GENERATE, EDIT):
+        [header] = openapi["paths"][path]["post"]["parameters"]
+        assert (header["required"], header["schema"]["type"]) == (False, "number")
+        assert "anyOf" not in header["schema"] and header["schema"]["exclusiveMinimum"] == 0
+
+
 def test_every_route_answers_at_the_examples_of_its_parameters(shipped, openapi):
     with shipped.client() as client:
         body = {"budget": 1, "batch": [1], "backends": ["linear"]}
