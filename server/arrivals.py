@@ -5,114 +5,178 @@ import math
 import re
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import h11
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.envelope import response_of
-from server.errors import BodyTimeout, BodyTooLarge, ClientLeft, NotHTTP, ServiceError, TooManyBodies
+from server.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    ClientLeft,
+    Encoded,
+    NotForm,
+    NotHTTP,
+    NotJson,
+    NotUtf8,
+    ServiceError,
+    TooManyBodies,
+    TooManyOfClient,
+)
 from server.logs import access
 from server.metrics import Metrics
 from server.settings import Settings
 
-PLAIN_BYTES = 2**17  # largest body that is not multipart: while it waits, its JSON may take 30 times as much memory
+UPLOADS = "/v1/images/edits"  # the one route whose bodies may be large
+JSON = ("/v1/images/generations", "/v1/compare")
+PLAIN_BYTES = 2**17  # largest body of every other route: while it waits, its JSON may take 30 times as much memory
+CLIENT_SHARE = 4     # one client may have one part in so many of what all clients share
+QUEUE_SHARE = 8      # and uploads that are still being read hold one place in so many of the queue
+STALL_SHARE = 6      # a body of which nothing comes for one part in so many of --body-timeout is given up
 KEPT_BYTES = 2**16   # what is left of a refused body is read for the sake of the connection, if it is so little
-SOON_S = 0.25        # and so long it is waited for: most are there at once, and say how much their requests ask for
 AHEAD_BYTES = 2**16  # that a client may send beyond a request that is not answered yet, and be seen when it leaves
 STALLED_S = 60.0     # how long a client may take nothing of an answer that waits for it
 LINGER_S = 2.0       # how long a client that is refused may go on sending: closed at once, it would lose the answer
 READ_BYTES = 2**14   # read from a connection at once: asyncio's 256 KiB may be 43,000 chunks, 0.2 s of the event loop
 HEAD_BYTES = 2**14   # largest head; h11 measures only those that arrive in pieces
+UTF8 = ("utf-8", "utf8", "us-ascii")
+JSON_MEDIA = re.compile(r"\s*application/([^;\s]+\+)?json\s*(;.*)?", re.IGNORECASE)
 TINY_BYTES, MOST_TINY = 64, 500  # a body may have more chunks than this if they have so many bytes in the mean
 
 
+def client_of(scope: Scope) -> str:
+    """Whose request it is, as far as limits are concerned: whoever the guard knows by a key, else an address."""
+    known = scope.get("state", {}).get("client")
+    return str(known or (scope.get("client") or ("unknown",))[0])
+
+
+class Share:
+    """An amount that all clients share, and of which each may take a part. Of the event loop only."""
+
+    def __init__(self, allowed: int, least: int = 1, unit: str = "requests") -> None:
+        """allowed: to all clients together; one of them may take a quarter of it, or `least` if that is more."""
+        self._allowed, self._each, self._unit = allowed, max(least, allowed // CLIENT_SHARE), unit
+        self._taken: Counter[str] = Counter()
+
+    def take(self, client: str, amount: int = 1) -> ServiceError | None:
+        """Take some for a client, or say why it cannot be had."""
+        if self._taken[client] + amount > self._each:
+            return TooManyOfClient(self._each, self._unit)
+        if self._taken.total() + amount > self._allowed:
+            return TooManyBodies(self._allowed, self._unit)
+        self._taken[client] += amount
+        return None
+
+    def give_back(self, client: str, amount: int = 1) -> None:
+        self._taken[client] -= amount
+        if not self._taken[client]:
+            del self._taken[client]
+
+
 class Bodies:
-    """The limits, and how many bodies are being read. Of the event loop only."""
+    """The limits, and what bodies hold while they are being read. Of the event loop only."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.settings, self.metrics = settings, metrics
-        self.reading = 0
-
-    def count(self, more: int) -> None:
-        self.reading += more
-        self.metrics.bodies_reading.inc(more)
+        self.reading = Share(settings.max_requests or sys.maxsize)
+        self.space = Share(max(settings.upload_space, settings.max_upload), settings.max_upload, "bytes of uploads")
+        self.places = Share(settings.max_queue // QUEUE_SHARE)
 
 
 class Body:
     """One request's body, between the server and the application: `receive` and `send` stand in for the server's."""
 
     def __init__(self, bodies: Bodies, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        self._bodies, self._receive, self._send = bodies, receive, send
+        headers = self._headers = Headers(scope=scope)
+        self._bodies, self._scope, self._receive, self._send = bodies, scope, receive, send
         declared = headers.get("content-length", "")
         chunked = "transfer-encoding" in headers
         self.declared = int(declared) if declared.isdecimal() and not chunked else None
         self.whole = not (chunked or self.declared)  # all of it has been received
-        multipart = headers.get("content-type", "").lower().startswith("multipart/")
-        self._most = bodies.settings.max_upload if multipart else min(bodies.settings.max_upload, PLAIN_BYTES)
+        self._path = scope["path"] if scope["method"] == "POST" else ""
+        self._upload = self._path == UPLOADS
+        self._most = bodies.settings.max_upload if self._upload else min(bodies.settings.max_upload, PLAIN_BYTES)
+        # a small body arrives in a moment, and needs no place in the queue until then
+        self.large = self._upload and not self.whole and (self.declared is None or self.declared > PLAIN_BYTES)
         self._received = 0
         self._loop = asyncio.get_running_loop()
-        self._limits: list[tuple[float, ServiceError | None]] = []  # times, and what is to be said then
-        self._held = False    # it counts as one that is being read
+        self._ends, self._deadline = math.inf, math.inf  # by --body-timeout, and of its request
+        self._passed: ServiceError | None = None         # what is said when the deadline has passed
+        self._reading = self._place = False              # what it has of the shares of Bodies
+        self._space = 0
         self._closing = False
-        self._expected = headers.get("expect", "").lower() == "100-continue"  # it comes only when it is asked for
-        self._early: list[Message] = []
+
+    @cached_property
+    def _client(self) -> str:
+        return client_of(self._scope)
 
     def check(self) -> None:
-        """Raise BodyTooLarge if it says of itself that it is."""
+        """Raise what is wrong by its head alone: UnsupportedMedia, BodyTooLarge, or no room for an upload."""
+        if wrong := _media(self._path, self._headers):
+            raise self._refused(wrong, "invalid")
         if self.declared is not None and self.declared > self._most:
             raise self._refused(BodyTooLarge(self.declared, self._most), "too_large")
+        if self._upload:
+            self._take_space(self.declared or 0)
 
-    def until(self, deadline: float, late: ServiceError) -> None:
+    def _take_space(self, size: int) -> None:
+        """Have room for so many bytes of an upload, in memory or in a file. Raises ServiceError."""
+        if size > self._space:
+            if refusal := self._bodies.space.take(self._client, size - self._space):
+                self.end()
+                raise self._refused(refusal, refusal.code)
+            self._space = size
+
+    def take_place(self) -> bool:
+        """Whether the queue may keep a place for it while it is being read: for a few uploads only."""
+        self._place = self._bodies.places.take(self._client) is None
+        return self._place
+
+    def until(self, deadline: float, passed: ServiceError) -> None:
         """Whoever reads it gets this error at this time of the loop's clock, if there is more to come then."""
-        self._limits.append((deadline, late))
+        self._deadline, self._passed = deadline, passed
 
     def end(self) -> None:
-        """Nobody reads it any more."""
-        if self._held:
-            self._bodies.count(-1)
-        self._held = False
+        """Nothing more of it is read."""
+        if self._reading:
+            self._bodies.reading.give_back(self._client)
+            self._bodies.metrics.bodies_reading.dec()
+        if self._place:
+            self._bodies.places.give_back(self._client)
+        self._reading = self._place = False
 
-    async def soon(self) -> bool:
-        """Whether all of it is there at once: it is read then, and kept for `receive`."""
-        if self.whole or self._expected or self.declared is None or self.declared > KEPT_BYTES:
-            return self.whole
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SOON_S):
-                while not self.whole:
-                    self._early.append(await self._next())
-        return self.whole
+    def let_go(self) -> None:
+        """Nothing of it is kept any more, in memory or in a file."""
+        self.end()
+        self._bodies.space.give_back(self._client, self._space)
+        self._space = 0
 
     async def receive(self) -> Message:
-        """As ASGI's. Raises BodyTooLarge, TooManyBodies, BodyTimeout, what `until` was given, or ClientLeft."""
-        return self._early.pop(0) if self._early else await self._next()
-
-    async def _next(self) -> Message:
+        """As ASGI's. Raises ClientLeft, BodyTimeout, BodyTooLarge, TooManyBodies, or what `until` was given."""
         if self.whole:
             return await self._receive()
-        settings = self._bodies.settings
-        if not self._held:
-            if settings.max_requests and self._bodies.reading >= settings.max_requests:
-                raise self._refused(TooManyBodies(settings.max_requests), "too_many_bodies")
-            self._held = True
-            self._bodies.count(1)
-            self._limits.append((self._loop.time() + settings.body_timeout, None))
-        deadline, late = min(self._limits, key=lambda limit: limit[0])
+        if not self._reading:
+            if refusal := self._bodies.reading.take(self._client):
+                raise self._refused(refusal, refusal.code)
+            self._reading = True
+            self._bodies.metrics.bodies_reading.inc()
+            self._ends = self._loop.time() + self._bodies.settings.body_timeout
+        stalls = self._loop.time() + self._bodies.settings.body_timeout / STALL_SHARE
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(min(stalls, self._ends, self._deadline)):
                 message = await self._receive()
         except TimeoutError:
             self.end()
             self._closing = True
-            if late is not None:
-                self._bodies.metrics.deadlines_passed.labels("reading").inc()
-                raise late from None
-            raise self._refused(BodyTimeout(self._received, settings.body_timeout), "body_timeout") from None
+            raise self._late(stalls) from None
         if message["type"] == "http.disconnect":
             self.end()
             raise ClientLeft(f"the client left after {self._received:,} bytes of its body")
@@ -123,13 +187,25 @@ class Body:
         if self._received > self._most:
             self.end()
             raise BodyTooLarge(self._received, self._most)  # counted with its answer
+        if self._upload:
+            self._take_space(self._received)
         return message
+
+    def _late(self, stalls: float) -> ServiceError:
+        """What is said of the limit that was passed first. stalls: when the next bytes should have come."""
+        if self._passed is not None and self._deadline <= min(stalls, self._ends):
+            self._bodies.metrics.deadlines_passed.labels("reading").inc()
+            return self._passed
+        timeout_s, stalled = self._bodies.settings.body_timeout, stalls < self._ends
+        return self._refused(BodyTimeout(self._received, timeout_s / STALL_SHARE if stalled else timeout_s,
+                                         stalled=stalled), "body_timeout")
 
     async def send(self, message: Message) -> None:
         """As ASGI's. An answer that comes before the end of the body ends the connection, once the client has it."""
         if self.whole:
             await self._send(message)
         elif message["type"] == "http.response.start":
+            self.end()
             left = math.inf if self.declared is None else self.declared - self._received
             # chunks cost more than they weigh, and a client without a key is owed nothing
             self._closing |= self.declared is None and message["status"] == 401
@@ -156,6 +232,26 @@ class Body:
         return error
 
 
+def _media(path: str, headers: Headers) -> ServiceError | None:
+    """What is wrong with the form of a body, as far as its head tells.
+
+    A form has its fields decoded on the event loop, by the charset that it names, and some of Python's take a time
+    that grows with the square of the length.
+    """
+    if path not in (UPLOADS, *JSON):
+        return None
+    coding, kind = headers.get("content-encoding", "identity"), headers.get("content-type", "none")
+    if coding.lower() != "identity":
+        return Encoded(coding)
+    if path == UPLOADS:
+        media, options = parse_options_header(kind)
+        charset = options.get(b"charset", b"utf-8").decode("latin-1")
+        if media != b"multipart/form-data":
+            return NotForm(kind)
+        return None if charset.lower() in UTF8 else NotUtf8(charset)
+    return None if JSON_MEDIA.fullmatch(kind) else NotJson(kind)
+
+
 class Arrival:
     """ASGI middleware: every request's body, for whoever comes after it."""
 
@@ -170,7 +266,7 @@ class Arrival:
         try:
             await self.app(scope, body.receive, body.send)
         finally:
-            body.end()
+            body.let_go()
 
 
 def body_of(scope: Scope) -> Body:

@@ -21,22 +21,25 @@ from starlette.types import Receive, Scope, Send
 
 from model.config import ModelConfig
 from model.philox import MAX_SEED
-from server import fields, pictures
+from server import arrivals, fields, pictures
 from server.admission import HEADER, AdmittedDep, AdmittingRoute, TimeoutHeader, timeout_of
 from server.engine import ImageSpec
 from server.envelope import body_of, sendable
 from server.errors import (
     BodyTooLarge,
+    Exhausted,
     InvalidRequest,
     ModelNotFound,
     NotJson,
     ServiceError,
     TooLarge,
     UnsupportedMedia,
+    shown,
 )
 from server.openapi import drawn
 from server.schemas import (
     EDIT,
+    FORM_FIELDS,
     GENERATE,
     EditEvent,
     EditResponse,
@@ -71,10 +74,11 @@ class Ask:
         self.bulk = priority == "bulk"
         most = service.most(self.batcher, bulk=self.bulk)
         if not 1 <= self.n <= most:
-            raise InvalidRequest(f"n must be 1..{most}, got {n}", param="n")
+            raise InvalidRequest(f"n must be 1..{most}, got {shown(n)}", param="n")
         http.state.model, http.state.images = self.name, self.n  # for the log
         if response_format not in (None, "b64_json"):
-            raise InvalidRequest(f"response_format must be b64_json, got {response_format!r}", param="response_format")
+            raise InvalidRequest(f"response_format must be b64_json, got {shown(response_format)}",
+                                 param="response_format")
         try:
             self.factor = pictures.parse_size(size, self.config)
         except pictures.PictureError as error:
@@ -110,12 +114,14 @@ class Ask:
             chosen = checkpoint.class_of(str(label))
             if chosen is None:
                 allowed = f"0..{len(names) - 1} or one of {', '.join(names)}" if names else "none: it knows no classes"
-                raise InvalidRequest(f"label must be a class of {self.name}: {allowed}; got {label!r}", param="label")
+                raise InvalidRequest(f"label must be a class of {self.name}: {allowed}; got {shown(label)}",
+                                     param="label")
         text = (prompt or "").strip()
         prompted = checkpoint.class_of(text)
         if prompted is not None:
             if chosen is not None and chosen != prompted:
-                raise InvalidRequest(f"label {label!r} contradicts prompt {text!r}; send one of them", param="label")
+                raise InvalidRequest(f"label {shown(label)} contradicts prompt {shown(text)}; send one of them",
+                                     param="label")
             return prompted
         if text:
             self.warnings.append("prompt was ignored: it names no class of this model"
@@ -157,7 +163,7 @@ _FORM = {"examples": EDIT, "encoding": {"image[]": {"explode": True}}}  # so tha
 _EDITS = drawn("image_edit", EditEvent,
                InvalidRequest("nothing says what to fill in: send an image with transparency, or a mask with "
                               "transparency, or keep_rows", param="image"),
-               ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24),
+               ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24), Exhausted(),
                UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'",
                                 param="image"))
 
@@ -186,8 +192,7 @@ async def edit(
                                                             "for image, as some clients send it; one picture")] = None,
         mask: Annotated[UploadFile | None, File(description="a picture whose transparent parts are to be filled in, "
                                                 "instead of the image's own", examples=["mask.png"])] = None,
-        keep_rows: Annotated[int | None, Form(description="rows of the model's image to keep; those below are filled "
-                                              "in; not with a mask", examples=[14])] = None,
+        keep_rows: Annotated[fields.KeptRows | None, Form()] = None,
         model: Annotated[fields.Model | None, Form()] = None,
         prompt: Annotated[fields.Prompt | None, Form()] = None,
         n: Annotated[fields.Count | None, Form()] = None,
@@ -202,9 +207,7 @@ async def edit(
         priority: Annotated[fields.Priority | None, Form()] = None,
         x_request_timeout: TimeoutHeader = None) -> Response:
     """Complete an occluded image: known sub-pixels come back unchanged, the holes are drawn."""
-    known_fields = {"image", "image[]", "mask", "keep_rows", "model", "prompt", "n", "size", "response_format",
-                    "stream", "partial_images", "seed", "temperature", "label", "timeout", "priority"}
-    ignored = [name for name in await http.form() if name not in known_fields]
+    ignored = [name for name in await http.form() if name not in FORM_FIELDS]
     ask = Ask(service, http, model=model, n=n, size=size, response_format=response_format, stream=stream,
               partial_images=partial_images, seed=seed, temperature=temperature, label=label, prompt=prompt,
               timeout=timeout, priority=priority, ignored=ignored)
@@ -221,9 +224,14 @@ async def edit(
         occluded = await unless_gone(http, service.worker.decoded(admitted, read))
     except pictures.PictureError as error:
         raise picture_error(error) from error
+    except (OSError, MemoryError, RuntimeError) as error:  # of reading a file, or of beginning a thread
+        logger.exception("a picture could not be decoded")
+        raise Exhausted() from error
     if occluded is None:
         service.worker.finish(admitted, "cancelled")
         return Response(status_code=499)  # nobody reads it: the client left
+    await http.close()  # its files: a slot is waited for without them
+    arrivals.body_of(http.scope).let_go()
     facts = {"conditioning": occluded.conditioning, "known": occluded.known_count,
              "known_before_first_hole": occluded.known_before_first_hole,
              "known_after_last_hole": occluded.known_after_last_hole}

@@ -45,7 +45,7 @@ class Metrics:
         self.requests_running = Gauge("linpix_requests_running", "Requests with an image in a slot.", registry=registry)
         self.requests_waiting = Gauge("linpix_requests_waiting", "Requests with no image in a slot yet.",
                                       registry=registry)
-        self.images_waiting = Gauge("linpix_images_waiting", "Images with no slot yet; a request whose body is being "
+        self.images_waiting = Gauge("linpix_images_waiting", "Images with no slot yet; a large upload that is being "
                                     "read counts as one, interactive.", ("model", "priority"), registry=registry)
         self.bodies_reading = Gauge("linpix_request_bodies_reading", "Requests whose body is being read.",
                                     registry=registry)

@@ -80,7 +80,7 @@ class Occluded:
 def read_occluded(
     image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: int | None
 ) -> Occluded:
-    """Decode a PNG, JPEG or WebP, and find its holes. Raises PictureError, and nothing else, for any upload.
+    """Decode a PNG, JPEG or WebP, and find its holes. Raises PictureError for any upload, or MemoryError.
 
     A given mask (holes where its alpha is under 128; its colours do not count) or keep_rows (holes from that
     row of the model's image on) decides alone, and transparent parts of the image then show black beneath.
@@ -156,10 +156,10 @@ def _mode(config: ModelConfig) -> str:
 
 @contextmanager
 def _blaming(param: str) -> Iterator[None]:
-    """Pillow raises nearly anything for a broken picture; here it all becomes PictureError."""
+    """Pillow raises nearly anything for a broken picture; here it all becomes PictureError, but for MemoryError."""
     try:
         yield
-    except PictureError:
+    except (PictureError, MemoryError):  # that there is no memory is no fault of the picture's
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # one raised by -W error
         raise _too_large(param, "far more") from error

@@ -38,6 +38,10 @@ EDIT: dict[str, Any] = {
 }
 
 
+FORM_LISTS = ("image[]",)  # fields of the form of an edit that may be there more than once, and all of them
+FORM_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", *GenerateBody.model_fields})
+
+
 class CompareBody(BaseModel):
     """What to compare; see `linpix compare`."""
 

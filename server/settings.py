@@ -32,6 +32,9 @@ class Settings(BaseSettings):
     head_timeout: float = Field(20.0, gt=0, description="seconds that the head of a request may take to arrive")
     body_timeout: float = Field(60.0, gt=0, description="seconds that a request's body may take to arrive")
     max_upload: int = Field(16 * 2**20, ge=1024, description="largest request body, bytes")
+    upload_space: int = Field(384 * 2**20, ge=1024, description="bytes that all uploads under way may take together, "
+                              "in memory and in the folder for temporary files; one client may have a quarter of them, "
+                              "or --max-upload if that is more")
     drain_timeout: float = Field(30.0, ge=0, description="seconds that admitted requests may take after SIGTERM, until "
                                  "they end with an error; a second SIGTERM ends them at once")
     request_timeout: float = Field(600.0, gt=0, description="seconds from a request's admission to its end, at most")

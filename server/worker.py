@@ -221,9 +221,9 @@ class Worker:
                 and (not self._client_images or self._here(client) < self._client_images))
 
     def admit(self, id: str, endpoint: str, client: str, timeout_s: float = math.inf, images: int = 1) -> Request:
-        """Reserve room for one image before anything of a request's body is read: which, and how many, it says there.
+        """Let a request in before its body is read, with room for one image or none: how many it wants, it says there.
 
-        Or none, where the body is there already. The room is in the queue of the model that has most of it.
+        The room is in the queue of the model that has most of it.
         id: of its own, and what clients and the log know it by · timeout_s: what the client allows, if it said so.
         Raises QueueFull, ClientLimit, DeadlineUnreachable, Draining or EngineGone.
         """
@@ -236,7 +236,7 @@ class Worker:
                 raise Draining()
             self._check_client(client, images)
             # of several models another may be faster: the body will tell which it is to be
-            within_s = request.timeout_s if len(self.batchers) == 1 else math.inf
+            within_s = request.timeout_s if images and len(self.batchers) == 1 else math.inf
             batcher.admit(request.id, images, within_s=within_s, whole=endpoint == "generations")
             self.requests[request.id] = request
             if self.gone:  # looked at when the request can be seen: whoever sets it answers all that it sees then

@@ -5,6 +5,8 @@ import http.client
 import io
 import itertools
 import json
+import os
+import select
 import socket
 import threading
 import time
@@ -80,12 +82,15 @@ def rejected(process: Process, reason: str) -> float:
 class Raw(contextlib.ExitStack):
     """A connection on which nothing is said but what a test says."""
 
-    def __init__(self, process: Process, path: str, *headers: str, body: bytes = b"", kind: str = "") -> None:
+    def __init__(self, process: Process, path: str, *headers: str, body: bytes = b"", kind: str | None = "",
+                 client: str = "127.0.0.1") -> None:
         super().__init__()
         address = urlsplit(process.url)
-        self.socket = self.enter_context(socket.create_connection((address.hostname, address.port), timeout=60))
-        kind = kind or (f"multipart/form-data; boundary={BOUNDARY}" if path == EDIT else "application/json")
-        head = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", f"content-type: {kind}", *headers]
+        self.socket = self.enter_context(socket.create_connection((address.hostname, address.port), timeout=60,
+                                                                  source_address=(client, 0)))
+        if kind == "":
+            kind = f"multipart/form-data; boundary={BOUNDARY}" if path == EDIT else "application/json"
+        head = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", *([f"content-type: {kind}"] if kind else []), *headers]
         self.socket.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + body)
 
     def answer(self) -> tuple[int, dict[str, str], dict]:
@@ -117,16 +122,15 @@ def part(name: str, content: bytes, file: str = "") -> bytes:
 
 # --- before the body ---
 
-@pytest.mark.parametrize("path", [EDIT, GENERATE])
-def test_who_finds_the_queue_full_hears_it_before_the_body_is_asked_for(tiny, path):
+def test_a_large_upload_that_finds_the_queue_full_is_refused_before_its_body_is_asked_for(tiny):
     with service(tiny.parent, *FROZEN, "--slots", "1", "--max-queue", "0") as process, busy(process):
-        for length, more in itertools.product(("90000", "900"), ((), ("expect: 100-continue",))):
-            with Raw(process, path, f"content-length: {length}", *more) as refused:
+        for length, more in itertools.product(("content-length: 900000", "transfer-encoding: chunked"),
+                                              ((), ("expect: 100-continue",))):
+            with Raw(process, EDIT, length, *more) as refused:
                 status, headers, error = refused.answer()
-                assert (status, error["code"]) == (429, "queue_full")
-                assert headers.get("connection") == ("close" if length == "90000" else None)
-                assert int(headers["retry-after"]) >= 1
-                assert length == "900" or refused.closed()
+                assert (status, error["code"], headers["connection"]) == (429, "queue_full", "close")
+                assert int(headers["retry-after"]) >= 1 and int(headers["retry-after-ms"]) >= 250
+                assert refused.closed()
         assert rejected(process, "queue_full") == 4
 
 
@@ -147,20 +151,44 @@ def test_a_small_body_that_is_refused_leaves_its_connection_open(tiny):
             assert "connection" not in refused.headers
 
 
-def test_an_upload_under_way_holds_the_room_that_it_will_need(tiny):
+def test_a_large_upload_under_way_holds_the_room_that_it_will_need(tiny):
     """One image until its n is known, then all of them, or a refusal."""
-    body = b"".join([part("image", occluded(), "a.png"), part("n", b"3"), f"--{BOUNDARY}--\r\n".encode()])
-    with service(tiny.parent, *FROZEN, "--slots", "1", "--max-queue", "2") as process, \
+    body = b"".join([part("image", occluded(), "a.png"), part("n", b"9"), part("x", bytes(2**17)),
+                     f"--{BOUNDARY}--\r\n".encode()])
+    with service(tiny.parent, *FROZEN, "--slots", "1", "--max-queue", "8") as process, \
             Raw(process, EDIT, f"content-length: {len(body)}", body=body[:50]) as upload:
         assert eventually(lambda: waiting(process) == 1)
         assert process.metric("linpix_request_bodies_reading") == process.metric("linpix_requests_waiting") == 1
-        assert error_of(generate(process, n=3))["code"] == "queue_full"
+        assert error_of(generate(process, n=9))["code"] == "queue_full"
         with busy(process):
             upload.socket.sendall(body[50:])
             status, headers, error = upload.answer()
             assert (status, error["code"]) == (429, "queue_full")
-            assert "0 images are already waiting, and 3 more would pass the limit of 2" in error["message"]
+            assert "0 images are already waiting, and 9 more would pass the limit of 8" in error["message"]
             assert "connection" not in headers  # its body was read
+
+
+def test_bodies_that_do_not_come_keep_nobody_else_out(tiny):
+    """JSON and small uploads hold no room; large uploads an eighth of the queue, and a client a quarter of that."""
+    with service(tiny.parent, "--slots", "1", "--max-queue", "64") as process, contextlib.ExitStack() as silent:
+        for client, (path, length) in itertools.product(range(2, 6), [(GENERATE, 20), (EDIT, 1000), (EDIT, 900_000)]):
+            for _ in range(16):
+                silent.enter_context(Raw(process, path, f"content-length: {length}", client=f"127.0.0.{client}"))
+        assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 4 * 3 * 16)
+        assert waiting(process) == 8
+        assert generate(process).status_code == complete(process, 4).status_code == 200
+
+
+def test_an_upload_for_which_no_place_is_kept_is_admitted_once_it_is_read(tiny):
+    body = b"".join([part("image", occluded(), "a.png"), part("x", bytes(2**17)), f"--{BOUNDARY}--\r\n".encode()])
+    with service(tiny.parent, "--slots", "1", "--max-queue", "8") as process, \
+            Raw(process, EDIT, f"content-length: {len(body)}"):
+        assert eventually(lambda: waiting(process) == 1)
+        with Raw(process, EDIT, f"content-length: {len(body)}", body=body[:-1]) as second:
+            assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 2)
+            assert waiting(process) == 1
+            second.socket.sendall(body[-1:])
+            assert second.answer()[0] == 200
 
 
 # --- head and body ---
@@ -218,7 +246,7 @@ def test_a_client_that_takes_nothing_of_its_answer_is_left_and_a_slow_one_is_not
 
 
 @pytest.mark.parametrize(("path", "kind", "limit"), [
-    (EDIT, "", 3_000_000), (GENERATE, "", 2**17), (EDIT, "application/x-www-form-urlencoded", 2**17)])
+    (EDIT, "", 3_000_000), (GENERATE, "", 2**17), ("/v1/compare", "", 2**17)])
 def test_a_body_that_says_it_is_too_large_is_refused_at_once(tiny, path, kind, limit):
     with service(tiny.parent, "--max-upload", "3000000") as process:
         with Raw(process, path, f"content-length: {limit + 1}", "expect: 100-continue", kind=kind) as refused:
@@ -229,11 +257,9 @@ def test_a_body_that_says_it_is_too_large_is_refused_at_once(tiny, path, kind, l
         assert rejected(process, "too_large") == 1
 
 
-@pytest.mark.parametrize("lie", ["", "content-length: 10"])
-def test_a_body_in_chunks_is_counted_as_it_arrives_whatever_its_headers_say(tiny, lie):
-    headers = [header for header in ("transfer-encoding: chunked", lie) if header]
+def test_a_body_in_chunks_is_counted_as_it_arrives(tiny):
     with service(tiny.parent, "--max-upload", "100000") as process:
-        with Raw(process, EDIT, *headers) as sending:
+        with Raw(process, EDIT, "transfer-encoding: chunked") as sending:
             with contextlib.suppress(OSError):
                 for piece in [part("image", bytes(4096), "a.png"), *[bytes(4096)] * 64]:
                     sending.socket.sendall(b"%x\r\n" % len(piece) + piece + b"\r\n")
@@ -244,24 +270,38 @@ def test_a_body_in_chunks_is_counted_as_it_arrives_whatever_its_headers_say(tiny
 
 
 @pytest.mark.parametrize(("path", "header", "begun"), [
-    (EDIT, "content-length: 900", b"--boun"), (EDIT, "transfer-encoding: chunked", b"6\r\n--boun\r\n"),
+    (EDIT, "content-length: 900000", b"--boun"), (EDIT, "transfer-encoding: chunked", b"6\r\n--boun\r\n"),
     (GENERATE, "content-length: 900", b'{"n": '), (GENERATE, "transfer-encoding: chunked", b'6\r\n{"n": \r\n')])
-def test_a_body_that_is_too_slow_ends_with_408_and_frees_what_it_held(tiny, path, header, begun):
-    with service(tiny.parent, "--slots", "1", "--max-queue", "0", "--body-timeout", "4") as process, \
+def test_a_body_that_stalls_ends_with_408_and_frees_what_it_held(tiny, path, header, begun):
+    """After a sixth of the time that it may take."""
+    with service(tiny.parent, "--slots", "1", "--max-queue", "8", "--body-timeout", "12") as process, \
             Raw(process, path, header, body=begun) as slow:
-        assert eventually(lambda: waiting(process) == 1)
-        assert error_of(generate(process))["code"] == "queue_full"
+        assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 1)
+        assert waiting(process) == (path == EDIT)
         status, answered, error = slow.answer()
         assert (status, error["code"], answered["connection"]) == (408, "body_timeout", "close")
-        assert "within 4 s, only 6 bytes of it" in error["message"]
+        assert "nothing of the body came for 2 s, after 6 bytes of it" in error["message"]
         assert slow.closed()
+        assert waiting(process) == 0
         assert generate(process).status_code == 200
         assert rejected(process, "body_timeout") == 1
 
 
+def test_a_body_that_comes_byte_by_byte_ends_with_408(tiny):
+    with service(tiny.parent, "--body-timeout", "3") as process, \
+            Raw(process, GENERATE, "content-length: 900") as slow, contextlib.suppress(OSError):
+        answered: list[socket.socket] = []
+        while not answered:
+            slow.socket.sendall(b" ")
+            answered = select.select([slow.socket], [], [], 0.1)[0]
+        status, headers, error = slow.answer()
+        assert (status, error["code"], headers["connection"]) == (408, "body_timeout", "close")
+        assert "the body was not there within 3 s" in error["message"]
+
+
 def test_a_client_that_declares_more_than_it_sends_and_leaves_holds_nothing(tiny):
-    with service(tiny.parent, "--slots", "1", "--max-queue", "0") as process:
-        with Raw(process, EDIT, "content-length: 1000", body=b"--boun"):
+    with service(tiny.parent, "--slots", "1", "--max-queue", "8") as process:
+        with Raw(process, EDIT, "content-length: 900000", body=b"--boun"):
             assert eventually(lambda: waiting(process) == 1)
         assert eventually(lambda: waiting(process) == 0)
         assert generate(process).status_code == 200
@@ -288,7 +328,10 @@ def asked(process: Process, path: str, bodies: list[bytes]) -> Iterator[None]:
 PATIENT = (*FROZEN, "--request-timeout", "1e6")  # for many images, one after the other
 BOMBS = {"small": b'{"x": [' + b",".join([b'{"":0}'] * 18_000) + b"]}",
          "large": b'{"x": [' + b",".join([b'{"":0}'] * 149_000) + b"]}",
-         "fields": b"".join(part(f"field{i}", "\N{GRINNING FACE}".encode() + bytes(1_000_000)) for i in range(15))
+         "fields": b"".join(part(f"field{i}", "\N{GRINNING FACE}".encode() + bytes(70_000)) for i in range(60))
+         + part("image", occluded(4, np.zeros((8, 8), np.uint8)), "a.png") + f"--{BOUNDARY}--\r\n".encode(),
+         "a field": part("prompt", "\N{GRINNING FACE}".encode() + bytes(4_000_000)) + f"--{BOUNDARY}--\r\n".encode(),
+         "files": b"".join(part(f"file{i}", bytes(2**20 - 1), "a.png") for i in range(2))
          + part("image", occluded(4, np.zeros((8, 8), np.uint8)), "a.png") + f"--{BOUNDARY}--\r\n".encode()}
 
 
@@ -297,22 +340,24 @@ def test_a_request_that_waits_takes_little_memory_whatever_its_body_unfolds_to(t
     with service(tiny.parent, *PATIENT, "--slots", "1") as process, busy(process):
         generate(process, {"x-request-timeout": "0.1"})  # what a first request loads is no part of it
         before = resident(process)
-        with asked(process, EDIT if kind == "fields" else GENERATE, [BOMBS[kind]] * 10):
+        with asked(process, GENERATE if kind in ("small", "large") else EDIT, [BOMBS[kind]] * 10):
             assert eventually(lambda: waiting(process) == 10 or rejected(process, "invalid") == 10
                               or rejected(process, "too_large") == 10, 30)
             assert not eventually(lambda: resident(process) - before > 10 * 8, 3)  # bodies unfold once they are there
 
 
+def commented(side: int, text: int) -> bytes:
+    """A transparent PNG with so many bytes of comment."""
+    comment, buffer = PngInfo(), io.BytesIO()
+    comment.add_text("Comment", "x" * text)
+    Image.new("RGBA", (side, side)).save(buffer, "PNG", pnginfo=comment)
+    return buffer.getvalue()
+
+
 def test_uploads_that_wait_to_be_decoded_are_not_in_memory(tiny):
     """Pictures that take long to decode, alone, and then with ten behind them that are large and decoded soon."""
-    def encoded(side: int, text: int) -> bytes:
-        comment, buffer = PngInfo(), io.BytesIO()
-        comment.add_text("Comment", "x" * text)
-        Image.new("RGBA", (side, side)).save(buffer, "PNG", pnginfo=comment)
-        return buffer.getvalue()
-
-    slow, large = [encoded(3000, 0)] * 6, [encoded(8, 14 * 2**20)] * 10
-    with service(tiny.parent) as process:
+    slow, large = [commented(3000, 0)] * 6, [commented(8, 14 * 2**20)] * 10
+    with service(tiny.parent, "--upload-space", "1000000000") as process:
         def peak(pictures: list[bytes]) -> float:
             seen = [0.0]
             with ThreadPoolExecutor(len(pictures)) as clients:
@@ -352,7 +397,8 @@ def test_large_pictures_are_written_while_others_are_answered(tiny):
 
 def test_so_many_bodies_are_read_at_once_and_what_has_no_body_is_answered(tiny):
     with service(tiny.parent, "--max-requests", "2") as process, process.client() as client:
-        with Raw(process, EDIT, "content-length: 1000"), Raw(process, "/v1/compare", "content-length: 1000"):
+        with Raw(process, EDIT, "content-length: 1000", client="127.0.0.2"), \
+                Raw(process, "/v1/compare", "content-length: 1000", client="127.0.0.3"):
             assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 2)
             with Raw(process, EDIT, "content-length: 1000", "expect: 100-continue") as refused:
                 status, headers, error = refused.answer()
@@ -361,6 +407,64 @@ def test_so_many_bodies_are_read_at_once_and_what_has_no_body_is_answered(tiny):
         assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 0)
         assert generate(process).status_code == 200
         assert rejected(process, "too_many_bodies") == 1
+
+
+@pytest.mark.parametrize("path", [EDIT, GENERATE, "/v1/compare"])
+def test_one_client_has_a_quarter_of_the_bodies_that_are_read_at_once(tiny, path):
+    with service(tiny.parent, "--max-requests", "8") as process, contextlib.ExitStack() as held:
+        for _ in range(2):
+            held.enter_context(Raw(process, path, "content-length: 2", client="127.0.0.2"))
+        assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 2)
+        with Raw(process, path, "content-length: 2", client="127.0.0.2") as refused:
+            status, headers, error = refused.answer()
+            assert (status, error["code"], headers["retry-after"]) == (429, "client_limit", "1")
+            assert "2 requests of one client may be read at once" in error["message"]
+        assert generate(process).status_code == 200
+        assert rejected(process, "client_limit") == 1
+
+
+def test_all_uploads_under_way_have_so_much_space_and_one_client_a_quarter_of_it(tiny):
+    size = 500_000
+    with service(tiny.parent, "--max-upload", str(size), "--upload-space", str(4 * size)) as process:
+        with contextlib.ExitStack() as held:
+            def begin(client: str, length: str = f"content-length: {size}", body: bytes = b"") -> Raw:
+                return held.enter_context(Raw(process, EDIT, length, "expect: 100-continue", body=body, client=client))
+
+            for number in range(2, 5):
+                begin(f"127.0.0.{number}")
+            assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 3)
+            status, headers, error = begin("127.0.0.2").answer()
+            assert (status, error["code"], headers["retry-after"]) == (429, "client_limit", "1")
+            assert f"{size:,} bytes of uploads" in error["message"]
+            assert complete(process, 4).status_code == 200
+            begin("127.0.0.5", f"content-length: {size - 1000}")
+            assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 4)
+            status, headers, error = begin("127.0.0.6").answer()
+            assert (status, error["code"], headers["retry-after"]) == (503, "too_many_bodies", "1")
+            piece = bytes(4000)
+            with Raw(process, EDIT, "transfer-encoding: chunked", body=b"fa0\r\n" + piece + b"\r\n",
+                     client="127.0.0.6") as chunked:  # counted as it comes
+                assert chunked.answer()[2]["code"] == "too_many_bodies"
+        assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 0)
+        large = part("image", occluded(), "a.png") + part("x", bytes(size - 2000)) + f"--{BOUNDARY}--\r\n".encode()
+        for _ in range(3):  # the space of one is there for the next
+            with Raw(process, EDIT, f"content-length: {len(large)}", body=large) as upload:
+                assert upload.answer()[0] == 200
+
+
+def test_an_upload_is_no_file_any_more_while_it_waits_for_its_slot(tiny):
+    def files(process: Process) -> int:
+        folder = Path(f"/proc/{process.process.pid}/fd")
+        return sum("(deleted)" in os.readlink(path) for path in folder.iterdir() if path.is_symlink())
+
+    body = part("image", commented(8, 2 * 2**20), "a.png") + f"--{BOUNDARY}--\r\n".encode()
+    with service(tiny.parent, *FROZEN, "--slots", "1") as process, busy(process):
+        before = files(process)
+        with Raw(process, EDIT, f"content-length: {len(body)}", body=body[:-1]) as upload:
+            assert eventually(lambda: files(process) == before + 1)
+            upload.socket.sendall(body[-1:])
+            assert eventually(lambda: files(process) == before)
+            assert waiting(process) == 1
 
 
 # --- clients ---
@@ -448,7 +552,7 @@ def test_a_deadline_passes_while_the_body_is_read_and_the_server_has_its_own(tin
         assert "within 2 s" in error_of(bounded)["message"]
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", ""])
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", "", "1_0"])
 def test_a_deadline_that_is_none_is_told_before_the_body_is_read(server, text):
     with Raw(server, EDIT, "content-length: 900000", f"x-request-timeout: {text}") as refused:
         status, _, error = refused.answer()

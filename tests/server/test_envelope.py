@@ -2,10 +2,8 @@
 
 import shutil
 
-import numpy as np
 import pytest
 
-from tests.fuzz.pictures import encode
 from tests.server.conftest import serving
 
 JSON = {"content-type": "application/json"}
@@ -32,20 +30,32 @@ def test_json_that_no_answer_could_say_again_is_refused(server, path, body, stat
     assert answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("name", ["x" + LONE, "model", "label", "n"])
-def test_a_form_in_a_code_that_makes_half_pairs_is_answered(server, tiny, name):
-    """Its own choice of charset decides what its bytes mean."""
-    picture = encode(np.zeros((8, 8), np.uint8))
-    body = b"".join([b'--x\r\ncontent-disposition: form-data; name="image"; filename="a"\r\n\r\n', picture,
-                     b'\r\n--x\r\ncontent-disposition: form-data; name="keep_rows"\r\n\r\n4',
-                     f'\r\n--x\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{LONE}\r\n--x--'.encode()])
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/images/edits"])
+@pytest.mark.parametrize("field", ["model", "label", "response_format", "size", "n", "temperature"])
+def test_what_is_wrong_is_said_again_in_part_if_it_is_long(server, path, field):
+    long = "9" * 4000
     with server.client() as client:
-        answer = client.post("/v1/images/edits", content=body, headers={
-            "content-type": "multipart/form-data; boundary=x; charset=unicode_escape"})
-    if name[0] == "x":
-        assert answer.status_code == 200 and answer.json()["warnings"] == [f"ignored: x{LONE}"]
-    else:
-        assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == name
+        answer = (client.post(path, json={field: int(long) if field == "n" else long}) if path.endswith("generations")
+                  else client.post(path, files={"image": b"x"}, data={field: long}))
+    assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == field
+    assert "9" * 40 in answer.json()["error"]["message"] and "9" * 100 not in answer.json()["error"]["message"]
+
+
+def test_a_path_of_any_length_is_said_again_in_part(server):
+    with server.client() as client:
+        answer = client.get("/" + "x" * 5000)
+    assert answer.status_code == 404 and len(answer.json()["error"]["message"]) < 400
+
+
+def test_a_request_for_an_unknown_model_counts_as_invalid_and_a_question_about_one_does_not(server):
+    name = 'linpix_requests_rejected_total{reason="invalid"}'
+    before = server.metric(name)
+    with server.client() as client:
+        assert client.post("/v1/images/generations", json={"model": "big"}).status_code == 404
+        assert client.post("/v1/images/edits", files={"image": b"x"}, data={"model": "big"}).status_code == 404
+        assert client.post("/v1/compare", json={"model": "big"}).status_code == 404
+        assert client.get("/v1/models/big").status_code == 404
+    assert server.metric(name) == before + 3
 
 
 def test_of_endless_fields_that_are_ignored_some_are_named(server):

@@ -219,7 +219,9 @@ def test_the_array_form_of_the_image_field_is_accepted(client):
 
 
 @pytest.mark.parametrize(("files", "fields", "status", "param"), [
-    ({}, {}, 400, "image"),
+    ({}, {}, 415, None),
+    ({}, {"n": "1"}, 415, None),
+    ({"mask": occluded()}, {}, 400, "image"),
     ({"image": b""}, {}, 400, "image"),
     ({"image": b"GIF89a" + bytes(50)}, {}, 415, "image"),
     ({"image": occluded()[:60]}, {}, 400, "image"),
@@ -228,6 +230,8 @@ def test_the_array_form_of_the_image_field_is_accepted(client):
     ({"image": encode(PICTURE), "mask": occluded()}, {"keep_rows": "4"}, 400, None),
     ({"image": encode(PICTURE)}, {"keep_rows": "9"}, 400, "keep_rows"),
     ({"image": encode(PICTURE)}, {"keep_rows": "x"}, 400, "keep_rows"),
+    ({"image": encode(PICTURE)}, {"keep_rows": "1_0"}, 400, "keep_rows"),
+    ({"image": occluded()}, {"seed": "1_0"}, 400, "seed"),
     ({"image": occluded()}, {"n": "99"}, 400, "n"),
     ({"image": occluded()}, {"model": "big"}, 404, "model"),
     ({"image": occluded()}, {"temperature": "nan"}, 400, "temperature"),

@@ -205,9 +205,9 @@ def test_the_page_and_the_documentation_are_served(server):
 
 def test_a_body_over_the_limit_is_refused_by_its_header_and_by_counting(tiny):
     with serving(tiny.parent, "--max-upload", "2000") as server, server.client() as client:
-        declared = client.post("/v1/images/generations", content=b" " * 3000)
-        counted = client.post("/v1/images/generations", content=iter([b" " * 1500] * 2),
-                              headers={"content-type": "application/json"})
+        as_json = {"content-type": "application/json"}
+        declared = client.post("/v1/images/generations", content=b" " * 3000, headers=as_json)
+        counted = client.post("/v1/images/generations", content=iter([b" " * 1500] * 2), headers=as_json)
         upload = client.post("/v1/images/edits", files={"image": b"x" * 3000})
         for answer in (declared, counted, upload):
             assert answer.status_code == 413, answer.text
