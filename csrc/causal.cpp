@@ -9,7 +9,7 @@
 namespace linpix {
 namespace {
 
-void run(const char* op, const SequenceKernel& kernel, const Sequences& s) {
+void run(const char* op, const SequenceKernel<Sequences>& kernel, const Sequences& s) {
   const size_t bytes = (kernel.scratch_bytes(s) + 63) / 64 * 64;
   torch::stable::parallel_for(0, s.images * s.heads, 1, [&](int64_t begin, int64_t end) {
     const std::unique_ptr<void, decltype(&std::free)> scratch(std::aligned_alloc(64, bytes), std::free);

@@ -106,10 +106,11 @@ struct Sizes {
   size_t own, common;
 };
 
-// One head of one image; scratch: so many bytes, zeros when the run begins.
+// One head of one image or sequence; scratch: so many bytes, zeros when the run begins.
+template <class S>
 struct SequenceKernel {
-  size_t (*scratch_bytes)(const Sequences&);
-  void (*run)(const Sequences&, int64_t image, int64_t head, void* scratch);
+  size_t (*scratch_bytes)(const S&);
+  void (*run)(const S&, int64_t sequence, int64_t head, void* scratch);
 };
 
 // One version of the kernels, compiled for one instruction set.
@@ -125,7 +126,8 @@ struct Kernels {
   void (*prefill)(const Model&, const Rows&, int row, Share, void* own, void* common);
   // One layer's attention alone: see recurrent_step in model/ops.py. Row `row`, head `head`.
   void (*attend)(float* q, float* k, const float* v, float* S, float* z, int D, int M, float eps, float* y);
-  SequenceKernel causal, causal_backward;  // see causal_attention in model/ops.py
+  SequenceKernel<Sequences> causal, causal_backward;       // see causal_attention in model/ops.py
+  SequenceKernel<PackedSequences> delta, delta_backward;  // see gated_delta in model/ops.py
 };
 
 constexpr int PREFILL_TOKENS = 32;  // tokens of one row that go through the layers together

@@ -1,4 +1,4 @@
-// What causal linear attention over whole sequences works on: plain pointers and sizes.
+// What attention over whole sequences works on: plain pointers and sizes.
 #pragma once
 
 #include <stddef.h>
@@ -23,6 +23,19 @@ struct Sequences {
   double eps;
   Heads q, k, v, y, normaliser;  // normaliser: one number, float, or double if all is
   Heads g, dq, dk, dv;           // of the backward pass: the gradient with respect to y, and what is asked for
+};
+
+// Of the gated delta rule: sequences packed one after the other, tokens offsets[i] .. offsets[i + 1] - 1 of sequence i.
+// Heads of it have no images. beta and g are one number a token, float, or double if all is.
+struct PackedSequences {
+  int64_t sequences;
+  const int64_t* offsets;  // sequences + 1
+  int heads, D, M;
+  Element element;
+  Heads q, k, v, beta, g, o;
+  void* states;  // (N / SEQUENCE_CHUNK, heads, D, M), float or double: after chunk c of sequence i, where c counts from
+                 // offsets[i] / SEQUENCE_CHUNK, if that is before offsets[i + 1] / SEQUENCE_CHUNK
+  Heads d_o, dq, dk, dv, dbeta, dg;  // of the backward pass: the gradient with respect to o, and what is asked for
 };
 
 }  // namespace linpix

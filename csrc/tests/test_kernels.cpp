@@ -130,7 +130,7 @@ struct Whole {
          {normaliser.data(), (int64_t)tokens * HEADS, HEADS, 1}, at(4, M), at(5, D), at(6, D), at(7, M)};
   }
   Heads at(int i, int width) { return {x[i].data(), (int64_t)tokens * HEADS * width, HEADS * width, width}; }
-  void run(const SequenceKernel& kernel) {
+  void run(const SequenceKernel<Sequences>& kernel) {
     for (int i = 0; i < IMAGES * HEADS; ++i) {
       const size_t bytes = (kernel.scratch_bytes(s) + 63) / 64 * 64;
       void* scratch = std::aligned_alloc(64, bytes);
