@@ -24,21 +24,28 @@ inline Heads checked_heads(const Tensor& x, const char* op, const char* name, Sc
 
 inline ScalarType computed_in(ScalarType type) { return type == ScalarType::Double ? type : ScalarType::Float; }
 
+inline void check_element(const char* op, ScalarType type) {
+  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Double, op,
+                  ": q, k and v must be float32, bfloat16 or float64, got ", torch::headeronly::toString(type));
+}
+
+inline Element element_of(ScalarType type) {
+  return type == ScalarType::Double ? Element::float64 : type == ScalarType::BFloat16 ? Element::bfloat16
+                                                                                      : Element::float32;
+}
+
 inline Sequences check_sequences(const char* op, const Tensor& q, const Tensor& k, const Tensor& v) {
   STD_TORCH_CHECK(q.dim() == 4, op, ": q must have shape (B, T, H, D), got ", text(sizes_of(q)));
   STD_TORCH_CHECK(v.dim() == 4, op, ": v must have shape (B, T, H, M), got ", text(sizes_of(v)));
   const ScalarType type = q.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Double, op,
-                  ": q, k and v must be float32, bfloat16 or float64, got ", torch::headeronly::toString(type));
+  check_element(op, type);
   Sequences s{};
   s.images = q.size(0);
   s.tokens = q.size(1);
   s.heads = (int)q.size(2);
   s.D = (int)q.size(3);
   s.M = (int)v.size(3);
-  s.element = type == ScalarType::Double     ? Element::float64
-              : type == ScalarType::BFloat16 ? Element::bfloat16
-                                             : Element::float32;
+  s.element = element_of(type);
   s.q = checked_heads(q, op, "q", type, sizes_of(q));
   s.k = checked_heads(k, op, "k", type, sizes_of(q));
   s.v = checked_heads(v, op, "v", type, {s.images, s.tokens, s.heads, s.M});

@@ -1,53 +1,42 @@
 // gated_delta and its gradient on the processor: torch's threads, each with its share of the sequences' heads.
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <tuple>
-#include <vector>
 
-#include "checks.h"
+#include "causal_ops.h"
 #include "decode.h"
-#include "sequence.h"
 
 namespace linpix {
 namespace {
 
-Heads heads_of(const Tensor& x) { return {x.data_ptr(), 0, x.stride(0), x.stride(1)}; }
+Heads packed(const Tensor& x) { return {x.data_ptr(), 0, x.stride(0), x.stride(1)}; }
 
-// Each token's vector must lie side by side; tokens and heads may have any strides.
-Heads checked_heads(const Tensor& x, const char* op, const char* name, ScalarType type,
-                    const std::vector<int64_t>& sizes) {
+// Of each token and head one number, or a vector that must lie side by side; tokens and heads may have any strides.
+Heads checked_packed(const Tensor& x, const char* op, const char* name, ScalarType type,
+                     const std::vector<int64_t>& sizes) {
   check_kind(x, op, name, type, sizes);
   STD_TORCH_CHECK(sizes.size() == 2 || x.size(2) == 1 || x.stride(2) == 1, op, ": the last dimension of ", name,
                   " must be contiguous");
-  return heads_of(x);
+  return packed(x);
 }
 
-ScalarType computed_in(ScalarType type) { return type == ScalarType::Double ? type : ScalarType::Float; }
-
-PackedSequences check_sequences(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta,
-                                const Tensor& g, const Tensor& offsets) {
+PackedSequences check_packed(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta,
+                             const Tensor& g, const Tensor& offsets) {
   STD_TORCH_CHECK(q.dim() == 3, op, ": q must have shape (N, H, D), got ", text(sizes_of(q)));
   STD_TORCH_CHECK(v.dim() == 3, op, ": v must have shape (N, H, M), got ", text(sizes_of(v)));
   const ScalarType type = q.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Double, op,
-                  ": q, k and v must be float32, bfloat16 or float64, got ", torch::headeronly::toString(type));
+  check_element(op, type);
   const int64_t tokens = q.size(0), heads = q.size(1);
   PackedSequences s{};
   s.heads = (int)heads;
   s.D = (int)q.size(2);
   s.M = (int)v.size(2);
-  s.element = type == ScalarType::Double     ? Element::float64
-              : type == ScalarType::BFloat16 ? Element::bfloat16
-                                             : Element::float32;
-  s.q = checked_heads(q, op, "q", type, sizes_of(q));
-  s.k = checked_heads(k, op, "k", type, sizes_of(q));
-  s.v = checked_heads(v, op, "v", type, {tokens, heads, s.M});
-  s.beta = checked_heads(beta, op, "beta", computed_in(type), {tokens, heads});
-  s.g = checked_heads(g, op, "g", computed_in(type), {tokens, heads});
+  s.element = element_of(type);
+  s.q = checked_packed(q, op, "q", type, sizes_of(q));
+  s.k = checked_packed(k, op, "k", type, sizes_of(q));
+  s.v = checked_packed(v, op, "v", type, {tokens, heads, s.M});
+  s.beta = checked_packed(beta, op, "beta", computed_in(type), {tokens, heads});
+  s.g = checked_packed(g, op, "g", computed_in(type), {tokens, heads});
   STD_TORCH_CHECK(s.D > 0 && s.M > 0, op, ": D and M must be at least 1, got ", s.D, " and ", s.M);
   STD_TORCH_CHECK(offsets.dim() == 1 && offsets.size(0) > 0, op, ": offsets must have shape (B + 1), got ",
                   text(sizes_of(offsets)));
@@ -86,10 +75,10 @@ std::vector<int64_t> states_shape(const PackedSequences& s, int64_t tokens) {
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta,
                                    const Tensor& g, const Tensor& offsets) {
   const char* op = "gated_delta";
-  PackedSequences s = check_sequences(op, q, k, v, beta, g, offsets);
+  PackedSequences s = check_packed(op, q, k, v, beta, g, offsets);
   Tensor o = torch::stable::new_empty(v, sizes_of(v));
   Tensor states = torch::stable::new_empty(v, states_shape(s, q.size(0)), computed_in(v.scalar_type()));
-  s.o = heads_of(o);
+  s.o = packed(o);
   s.states = states.data_ptr();
   if (q.size(0) * s.heads > 0) run(op, chosen_kernels().delta, s);
   return {o, states};
@@ -99,17 +88,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(const Tensor& d_o, c
                                                             const Tensor& v, const Tensor& beta, const Tensor& g,
                                                             const Tensor& offsets, const Tensor& states) {
   const char* op = "gated_delta_backward";
-  PackedSequences s = check_sequences(op, q, k, v, beta, g, offsets);
-  s.d_o = checked_heads(d_o, op, "do", v.scalar_type(), sizes_of(v));
+  PackedSequences s = check_packed(op, q, k, v, beta, g, offsets);
+  s.d_o = checked_packed(d_o, op, "do", v.scalar_type(), sizes_of(v));
   s.states = checked<void>(states, op, "states", computed_in(v.scalar_type()), states_shape(s, q.size(0)));
   Tensor dq = torch::stable::new_empty(q, sizes_of(q)), dk = torch::stable::new_empty(k, sizes_of(k)),
          dv = torch::stable::new_empty(v, sizes_of(v)), dbeta = torch::stable::new_empty(beta, sizes_of(beta)),
          dg = torch::stable::new_empty(g, sizes_of(g));
-  s.dq = heads_of(dq);
-  s.dk = heads_of(dk);
-  s.dv = heads_of(dv);
-  s.dbeta = heads_of(dbeta);
-  s.dg = heads_of(dg);
+  s.dq = packed(dq);
+  s.dk = packed(dk);
+  s.dv = packed(dv);
+  s.dbeta = packed(dbeta);
+  s.dg = packed(dg);
   if (q.size(0) * s.heads > 0) run(op, chosen_kernels().delta_backward, s);
   return {dq, dk, dv, dbeta, dg};
 }
