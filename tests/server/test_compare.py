@@ -180,15 +180,19 @@ def test_a_row_that_other_work_disturbed_says_so_itself(kind, monkeypatch):
     assert note.count("at batch") == 2
 
 
-def test_programs_that_take_the_processor_show_in_a_report():
+def test_programs_that_take_the_processor_show_in_a_report(monkeypatch):
+    monkeypatch.setattr(compare, "ROUNDS", 10_000)  # until the budget ends
     programs = 3 * len(os.sched_getaffinity(0))
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
+    busy = [subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
+            for _ in range(programs)]
     try:
+        for one in busy:
+            assert one.stdout.readline()  # it has begun
         report = finished(Comparison(make(), (), plan(backends=("linear", "stateful-softmax"), budget_s=1.5)))
     finally:
         for one in busy:
             one.kill()
-            one.wait()
+            one.communicate()
     measured = [result for result in report["results"] if result["images_per_second"]]
     assert any(result["disturbed"] for result in measured)  # how long which of them waits is the system's to say
 
