@@ -194,6 +194,10 @@ class Transformer(nn.Module):
     def predict(self, s: Sequences) -> Prediction:
         """The parallel form of models whose sequences are packed (`ModelConfig.packed`)."""
         features = self.features(s)
+        with torch.autocast(features.device.type, enabled=False):  # see `end`
+            return self._predicted(s, features)
+
+    def _predicted(self, s: Sequences, features: Tensor) -> Prediction:
         predicted = self.head(features.index_select(0, s.pixel_place))
         parameters = predicted.new_zeros(s.canvas.numel(), predicted.shape[1]).index_copy(
             0, s.pixel_image * self.config.subpixels + s.pixel_t, predicted)

@@ -151,6 +151,18 @@ def test_sub_pixels_amid_background_skip_the_layers():
     assert len(sequences.skipped_t) == 128 - 5
 
 
+def test_heads_are_computed_in_float32_under_autocast():
+    """Rounded to bf16, a mean is off by a grey level, and training stands still."""
+    net, canvas, known = net_of(BOTH).float(), pictures(6, BOTH), holes(6, BOTH)
+    sequences = net.sequences(canvas, starts(6), known)
+    with torch.autocast("cpu", torch.bfloat16):
+        features, prediction = net.features(sequences), net.predict(sequences)
+    assert {features.dtype, prediction.parameters.dtype, prediction.class_scores.dtype} == {torch.float32}
+    at = sequences.pixel_image, sequences.pixel_t
+    assert torch.equal(prediction.parameters[at], net.head(features[sequences.pixel_place]))
+    assert torch.equal(prediction.class_scores, net.class_head(features[sequences.query_place]))
+
+
 def test_gradients_flow_through_every_parameter():
     net = net_of(BOTH).requires_grad_(True)
     canvas, known = pictures(6, BOTH), holes(6, BOTH)
