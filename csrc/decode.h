@@ -95,10 +95,11 @@ struct Share {
   Barrier* barrier;
 };
 
-// Some of a call's rows, and some of its steps.
+// Some of a call's rows, and some of its passes: in each, a row takes one step through the layers, and those that skip
+// them. So after n passes a row has taken n steps at least, and most_steps passes are always enough.
 struct Piece {
   int first, last;           // rows first .. last-1
-  int64_t from = 0, to = 0;  // steps from .. to-1
+  int64_t from = 0, to = 0;  // passes from .. to-1
 };
 
 // Bytes of scratch for a pass of so many tokens: of each thread, and of what the threads of a share have in common.
@@ -118,9 +119,9 @@ struct Kernels {
   const char* name;
   bool fast_bf16;
   Sizes (*sizes)(const Model&, int tokens);
-  // Each of a piece's rows takes those of its steps that it has. Scratch is laid out for blocks of `most` rows,
+  // Each of a piece's rows takes part in its passes as long as it has steps left. Scratch is laid out for blocks of `most` rows,
   // the same for all who use it one after the other: columns beyond a matrix's own must stay zero in it.
-  // Returns the step it came to: that of the piece, unless the share's threads keep each other waiting.
+  // Returns the pass it came to: that of the piece, unless the share's threads keep each other waiting.
   int64_t (*decode)(const Model&, const Rows&, Piece, int most, Share, void* own, void* common);
   // The next `steps` tokens of one row from its position on, folded into its slot; token 0 is the start token.
   void (*prefill)(const Model&, const Rows&, int row, Share, void* own, void* common);

@@ -19,6 +19,7 @@ ScaleTransform = Literal["exp", "elu"]
 MOST = 2**20              # of every size
 MOST_LOOKED_UP = 2**24    # places that an image's inputs are looked up at: T, and T again for each neighbour
 MOST_NEIGHBOURS = 256
+MOST_BACKGROUND_DIM = 2**12
 MOST_RANDOM_FEATURES, MOST_RANDOM_DIM = 4096, 512  # of the feature map `random`, whose directions are made orthogonal
 
 
@@ -138,8 +139,9 @@ class ModelConfig:
                              "or no following")
         if self.background is not None and (type(self.background) is not int or not 0 <= self.background <= 255):
             raise ValueError(f"background must be a value 0..255, or null, got {_short(self.background)}")
-        if type(self.background_dim) is not int or not 1 <= self.background_dim <= MOST:
-            raise ValueError(f"background_dim must be an integer of 1..{MOST}, got {_short(self.background_dim)}")
+        if type(self.background_dim) is not int or not 1 <= self.background_dim <= MOST_BACKGROUND_DIM:
+            raise ValueError(f"background_dim must be an integer of 1..{MOST_BACKGROUND_DIM}, "
+                             f"got {_short(self.background_dim)}")
         if not self.packed:
             return
         if self.attention != "linear" or self.residual != "plain" or self.first_marginal:

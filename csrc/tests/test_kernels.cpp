@@ -288,7 +288,7 @@ void the_gradient_of_the_gated_delta_rule_is_that_of_finite_differences(int D, i
 
 struct Shape {
   int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures;
-  bool pre_norm, gelu, bf16;
+  bool pre_norm, gelu, bf16, background = false;  // background: it skips, and looks up a neighbour that follows
 };
 
 constexpr int HEIGHT = 6, WIDTH = 6, PIXELS = HEIGHT * WIDTH, CLASSES = 3;
@@ -307,15 +307,21 @@ class Net {
     m.layer = layers_.data();
     m.norm = norm();
     m.head = matrix(3, s.mixtures, s.d_model, false);
-    m.values = 2, m.places = 1;
-    const int rows = 2 * 257 + CLASSES + PIXELS;
+    m.values = 2 + s.background, m.following = s.background, m.places = 1, m.classes = CLASSES;
+    const int rows = 3 * 258 + CLASSES + PIXELS;
     m.table = keep(numbers((size_t)rows * s.d_model, 0.5f));
     for (int t = 0; t < PIXELS; ++t) {
       source_.push_back(t - 1);
       source_.push_back(t >= WIDTH ? t - WIDTH : -1);
-      place_.push_back(2 * 257 + CLASSES + t);
+      if (s.background) source_.push_back(t + 1 < PIXELS ? t + 1 : -1);
+      place_.push_back(2 * 257 + CLASSES + 258 + t);
     }
     m.source = source_.data(), m.place = place_.data(), m.base = base_;
+    if (!s.background) return;
+    constexpr int DIM = 2 * TILE;
+    m.background = 0;
+    m.project = matrix(1, DIM, s.d_model, false), m.skipped_head = matrix(3, s.mixtures, DIM, false);
+    m.skipped_table = keep(numbers((size_t)(PIXELS + CLASSES + 1 + m.following + 1) * DIM));
   }
   Model m{};
 
@@ -344,14 +350,15 @@ class Net {
   std::vector<std::vector<float>> floats_;
   std::vector<std::vector<uint16_t>> halves_;
   std::vector<int32_t> source_, place_;
-  const int32_t base_[2] = {0, 257 + CLASSES};
+  const int32_t base_[3] = {0, 257 + CLASSES, 2 * 257 + CLASSES};
 };
 
 // Slots, images and rows of one call.
 struct Batch {
   Batch(const Model& m, int slots)
       : m(m), canvas((slots + 1) * PIXELS), known((slots + 1) * PIXELS), S((size_t)(slots + 1) * m.layers * m.heads *
-        m.key_dim * m.value_dim), z((size_t)(slots + 1) * m.layers * m.heads * m.key_dim) {}
+        m.key_dim * m.value_dim), z((size_t)(slots + 1) * m.layers * m.heads * m.key_dim),
+        last((size_t)(slots + 1) * m.project.columns) {}
 
   std::vector<float> decode(std::vector<int64_t> at, std::vector<int64_t> positions, std::vector<int64_t> steps,
                             std::vector<int64_t> seeds, int threads) {
@@ -381,14 +388,14 @@ struct Batch {
   Rows pools(std::vector<int64_t>& at, std::vector<int64_t>& start, std::vector<int64_t>& steps) {
     Rows rows{};
     rows.count = (int)at.size(), rows.canvas = canvas.data(), rows.known = (const bool*)known.data();
-    rows.S = S.data(), rows.z = z.data(), rows.slots = at.data(), rows.start = start.data(), rows.steps = steps.data();
+    rows.S = S.data(), rows.z = z.data(), rows.last = last.data(), rows.slots = at.data(), rows.start = start.data(), rows.steps = steps.data();
     return rows;
   }
 
   const Model& m;
   std::vector<uint8_t> canvas;
   std::vector<char> known;
-  std::vector<float> S, z;
+  std::vector<float> S, z, last;
 };
 
 std::vector<int64_t> counting(int n, int64_t from) {
@@ -455,8 +462,8 @@ void threads_that_keep_each_other_waiting_stop_at_the_same_step() {
 }
 
 // Every 65th call begins with threads that share, and give that up after a step.
-void what_is_left_when_sharing_is_given_up_is_dealt_out() {
-  const Net net({2, 2, 8, 8, 96, 128, 3, true, true, false});
+void what_is_left_when_sharing_is_given_up_is_dealt_out(bool background) {
+  const Net net({2, 2, 8, 8, 96, 128, 3, true, true, false, background});
   const std::vector<int64_t> steps{10, 7, 9};
   Batch expected(net.m, 3);
   const std::vector<float> log_probs = expected.decode(counting(3, 1), {0, 0, 0}, steps, counting(3, 0), 1);
@@ -510,9 +517,10 @@ int main() {
     an_image_is_the_same_alone_and_in_a_batch({2, 3, 5, 7, 48, 37, 17, false, false, bf16});
     an_image_is_the_same_alone_and_in_a_batch({1, 4, 32, 32, 128, 512, 10, false, true, bf16});
     an_image_is_the_same_alone_and_in_a_batch({1, 1, 8, 8, 16, 16, 300, true, true, bf16});
+    an_image_is_the_same_alone_and_in_a_batch({2, 3, 5, 7, 48, 37, 17, false, true, bf16, true});
   }
   threads_that_keep_each_other_waiting_stop_at_the_same_step();
-  what_is_left_when_sharing_is_given_up_is_dealt_out();
+  for (bool background : {false, true}) what_is_left_when_sharing_is_given_up_is_dealt_out(background);
   callers_on_several_threads_take_turns();
   if (failures) std::printf("%d failures\n", failures.load());
   return failures != 0;
