@@ -44,6 +44,7 @@ from server.schemas import (
     Status,
 )
 from server.service import ServiceDep
+from server.twins import not_compared
 
 router = APIRouter()
 probes = APIRouter(tags=["operations"])  # on a port of their own, where there is one
@@ -107,6 +108,8 @@ async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=CO
         raise Draining()
     if service.worker.gone:
         raise EngineGone(service.worker.gone)
+    if obstacle := not_compared(batcher.engine.checkpoint):
+        raise InvalidRequest(obstacle, param="model")
     if body.budget > service.settings.compare_budget:
         raise InvalidRequest(f"budget must be at most {service.settings.compare_budget:g} seconds, "
                              f"got {body.budget:g}", param="budget")

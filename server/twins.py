@@ -37,11 +37,20 @@ def find_twins(checkpoint: Checkpoint, folder: Path, read_before: Iterable[Check
             known = theirs["attention"] in get_args(AttentionKind)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # not a checkpoint of ours, so not a twin either
+        known &= not theirs.get("patch") and theirs.get("background") is None  # see not_compared
         if known and (related or (named and candidate.name != checkpoint.name)):
             stated = candidate.name, checkpoints.stated_digest(candidate)
             (twins if related else head).append(there.get(stated) or checkpoints.read(candidate))
     covered = {backend for twin in twins for backend in _stands_for(twin.net.config, ours)}
     return twins + [model for model in head if not covered.issuperset(_stands_for(model.net.config, ours))]
+
+
+def not_compared(checkpoint: Checkpoint) -> str:
+    """Why a model cannot be compared whatever its twins are, or ""."""
+    if checkpoint.net.config.packed:
+        return (f"{checkpoint.name} hears known pixels by patches or skips background, which only linear attention "
+                "does, so it cannot be compared; name another model")
+    return ""
 
 
 def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str, Checkpoint | None]:
@@ -51,6 +60,8 @@ def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str,
     itself, it stands for its own. Raises ValueError for what is no twin, or has attention that no backend runs.
     """
     ours = checkpoint.net.config
+    if obstacle := not_compared(checkpoint):
+        raise ValueError(obstacle)
     for twin in twins:
         theirs = twin.net.config
         names = [entry.name for entry in dataclasses.fields(ours) if entry.name not in _FREE]

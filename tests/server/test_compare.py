@@ -396,6 +396,15 @@ def test_what_is_no_twin_is_refused(theirs, message):
         Comparison(make(), [make(name="other", **theirs)], plan())
 
 
+def test_a_model_that_skips_background_is_not_compared_and_is_nobodys_twin(tmp_path):
+    skips = make(name="skips", twin_of="small", background=0)
+    with pytest.raises(ValueError, match="skips background, which only linear attention does"):
+        Comparison(skips, (), plan())
+    for one in (make(), skips):
+        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
+    assert find_twins(checkpoints.read(tmp_path / "small"), tmp_path) == []
+
+
 @pytest.mark.parametrize("changes, message", [
     ({"backends": ("linear", "reformer")}, "linear, stateful-softmax, softmax, lsh-1, lsh-4, got 'reformer'"),
     ({"backends": ()}, "at least one of linear, stateful-softmax, softmax, lsh-1, lsh-4"),
