@@ -69,6 +69,8 @@ def _read(net: Transformer, canvas: Tensor, given: Tensor, start: Tensor, state:
     if not len(told):
         return start
     scores = net.read(canvas[told], given[told], state, slots[told])
+    if not net.config.classes:
+        return start
     u = torch.from_numpy(uniforms(np.array(seeds), np.array(0), CLASS_STREAM)[:, 0].copy())[told].to(scores.device)
     return start.index_put((told,), torch.where(start[told] == START, START + 1 + draw_class(scores, u), start[told]))
 

@@ -266,11 +266,10 @@ class Transformer(nn.Module):
         canvas: (B, T) uint8 · known: (B, T) bool, something of each · slots: (B,).
         Returns class scores, (B, classes): unnormalised log-probabilities of each class given what is known.
         """
-        assert self.class_head is not None
         start = torch.full((1,), START)
         features = [self._fold(self.sequences(canvas[i:i + 1], start, known[i:i + 1], end=0), state, slot)
                     for i, slot in enumerate(slots)]
-        return self.class_head(torch.cat(features))
+        return torch.empty(len(slots), 0) if self.class_head is None else self.class_head(torch.cat(features))
 
     def _fold(self, s: Sequences, state: State, slot: Tensor, held: int = 0) -> Tensor:
         """One image's tokens into its slot; returns the last one's final features, (1, d_model) or none.

@@ -46,7 +46,8 @@ def train(given: argparse.Namespace) -> None:
     data = load(Path(given.data), "train", preset)
     config = dataclasses.replace(preset, attention=given.attention, twin_of=given.twin_of,
                                  feature_map=given.feature_map, lsh_rounds=given.lsh_rounds,
-                                 classes=len(data.classes))
+                                 classes=len(data.classes), look_ups=tuple(
+                                     name for name in preset.look_ups if data.classes or name != "class"))
     if given.reversible:
         config = dataclasses.replace(config, residual="reversible", norm="pre")
     changes = {field.name: getattr(given, field.name) for field in dataclasses.fields(TrainConfig)

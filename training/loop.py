@@ -87,8 +87,9 @@ def loss_function(net: Transformer, config: TrainConfig) -> Callable[..., Tensor
             prediction = net.predict(sequences)
         nats = -mixture.log_likelihood(prediction.parameters, sequences.canvas).masked_fill(sequences.known, 0).sum()
         if prediction.class_scores is not None:
-            classes = sequences.start[sequences.query_image] - START - 1
-            nats = nats + config.class_weight * F.cross_entropy(prediction.class_scores, classes, reduction="sum")
+            classes = sequences.start[sequences.query_image] - START - 1  # -1 without a label
+            nats = nats + config.class_weight * F.cross_entropy(prediction.class_scores, classes, reduction="sum",
+                                                                ignore_index=-1)
         return nats / len(sequences.canvas) * bits_per_dim(1.0, net.config)
 
     first = 1 if net.config.first_marginal else 0  # that sub-pixel's distribution is not trained

@@ -38,9 +38,8 @@ def _hole(random: np.random.Generator, height: int, width: int) -> _Hidden:
     if random.random() < 0.2:  # the centre
         hidden[height // 4:height - height // 4, width // 4:width - width // 4] = True
         return hidden
-    y, x = random.integers(0, height * 5 // 7), random.integers(0, width * 5 // 7)
-    tall = random.integers(max(1, height // 5), height * 2 // 3 + 1)
-    wide = random.integers(max(1, width // 5), width * 2 // 3 + 1)
+    y, x = (random.integers(0, max(1, size * 5 // 7)) for size in (height, width))
+    tall, wide = (random.integers(max(1, size // 5), max(2, size * 2 // 3 + 1)) for size in (height, width))
     hidden[y:y + tall, x:x + wide] = True
     return hidden
 
@@ -69,7 +68,7 @@ def _scattered(random: np.random.Generator, height: int, width: int) -> _Hidden:
 
 def _rows(random: np.random.Generator, height: int, width: int) -> _Hidden:
     hidden = np.zeros(height * width, np.bool_)
-    hidden[random.integers(width, height * width):] = True
+    hidden[random.integers(min(width, height * width - 1), height * width):] = True
     return hidden.reshape(height, width)
 
 

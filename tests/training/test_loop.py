@@ -101,6 +101,18 @@ def test_a_conditional_model_learns_from_what_is_known_later(stripes, tmp_path):
     assert hidden_nats(net, stripes, told) < hidden_nats(net, stripes, hidden)
 
 
+@pytest.mark.parametrize("classes", [0, 10])
+def test_a_conditional_model_trains_on_pictures_without_labels(stripes, tmp_path, classes):
+    unlabelled = dataclasses.replace(stripes, labels=np.full(100, -1), classes=())
+    config = dataclasses.replace(CONDITIONAL, classes=classes,
+                                 look_ups=CONDITIONAL.look_ups if classes else ("previous", "row", "column"))
+    train(Run(config, dataclasses.replace(SETTINGS, images=80)), unlabelled, tmp_path / "run", command="test")
+    net, told = checkpoint.load(tmp_path / "run"), torch.rand(2, 64) < 0.5
+    images = torch.from_numpy(stripes.images[:2])
+    drawn = generate(net, [0, 1], known=images, given=told)
+    assert torch.equal(drawn[told], images[told])
+
+
 def test_a_resumed_conditional_run_sees_the_same_masks(stripes):
     batches, again = (Batches(stripes, SETTINGS, CONDITIONAL) for _ in range(2))
     images, start, known = batches(7)

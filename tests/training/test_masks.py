@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from model.config import PRESETS
+from model.config import PRESETS, ModelConfig
 from training.masks import SHARES, known_of
 
 MNIST, CIFAR10 = PRESETS["mnist"], PRESETS["cifar10"]
@@ -15,6 +15,13 @@ def test_a_mask_hides_something_and_tells_something(kind, preset):
     hidden = 1 - known.mean(1)
     assert (hidden > 0).mean() > 0.95 and (hidden < 1).mean() > 0.95
     assert hidden.std() > 0.05
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 8), (8, 1), (1, 1), (2, 3)])
+@pytest.mark.parametrize("kind", SHARES)
+def test_pictures_may_be_as_small_as_they_like(kind, height, width):
+    config = ModelConfig(height=height, width=width)
+    assert known_of(np.random.default_rng(0), config, 50, kind).shape == (50, height * width)
 
 
 def test_the_channels_of_a_pixel_are_known_together():
