@@ -124,7 +124,7 @@ class Body:
             raise self._refused(wrong, "invalid")
         if self.declared is not None and self.declared > self._most:
             raise self._refused(BodyTooLarge(self.declared, self._most), "too_large")
-        if self._upload:
+        if self.large:
             self._take_space(self.declared or 0)
 
     def _take_space(self, size: int) -> None:
@@ -187,7 +187,7 @@ class Body:
         if self._received > self._most:
             self.end()
             raise BodyTooLarge(self._received, self._most)  # counted with its answer
-        if self._upload:
+        if self.large:
             self._take_space(self._received)
         return message
 
@@ -361,7 +361,7 @@ def connection(head_timeout_s: float, headers: Mapping[str, str], stalled_s: flo
                 self.cycle.disconnected = True  # whatever works for it has nobody to tell any more
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 request_id = secrets.token_hex(8)
-                answer = response_of(NotHTTP(f"this is no HTTP request: {str(sys.exception())[:200]}"))
+                answer = response_of(NotHTTP(f"the request cannot be read: {str(sys.exception())[:200]}"))
                 sent = [*answer.raw_headers, (b"connection", b"close"), (b"x-request-id", request_id.encode()),
                         *((name.encode(), value.encode()) for name, value in headers.items())]
                 for event in (h11.Response(status_code=answer.status_code, headers=sent, reason=b"Bad Request"),

@@ -34,7 +34,7 @@ class Decoders:
         turns = own + self._running[client] + 1  # of others that wait, so many are taken before it
         ahead = own + sum(min(len(line), turns) for other, line in self._waiting.items() if other != client)
         if (wait_s := self._seconds * ahead / PLACES) > left_s:
-            raise DeadlineUnreachable(left_s, wait_s, ahead)
+            raise DeadlineUnreachable(left_s, wait_s, ahead, uploads=True)
 
     def until(self, uploads: int) -> float:
         """Seconds until so many of those that wait or are being decoded are done, or all of them."""

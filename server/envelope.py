@@ -1,5 +1,6 @@
 """One error envelope for every route and cause."""
 
+import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from server.errors import Exhausted, InvalidRequest, ModelNotFound, NotJson, ServiceError, in_seconds, shown
 from server.metrics import Metrics
 
+logger = logging.getLogger("linpix")
 _BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
               415: "unsupported_media_type"}
 _LEAST_RETRY_MS = 250  # a place that is held by a body being read is free when nobody can tell
@@ -67,6 +69,7 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
             if isinstance(cause, ServiceError):
                 return await service_error(request, cause)
             if isinstance(cause, MemoryError):
+                logger.error("there is no memory to read a body", exc_info=cause)
                 return await service_error(request, Exhausted())
             if isinstance(cause, ClientDisconnect):
                 return Response(status_code=499)  # nobody reads it: the client left before its upload was whole

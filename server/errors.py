@@ -87,7 +87,7 @@ class JustCancelled(Conflict):
     code = "just_cancelled"
 
     def __init__(self, cancelled: str, retry_after_s: float) -> None:
-        message = f"comparison {cancelled} was cancelled just now; begin another in {retry_after_s:.1f} s"
+        message = f"comparison {cancelled} has just been cancelled; begin another in {retry_after_s:.1f} s"
         ServiceError.__init__(self, message, retry_after_s=retry_after_s)
 
 
@@ -146,16 +146,16 @@ class TooManyBodies(ServiceError):
     status, type, code = 503, "server_error", "too_many_bodies"
 
     def __init__(self, allowed: int, unit: str = "requests") -> None:
-        super().__init__(f"{allowed:,} {unit} may be read at once, which is the limit of this server; try again in a "
-                         "moment", retry_after_s=1.0)
+        super().__init__(f"{allowed:,} {unit} at once are the limit of this server; try again in a moment",
+                         retry_after_s=1.0)
 
 
 class TooManyOfClient(ServiceError):
     status, type, code = 429, "rate_limit_error", "client_limit"
 
     def __init__(self, allowed: int, unit: str = "requests") -> None:
-        super().__init__(f"{allowed:,} {unit} of one client may be read at once; wait until the body of another "
-                         "request of yours is sent, and try again", retry_after_s=1.0)
+        super().__init__(f"one client may have {allowed:,} {unit} at once; try again when another request of yours "
+                         "is done", retry_after_s=1.0)
 
 
 class Exhausted(ServiceError):
@@ -164,7 +164,7 @@ class Exhausted(ServiceError):
     status, type, code = 503, "server_error", "resources_exhausted"
 
     def __init__(self) -> None:
-        super().__init__("the server could not read the upload: it is short of memory, disk space, files or threads; "
+        super().__init__("the server could not read the request: it is short of memory, disk space, files or threads; "
                          "send the request again in a moment", retry_after_s=5.0)
 
 
@@ -204,10 +204,12 @@ class DeadlinePassed(ServiceError):
 class DeadlineUnreachable(ServiceError):
     status, type, code = 504, "server_error", "deadline_unreachable"
 
-    def __init__(self, within_s: float, needed_s: float, ahead: int) -> None:
-        super().__init__(f"the request cannot be done within {within_s:.3g} s: with {ahead} images ahead of it that "
-                         f"would take about {needed_s:.3g} s; allow more, ask for fewer images, or try again when the "
-                         "service is less busy")
+    def __init__(self, within_s: float, needed_s: float, ahead: int, *, uploads: bool = False) -> None:
+        """ahead: images before this request, or uploads that are to be decoded before its own."""
+        why = (f"{ahead} uploads are to be decoded before it, which takes about {needed_s:.3g} s" if uploads else
+               f"with {ahead} images ahead of it that would take about {needed_s:.3g} s")
+        super().__init__(f"the request cannot be done within {within_s:.3g} s: {why}; allow more, ask for fewer "
+                         "images, or try again when the service is less busy")
 
 
 class Unexpected(ServiceError):

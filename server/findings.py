@@ -76,7 +76,7 @@ def _notes(cells: Sequence[Cell], measured: Measurement) -> Sequence[str]:
     if measured_on := [f"{split} for {listed(names)}" for split, names in splits.items() if split]:
         notes.append(f"bits/dim is of {', of '.join(measured_on)}.")
     if busy := [f"{cell}: {why}" for cell in cells if cell.round_seconds and (why := measured.disturbed(cell))]:
-        notes.append(f"Disturbed by other work, so faster than it is told to be (†): {'; '.join(busy)}.")
+        notes.append(f"Other work slowed these down (†), so they are faster than these figures say: {'; '.join(busy)}.")
     return notes
 
 

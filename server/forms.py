@@ -48,7 +48,9 @@ async def read(http: Request) -> None:
         raise InvalidRequest(f"the body cannot be read as a form ({why}); send multipart/form-data of at most "
                              f"{MOST_FILES} files, and {MOST_FIELDS} fields of {FIELD_BYTES:,} bytes") from error
     if not parser.ended:
+        await form.close()
         raise InvalidRequest("the form ends before its closing boundary: send all of it")
     for name, times in Counter(name for name, _ in form.multi_items()).items():
         if times > 1 and name in FORM_FIELDS and name not in FORM_LISTS:
+            await form.close()
             raise InvalidRequest(f"the form has {times} fields {name}; send one", param=name)

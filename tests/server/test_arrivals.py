@@ -99,7 +99,7 @@ NO_HTTP = {
     "two hosts": (b"GET / HTTP/1.1\r\n" + HOST + HOST + b"\r\n", "multiple Host"),
     "another coding": (b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: gzip, chunked\r\n\r\n",
                        "Transfer-Encoding"),
-    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", "no HTTP request"),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", "the request cannot be read"),
     "a chunk without a size": (head(GENERATIONS, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
                                + b"size\r\n{}", "illegal chunk header"),
 }
@@ -191,7 +191,7 @@ def test_a_client_without_a_key_is_left_at_once_whatever_it_still_sends_in_chunk
                 assert status == (b"HTTP/1.1 404" if headers else b"HTTP/1.1 401")
                 return time.monotonic() - began
 
-        assert open_for() < open_for(b"authorization: Bearer secret") / 2
+        assert min(open_for() for _ in range(3)) < open_for(b"authorization: Bearer secret") / 2
 
 
 @pytest.mark.parametrize("before", [b"", b"\r\n", b"\r\n\r\n", b"\n"])
