@@ -116,7 +116,7 @@ def test_a_cancelled_comparison_is_followed_by_a_pause(family):
             assert running.value.retry_after_s is None
             await until(lambda: first.report is not None)
             under_way.cancel(first.id)
-            with pytest.raises(JustCancelled, match="cmp-1 was cancelled just now") as paused:
+            with pytest.raises(JustCancelled, match="cmp-1 has just been cancelled") as paused:
                 begin(LONG)
             assert 0 < paused.value.retry_after_s <= comparisons.PAUSE_S
             await asyncio.sleep(paused.value.retry_after_s + 0.05)
