@@ -48,9 +48,9 @@ class Batches:
         free = np.random.default_rng((seed, 1, step)).random(size) < self.config.unconditional
         known = None
         if self.model.patch:
-            random = np.random.default_rng((seed, 2, step))
-            told = random.random(size) < self.config.conditional
-            masks = known_of(random, self.model, size) & told[:, None]
+            generator = np.random.default_rng((seed, 2, step))
+            told = generator.random(size) < self.config.conditional
+            masks = known_of(generator, self.model, size) & told[:, None]
             free &= ~masks.any(1)  # the class of an image of which something is known is drawn before the image
             known = torch.from_numpy(masks)
         start = np.where(free, START, START + 1 + labels) if self.model.classes else np.full(size, START)

@@ -18,57 +18,57 @@ SHARES = {"half": 0.25, "hole": 0.25, "window": 0.07, "brush": 0.18, "scattered"
 _Hidden = NDArray[np.bool_]  # (height, width)
 
 
-def known_of(random: np.random.Generator, config: ModelConfig, count: int, kind: Mask | None = None) -> _Hidden:
+def known_of(generator: np.random.Generator, config: ModelConfig, count: int, kind: Mask | None = None) -> _Hidden:
     """Masks of one kind, or of any with their shares: (count, T) bool, true where a sub-pixel is known."""
-    kinds = [kind] * count if kind else random.choice(list(SHARES), count, p=list(SHARES.values()))
-    known = np.stack([~_MAKERS[each](random, config.height, config.width) for each in kinds])
+    kinds = [kind] * count if kind else generator.choice(list(SHARES), count, p=list(SHARES.values()))
+    known = np.stack([~_MAKERS[each](generator, config.height, config.width) for each in kinds])
     return known.reshape(count, -1).repeat(config.channels, 1)
 
 
-def _half(random: np.random.Generator, height: int, width: int) -> _Hidden:
-    across, far = random.random(2) < 0.5
+def _half(generator: np.random.Generator, height: int, width: int) -> _Hidden:
+    across, far = generator.random(2) < 0.5
     size = height if across else width
-    line = size // 2 if random.random() < 0.3 else random.integers(size // 6, size - size // 6 + 1)
+    line = size // 2 if generator.random() < 0.3 else generator.integers(size // 6, size - size // 6 + 1)
     beyond = (np.arange(size) < line) == far
     return np.broadcast_to(beyond[:, None] if across else beyond, (height, width)).copy()
 
 
-def _hole(random: np.random.Generator, height: int, width: int) -> _Hidden:
+def _hole(generator: np.random.Generator, height: int, width: int) -> _Hidden:
     hidden = np.zeros((height, width), np.bool_)
-    if random.random() < 0.2:  # the centre
+    if generator.random() < 0.2:  # the centre
         hidden[height // 4:height - height // 4, width // 4:width - width // 4] = True
         return hidden
-    y, x = (random.integers(0, max(1, size * 5 // 7)) for size in (height, width))
-    tall, wide = (random.integers(max(1, size // 5), max(2, size * 2 // 3 + 1)) for size in (height, width))
+    y, x = (generator.integers(0, max(1, size * 5 // 7)) for size in (height, width))
+    tall, wide = (generator.integers(max(1, size // 5), max(2, size * 2 // 3 + 1)) for size in (height, width))
     hidden[y:y + tall, x:x + wide] = True
     return hidden
 
 
-def _window(random: np.random.Generator, height: int, width: int) -> _Hidden:
-    return ~_hole(random, height, width)
+def _window(generator: np.random.Generator, height: int, width: int) -> _Hidden:
+    return ~_hole(generator, height, width)
 
 
-def _brush(random: np.random.Generator, height: int, width: int) -> _Hidden:
+def _brush(generator: np.random.Generator, height: int, width: int) -> _Hidden:
     """Strokes that wander, each of one width."""
     hidden = np.zeros((height, width), np.bool_)
-    for _ in range(random.integers(1, 5)):
-        half = random.integers(1, 1 + max(1, width * 3 // 14)) / 2
-        y, x, direction = random.random() * height, random.random() * width, random.random() * 2 * np.pi
-        for _ in range(random.integers(width // 5, width * 3 // 2 + 1)):
+    for _ in range(generator.integers(1, 5)):
+        half = generator.integers(1, 1 + max(1, width * 3 // 14)) / 2
+        y, x, direction = generator.random() * height, generator.random() * width, generator.random() * 2 * np.pi
+        for _ in range(generator.integers(width // 5, width * 3 // 2 + 1)):
             hidden[max(0, int(y - half)):int(y + half) + 1, max(0, int(x - half)):int(x + half) + 1] = True
-            direction += random.normal() * 0.4
+            direction += generator.normal() * 0.4
             y = np.clip(y + np.sin(direction), 0, height - 1)
             x = np.clip(x + np.cos(direction), 0, width - 1)
     return hidden
 
 
-def _scattered(random: np.random.Generator, height: int, width: int) -> _Hidden:
-    return random.random((height, width)) < random.random()
+def _scattered(generator: np.random.Generator, height: int, width: int) -> _Hidden:
+    return generator.random((height, width)) < generator.random()
 
 
-def _rows(random: np.random.Generator, height: int, width: int) -> _Hidden:
+def _rows(generator: np.random.Generator, height: int, width: int) -> _Hidden:
     hidden = np.zeros(height * width, np.bool_)
-    hidden[random.integers(min(width, height * width - 1), height * width):] = True
+    hidden[generator.integers(min(width, height * width - 1), height * width):] = True
     return hidden.reshape(height, width)
 
 
