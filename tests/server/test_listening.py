@@ -1,5 +1,6 @@
 """Where the service listens: taken first, told as clients write it, and calm when no more files can be opened."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -30,6 +31,24 @@ def test_a_name_is_listened_on_at_all_its_addresses_and_nobody_else_gets_them():
     finally:
         for listening in sockets:
             listening.close()
+
+
+def test_answers_are_not_held_back_until_the_client_acknowledges_their_first_piece():
+    """asyncio takes Nagle's algorithm off connections that it knows to be TCP."""
+    async def look() -> int:
+        [listening] = listen("127.0.0.1", 0)
+        accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        async with await asyncio.start_server(connected, sock=listening):
+            _, writer = await asyncio.open_connection(*listening.getsockname())
+            writer.close()
+            return await accepted
+
+    assert asyncio.run(look())
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])

@@ -1,6 +1,7 @@
 """A light client of the images routes over asyncio streams: what it takes of the processor the service does not get."""
 
 import asyncio
+import contextlib
 import json
 import math
 import socket
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 
 BOUNDARY = "linpix-soak"
 IDLE_S = 3.0  # the service closes a connection that has been idle for 5 s: by then another is opened
+SLOW_S = 3.0  # between two bytes of a slow writer: the service gives up a body of which nothing comes for 10 s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +94,7 @@ class Connection:
     """One keep-alive connection, opened when it is wanted; one request at a time."""
 
     def __init__(self, host: str, port: int, *, hold: asyncio.Event | None = None, slow: str = "") -> None:
-        """slow: `reading` or `writing` stops, after the request or before its last byte, until hold is set."""
+        """slow, until hold is set: `reading` stops after the request, `writing` sends its end a byte now and then."""
         self.host, self.port, self._hold, self._slow = host, port, hold, slow
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -127,9 +129,15 @@ class Connection:
             self._reader, self._writer = await self._open()
         request = record.ask.bytes(f"{self.host}:{self.port}")
         if self._slow == "writing" and self._hold is not None:
-            self._writer.write(request[:-1])
-            await self._hold.wait()
-            request = request[-1:]
+            left = 24
+            self._writer.write(request[:-left])
+            while not self._hold.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._hold.wait(), SLOW_S)
+                if left > 1:
+                    self._writer.write(request[-left:][:1])
+                    left -= 1
+            request = request[-left:]
         self._writer.write(request)
         await self._writer.drain()
         if self._slow == "reading" and self._hold is not None:
