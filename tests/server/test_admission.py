@@ -418,7 +418,7 @@ def test_one_client_has_a_quarter_of_the_bodies_that_are_read_at_once(tiny, path
         with Raw(process, path, "content-length: 2", client="127.0.0.2") as refused:
             status, headers, error = refused.answer()
             assert (status, error["code"], headers["retry-after"]) == (429, "client_limit", "1")
-            assert "2 requests of one client may be read at once" in error["message"]
+            assert "one client may have 2 requests at once" in error["message"]
         assert generate(process).status_code == 200
         assert rejected(process, "client_limit") == 1
 
