@@ -265,12 +265,15 @@ def _causal_attention_gradient(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor, 
     return *torch.ops.linpix.causal_attention_backward(g, *ctx.saved_tensors), None
 
 
-def _no_second_gradient(ctx: Any, *_: Tensor) -> None:
-    raise RuntimeError("the gradient of causal_attention cannot be differentiated again; differentiate "
-                       "model.ops.causal_attention_reference twice")
+def _refuse_second_gradient(operator: str) -> None:
+    def refuse(ctx: Any, *_: Tensor) -> None:
+        raise RuntimeError(f"the gradient of {operator} cannot be differentiated again; differentiate "
+                           f"model.ops.{operator}_reference twice")
+
+    torch.library.register_autograd(f"linpix::{operator}_backward", refuse)
 
 
-torch.library.register_autograd("linpix::causal_attention_backward", _no_second_gradient)
+_refuse_second_gradient("causal_attention")
 torch.library.register_autograd("linpix::causal_attention", _causal_attention_gradient,
                                 setup_context=_keep_for_backward)
 
@@ -286,12 +289,7 @@ def _gated_delta_gradient(ctx: Any, do: Tensor, _: Tensor) -> tuple[Tensor | Non
     return *torch.ops.linpix.gated_delta_backward(do, *ctx.saved_tensors), None
 
 
-def _no_second_delta_gradient(ctx: Any, *_: Tensor) -> None:
-    raise RuntimeError("the gradient of gated_delta cannot be differentiated again; differentiate "
-                       "model.ops.gated_delta_reference twice")
-
-
-torch.library.register_autograd("linpix::gated_delta_backward", _no_second_delta_gradient)
+_refuse_second_gradient("gated_delta")
 torch.library.register_autograd("linpix::gated_delta", _gated_delta_gradient, setup_context=_keep_for_delta_backward)
 
 
