@@ -1,6 +1,5 @@
 // Who does what: rows are dealt to threads, or the columns of a few rows are.
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -79,8 +78,6 @@ struct Workplaces {
   std::vector<Scratch> own, common;
 };
 
-constexpr int APART = 64;  // calls
-
 // Threads that find work in every product: no more than its panels, and no more than heads.
 int sharers(const Model& m, int threads) {
   for (const Matrix* w : {&m.layer[0].out, &m.layer[0].up})
@@ -95,9 +92,7 @@ void decode(const Kernels& kernels, const Model& m, const Rows& given, int threa
   std::vector<int64_t> taken(given.count);
   Rows rows = given;
   rows.taken = taken.data();
-  static std::atomic<int> apart{0};  // calls to come in which no step is shared, since others have work for our cores
-  const int could = sharers(m, threads);
-  const int together = could > 1 && apart.load() > 0 && apart.fetch_sub(1) > 0 ? 1 : could;
+  const int together = sharers(m, threads);
   int64_t from = 0;
   // Few rows share out the columns; where reading weights is dear, more rows than else share one reading of them.
   if (rows.count <= (m.far ? 8 : 4) * together) {
@@ -111,7 +106,6 @@ void decode(const Kernels& kernels, const Model& m, const Rows& given, int threa
                                at.common[0].get());
     });
     if (!barrier.given_up) return;
-    apart = APART;
     from = done[0];
     threads = std::min(threads, rows.count);
   }

@@ -33,9 +33,10 @@ void wait(Share share) {
   }
 }
 
-// Two late waits a step of each thread but one, and some more, are no accident: others have work for these cores.
+// A late wait in every fourth step of each thread but one, and two more, are not an accident: another program is using
+// these cores. The caller decides how many threads the next call gets (model/team.py).
 void give_up_if_late(Barrier& b, int64_t steps) {
-  b.given_up = __atomic_load_n(&b.late, __ATOMIC_RELAXED) > (8 + 2 * steps) * (b.members - 1);
+  b.given_up = __atomic_load_n(&b.late, __ATOMIC_RELAXED) > (2 + steps / 4) * (b.members - 1);
 }
 
 struct Token {

@@ -23,7 +23,7 @@
 namespace linpix {
 namespace {
 
-constexpr uint64_t MOST = 4096;  // threads
+constexpr uint64_t MAX_THREADS = 4096;  // threads
 constexpr int SPINS = 2000;  // of some 40 cycles: 20 to 30 microseconds
 
 void pause_briefly() {
@@ -39,7 +39,7 @@ class Team {
     for (; size_ < members; ++size_) std::thread(&Team::serve, this, size_, call_.load()).detach();
     work_ = &work;
     left_.store(members - 1);
-    call_.store((call_.load() / MOST + 1) * MOST + members);
+    call_.store((call_.load() / MAX_THREADS + 1) * MAX_THREADS + members);
     call_.notify_all();
     work(0);
     for (int spins = 0, left; (left = left_.load()) != 0; ++spins)
@@ -58,7 +58,7 @@ class Team {
         else
           call_.wait(seen);
       seen = call_.load();  // a call that this thread has no part in may be missed: nobody waits for it
-      if (index >= (int)(seen % MOST)) continue;
+      if (index >= (int)(seen % MAX_THREADS)) continue;
       (*work_)(index);
       if (left_.fetch_sub(1) == 1) left_.notify_all();
     }
@@ -67,7 +67,7 @@ class Team {
   std::mutex one_call_at_a_time_;
   int size_ = 1;  // threads, the caller's included
   const std::function<void(int)>* work_ = nullptr;
-  std::atomic<uint64_t> call_{0};  // number of the call * MOST + its members
+  std::atomic<uint64_t> call_{0};  // number of the call * MAX_THREADS + its members
   std::atomic<int> left_{0};
 };
 

@@ -159,7 +159,7 @@ def _verified(folder: Path) -> tuple[str, dict[str, bytes]]:
 def _bytes(path: Path) -> bytes:
     """Raises OSError, or ValueError for what would never end: pipes, devices, and texts longer than any of ours."""
     if path.exists() and not path.is_file():
-        raise ValueError("is no regular file")
+        raise ValueError("is not a regular file")
     if path.suffix != ".safetensors" and (size := path.stat().st_size) > LARGEST_TEXT:
         raise ValueError(f"is longer than {LARGEST_TEXT:,} bytes: {size:,}")
     return path.read_bytes()
@@ -174,7 +174,7 @@ def _fields(text: str) -> dict[str, Any]:
         return dict(pairs)
 
     def refuse(number: str) -> None:
-        raise ValueError(f"holds {number}, which is no JSON number")
+        raise ValueError(f"holds {number}, which is not a JSON number")
 
     fields = json.loads(text, object_pairs_hook=once, parse_constant=refuse)
     if not isinstance(fields, dict):
@@ -188,8 +188,9 @@ def _checked(provenance: Any, config: ModelConfig) -> dict[str, Any]:
         raise ValueError(f"provenance must be an object of fields, got {provenance!r:.80}")
     names = provenance.get("class_names") or []
     if not isinstance(names, list) or len(names) > config.classes or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"class_names must be a list of up to {config.classes} names, for so many classes has the "
-                         f"architecture, got {names!r:.80}")
+        raise ValueError(f"class_names must list at most {config.classes} names (the model has {config.classes} "
+                         f"classes), "
+                         f"got {names!r:.80}")
     bits = provenance.get("bits_per_dim") or {}
     if not isinstance(bits, dict) or not all(len(name) <= 40 and _is_quantity(bits[name]) for name in bits):
         raise ValueError(f"bits_per_dim must give numbers by short names, got {bits!r:.80}")

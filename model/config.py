@@ -17,10 +17,10 @@ ScaleTransform = Literal["exp", "elu"]
 
 # Far beyond what anybody trains. They keep a configuration of a hundred bytes from asking for a hundred gigabytes.
 MOST = 2**20              # of every size
-MOST_LOOKED_UP = 2**24    # places that an image's inputs are looked up at: T, and T again for each neighbour
-MOST_NEIGHBOURS = 256
-MOST_BACKGROUND_DIM = 2**12
-MOST_RANDOM_FEATURES, MOST_RANDOM_DIM = 4096, 512  # of the feature map `random`, whose directions are made orthogonal
+MAX_LOOKED_UP = 2**24    # places that an image's inputs are looked up at: T, and T again for each neighbour
+MAX_NEIGHBOURS = 256
+MAX_BACKGROUND_DIM = 2**12
+MAX_RANDOM_FEATURES, MAX_RANDOM_DIM = 4096, 512  # of the feature map `random`, whose directions are made orthogonal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +88,8 @@ class ModelConfig:
         if unknown or "previous" not in self.look_ups or len(set(self.look_ups)) != len(self.look_ups):
             raise ValueError(f"look_ups must hold 'previous' and may add, once each, "
                              f"{', '.join(get_args(LookUp)[1:])}; got {_short(list(self.look_ups))}")
-        if (count := len(self.neighbours) + len(self.following)) > MOST_NEIGHBOURS:
-            raise ValueError(f"neighbours and following may be up to {MOST_NEIGHBOURS} together, got {count}")
+        if (count := len(self.neighbours) + len(self.following)) > MAX_NEIGHBOURS:
+            raise ValueError(f"neighbours and following may be up to {MAX_NEIGHBOURS} together, got {count}")
         for neighbour in self.neighbours + self.following:
             if not isinstance(neighbour, tuple) or len(neighbour) != 3 \
                     or any(type(part) is not int for part in neighbour):
@@ -103,16 +103,16 @@ class ModelConfig:
             if self.offset(neighbour) <= 0 or neighbour <= (0, 0, 0):
                 raise ValueError(f"following neighbour {neighbour} is not strictly later in raster order")
         looked_up = 1 + len(self.neighbours) + len(self.following)
-        if (places := self.subpixels * looked_up) > MOST_LOOKED_UP:
+        if (places := self.subpixels * looked_up) > MAX_LOOKED_UP:
             raise ValueError(f"height * width * channels * (1 + {looked_up - 1} neighbours) must be at most "
-                             f"{MOST_LOOKED_UP}, got {places}")
+                             f"{MAX_LOOKED_UP}, got {places}")
         if "class" in self.look_ups and not self.classes:
             raise ValueError("the look-up 'class' needs classes, got classes=0")
         self._check_condition()
-        if self.feature_map == "random" and (self.random_features > MOST_RANDOM_FEATURES
-                                             or self.key_dim > MOST_RANDOM_DIM):
-            raise ValueError(f"feature_map random goes with up to {MOST_RANDOM_FEATURES} random_features and key_dim "
-                             f"{MOST_RANDOM_DIM}, got {self.random_features} and {self.key_dim}")
+        if self.feature_map == "random" and (self.random_features > MAX_RANDOM_FEATURES
+                                             or self.key_dim > MAX_RANDOM_DIM):
+            raise ValueError(f"feature_map random goes with up to {MAX_RANDOM_FEATURES} random_features and key_dim "
+                             f"{MAX_RANDOM_DIM}, got {self.random_features} and {self.key_dim}")
         if type(self.twin_of) is not str:
             raise ValueError(f"twin_of must be a name, got {_short(self.twin_of)}")
         if self.first_marginal:
@@ -139,8 +139,8 @@ class ModelConfig:
                              "or no following")
         if self.background is not None and (type(self.background) is not int or not 0 <= self.background <= 255):
             raise ValueError(f"background must be a value 0..255, or null, got {_short(self.background)}")
-        if type(self.background_dim) is not int or not 1 <= self.background_dim <= MOST_BACKGROUND_DIM:
-            raise ValueError(f"background_dim must be an integer of 1..{MOST_BACKGROUND_DIM}, "
+        if type(self.background_dim) is not int or not 1 <= self.background_dim <= MAX_BACKGROUND_DIM:
+            raise ValueError(f"background_dim must be an integer of 1..{MAX_BACKGROUND_DIM}, "
                              f"got {_short(self.background_dim)}")
         if not self.packed:
             return

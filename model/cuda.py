@@ -142,7 +142,7 @@ class GpuPool:
     def clear(self, slot: int) -> None:
         """Nothing: an image's first token finds an empty state, whatever lies there."""
 
-    def poison(self, slot: int) -> None:
+    def fill_with_nan(self, slot: int) -> None:
         for part in (self.S, self.z, self.pairs):
             if part is not None:
                 part[slot] = torch.nan
@@ -174,23 +174,23 @@ class GpuPool:
         At most 4,096 at a time; waits for the GPU once for each so many.
         """
         numbers = np.stack([np.asarray(x, np.int64) for x in (slots, positions, steps, start, seeds)])
-        heat = np.asarray(temperatures, np.float32)
+        scales = np.asarray(temperatures, np.float32)
         self._check(*numbers[:4])
-        if heat.shape != numbers[0].shape:
-            raise ValueError(f"there must be a temperature for each of {numbers.shape[1]} rows, got {heat.shape}")
-        if not (heat >= 0).all():
-            raise ValueError(f"temperatures must be at least 0, got {heat.min()}")
+        if scales.shape != numbers[0].shape:
+            raise ValueError(f"there must be a temperature for each of {numbers.shape[1]} rows, got {scales.shape}")
+        if not (scales >= 0).all():
+            raise ValueError(f"temperatures must be at least 0, got {scales.min()}")
         numbers[2][numbers[0] == PADDING_SLOT] = 0
         most = BUCKETS[-1]
-        return np.concatenate([self._decode(numbers[:, first:first + most], heat[first:first + most])
-                               for first in range(0, len(heat), most)])
+        return np.concatenate([self._decode(numbers[:, first:first + most], scales[first:first + most])
+                               for first in range(0, len(scales), most)])
 
-    def _decode(self, numbers: NDArray[np.int64], heat: NDArray[np.float32]) -> NDArray[np.bool_]:
-        count = len(heat)
+    def _decode(self, numbers: NDArray[np.int64], scales: NDArray[np.float32]) -> NDArray[np.bool_]:
+        count = len(scales)
         rows = self._rows_for(count)
         rows.numbers[2] = 0  # padding takes no step
         rows.numbers[:, :count] = torch.from_numpy(numbers).to(self.device)
-        rows.temperatures[:count] = torch.from_numpy(heat).to(self.device)
+        rows.temperatures[:count] = torch.from_numpy(scales).to(self.device)
         rows.finite.fill_(True)
         for _ in range(-(-int(numbers[2].max()) // self.stride)):
             if rows.graph is None:

@@ -1,6 +1,6 @@
 """The plain decode loop: a batch of images from start to end, nothing joining and nothing leaving; and many as one.
 
-Training and tests use it. server/engine.py does the same for slots and quanta.
+Training and tests use it. server/engine/decode/decoder.py does the same for slots and quanta.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
         canvas = torch.where(given, known, canvas)
         start = _read(net, canvas, given, start, state, slots, seeds)
     noise = noise_of(np.array(seeds), np.arange(prefix, config.subpixels))
-    heat = torch.full((count,), temperature)
+    temperatures = torch.full((count,), temperature)
     for position in range(prefix, config.subpixels):
         drawn = torch.arange(count)
         if given is not None:
@@ -58,7 +58,7 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
         with decode_threads(net, len(drawn), position):
             parameters = net.step(canvas[drawn], t, start[drawn], state, slots[drawn],
                                   None if given is None else given[drawn])
-            canvas[drawn, position] = draw_subpixel(net, parameters, t, u, heat[drawn])
+            canvas[drawn, position] = draw_subpixel(net, parameters, t, u, temperatures[drawn])
     return canvas.cpu()
 
 

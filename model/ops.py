@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from model.features import phi
 
 GPU_HEADS = (8, 16, 32)  # key and value dims, alike, that the CUDA kernels are made for
-GPU_MOST_HEAD = 64  # either, of attention over whole sequences
+GPU_MAX_HEAD = 64  # either, of attention over whole sequences
 SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 SCHEMAS = 6  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
 
@@ -376,7 +376,7 @@ def why_no_gpu() -> str:
         return "torch sees no CUDA GPU here"
     if (capability := torch.cuda.get_device_capability()) < _GPU_LEAST:
         return (f"{torch.cuda.get_device_name()} has compute capability {'.'.join(map(str, capability))}, and the "
-                f"kernels want {'.'.join(map(str, _GPU_LEAST))}")
+                f"kernels need at least {'.'.join(map(str, _GPU_LEAST))}")
     if os.environ.get("LINPIX_KERNEL") == "none":
         return "LINPIX_KERNEL=none hides the compiled kernels"
     return ("csrc/cuda was not compiled when LinPix was installed, which takes torch with CUDA, installed before, and "

@@ -1,12 +1,13 @@
 """The compiled engine's door: which models it can run, and their weights in the layout that csrc reads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from model import ops
 from model.config import ModelConfig
+from model.team import Team
 from model.transformer import Layer, Transformer
 
 TILE = 16   # columns of a block: those of one AVX-512 register
@@ -79,6 +80,7 @@ class Packed:
     weights: list[Tensor]
     sizes: list[int]
     eps: float
+    team: Team = field(default_factory=Team, compare=False)
 
     def to(self, device: str) -> "Packed":
         return Packed([weight.to(device) for weight in self.weights], self.sizes, self.eps)
@@ -102,10 +104,11 @@ class Packed:
         Returns the log-probability of each sub-pixel at temperature 1, (B, most steps) float32 in nats, 0 after a
         row's last, and (B,) bool, false where a row's parameters were not finite.
         """
-        most = int(steps.numpy()[slots.numpy() != 0].max(initial=0))  # not torch's: see server/engine.py
-        log_probs, finite = torch.ops.linpix.decode_quantum(
-            canvas, known, S, z, None, None, None, last, told, slots, positions, steps, start, seeds, temperatures,
-            self.weights, self.sizes, self.eps, most, torch.get_num_threads())
+        most = int(steps.numpy()[slots.numpy() != 0].max(initial=0))  # not torch's: see server/engine/decode/decoder.py
+        with self.team.call(len(slots), most) as threads:
+            log_probs, finite = torch.ops.linpix.decode_quantum(
+                canvas, known, S, z, None, None, None, last, told, slots, positions, steps, start, seeds, temperatures,
+                self.weights, self.sizes, self.eps, most, threads)
         return log_probs, finite
 
     def prefill(self, canvas: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor, steps: Tensor,
@@ -231,10 +234,10 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
     elif config.residual != "plain":
         obstacle = _PLAIN_ONLY.format(config.residual)
     elif config.background is not None and config.background_dim % TILE:
-        obstacle = (f"it wants a background_dim that is a multiple of {TILE}, and this model's is "
+        obstacle = (f"it needs a background_dim that is a multiple of {TILE}, and this model's is "
                     f"{config.background_dim}")
     elif config.d_model % TILE:
-        obstacle = f"it wants a d_model that is a multiple of {TILE}, and this model's is {config.d_model}"
+        obstacle = f"it needs a d_model that is a multiple of {TILE}, and this model's is {config.d_model}"
     if engine == "compiled" and obstacle:
         raise ValueError(f"the compiled engine cannot run this model: {obstacle}; or use --engine eager")
     if engine == "eager" or obstacle:
@@ -249,9 +252,9 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
     return Choice("compiled", precision)
 
 
-_LINEAR_ONLY = "it knows linear attention only, and this model's is {}"
+_LINEAR_ONLY = "it supports linear attention only, and this model's is {}"
 _ELU_ONLY = "it has kernels for the feature map elu+1, and this model's is {}"
-_PLAIN_ONLY = "it knows plain residuals only, and this model's are {}"
+_PLAIN_ONLY = "it supports plain residuals only, and this model's are {}"
 
 
 def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
@@ -270,15 +273,15 @@ def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
         return (f"it has kernels for heads of {', '.join(map(str, ops.GPU_HEADS))}, keys and values alike, and this "
                 f"model's are {config.key_dim} and {config.value_dim}")
     if config.d_model % 8 or config.d_model > GPU_D_MODEL:
-        return (f"it wants a d_model that is a multiple of 8, at most {GPU_D_MODEL}, and this model's is "
+        return (f"it needs a d_model that is a multiple of 8, at most {GPU_D_MODEL}, and this model's is "
                 f"{config.d_model}")
     if (depth := max(config.d_ff, config.heads * config.value_dim)) > GPU_DEPTH:
-        return f"it wants a d_ff, and values of all heads, of at most {GPU_DEPTH}, and this model has {depth}"
+        return f"it needs d_ff and heads x value_dim of at most {GPU_DEPTH}, and this model has {depth}"
     if precision == "fp32" and depth > (most := _fp32_depth(ops.gpu_shared_bytes())):
-        return (f"in fp32 it wants a d_ff, and values of all heads, of at most {most} on this GPU, and this model has "
+        return (f"in fp32 it needs d_ff and heads x value_dim of at most {most} on this GPU, and this model has "
                 f"{depth}; use --precision bf16")
     if config.mixtures > GPU_MIXTURES:
-        return f"it wants at most {GPU_MIXTURES} mixtures, and this model has {config.mixtures}"
+        return f"it supports at most {GPU_MIXTURES} mixtures, and this model has {config.mixtures}"
     return ""
 
 

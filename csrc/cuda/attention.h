@@ -38,7 +38,7 @@ struct Stored<float> {
 };
 template <>
 struct Stored<float16> {
-  static constexpr float MOST = 65504;
+  static constexpr float MAX_HALF = 65504;
   static LINPIX_INLINE void read(const Chunk& from, float (&to)[8], float scale) {
     for (int e = 0; e < 8; ++e) to[e] = widened(float16{(uint16_t)(from.word[e / 2] >> e % 2 * 16)}) * scale;
   }
@@ -47,9 +47,9 @@ struct Stored<float16> {
     int clamped = 0;
     for (int e = 0; e < 8; ++e) {
       const float y = x[e] * (1 / scale);  // exact: a power of two
-      const bool beyond = magnitude(y).x > MOST;
+      const bool beyond = magnitude(y).x > MAX_HALF;
       clamped += beyond;
-      x[e] = (beyond ? (y < 0 ? -MOST : MOST) : widened(halved(y))) * scale;
+      x[e] = (beyond ? (y < 0 ? -MAX_HALF : MAX_HALF) : widened(halved(y))) * scale;
     }
     return clamped;
   }

@@ -7,8 +7,8 @@ namespace linpix {
 namespace {
 
 void check_fits(const char* op, const Sequences& s) {
-  STD_TORCH_CHECK(s.D <= MOST_SEQUENCE_HEAD && s.M <= MOST_SEQUENCE_HEAD, op, ": heads must be of size ",
-                  MOST_SEQUENCE_HEAD, " at most on a GPU, got ", s.D, " and ", s.M);
+  STD_TORCH_CHECK(s.D <= MAX_SEQUENCE_HEAD && s.M <= MAX_SEQUENCE_HEAD, op, ": heads must be of size ",
+                  MAX_SEQUENCE_HEAD, " at most on a GPU, got ", s.D, " and ", s.M);
 }
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, double eps) {

@@ -78,14 +78,14 @@ int prefill(Pass, int64_t longest, void* stream);
 
 // Attention over whole sequences, forward and backward, with heads of at most this size: a block keeps a chunk and a state
 // in its shared memory, in double too.
-constexpr int MOST_SEQUENCE_HEAD = 64;
+constexpr int MAX_SEQUENCE_HEAD = 64;
 int causal(const Sequences&, void* stream);
 int causal_backward(const Sequences&, void* stream);
 
 const char* explain(int error);
 bool attends(int key_dim, int value_dim);  // whether there is a kernel for heads of this size
-constexpr int MOST_D_MODEL = 512;          // settle keeps a row in a warp's registers
-constexpr int MOST_MIXTURES = 512;         // and parameters of four rows
-constexpr int MOST_DEPTH = 2048;           // products keep their rows in a block's shared memory
+constexpr int MAX_D_MODEL = 512;          // settle keeps a row in a warp's registers
+constexpr int MAX_MIXTURES = 512;         // and parameters of four rows
+constexpr int MAX_DEPTH = 2048;           // products keep their rows in a block's shared memory
 
 }  // namespace linpix

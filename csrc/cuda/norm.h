@@ -7,15 +7,15 @@
 namespace linpix::LINPIX_ISA {
 
 struct RowPart {  // column c of the row is value[c / 32] of lane c % 32; columns beyond the row's are 0
-  static constexpr int MOST = MOST_D_MODEL / WARP;
-  float value[MOST], total;
+  static constexpr int MAX_COLUMNS = MAX_D_MODEL / WARP;
+  float value[MAX_COLUMNS], total;
 };
 
 // f(value, column) for this lane's columns of a row of n.
 template <class F>
 LINPIX_INLINE void each_column(RowPart& row, int lane, int n, F f) {
 #pragma unroll
-  for (int c = 0; c < RowPart::MOST; ++c)
+  for (int c = 0; c < RowPart::MAX_COLUMNS; ++c)
     if (c * WARP + lane < n) f(row.value[c], c * WARP + lane);
 }
 

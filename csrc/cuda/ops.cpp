@@ -83,11 +83,11 @@ class Call {
       : parts_(op, weights, sizes, eps) {
     const Model& m = pass.model = parts_.model;
     check_heads(op, m.key_dim, m.value_dim);
-    STD_TORCH_CHECK(m.d_model <= MOST_D_MODEL, op, ": d_model must be at most ", MOST_D_MODEL, ", got ", m.d_model);
-    STD_TORCH_CHECK(m.mixtures <= MOST_MIXTURES, op, ": at most ", MOST_MIXTURES, " mixtures, got ", m.mixtures);
+    STD_TORCH_CHECK(m.d_model <= MAX_D_MODEL, op, ": d_model must be at most ", MAX_D_MODEL, ", got ", m.d_model);
+    STD_TORCH_CHECK(m.mixtures <= MAX_MIXTURES, op, ": at most ", MAX_MIXTURES, " mixtures, got ", m.mixtures);
     STD_TORCH_CHECK(0 <= most && most <= m.subpixels, op, ": most must be in 0..", m.subpixels, ", got ", most);
-    STD_TORCH_CHECK(m.d_ff <= MOST_DEPTH && m.heads * m.value_dim <= MOST_DEPTH, op, ": d_ff and the values of all heads "
-                    "must be at most ", MOST_DEPTH, ", got ", m.d_ff, " and ", m.heads * m.value_dim);
+    STD_TORCH_CHECK(m.d_ff <= MAX_DEPTH && m.heads * m.value_dim <= MAX_DEPTH, op, ": d_ff and the values of all heads "
+                    "must be at most ", MAX_DEPTH, ", got ", m.d_ff, " and ", m.heads * m.value_dim);
     STD_TORCH_CHECK(slots.dim() == 1, op, ": slots must have shape (B,), got ", text(sizes_of(slots)));
     STD_TORCH_CHECK(canvas.dim() == 2, op, ": canvas must have shape (N, T), got ", text(sizes_of(canvas)));
     const int64_t B = slots.size(0), N = canvas.size(0), L = m.layers, H = m.heads, D = m.key_dim, M = m.value_dim;

@@ -199,7 +199,7 @@ struct Multiply {
       threads.each([&](int i) {
         const int row = first + i / WARP;
 #pragma unroll
-        for (int c = 0; c < RowPart::MOST; ++c) own[i].value[c] = 0;
+        for (int c = 0; c < RowPart::MAX_COLUMNS; ++c) own[i].value[c] = 0;
         if (row < rows)
           each_column(own[i], i % WARP, n, [&](float& x, int c) { x = call.sum[(first_row + row) * n + c]; });
       });

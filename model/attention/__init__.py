@@ -1,6 +1,7 @@
 """Attention kinds behind one interface: what a transformer, and a pool of per-image memory, need of each.
 
-A kind is a module here, named like the kind in the configuration, with a subclass of Attention called Kind.
+A kind is a module here, named like the kind in the configuration, with a subclass of Attention: LinearAttention,
+SoftmaxAttention or LSHAttention.
 Slot 0 of a pool is reserved for padding rows, which are computed and thrown away. A slot is cleared when it
 is taken, never when it is given back: a crashed request gives back nothing clean.
 """
@@ -22,7 +23,7 @@ class SlotPool(Protocol):
 
     def clear(self, slot: int) -> None: ...
 
-    def poison(self, slot: int) -> None:
+    def fill_with_nan(self, slot: int) -> None:
         """Fill a free slot with NaN, so that whoever reads it is seen."""
 
     def copy(self, source: int, targets: list[int]) -> None:
@@ -98,9 +99,13 @@ class Attention(ABC):
                          "train one with linear or softmax")
 
 
+_CLASSES: dict[AttentionKind, str] = {"linear": "LinearAttention", "softmax": "SoftmaxAttention",
+                                      "lsh": "LSHAttention"}
+
+
 def kind_of(name: AttentionKind) -> type[Attention]:
     """The class of a kind of attention."""
-    kind: type[Attention] = import_module(f"model.attention.{name}").Kind
+    kind: type[Attention] = getattr(import_module(f"model.attention.{name}"), _CLASSES[name])
     return kind
 
 

@@ -17,7 +17,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mapped: Callab
     The compiled operator where it has a kernel; else its reference, through which torch differentiates.
     """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    fits = ops.compiled if q.device.type == "cpu" else ops.gpu and max(q.shape[-1], v.shape[-1]) <= ops.GPU_MOST_HEAD
+    fits = ops.compiled if q.device.type == "cpu" else ops.gpu and max(q.shape[-1], v.shape[-1]) <= ops.GPU_MAX_HEAD
     if mapped is phi and fits and q.dtype in ops.SEQUENCE_DTYPES:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         y, _ = torch.ops.linpix.causal_attention(q, k, v, eps)
@@ -81,9 +81,9 @@ class RecurrentState:
 
     def clear(self, slot: int) -> None:
         for pool in self._pools:
-            (pool.numpy() if pool.is_cpu else pool)[slot] = 0  # not torch's: see server/engine.py
+            (pool.numpy() if pool.is_cpu else pool)[slot] = 0  # not torch's: see server/engine/decode/decoder.py
 
-    def poison(self, slot: int) -> None:
+    def fill_with_nan(self, slot: int) -> None:
         for pool in self._pools:
             pool[slot] = torch.nan
 
@@ -104,7 +104,7 @@ class RecurrentState:
             pool[targets] = pool[source].clone()  # torch refuses to read from what it writes to
 
 
-class Kind(Attention):
+class LinearAttention(Attention):
     """"Transformers are RNNs", section 3.2."""
 
     options = ("feature_map", "random_features")

@@ -87,7 +87,7 @@ def _buckets(qk: Tensor, rotation: Tensor) -> Tensor:
     return torch.cat([rotated, -rotated], -1).argmax(-1)
 
 
-class Kind(Attention):
+class LSHAttention(Attention):
     """Hashed anew at each pass in training, and always alike after it."""
 
     shared_qk = True

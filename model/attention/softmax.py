@@ -69,7 +69,7 @@ class KeyValueState:
         self.keys[slot] = 0
         self.values[slot] = 0
 
-    def poison(self, slot: int) -> None:
+    def fill_with_nan(self, slot: int) -> None:
         self.keys[slot] = torch.nan
         self.values[slot] = torch.nan
 
@@ -84,7 +84,7 @@ class KeyValueState:
         self.values[targets] = self.values[source].clone()
 
 
-class Kind(Attention):
+class SoftmaxAttention(Attention):
     """"Transformers are RNNs", section 3.1."""
 
     steps_as = "stateful-softmax"

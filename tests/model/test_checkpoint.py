@@ -173,7 +173,7 @@ FIELDS = {
     "wrong bits/dim": (lambda fields: fields["provenance"].update(bits_per_dim={"test_1000": "low"}),
                        "bits_per_dim must give numbers"),
     "infinite bits/dim": (lambda fields: fields["provenance"].update(bits_per_dim={"test_1000": float("inf")}),
-                          "config.json: holds Infinity, which is no JSON number"),
+                          "config.json: holds Infinity, which is not a JSON number"),
     "wrong time": (lambda fields: fields["provenance"].update(created="today"), "created must be a number"),
     "wrong twin": (lambda fields: fields["architecture"].update(twin_of=["mnist"]), "twin_of must be a name"),
     "a list of one": (lambda fields: fields["architecture"].update(look_ups="previous"), "look_ups must be a list"),

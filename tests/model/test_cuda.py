@@ -141,7 +141,7 @@ def test_forced_decoding_gives_the_transformers_log_probabilities(place, shape, 
     config = SHAPES[shape]
     net, images = net_of(config), images_of(config, 5)
     pool = GpuPool(net, 8, precision=precision, state=FORMATS[format_], **place)
-    pool.poison(3)
+    pool.fill_with_nan(3)
     found, finite = log_probs(pool, images, [3, 1, 7, 2, 5])
     difference = found.double() - log_probs_of(net, images)
     bound = {"fp32": 1e-5 if format_ == "fp32" else 2e-2, "bf16": 1e-1}[precision]
@@ -314,7 +314,7 @@ def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, format_):
     stepped, filled = (GpuPool(net, 5, state=FORMATS[format_], **place) for _ in range(2))
     slots = [1, 2, 3, 4, 5]
     for pool in (stepped, filled):
-        pool.poison(3)
+        pool.fill_with_nan(3)
         for slot, image in zip(slots, images, strict=True):
             pool.put([slot], image, torch.ones(config.subpixels, dtype=torch.bool))
     decode(stepped, slots, [0] * 5, lengths, [0] * 5)
@@ -338,9 +338,9 @@ def test_a_taken_slot_begins_empty_whatever_lies_there(place, format_):
     net = net_of(TINY)
     pool = GpuPool(net, 3, state=FORMATS[format_], **place)
     clean = draw(pool, [1], [4])
-    pool.poison(1)
+    pool.fill_with_nan(1)
     assert torch.equal(draw(pool, [1], [4]), clean)
-    pool.poison(2)
+    pool.fill_with_nan(2)
     pool.put([2], clean[0], torch.ones(64, dtype=torch.bool))
     pool.prefill([2], [0], [40], [START])
     assert decode(pool, [2], [40], [24], [4]).all()
@@ -470,7 +470,7 @@ def test_a_row_that_is_not_finite_is_told_and_disturbs_no_other(place):
     clean = draw(pool, slots, slots)
     pool.put(slots, None, None)
     decode(pool, slots, [0] * 80, [8] * 80, slots)
-    pool.poison(40)
+    pool.fill_with_nan(40)
     assert decode(pool, slots, [8] * 80, [56] * 80, slots).tolist() == [slot != 40 for slot in slots]
     rest = [slot - 1 for slot in slots if slot != 40]
     assert torch.equal(pool.images(slots)[rest], clean[rest])
@@ -503,9 +503,9 @@ def test_slots_beyond_two_gigabytes_are_reached(place):
 
 def test_the_limits_that_are_asked_about_are_those_of_the_kernels():
     header = (CUDA / "kernels.h").read_text()
-    limits = {name: int(value) for name, value in re.findall(r"constexpr int (MOST_\w+) = (\d+);", header)}
-    assert limits == {"MOST_D_MODEL": packing.GPU_D_MODEL, "MOST_DEPTH": packing.GPU_DEPTH,
-                      "MOST_MIXTURES": packing.GPU_MIXTURES, "MOST_SEQUENCE_HEAD": ops.GPU_MOST_HEAD}
+    limits = {name: int(value) for name, value in re.findall(r"constexpr int (MAX_\w+) = (\d+);", header)}
+    assert limits == {"MAX_D_MODEL": packing.GPU_D_MODEL, "MAX_DEPTH": packing.GPU_DEPTH,
+                      "MAX_MIXTURES": packing.GPU_MIXTURES, "MAX_SEQUENCE_HEAD": ops.GPU_MAX_HEAD}
     [chunk] = re.findall(r"SEQUENCE_CHUNK = (\d+);", (CUDA.parent / "sequence.h").read_text())
     assert int(chunk) == ops.CHUNK  # else the reference rounds otherwise
     sizes = re.findall(r"key_dim == (\d+)", (CUDA / "attention.cu").read_text())
@@ -616,7 +616,7 @@ def test_a_shape_is_refused_before_it_is_loaded_where_a_block_has_no_memory_for_
         assert choose(config, precision=precision, device="cuda").device == "cuda"
         assert decode(pool, slots, [0] * 80, [1] * 80, slots).all()
     else:
-        with pytest.raises(ValueError, match="cannot run this model: in fp32 it wants a d_ff, and values of all heads, "
+        with pytest.raises(ValueError, match="cannot run this model: in fp32 it needs d_ff and heads x value_dim "
                                              "of at most 1056 on this GPU, and this model has 1057; use --precision "
                                              "bf16; or use --device cpu"):
             choose(config, precision=precision, device="cuda")

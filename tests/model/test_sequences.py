@@ -61,7 +61,7 @@ def stepped(net: Transformer, canvas: Tensor, start: Tensor, known: Tensor) -> t
     """Parameters (B, T, 3 * K) and class scores step by step; unknown sub-pixels from t on are rubbish."""
     count, config = canvas.shape[0], net.config
     state, slots = attention_for(config).new_state(count + 2, torch.float64), torch.arange(count, 0, -1)
-    state.poison(count + 1)
+    state.fill_with_nan(count + 1)
     told = known.any(1) & bool(config.patch)
     scores = torch.zeros(0, config.classes)
     rubbish = torch.where(known, canvas, 255 - canvas)

@@ -115,7 +115,7 @@ def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dt
     canvas = images(3, LONG)
     state = attention_for(net.config).new_state(6, dtype)
     for slot in (1, 3, 4):
-        state.poison(slot)
+        state.fill_with_nan(slot)
     stepped = decode(net, canvas, start, state, slots, [0, 11, 100])
     parallel = net(canvas, start)
     torch.testing.assert_close(stepped, parallel, rtol=0, atol=tolerance)
@@ -158,7 +158,7 @@ def test_without_a_start_token_position_0_has_no_parameters_and_leaves_its_slot_
     net = net_of(IMPORTED, **ATTENTIONS[attention])
     canvas, state = images(2, IMPORTED), attention_for(net.config).new_state(2)
     for slot in (1, 2):
-        state.poison(slot)  # so that reading it would show as well, in row 1
+        state.fill_with_nan(slot)  # so that reading it would show as well, in row 1
     t = torch.tensor([0, 0])
     assert bool(net.step(canvas, t, torch.full((2,), START), state, torch.tensor([1, 2])).isnan().all())
     pools = [x for x in vars(state).values() if isinstance(x, Tensor)]

@@ -64,7 +64,7 @@ def test_a_taken_slot_starts_empty_whatever_it_held(attention):
     decode(net, images(1).flip(1), state, slots)
     used = decode(net, images(1), state, slots)
     assert attention == "softmax" or not torch.equal(used, fresh)  # keys and values are overwritten anyhow
-    state.poison(4)
+    state.fill_with_nan(4)
     state.clear(4)
     assert torch.equal(decode(net, images(1), state, slots), fresh)
 
@@ -72,7 +72,7 @@ def test_a_taken_slot_starts_empty_whatever_it_held(attention):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_poison_reaches_whoever_reads_a_slot_that_was_not_cleared(attention):
     net, state = net_of(attention), attention_for(config_of(attention)).new_state(SLOTS)
-    state.poison(4)
+    state.fill_with_nan(4)
     assert bool(decode(net, images(1), state, torch.tensor([4]), 5, 6).isnan().all())
 
 
@@ -82,7 +82,7 @@ def test_poison_in_free_slots_changes_nothing(attention):
     clean = decode(net, images(2), attention_for(net.config).new_state(SLOTS), slots)
     state = attention_for(net.config).new_state(SLOTS)
     for slot in set(range(SLOTS + 1)) - {5, 2}:
-        state.poison(slot)
+        state.fill_with_nan(slot)
     assert torch.equal(decode(net, images(2), state, slots), clean)
 
 
@@ -91,7 +91,7 @@ def test_poison_in_the_padding_slot_stays_with_padding_rows(attention):
     net, canvas = net_of(attention), images(3)
     clean = decode(net, canvas, attention_for(net.config).new_state(SLOTS), torch.tensor([5, PADDING_SLOT, 2]))
     state = attention_for(net.config).new_state(SLOTS)
-    state.poison(PADDING_SLOT)
+    state.fill_with_nan(PADDING_SLOT)
     # softmax overwrites the tokens of padding rows as it goes, so only linear rows must show the poison
     poisoned = decode(net, canvas, state, torch.tensor([5, PADDING_SLOT, 2]))
     assert torch.equal(poisoned[[0, 2]], clean[[0, 2]])
@@ -189,7 +189,7 @@ def test_copies_of_a_slot_go_on_like_the_original_and_apart(attention):
     net, canvas = net_of(attention), images(1).expand(3, -1).clone()
     state = attention_for(net.config).new_state(SLOTS)
     net.prefill(canvas[:1], 20, torch.full((1,), START), state, torch.tensor([3]))
-    state.poison(1)
+    state.fill_with_nan(1)
     state.copy(3, [1, 6])
     for x in memory(state):
         assert torch.equal(x[1], x[3]) and torch.equal(x[6], x[3])

@@ -1,0 +1,110 @@
+"""How many threads a decoder uses: all that it may have, or one where other programs need the same cores.
+
+Threads that share the columns of one step wait for each other several times in it. When another program has one of
+their cores, each wait lasts until the operating system gives it back, and one thread alone is several times faster.
+"""
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+ALONE_EVERY = 512         # calls: one of so many runs on one thread, to know how long that takes
+PAUSE, MAX_PAUSE = 8, 256  # calls on one thread after a lost comparison: twice as many after each, up to a limit
+WON = 0.9                 # threads have to take at most this part of the time of one thread
+FORGET = 0.3              # weight of a new measurement
+SHARED = 8                # rows a thread: with more, each thread has rows of its own, and waits for no other
+
+
+@dataclass(slots=True)
+class _Size:
+    """What is known of steps with a number of rows between two powers of two."""
+
+    alone_s: float = math.inf  # a step on one thread; inf: not measured
+    since_alone: int = 0       # calls since then
+    alone_left: int = 0        # calls that still run on one thread
+    pause: int = PAUSE
+
+
+@dataclass(slots=True)
+class Team:
+    """Decides the number of threads of each call of one decoder. Of one thread at a time."""
+
+    _sizes: dict[int, _Size] = field(default_factory=dict)
+
+    @contextmanager
+    def call(self, rows: int, steps: int) -> Iterator[int]:
+        """The number of threads for a call of so many rows and steps; how long the block takes is measured."""
+        threads = torch.get_num_threads()
+        if threads == 1 or steps == 0 or rows > SHARED * threads:
+            yield threads
+            return
+        chosen = self.choose(rows, threads)
+        began = time.perf_counter()
+        yield chosen
+        self.learn(rows, chosen, (time.perf_counter() - began) / steps)
+
+    def choose(self, rows: int, threads: int) -> int:
+        """1 or all of them."""
+        size = self._sizes.setdefault(rows.bit_length(), _Size())
+        if size.alone_left > 0 or size.alone_s == math.inf or size.since_alone >= ALONE_EVERY:
+            return 1
+        return threads
+
+    def learn(self, rows: int, threads: int, step_s: float) -> None:
+        """That a step of so many rows took so long on so many threads."""
+        size = self._sizes[rows.bit_length()]
+        if threads == 1:
+            size.alone_s = step_s if size.alone_s == math.inf else (1 - FORGET) * size.alone_s + FORGET * step_s
+            size.alone_left, size.since_alone = max(0, size.alone_left - 1), 0
+            return
+        size.since_alone += 1
+        if step_s <= WON * size.alone_s:
+            size.pause = PAUSE
+        else:
+            size.alone_left, size.pause = size.pause, min(2 * size.pause, MAX_PAUSE)
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores that this process may use: by its affinity, and by the CPU quotas of its control groups."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        cores = os.cpu_count() or 1
+    return max(1, min([cores, *(math.ceil(quota) for quota in _quotas(root))]))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Cores that each control group of this process allows, and each one above it."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # no control groups
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers != "" and "cpu" not in controllers.split(","):
+            continue
+        mounted = root / ("sys/fs/cgroup/cpu" if controllers else "sys/fs/cgroup")
+        for group in (Path(path), *Path(path).parents):
+            try:
+                folder = mounted / group.relative_to("/")
+                quota, period = ((folder / "cpu.max").read_text().split() if controllers == "" else
+                                 ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")))
+                if quota not in ("max", "-1"):
+                    yield int(quota) / int(period)
+            except (OSError, ValueError):  # not mounted here, or no limit
+                continue
+
+
+def limit_threads() -> None:
+    """Let torch, and with it every decoder, use no more threads than there are usable cores.
+
+    OMP_NUM_THREADS, where the user has set it, is left alone.
+    """
+    if not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))

@@ -1,0 +1,108 @@
+"""How many threads a decoder uses, with invented times, and how many cores it may use, with invented control groups."""
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.team import ALONE_EVERY, MAX_PAUSE, PAUSE, SHARED, Team, limit_threads, usable_cores
+
+
+def run(team: Team, calls: int, alone_s: float, together_s: float, rows: int = 1) -> list[int]:
+    """The threads of so many calls when a step takes so long on one thread, or on both."""
+    chosen = []
+    for _ in range(calls):
+        threads = team.choose(rows, 2)
+        team.learn(rows, threads, alone_s if threads == 1 else together_s)
+        chosen.append(threads)
+    return chosen
+
+
+def test_threads_that_pay_are_used_but_for_a_call_now_and_then():
+    chosen = run(Team(), 4 * ALONE_EVERY, alone_s=2.0, together_s=1.2)
+    assert chosen[0] == 1, "the time of one thread is measured first"
+    assert chosen.count(1) == 4
+
+
+def test_threads_that_do_not_pay_are_tried_ever_more_rarely():
+    chosen = run(Team(), 3000, alone_s=1.0, together_s=10.0)
+    tried = [call for call, threads in enumerate(chosen) if threads == 2]
+    pauses = [after - before - 1 for before, after in itertools.pairwise(tried)]
+    assert pauses[0] == PAUSE
+    assert all(after == min(2 * before, MAX_PAUSE) for before, after in itertools.pairwise(pauses))
+    assert pauses[-1] == MAX_PAUSE
+
+
+def test_threads_are_used_again_once_they_pay_and_then_forget_that_they_did_not():
+    team = Team()
+    run(team, 3000, alone_s=1.0, together_s=10.0)
+    assert run(team, 2 * MAX_PAUSE, alone_s=1.0, together_s=0.6)[-1] == 2
+    chosen = run(team, 3 * PAUSE, alone_s=1.0, together_s=10.0)
+    assert chosen.count(2) == 2, "a new neighbour costs a try, and another after the first pause"
+
+
+def test_each_size_of_batch_is_decided_for_itself():
+    team = Team()
+    run(team, 100, alone_s=1.0, together_s=10.0, rows=1)
+    assert run(team, 10, alone_s=4.0, together_s=2.0, rows=4)[1:] == [2] * 9
+
+
+def test_rows_enough_for_every_thread_are_not_measured():
+    threads = torch.get_num_threads()
+    team = Team()
+    with team.call(SHARED * threads + 1, 28) as chosen:
+        assert chosen == threads
+    assert not team._sizes
+
+
+def group(root: Path, name: str, **files: str) -> None:
+    folder = root / "sys/fs/cgroup" / name.lstrip("/")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in files.items():
+        (folder / file.replace("__", ".")).write_text(text + "\n")
+
+
+def of_groups(root: Path, lines: str) -> Path:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(lines)
+    return root
+
+
+def test_a_quota_of_any_group_around_the_process_limits_its_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    root = of_groups(tmp_path, "0::/outer/inner\n")
+    assert usable_cores(root) == 16
+    group(root, "/outer/inner", cpu__max="max 100000")
+    assert usable_cores(root) == 16
+    group(root, "/outer", cpu__max="350000 100000")
+    assert usable_cores(root) == 4, "part of a core is one more thread"
+    group(root, "/outer/inner", cpu__max="20000 100000")
+    assert usable_cores(root) == 1
+
+
+def test_the_older_version_of_control_groups_limits_cores_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    root = of_groups(tmp_path, "4:memory:/x\n3:cpu,cpuacct:/box\n")
+    group(root, "cpu/box", cpu__cfs_quota_us="200000", cpu__cfs_period_us="100000")
+    assert usable_cores(root) == 2
+    group(root, "cpu/box", cpu__cfs_quota_us="-1")
+    assert usable_cores(root) == 16
+
+
+def test_a_process_has_no_more_cores_than_its_affinity(tmp_path):
+    assert usable_cores(tmp_path) == usable_cores() == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(("wanted", "left"), [("", 1), ("7", 7)])
+def test_threads_are_limited_unless_the_user_says_how_many(monkeypatch, wanted, left):
+    before = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    monkeypatch.setattr("model.team.usable_cores", lambda: 1)
+    torch.set_num_threads(7)
+    try:
+        limit_threads()
+        assert torch.get_num_threads() == left
+    finally:
+        torch.set_num_threads(before)
