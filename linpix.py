@@ -1,9 +1,10 @@
-"""The command line: parses, then hands over to one room, imported only when needed."""
+"""LinPix from Python (`load`, `sample`, `complete`), and its command line. Each imports the rest only when needed."""
 
 import argparse
 import dataclasses
 import gc
 import importlib
+import importlib.util
 import math
 import os
 import shlex
@@ -11,7 +12,43 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
+
+if TYPE_CHECKING:
+    from model.transformer import Transformer
+    from server.cli.draw import Pictures
+
+__all__ = ["complete", "load", "main", "sample"]
+
+
+def load(folder: str | Path) -> "Transformer":
+    """The transformer of a checkpoint folder, float32, in evaluation mode. Raises CheckpointError."""
+    return _imported("model").load(folder)
+
+
+def sample(model: str, count: int = 1, **options: Any) -> "Pictures":
+    """Draw images without a server. Options and errors: server.cli.draw.sample."""
+    return _imported("server.cli.draw").sample(model, count, **options)
+
+
+def complete(model: str, image: Any, known: Any, count: int = 1, **options: Any) -> "Pictures":
+    """Complete an image without a server. Options and errors: server.cli.draw.complete."""
+    return _imported("server.cli.draw").complete(model, image, known, count, **options)
+
+
+def _imported(module: str) -> Any:
+    """A module of ours. Raises ModuleNotFoundError that names what stands in place of one, or what is missing."""
+    own = Path(__file__).resolve().parent
+    for room in ("model", "server", "training"):
+        found = importlib.util.find_spec(room)
+        place = found and (found.origin or next(iter(found.submodule_search_locations or []), None))
+        if place and not Path(place).resolve().is_relative_to(own / room):
+            raise ModuleNotFoundError(f"{place} is imported as {room!r}, where LinPix needs {own / room}; run it in "
+                                      "another folder, or rename that file or folder")
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error}; install what LinPix depends on: pip install .") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,10 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
         if hasattr(signal, "SIGHUP"):  # it waits for the server: until then it would end us
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    given = _parser(words[:1]).parse_args(words)
-    given.command_line = shlex.join(["linpix", *words])
     try:
-        getattr(importlib.import_module(given.module), given.function)(given)
+        given = _parser(words[:1]).parse_args(words)
+        given.command_line = shlex.join(["linpix", *words])
+        command = getattr(_imported(given.module), given.function)
+        if "torch" in sys.modules:
+            importlib.import_module("model.team").limit_threads()
+        command(given)
     except BrokenPipeError:
         return 1
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
@@ -37,9 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename and error.strerror:  # the system's words, without a cure
             cure = next((cure for kind, cure in _CURES.items() if isinstance(error, kind)), "give another path")
             message = f"{error.filename}: {error.strerror.lower()}; {cure}"
-        if isinstance(error, ModuleNotFoundError):
-            message += "; install what LinPix depends on: pip install ."
-        print(f"linpix {given.command}: {message}", file=sys.stderr)
+        print(f"linpix {words[0]}: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -67,6 +105,13 @@ def _number(kind: type, least: float, most: float = math.inf) -> Callable[[str],
     return parse
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds the default of a flag, unless its text names it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if "default" in (action.help or "") else super()._get_help_string(action)
+
+
 def _integers(text: str) -> list[int]:
     return [_number(int, 1, 4096)(part) for part in text.split(",")]
 
@@ -79,75 +124,80 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
 
     def command(room: str, name: str, text: str, module: str = "commands") -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text[:1].upper() + text[1:] + ".",
-                                  formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+                                  formatter_class=_Help)
         sub.set_defaults(module=f"{room}.{module}", function="import_" if name == "import" else name)
         return sub
 
-    serving = command("server", "serve", "serve models over HTTP")
+    serving = command("server.cli", "serve", "serve models over HTTP")
     if wanted == ["serve"]:
         _serve_flags(serving)
-    keying = command("server", "key", "make an API key, and its line for the file of serve --api-keys", module="keys")
-    keying.add_argument("name", help="whose key it is: what the log and the limits call the client")
-    keying.add_argument("--rate", help="requests it may make, such as 10/s, 600/min or 5000/h; none: no limit")
-    keying.add_argument("--file", help="append the line to this file, which is made if need be, for its owner alone")
+    keying = command("server.cli", "key", "make an API key, and its line for the file of `serve --api-keys`",
+                     module="keys")
+    keying.add_argument("name", help="name of the client that the key is for, as the log and the limits show it")
+    keying.add_argument("--rate", help="limit of requests, such as 10/s, 600/min or 5000/h; none: no limit")
+    keying.add_argument("--file", help="append the line to this file; a new file gets mode 600")
     keying.add_argument("--json", action="store_true", help="print one JSON object")
-    drawing = command("server", "sample", "draw images without a server")
+    drawing = command("server.cli", "sample", "draw images without a server")
     _drawing_flags(drawing)
-    completing = command("server", "complete", "fill in the holes of a picture")
+    completing = command("server.cli", "complete", "fill in the holes of a picture")
     completing.add_argument("image", help="PNG, JPEG or WebP; transparent pixels are filled in")
     _drawing_flags(completing)
     completing.add_argument("--mask", help="picture whose transparent pixels are filled in")
     completing.add_argument("--keep-rows", type=_number(int, 0), help="image rows to keep; those below are filled in")
 
-    comparing = command("server", "compare", "measure attention backends side by side")
+    comparing = command("server.cli", "compare", "measure attention backends side by side")
     _model_flags(comparing)
     which = comparing.add_mutually_exclusive_group()
-    which.add_argument("--backends", help="comma-separated, of linear, softmax, stateful-softmax, lsh-1, lsh-4; "
-                                          "default: all")
+    which.add_argument("--backends", help="comma-separated list of linear, softmax, stateful-softmax, lsh-1 and "
+                                          "lsh-4; default: all")
     which.add_argument("--all", action="store_true", help="all backends")
     comparing.add_argument("--batch", type=_integers, default=[1, 16, 64], help="comma-separated batch sizes")
-    comparing.add_argument("--budget", type=_number(float, 1), default=60.0, help="seconds to measure in")
+    comparing.add_argument("--budget", type=_number(float, 1), default=60.0, help="seconds for measuring")
     comparing.add_argument("--out", help="folder for report.json, report.md and report.svg")
 
-    teaching = command("training", "train", "train a preset; --out becomes a checkpoint folder")
+    teaching = command("training", "train", "train a preset; the result is a checkpoint folder")
     if wanted == ["train"]:
         _train_flags(teaching)
 
-    evaluating = command("training", "evaluate", "bits/dim of a model on the test images")
+    evaluating = command("training", "evaluate", "measure the bits/dim of a model on the test images")
     _model_flags(evaluating, positional=True)
     evaluating.add_argument("--data", required=True, help="folder of the data set; fetched if it is empty")
     _device_flag(evaluating)
-    evaluating.add_argument("--limit", type=_number(int, 1), help="only the first N test images")
+    evaluating.add_argument("--limit", type=_number(int, 1), help="use only the first N test images")
     evaluating.add_argument("--engine", choices=("auto", "eager", "compiled"), default="eager",
-                            help="what computes: torch in parallel, or the compiled kernels step by step")
+                            help="eager: torch, all positions in parallel; compiled: the kernels, step by step")
     evaluating.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto",
-                            help="of the compiled engine's matrix products")
+                            help="precision of the compiled engine's matrix products")
     evaluating.add_argument("--grid", help="write a grid of samples to this .png file")
 
-    exporting = command("training", "export", "evaluate a run on all test images and write it as a checkpoint to ship")
-    exporting.add_argument("run_folder", help="what linpix train wrote")
+    exporting = command("training", "export", "evaluate a training run on all test images, and write a checkpoint for "
+                                              "distribution")
+    exporting.add_argument("run_folder", help="folder written by `linpix train`")
     exporting.add_argument("--data", required=True, help="folder of the data set")
     exporting.add_argument("--out", required=True, help="checkpoint folder to write")
-    exporting.add_argument("--twin-of", help="name of the model to be compared with; default: as trained")
-    exporting.add_argument("--fp32", action="store_true", help="keep float32 weights; bf16 otherwise")
+    exporting.add_argument("--twin-of", help="name of the model that it is compared with; default: as trained")
+    exporting.add_argument("--fp32", action="store_true", help="keep float32 weights instead of bf16")
 
-    importing = command("training", "import", "turn a checkpoint of the published reference into ours")
+    importing = command("training", "import", "convert a checkpoint of the published reference implementation")
     importing.add_argument("reference", help="its .pth file")
-    importing.add_argument("--heads", type=_number(int, 1), required=True, help="attention heads; the file has no word")
-    importing.add_argument("--attention", choices=("linear", "softmax"), default="linear", help="as it was trained")
-    importing.add_argument("--data", help="training data, for the distribution of sub-pixel 0")
+    importing.add_argument("--heads", type=_number(int, 1), required=True, help="number of attention heads (the file "
+                                                                                "does not store it)")
+    importing.add_argument("--attention", choices=("linear", "softmax"), default="linear", help="attention kind that "
+                                                                                                "it was trained with")
+    importing.add_argument("--data", help="folder of the training data, for the distribution of sub-pixel 0")
     importing.add_argument("--out", required=True, help="checkpoint folder to write")
 
-    trying = command("training", "experiment", "repeat an experiment of the papers; called again, it goes on")
+    trying = command("training", "experiment", "repeat an experiment of the papers; a second call continues it")
     if wanted == ["experiment"]:
         _experiment_flags(trying)
 
-    examining = command("server", "doctor", "which kernels run here, and why")
+    examining = command("server.cli", "doctor", "show which kernels run on this machine, and why")
     examining.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
 def _serve_flags(parser: argparse.ArgumentParser) -> None:
+    _imported("server.settings")
     from server.settings import HIDDEN, Settings
 
     for name, field in Settings.model_fields.items():
@@ -168,61 +218,71 @@ def _model_flags(parser: argparse.ArgumentParser, *, positional: bool = False) -
 
 def _checkpoints_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoints", type=Path, default=os.environ.get("LINPIX_CHECKPOINTS"),
-                        help="folder of checkpoints, or LINPIX_CHECKPOINTS; else that of the checkout")
+                        help="folder of checkpoints (or LINPIX_CHECKPOINTS); default: checkpoints/ of the checkout")
 
 
 def _device_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device to compute on")
 
 
 def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     _model_flags(parser)
-    parser.add_argument("--count", type=_number(int, 1, 1_000_000), default=1, help="images to make")
-    parser.add_argument("--batch", type=_number(int, 1, 4096), default=64, help="images at a time, at most")
-    parser.add_argument("--seed", type=_number(int, 0, 2**53 - 1), help="image i uses seed + i; drawn if absent")
-    parser.add_argument("--temperature", type=_number(float, 0, 10), default=1.0, help="1 as trained, lower is tidier")
+    parser.add_argument("--count", type=_number(int, 1, 1_000_000), default=1, help="number of images")
+    parser.add_argument("--batch", type=_number(int, 1, 4096), default=64, help="largest number of images decoded at "
+                                                                                "once")
+    parser.add_argument("--seed", type=_number(int, 0, 2**53 - 1), help="image i uses seed + i; default: a random seed")
+    parser.add_argument("--temperature", type=_number(float, 0, 10), default=1.0, help="1: as trained; lower: more "
+                                                                                       "typical images")
     parser.add_argument("--label", help="class, by index or name")
     parser.add_argument("--engine", choices=("auto", "eager", "compiled"),
-                        default=os.environ.get("LINPIX_ENGINE", "auto"), help="what decodes, or LINPIX_ENGINE")
+                        default=os.environ.get("LINPIX_ENGINE", "auto"), help="engine to decode with (or "
+                                                                              "LINPIX_ENGINE)")
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"),
                         default=os.environ.get("LINPIX_PRECISION", "auto"),
-                        help="of the matrix products, or LINPIX_PRECISION")
+                        help="precision of matrix products (or LINPIX_PRECISION)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default=os.environ.get("LINPIX_DEVICE", "auto"),
-                        help="where to decode, or LINPIX_DEVICE")
+                        help="device to decode on (or LINPIX_DEVICE)")
     parser.add_argument("--state", choices=("fp32", "fp16"), default=os.environ.get("LINPIX_STATE", "fp32"),
-                        help="of the recurrent state on a GPU, or LINPIX_STATE; fp16 wants --defer")
+                        help="precision of the recurrent state on a GPU (or LINPIX_STATE); fp16 needs --defer")
     parser.add_argument("--defer", type=_number(int, 1, 64), default=os.environ.get("LINPIX_DEFER", "1"),
-                        help="tokens that a GPU adds to the state together, or LINPIX_DEFER")
+                        help="tokens that a GPU adds to the state at a time (or LINPIX_DEFER)")
     parser.add_argument("--out", required=True, help="folder for one PNG per image, X.png for a grid of them, or X.gif "
                         "or X.webp for an animation of the grid as it is drawn")
-    parser.add_argument("--scale", type=_number(int, 1, 64), help="enlarge pictures so many times; absent: animations "
-                        "become up to 560 pixels wide, and others stay as they are")
+    parser.add_argument("--scale", type=_number(int, 1, 64), help="enlarge pictures by this factor; default: "
+                                                                  "animations up to "
+                        "560 pixels wide, other pictures not at all")
     parser.add_argument("--preview", choices=("auto", "always", "never"), default="auto",
-                        help="show the images on standard error as they grow; auto: on a terminal with colours, and "
-                        "without --json")
+                        help="show the images on standard error while they are drawn; auto: on a terminal with "
+                        "colours, without --json")
 
 
 def _train_flags(parser: argparse.ArgumentParser) -> None:
+    _imported("training.run")
     from model.config import PRESETS, AttentionKind, FeatureMap
     from training.run import TrainConfig
 
     parser.add_argument("preset", choices=sorted(PRESETS), help="architecture")
     parser.add_argument("--data", required=True, help="folder of the data set; fetched if it is empty")
-    parser.add_argument("--out", required=True, help="checkpoint folder; FOLDER.training holds log and resume state")
+    parser.add_argument("--out", required=True, help="checkpoint folder to write; FOLDER.training holds the log and "
+                                                     "the state to resume from")
     _device_flag(parser)
     parser.add_argument("--attention", choices=get_args(AttentionKind), default="linear", help="attention kind")
-    parser.add_argument("--feature-map", choices=get_args(FeatureMap), default="elu+1", help="of linear attention")
-    parser.add_argument("--lsh-rounds", type=_number(int, 1), default=1, help="hashings of lsh attention")
+    parser.add_argument("--feature-map", choices=get_args(FeatureMap), default="elu+1", help="feature map of linear "
+                                                                                             "attention")
+    parser.add_argument("--lsh-rounds", type=_number(int, 1), default=1, help="hashing rounds of lsh attention")
     parser.add_argument("--reversible", action="store_true",
-                        help="reversible residuals, with pre-norm: memory that does not grow with the layers")
-    parser.add_argument("--twin-of", default="", help="name of the model that this one is trained to be compared with")
-    parser.add_argument("--init", help="begin with the weights of this model")
+                        help="reversible residuals with pre-norm: memory does not grow with the number of layers")
+    parser.add_argument("--twin-of", default="", help="name of the model that this one will be compared with")
+    parser.add_argument("--init", help="model whose weights training starts from")
     _checkpoints_flag(parser)
-    parser.add_argument("--resume", action="store_true", help="continue the run of --out, if there is one")
-    parser.add_argument("--max-minutes", type=_number(float, 0), default=math.inf, help="of this sitting")
-    parser.add_argument("--max-images", type=_number(int, 1), default=math.inf, help="of this sitting")
-    parser.add_argument("--save-minutes", type=_number(float, 0.01), default=2.0, help="between saves")
-    parser.add_argument("--evaluate-minutes", type=_number(float, 0.01), default=10.0, help="between evaluations")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out, if there is one")
+    parser.add_argument("--max-minutes", type=_number(float, 0), default=math.inf, help="stop after this much, to be "
+                                                                                        "resumed")
+    parser.add_argument("--max-images", type=_number(int, 1), default=math.inf, help="stop after this much, to be "
+                                                                                     "resumed")
+    parser.add_argument("--save-minutes", type=_number(float, 0.01), default=2.0, help="minutes between saves")
+    parser.add_argument("--evaluate-minutes", type=_number(float, 0.01), default=10.0, help="minutes between "
+                                                                                            "evaluations")
     for field in dataclasses.fields(TrainConfig):
         kind: dict[str, Any] = {"type": type(field.default)}
         if isinstance(field.default, bool):
@@ -230,20 +290,23 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
         elif isinstance(field.default, tuple):
             kind = {"type": float, "nargs": len(field.default)}
         parser.add_argument(f"--{field.name.replace('_', '-')}", default=None, **kind,
-                            help=f"{field.metadata['help']} (default: {field.default}, or that of the resumed run)")
+                            help=f"{field.metadata['help']} (default: {field.default}, or the value of the resumed "
+                                 f"run)")
 
 
 def _experiment_flags(parser: argparse.ArgumentParser) -> None:
+    _imported("training.experiments")
     from training.experiments import ExperimentName, study
 
     names = parser.add_subparsers(dest="experiment", required=True, metavar="NAME")
     for name in get_args(ExperimentName):
         kind, text = study(name), sys.modules[study(name).__module__].__doc__ or ""
         sub = names.add_parser(name, help=text, description=text, formatter_class=parser.formatter_class)
-        sub.add_argument("--out", default=f"runs/experiment-{name}", help="folder of tables, plot and summary; "
-                         "FOLDER.training holds what a resume needs")
+        sub.add_argument("--out", default=f"runs/experiment-{name}", help="folder for tables, plot and summary; "
+                         "FOLDER.training holds the state to resume from")
         _device_flag(sub)
-        sub.add_argument("--max-minutes", type=_number(float, 0), default=math.inf, help="of this sitting")
+        sub.add_argument("--max-minutes", type=_number(float, 0), default=math.inf, help="stop after this much, to be "
+                                                                                         "resumed")
         for field in dataclasses.fields(kind.settings_type):
             action: dict[str, Any] = {"type": type(field.default)}
             if isinstance(field.default, bool):

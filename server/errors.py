@@ -1,22 +1,22 @@
-"""Every way a request can end without its images, each with its HTTP status and OpenAI's error fields."""
+"""Every way in which a request can end without its images, with its HTTP status and OpenAI's error fields."""
 
 from collections.abc import Iterable
 from typing import ClassVar
 
 
 def in_seconds(retry_after_s: float) -> int:
-    """As Retry-After has it: whole seconds, and not now."""
+    """For Retry-After: whole seconds, at least 1."""
     return max(1, round(retry_after_s))
 
 
 def shown(value: object) -> str:
-    """A value for a message: as it was given, and cut where it is long."""
+    """A value for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 class ServiceError(Exception):
-    """Something to tell the client; the message says what was wrong, what was got and what is allowed."""
+    """An error for the client; the message says what is wrong, what was given and what is allowed."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
@@ -40,24 +40,24 @@ class Unauthorized(ServiceError):
     status, type, code = 401, "authentication_error", "invalid_api_key"
 
     def __init__(self, *, presented: bool) -> None:
-        super().__init__("the API key is not one of this server's" if presented else
-                         "this server asks for a key: send the header 'Authorization: Bearer KEY'")
+        super().__init__("this server does not know this API key" if presented else
+                         "an API key is required: send the header 'Authorization: Bearer KEY'")
 
 
 class ForeignOrigin(ServiceError):
     status, type, code = 403, "permission_error", "foreign_origin"
 
     def __init__(self, page: str, host: str) -> None:
-        super().__init__(f"requests of pages of other sites are refused: {page[:120]} is not {host[:80]}, and not one "
-                         "of --allowed-origins")
+        super().__init__(f"requests from pages of other sites are refused: {page[:120]} is neither {host[:80]} nor in "
+                         "--allowed-origins")
 
 
 class ForeignHost(ServiceError):
     status, type, code = 403, "permission_error", "foreign_host"
 
     def __init__(self, host: str) -> None:
-        super().__init__(f"this server does not go by the name {host[:80]!r}; ask for it by localhost or its address, "
-                         "or start it with --allowed-hosts")
+        super().__init__(f"host {host[:80]!r} is not allowed; use localhost or the server's address, or add it with "
+                         "--allowed-hosts")
 
 
 class NotFound(ServiceError):
@@ -87,7 +87,7 @@ class JustCancelled(Conflict):
     code = "just_cancelled"
 
     def __init__(self, cancelled: str, retry_after_s: float) -> None:
-        message = f"comparison {cancelled} has just been cancelled; begin another in {retry_after_s:.1f} s"
+        message = f"comparison {cancelled} was just cancelled; start another in {retry_after_s:.1f} s"
         ServiceError.__init__(self, message, retry_after_s=retry_after_s)
 
 
@@ -130,14 +130,14 @@ class BodyTimeout(ServiceError):
     status, type, code = 408, "invalid_request_error", "body_timeout"
 
     def __init__(self, received: int, timeout_s: float, *, stalled: bool = False) -> None:
-        super().__init__(f"nothing of the body came for {timeout_s:g} s, after {received:,} bytes of it; send it "
-                         "without pauses" if stalled else
-                         f"the body was not there within {timeout_s:g} s, only {received:,} bytes of it; send it "
-                         "faster, or less of it")
+        super().__init__(f"no byte of the request body arrived for {timeout_s:g} s ({received:,} bytes received); send "
+                         "it without pauses" if stalled else
+                         f"the request body took longer than {timeout_s:g} s ({received:,} bytes received); send it "
+                         "faster or make it smaller")
 
 
 class ClientLeft(ServiceError):
-    """The connection ended before the body did: nobody hears of it."""
+    """The connection was closed before the body was complete, so this is never sent."""
 
     status, type, code = 499, "invalid_request_error", "client_left"
 
@@ -146,7 +146,7 @@ class TooManyBodies(ServiceError):
     status, type, code = 503, "server_error", "too_many_bodies"
 
     def __init__(self, allowed: int, unit: str = "requests") -> None:
-        super().__init__(f"{allowed:,} {unit} at once are the limit of this server; try again in a moment",
+        super().__init__(f"this server accepts at most {allowed:,} {unit} at once; try again in a moment",
                          retry_after_s=1.0)
 
 
@@ -154,12 +154,12 @@ class TooManyOfClient(ServiceError):
     status, type, code = 429, "rate_limit_error", "client_limit"
 
     def __init__(self, allowed: int, unit: str = "requests") -> None:
-        super().__init__(f"one client may have {allowed:,} {unit} at once; try again when another request of yours "
-                         "is done", retry_after_s=1.0)
+        super().__init__(f"one client may have {allowed:,} {unit} at once; try again when one of your other "
+                         "requests is done", retry_after_s=1.0)
 
 
 class Exhausted(ServiceError):
-    """Memory, disk space, files or threads ran out: nothing that the client can mend."""
+    """Memory, disk space, files or threads ran out: the client cannot do anything about it."""
 
     status, type, code = 503, "server_error", "resources_exhausted"
 
@@ -172,8 +172,8 @@ class ClientLimit(ServiceError):
     status, type, code = 429, "rate_limit_error", "client_limit"
 
     def __init__(self, here: int, images: int, allowed: int, retry_after_s: float) -> None:
-        super().__init__(f"{here} images of yours are waiting or being drawn, and {images} more would pass the limit "
-                         f"of {allowed} a client; try again in {in_seconds(retry_after_s)} s",
+        super().__init__(f"{here} of your images are waiting or being drawn, and {images} more would exceed the limit "
+                         f"of {allowed} per client; try again in {in_seconds(retry_after_s)} s",
                          retry_after_s=retry_after_s)
 
 
@@ -181,7 +181,8 @@ class QueueFull(ServiceError):
     status, type, code = 429, "rate_limit_error", "queue_full"
 
     def __init__(self, waiting: int, images: int, allowed: int, retry_after_s: float) -> None:
-        super().__init__(f"{waiting} images are already waiting, and {images} more would pass the limit of {allowed}; "
+        super().__init__(f"{waiting} images are already waiting, and {images} more would exceed the limit of "
+                         f"{allowed}; "
                          f"try again in {in_seconds(retry_after_s)} s", retry_after_s=retry_after_s)
 
 
@@ -189,8 +190,8 @@ class RateLimited(ServiceError):
     status, type, code = 429, "rate_limit_error", "rate_limited"
 
     def __init__(self, key: str, rate: str, retry_after_s: int) -> None:
-        super().__init__(f"the API key {key} may make {rate} requests, and has made them; try again in "
-                         f"{retry_after_s} s", retry_after_s=retry_after_s)
+        super().__init__(f"API key {key!r} is over its limit of {rate}; try again in {retry_after_s} "
+                         f"s", retry_after_s=retry_after_s)
 
 
 class DeadlinePassed(ServiceError):
@@ -205,16 +206,16 @@ class DeadlineUnreachable(ServiceError):
     status, type, code = 504, "server_error", "deadline_unreachable"
 
     def __init__(self, within_s: float, needed_s: float, ahead: int, *, uploads: bool = False) -> None:
-        """ahead: images before this request, or uploads that are to be decoded before its own."""
-        why = (f"{ahead} uploads are to be decoded before it, which takes about {needed_s:.3g} s" if uploads else
-               f"with {ahead} images ahead of it that would take about {needed_s:.3g} s")
-        super().__init__(f"the request cannot be done within {within_s:.3g} s: {why}; allow more, ask for fewer "
-                         "images, or try again when the service is less busy")
+        """ahead: images before this request, or uploads that are decoded before its own."""
+        why = (f"decoding the {ahead} uploads before it takes" if uploads else f"with {ahead} images ahead of it, it "
+                                                                               f"takes")
+        super().__init__(f"the request cannot be finished within {within_s:.3g} s: {why} about {needed_s:.3g} s; allow "
+                         "more time, ask for fewer images, or try again when the service is less busy")
 
 
 class Unexpected(ServiceError):
     def __init__(self, request_id: str) -> None:
-        super().__init__("something failed inside the server; the log has the details under x-request-id "
+        super().__init__("an error occurred inside the server; its log has the details under x-request-id "
                          f"{request_id}")
 
 
@@ -224,26 +225,26 @@ class EngineFailed(ServiceError):
 
 class BatchFailed(EngineFailed):
     def __init__(self, cause: str) -> None:
-        super().__init__(f"the server failed on the batch of this request ({cause}); the same request may succeed if "
-                         "it is sent again")
+        super().__init__(f"the server failed on the batch of this request ({cause}); send it again, and it may "
+                         "succeed")
 
 
 class NotFinite(FloatingPointError):
-    """An image's parameters were not finite: it is rubbish, and no other is."""
+    """An image's parameters were NaN or infinite. Other images are not affected."""
 
 
 class EngineLost(OSError):
-    """What decodes is gone for good, and with it every image in flight: only a new process helps."""
+    """The decoder is lost, and with it every image in flight: only a new process helps."""
 
 
 class EngineGone(ServiceError):
-    """What is in flight, or comes, when this process will decode nothing more."""
+    """For requests in flight, and new ones, when this process cannot decode any more."""
 
     status, type, code = 503, "server_error", "engine_gone"
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"{why}; this process ends, for its supervisor to start it again: send the request again in a "
-                         "moment", retry_after_s=5.0)
+        super().__init__(f"{why}, and the server is restarting; send the request again in a few "
+                         f"seconds", retry_after_s=5.0)
 
 
 class Starting(ServiceError):

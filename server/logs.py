@@ -16,7 +16,7 @@ REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)  # o
 STDERR = 2
 WRITE_S = 0.1        # what is logged is written so much later
 PATIENCE_S = 1.0     # the end of the process waits so long for a reader that is slow
-MOST_LINES = 10_000
+MAX_LINES = 10_000
 
 _access = logging.getLogger("linpix.access")
 # What we log has no keys and no pictures in it; the words of somebody else's exception might.
@@ -63,7 +63,7 @@ class Formatter(logging.Formatter):
 class Lines(logging.Handler):
     """Lines to a file descriptor, many in one write, by a thread: whoever logs waits neither for it nor for its reader.
 
-    Of what a reader that has stopped leaves, MOST_LINES wait for it; how many were lost is told before the next.
+    Of what a reader that has stopped leaves, MAX_LINES wait for it; how many were lost is told before the next.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -79,7 +79,7 @@ class Lines(logging.Handler):
         except Exception:
             self.handleError(record)
             return
-        if self._queue.qsize() < MOST_LINES:
+        if self._queue.qsize() < MAX_LINES:
             self._queue.put(text)
         else:
             self._count_lost(1)

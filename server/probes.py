@@ -8,11 +8,16 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from server import arrivals, envelope, guard, logs, operations
-from server.arrivals import Bodies
+from server import logs
 from server.listening import AT_ONCE, url_of
 from server.origins import Hosts, Origins
-from server.service import Service
+from server.web import error_handlers
+from server.web.middleware import stack
+from server.web.middleware.bodies import BodyBudget
+from server.web.middleware.connection import connection
+from server.web.middleware.headers import SECURITY_HEADERS
+from server.web.routes import operations
+from server.web.service import Service
 
 # of every server of ours: the log is ours alone, and tells no queries, nor (as warnings) what is no HTTP, or asks for
 # another protocol; nor does an answer tell what made it; and no web sockets, which would pass by the guard
@@ -24,15 +29,15 @@ class Probes(uvicorn.Server):
     """Answers on its own port as long as the service runs, draining included."""
 
     def __init__(self, service: Service, sockets: list[socket.socket]) -> None:
-        settings, metrics = service.settings, service.worker.metrics
+        settings, metrics = service.settings, service.ledger.metrics
         app = FastAPI(openapi_url=None)
         app.state.service = service
         app.include_router(operations.probes)
-        envelope.install(app, metrics=metrics)
-        guard.install(app, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
-                      bodies=Bodies(settings, metrics), keys=None, metrics=metrics, intake=service.intake)
+        error_handlers.install(app, metrics=metrics)
+        stack.install(app, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
+                      bodies=BodyBudget(settings, metrics), keys=None, metrics=metrics, intake=service.intake)
         super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False,
-                                        http=arrivals.connection(settings.head_timeout, guard.SECURITY_HEADERS),
+                                        http=connection(settings.head_timeout, SECURITY_HEADERS),
                                         **UVICORN))
         self._form, self._sockets = settings.log_format, sockets
         self._serving: asyncio.Task[None] | None = None

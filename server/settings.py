@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from server.faults import parse
+from server.fault_rules import parse
 from server.origins import Hosts, Origins
 
 HIDDEN: JsonDict = {"hidden": True}  # from --help
@@ -20,47 +20,54 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 lets the system choose")
-    models: str = Field("", description="comma-separated models, the first is the default; empty: all checkpoints")
-    checkpoints: Path | None = Field(None, description="folder of checkpoints, read again after SIGHUP; default: "
-                                     "that of the checkout")
-    slots: int = Field(64, ge=1, le=10_000_000, description="images in flight per linear model, each with its state")
-    softmax_slots: int = Field(8, ge=1, le=10_000, description="images in flight per softmax model, whose state is big")
+    models: str = Field("", description="comma-separated models to serve; the first is the default; empty: all "
+                                        "checkpoints")
+    checkpoints: Path | None = Field(None, description="folder of checkpoints, read again on SIGHUP; default: "
+                                     "checkpoints/ of the checkout")
+    slots: int = Field(64, ge=1, le=10_000_000, description="images decoded at once per linear model; each holds a "
+                                                            "state")
+    softmax_slots: int = Field(8, ge=1, le=10_000, description="images decoded at once per softmax model, whose "
+                                                               "states are large")
     max_queue: int = Field(256, ge=0, description="images that may wait for a slot, per model")
-    max_n: int = Field(16, ge=1, le=1024, description="largest n of one request")
-    client_images: int = Field(256, ge=0, description="images that one client may have waiting or running; 0: any")
-    max_requests: int = Field(512, ge=0, description="requests whose bodies are read at once; 0: any number")
-    head_timeout: float = Field(20.0, gt=0, description="seconds that the head of a request may take to arrive")
-    body_timeout: float = Field(60.0, gt=0, description="seconds that a request's body may take to arrive")
+    max_n: int = Field(16, ge=1, le=1024, description="largest n that a request may ask for")
+    client_images: int = Field(256, ge=0, description="images one client may have waiting or running; 0: no limit")
+    max_requests: int = Field(512, ge=0, description="request bodies that are read at the same time; 0: no limit")
+    head_timeout: float = Field(20.0, gt=0, description="seconds in which the head of a request must arrive")
+    body_timeout: float = Field(60.0, gt=0, description="seconds in which the body of a request must arrive")
     max_upload: int = Field(16 * 2**20, ge=1024, description="largest request body, bytes")
-    upload_space: int = Field(384 * 2**20, ge=1024, description="bytes that all uploads under way may take together, "
-                              "in memory and in the folder for temporary files; one client may have a quarter of them, "
-                              "or --max-upload if that is more")
-    drain_timeout: float = Field(30.0, ge=0, description="seconds that admitted requests may take after SIGTERM, until "
-                                 "they end with an error; a second SIGTERM ends them at once")
-    request_timeout: float = Field(600.0, gt=0, description="seconds from a request's admission to its end, at most")
-    watchdog_timeout: float = Field(60.0, gt=0, le=86_400, description="seconds without a sign of life until an engine "
-                                    "with work counts as hung, and the process ends; in a comparison ten times as many")
-    compare_budget: float = Field(120.0, gt=0, le=3600, description="largest budget of a comparison over HTTP, seconds")
-    engine: Literal["auto", "eager", "compiled"] = Field("auto", description="what decodes")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="of the matrix products")
+    upload_space: int = Field(384 * 2**20, ge=1024, description="bytes that all current uploads may use together, in "
+                              "memory and in the folder for temporary files; one client may use a quarter of them, or "
+                              "--max-upload if that is more")
+    drain_timeout: float = Field(30.0, ge=0, description="seconds in which admitted requests may finish after "
+                                 "SIGTERM before they get an error; a second SIGTERM ends them at once")
+    request_timeout: float = Field(600.0, gt=0, description="longest time for a request, in seconds; clients may ask "
+                                                            "for less")
+    watchdog_timeout: float = Field(60.0, gt=0, le=86_400, description="seconds without a heartbeat before a busy "
+                                    "engine counts as hung and the process exits; ten times as long during a "
+                                    "comparison")
+    compare_budget: float = Field(120.0, gt=0, le=3600, description="longest comparison that may be asked for over "
+                                                                    "HTTP, in seconds")
+    engine: Literal["auto", "eager", "compiled"] = Field("auto", description="engine of linear models")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="precision of matrix products")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where linear models decode")
-    state: Literal["fp32", "fp16"] = Field("fp32", description="of the recurrent state on a GPU; fp16 wants --defer")
-    defer: int = Field(1, ge=1, le=64, description="tokens that a GPU adds to the state together; 1: each at once")
-    poison: bool = Field(False, description="debugging: fill freed slots with NaN, so that reading one shows")
-    api_keys: Path | None = Field(None, description="file of keys, which linpix key makes, for its owner alone; "
-                                  "without it no key is asked for")
-    allowed_hosts: str = Field("", description="comma-separated names that clients may ask by, beside localhost and "
-                               "the address listened on; *.example.com for all below one, * for any")
-    allowed_origins: str = Field("", description="comma-separated origins whose pages may use the service, beside its "
-                                 "own, such as https://app.example.com")
-    trusted_proxies: str = Field("", description="comma-separated addresses or networks of proxies whose "
-                                 "X-Forwarded-For and -Proto are believed")
-    metrics_host: str = Field("127.0.0.1", description="address of --metrics-port")
-    metrics_port: int | None = Field(None, ge=0, le=65535, description="TCP port of /metrics, /healthz and /readyz, "
-                                     "which are then only there; default: that of the service")
-    log_format: Literal["text", "json"] = Field("text", description="of the log on standard error; json: an object a "
-                                                "line")
-    faults: str = Field("", json_schema_extra=HIDDEN, description="what goes wrong on purpose: server/faults.py")
+    state: Literal["fp32", "fp16"] = Field("fp32", description="precision of the recurrent state on a GPU; fp16 needs "
+                                                               "--defer")
+    defer: int = Field(1, ge=1, le=64, description="tokens that a GPU adds to the state at a time")
+    poison: bool = Field(False, description="for debugging: fill freed slots with NaN, so that reading one shows")
+    api_keys: Path | None = Field(None, description="file of API keys made by `linpix key` (mode 600); if "
+                                  "unset, no key is required")
+    allowed_hosts: str = Field("", description="host names to accept besides localhost and the listening address, "
+                               "comma-separated; *.example.com for subdomains, * for any")
+    allowed_origins: str = Field("", description="origins besides its own whose pages may use the service, "
+                                 "comma-separated, such as https://app.example.com")
+    trusted_proxies: str = Field("", description="addresses or networks of proxies whose X-Forwarded-For and "
+                                 "X-Forwarded-Proto are believed, comma-separated")
+    metrics_host: str = Field("127.0.0.1", description="address to listen on with --metrics-port")
+    metrics_port: int | None = Field(None, ge=0, le=65535, description="separate TCP port for /metrics, /healthz and "
+                                     "/readyz; default: they are on the service's port")
+    log_format: Literal["text", "json"] = Field("text", description="format of the log on standard error; json: one "
+                                                "object a line")
+    faults: str = Field("", json_schema_extra=HIDDEN, description="what goes wrong on purpose: server/fault_rules.py")
 
     @field_validator("checkpoints", "metrics_port", mode="before")
     @classmethod
@@ -71,7 +78,7 @@ class Settings(BaseSettings):
     @classmethod
     def _not_empty(cls, value: object) -> object:
         if value == "":  # a variable that somebody forgot to fill must not let everybody in
-            raise ValueError("name a file of keys, or leave it out, and no key is asked for")
+            raise ValueError("name a file of keys, or leave it out to require no key")
         return value
 
     @field_validator("allowed_hosts")

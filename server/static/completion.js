@@ -116,7 +116,7 @@ export class Completion {
       bitmap = await createImageBitmap(blob);
     } catch {
       if (this.loading === blob) this.loading = null;
-      task.notice.show(new Problem(`${blob.name || "That"} is no picture that this browser can read. Choose a PNG, JPEG or WebP.`));
+      task.notice.show(new Problem(`${blob.name || "That"} is not a picture that this browser can read. Choose a PNG, JPEG or WebP.`));
       return;
     }
     if (this.loading === blob) {  // else another picture was chosen meanwhile

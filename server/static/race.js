@@ -9,7 +9,7 @@ const KINDS = [
   ["linear", "compiled", "fixed memory, our kernels"],
   ["linear", "eager", "fixed memory"],
   ["stateful-softmax", "eager", "keeps every key and value"],
-  ["softmax", "eager", "computes its past again"],
+  ["softmax", "eager", "recomputes the prefix"],
   ["lsh-1", "eager", "hashes, computes it again"],
   ["lsh-4", "eager", "four rounds of hashing"],
 ];
@@ -121,8 +121,8 @@ export class Race {
         state = event.data;
         this.progress.value = state.progress;
         if (state.report) this.show(state.report);
-        const beside = state.shared_device ? " Other requests run beside it, so figures may be low." : "";
-        this.task.say(`${ours ? "Measuring" : `Watching ${id}, which another visitor began`}: ${Math.round(100 * state.progress)} %.${beside}`);
+        const beside = state.shared_device ? " Other requests are running too, so figures may be low." : "";
+        this.task.say(`${ours ? "Measuring" : `Watching ${id}, which another visitor started`}: ${Math.round(100 * state.progress)} %.${beside}`);
       }
       if (state?.status === "failed") throw new Problem(`The comparison failed: ${state.error}. Measure again.`);
       if (state?.status === "cancelled") throw new Problem("Somebody stopped this comparison. Measure again.");
@@ -213,7 +213,7 @@ export class Race {
     $("figures").hidden = $("remarks").hidden = false;
     const {machine} = report;
     $("remarks").replaceChildren(el("p", {}, `${report.model} on ${machine.cpu}, ${counted(machine.threads, "thread")}, torch ${machine.torch}. `
-      + "In brackets: times softmax in the same engine: torch tells of attention, compiled beside torch of our kernels. "
+      + "In brackets: factor against softmax in the same engine. Rows of torch compare attention; compiled against torch compares kernels. "
       + `~ estimated from some steps. Paper: ${report.paper.source}; ${report.paper.device}.`),
     ...report.notes.filter((note) => note.includes("†")).map((note) => el("p", {}, note)),
     el("details", {}, el("summary", {}, "Notes"), el("ul", {}, ...report.notes.map((note) => el("li", {}, note)))));

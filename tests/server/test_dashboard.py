@@ -20,7 +20,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.conftest import EAGER, ROOT, Process, eventually, serving
-from tests.server.test_images import occluded
+from tests.server.web.test_images import occluded
 
 DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/linpix.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

@@ -17,7 +17,7 @@ import yaml
 from server.origins import Hosts
 from server.settings import Settings
 from tests.server.conftest import ROOT, serving
-from tests.server.test_images import encode
+from tests.server.web.test_images import encode
 
 KNOWN = {"ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "RUN", "STOPSIGNAL", "USER",
          "WORKDIR"}

@@ -14,8 +14,8 @@ from server import logs
 from server.app import create_app
 from server.settings import Settings
 from tests.server.conftest import Process, eventually, serving
-from tests.server.test_images import occluded
-from tests.server.test_keys import bearer, line, private
+from tests.server.web.test_images import occluded
+from tests.server.web.test_keys import bearer, line, private
 
 KEY, OTHER, PROMPT, QUERY, PATH = ("lpx_the-key-of-the-test", "lpx_a-key-of-nobody", "a prompt of somebody's",
                                    "query-secret", "path-secret")
@@ -165,7 +165,7 @@ def info(text: str) -> logging.LogRecord:
 
 
 def test_whoever_logs_does_not_wait_for_a_reader_that_has_stopped_and_what_is_lost_is_told(monkeypatch):
-    monkeypatch.setattr(logs, "MOST_LINES", 3_000)
+    monkeypatch.setattr(logs, "MAX_LINES", 3_000)
     monkeypatch.setattr(logs, "WRITE_S", 1.0)  # in which all of them are logged
     reading, writing = os.pipe()
     handler = logs.Lines(writing)

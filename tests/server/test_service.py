@@ -21,12 +21,13 @@ from fastapi.testclient import TestClient
 from model import checkpoint, ops
 from model.config import PRESETS
 from model.transformer import Transformer
-from server import images, pictures
 from server.app import create_app
-from server.backends import BACKENDS
+from server.compare.backends import BACKENDS
+from server.pictures import pictures
 from server.settings import Settings
+from server.web.routes import responses
 from tests.server.conftest import EAGER, ROOT, eventually, serving
-from tests.server.test_images import events_of, occluded
+from tests.server.web.test_images import events_of, occluded
 
 
 def test_every_route_and_method_that_is_not_there_answers_the_envelope(server):
@@ -389,7 +390,7 @@ def test_an_image_that_is_not_finite_fails_its_request_and_not_its_neighbours(ti
         answers = list(pool.map(ask, [2, 3, 2, 3, 2, 2]))
         assert [answer.status_code for answer in answers] == [200, 500, 200, 500, 200, 200]
         assert len({answer.json()["data"][0]["b64_json"] for answer in answers if answer.status_code == 200}) == 1
-        assert "sick gave parameters that are not finite" in answers[1].json()["error"]["message"]
+        assert "model 'sick' produced NaN or infinite values" in answers[1].json()["error"]["message"]
         assert client.get("/readyz").status_code == 200
         assert eventually(lambda: process.metric('linpix_state_slots_used{model="sick"}') == 0)
         assert process.metric('linpix_requests_total{endpoint="generations",outcome="failed"}') == 2
@@ -422,7 +423,7 @@ def test_a_variable_that_is_empty_is_one_that_is_not_there_but_for_the_keys(monk
 
 
 def test_a_stream_that_is_silent_says_now_and_then_that_it_is_there(tiny, monkeypatch):
-    monkeypatch.setattr(images, "PING_S", 0.05)
+    monkeypatch.setattr(responses, "PING_S", 0.05)
     body = {"stream": True, "partial_images": 0}
     app = create_app(Settings(checkpoints=tiny.parent, faults="slow:at=1:ms=300"))
     with TestClient(app, base_url="http://localhost") as client:

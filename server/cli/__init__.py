@@ -1,0 +1,1 @@
+"""The commands that decode without a server."""

@@ -1,0 +1,186 @@
+"""The commands that decode: serve, sample, complete, compare, doctor. Each takes the parsed flags."""
+
+import argparse
+import io
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import ValidationError
+from tqdm import tqdm
+
+from model import checkpoint as checkpoints
+from model import ops
+from model.checkpoint import Checkpoint
+from model.cuda import StateFormat
+from server import serve as service
+from server.cli import animation, preview
+from server.cli.draw import class_of, produce, seeds_from
+from server.compare import report
+from server.compare.backends import BACKENDS
+from server.compare.checkpoints import find_twins
+from server.compare.comparison import Comparison, ComparisonPlan
+from server.engine.batch import Batcher
+from server.engine.decode.decoder import ImageSpec, new_engine
+from server.pictures import pictures
+from server.settings import Settings
+
+
+def serve(given: argparse.Namespace) -> None:
+    flags = {name: getattr(given, name) for name in Settings.model_fields if getattr(given, name) is not None}
+    try:
+        settings = Settings(**flags)
+    except ValidationError as invalid:
+        first = invalid.errors()[0]
+        name = str(first["loc"][0])
+        raise ValueError(f"--{name.replace('_', '-')} (LINPIX_{name.upper()}): "
+                         f"{first['msg'].removeprefix('Value error, ')}, got {first['input']!r:.80}") from invalid
+    service.serve(settings)
+
+
+def sample(given: argparse.Namespace) -> None:
+    checkpoint, batcher = _batcher(given, min(given.count, given.batch))
+    label = class_of(given.label, checkpoint)
+    seeds = seeds_from(given.seed, given.count)
+    _produce(given, checkpoint, batcher,
+             [ImageSpec(seed=seed, temperature=given.temperature, label=label) for seed in seeds])
+
+
+def complete(given: argparse.Namespace) -> None:
+    picture = Path(given.image).read_bytes()  # before the model: a wrong path is told at once
+    mask = Path(given.mask).read_bytes() if given.mask else None
+    checkpoint, batcher = _batcher(given, min(given.count, given.batch))
+    label = class_of(given.label, checkpoint)
+    occluded = pictures.read_occluded(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows)
+    _produce(given, checkpoint, batcher,
+             [ImageSpec(seed=seed, temperature=given.temperature, label=label, canvas=occluded.canvas,
+                        known=occluded.known) for seed in seeds_from(given.seed, given.count)],
+             conditioning=occluded.conditioning, known=occluded.known_count)
+
+
+def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher]:
+    """What cannot be written or shown is refused here, before the work."""
+    kind = _check_output(given.out)
+    given.colours = preview.colours_of(sys.stderr, "never" if given.json and given.preview == "auto"
+                                         else given.preview, os.environ)
+    loaded = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
+    if kind in ("GIF", "WEBP"):
+        given.scale = animation.enlargement(given.count, loaded.net.config, given.scale)
+    engine = new_engine(loaded, slots, given.engine, given.precision, device=given.device,
+                        state=StateFormat(precision=given.state, defer=given.defer))
+    return loaded, Batcher(engine)
+
+
+def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher,
+             specs: Sequence[ImageSpec], **facts: object) -> None:
+    config, seeds, engine = checkpoint.net.config, [spec.seed for spec in specs], batcher.engine
+    kind, scale = _kind(given.out), given.scale or 1
+    files = [given.out] if kind else [str(Path(given.out) / f"{index:05}-{seed}.png")
+                                      for index, seed in enumerate(seeds)]
+    with preview.Progress(specs, config, sys.stderr, colours=given.colours,
+                            frames=animation.MAX_FRAMES if kind in ("GIF", "WEBP") else 1) as progress:
+
+        def done(index: int, image: NDArray[np.uint8]) -> None:
+            if not kind:  # at once: an interruption then loses only what is not finished
+                _write(files[index], pictures.png(image, config, scale))
+            progress.done(index, image)
+
+        produced = produce(batcher, specs, done, progress.advanced)
+    text = given.out
+    if kind:
+        images = np.stack(produced.images)
+    if kind == "PNG":
+        sheet = animation.grid(images, config).repeat(scale, axis=0).repeat(scale, axis=1)
+        buffer = io.BytesIO()
+        Image.fromarray(sheet).save(buffer, "PNG")
+        _write(given.out, buffer.getvalue())
+    elif kind:
+        moments = progress.film.moments
+        frames = [animation.grid(images, config, rows=rows, known=specs[0].known) for rows in moments]
+        _write(given.out, animation.animate(frames, kind, scale))
+        facts["frames"] = len(frames)
+        text += f" ({len(frames)} frames)"
+    result = {"images": len(specs), "seconds": produced.seconds, "images_per_second": len(specs) / produced.seconds,
+              **engine.facts, "seeds": seeds, "files": files, **facts}
+    _say(given, result, f"{len(specs)} images in {produced.seconds:.2f} s "
+                           f"({len(specs) / produced.seconds:.2f} images/s, {engine.name} engine, "
+                           f"{engine.precision}), seeds from {specs[0].seed}, written to {text}")
+
+
+_KINDS: dict[str, Literal["PNG", "GIF", "WEBP"]] = {".png": "PNG", ".gif": "GIF", ".webp": "WEBP"}
+
+
+def _kind(out: str) -> Literal["PNG", "GIF", "WEBP"] | None:
+    """What --out names: one file of that kind, or a folder."""
+    return None if out.endswith("/") else _KINDS.get(Path(out).suffix.lower())
+
+
+def _check_output(out: str) -> Literal["PNG", "GIF", "WEBP"] | None:
+    """Refuse before the work, not after it, what cannot be written; returns its kind."""
+    path, kind = Path(out), _kind(out)
+    possible = "NAME.png for a grid, NAME.gif or NAME.webp for an animation of it"
+    if kind:
+        if path.is_dir() or not path.parent.is_dir():
+            raise ValueError(f"--out {out}: {'is a folder' if path.is_dir() else 'its folder does not exist'}; "
+                             f"give a new folder for one PNG per image, or in an existing one {possible}")
+        Image.init()
+        if kind not in Image.SAVE_ALL:
+            raise ValueError(f"--out {out}: this Pillow was built without {kind}; give NAME.gif, or install another")
+    elif path.is_file():
+        raise ValueError(f"--out {out} is a file; give a folder for one PNG per image, or {possible}")
+    elif path.suffix[1:2].isalpha() and not path.is_dir() and not out.endswith("/"):
+        raise ValueError(f"--out {out}: nothing is written as {path.suffix}; give {possible}, or a folder, "
+                         f"{out}/, for one PNG per image")
+    else:
+        path.mkdir(parents=True, exist_ok=True)
+    return kind
+
+
+def _write(file: str, content: bytes) -> None:
+    temporary = Path(file + ".new")
+    temporary.write_bytes(content)
+    temporary.replace(file)
+
+
+def compare(given: argparse.Namespace) -> None:
+    backends = BACKENDS if given.all or not given.backends else tuple(given.backends.split(","))
+    plan = ComparisonPlan(backends=backends, batches=tuple(given.batch), budget_s=given.budget)
+    folder = checkpoints.find(given.model, given.checkpoints)
+    if given.out:
+        Path(given.out).mkdir(parents=True, exist_ok=True)
+    checkpoint = checkpoints.read(folder)
+    comparison = Comparison(checkpoint, find_twins(checkpoint, checkpoint.folder.parent), plan,
+                            command=given.command_line)
+    with tqdm(total=100, unit="%", disable=not sys.stderr.isatty()) as bar:
+        for _ in comparison.run():
+            bar.update(round(100 * comparison.progress) - bar.n)
+    result = comparison.report
+    if given.out:
+        report.write(result, Path(given.out))
+    _say(given, result, report.table(result))
+
+
+def doctor(given: argparse.Namespace) -> None:
+    facts = {"engine": "compiled" if ops.compiled else "eager", "kernel": ops.kernel(), "why": ops.why(),
+             "precision": "bf16" if ops.compiled and torch.ops.linpix.cpu_has_fast_bf16() else "fp32",
+             "feature_maps": "elu+1 in the compiled kernels, relu, polynomial and random in the eager engine",
+             "residuals": "plain in the compiled kernels, reversible in the eager engine",
+             "device": torch.cuda.get_device_name() if ops.gpu else "cpu", "no_gpu": ops.why_no_gpu() or None,
+             "instruction_set": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads(),
+             "bf16_matrix_products": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+             "python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform()}
+    _say(given, facts, "\n".join(f"{name.replace('_', ' '):21} {value}" for name, value in facts.items()
+                                  if value is not None))
+
+
+def _say(given: argparse.Namespace, result: dict[str, Any], text: str) -> None:
+    """One JSON object with --json, else text for people."""
+    print(json.dumps(result, allow_nan=False) if given.json else text)

@@ -1,0 +1,136 @@
+"""Draw and complete images without a server: the work of `linpix sample` and `complete`, and of the same in Python."""
+
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from tqdm import tqdm
+
+from model import checkpoint as checkpoints
+from model.checkpoint import Checkpoint
+from model.config import ModelConfig
+from model.philox import MAX_SEED
+from model.team import limit_threads
+from server.engine.batch import Batcher
+from server.engine.decode.decoder import ImageSpec, new_engine
+from server.engine.messages import QuantumReport, Submission
+from server.errors import NotFinite
+from server.pictures import pictures
+
+Pictures = NDArray[np.uint8]  # (N, height, width), or (N, height, width, 3) of colour models
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    images: list[NDArray[np.uint8]]  # (T,) each, in the order asked for
+    seconds: float                   # of decoding, prefills included
+
+
+def produce(batcher: Batcher, specs: Sequence[ImageSpec],
+            done: Callable[[int, NDArray[np.uint8]], object] = lambda index, image: None,
+            advanced: Callable[[QuantumReport], object] = lambda report: None) -> Produced:
+    """Make one image per spec, as many at a time as there are slots.
+
+    done is called with each image as it is finished, and then advanced with the report of its quantum.
+    Specs may differ in seed and temperature only.
+    """
+    batcher.submit(Submission("all", specs, stream=True))
+    images: dict[int, NDArray[np.uint8]] = {}
+    seconds = 0.0
+    while batcher.busy:
+        began = time.perf_counter()
+        report = batcher.run_quantum()
+        seconds += time.perf_counter() - began
+        for error in report.failed.values():
+            if isinstance(error, NotFinite):
+                raise NotFinite(f"{batcher.name} produced NaN or infinite values; the checkpoint is damaged, or try "
+                                "--engine eager or --precision fp32") from error
+            raise error
+        for image in report.finished:
+            assert image.canvas is not None
+            images[image.index] = image.canvas
+            done(image.index, image.canvas)
+        advanced(report)
+    return Produced([images[index] for index in range(len(specs))], seconds)
+
+
+def seeds_from(first: int | None, count: int) -> list[int]:
+    """One seed per image: first, first + 1 and so on; None: from a random one. Raises ValueError."""
+    first = secrets.randbelow(MAX_SEED - count) if first is None else first
+    if not 0 <= first <= MAX_SEED - count + 1:
+        raise ValueError(f"seed: image i uses seed + i, which must be in 0 to 2^53 - 1, got {first} for {count} images")
+    return list(range(first, first + count))
+
+
+def class_of(label: int | str | None, checkpoint: Checkpoint) -> int | None:
+    """The number of a class given by number or name. Raises ValueError that lists the classes."""
+    found = None if label is None else checkpoint.class_of(str(label))
+    if label is not None and found is None:
+        raise ValueError(f"label must be a class of {checkpoint.name}: "
+                         f"{', '.join(checkpoint.class_names) or 'none, it knows no classes'}; got {label!r}")
+    return found
+
+
+def sample(model: str, count: int = 1, *, label: int | str | None = None, seed: int | None = None,
+           temperature: float = 1.0, batch: int = 64, checkpoints: str | None = None, progress: bool | None = None
+           ) -> Pictures:
+    """Draw images, uint8 (count, height, width), or (count, height, width, 3) of colour models.
+
+    model: a name under checkpoints/, or a checkpoint folder · label: a class, by name or number; None: any · seed: of
+    the first image; image i has seed + i, and a server gives the same image for it · temperature: 1 as trained, lower
+    for more typical images · batch: images drawn together at most · checkpoints: folder of models, if not that of
+    LinPix · progress: a bar on standard error; None: on a terminal or in a notebook only.
+    Raises ValueError, of which CheckpointError is one.
+    """
+    return _draw(model, count, label, seed, temperature, batch, checkpoints, progress, None)
+
+
+def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, label: int | str | None = None,
+             seed: int | None = None, temperature: float = 1.0, batch: int = 64, checkpoints: str | None = None,
+             progress: bool | None = None) -> Pictures:
+    """Complete an image: known pixels stay, and the others are drawn `count` times. As `sample` in everything else.
+
+    image: uint8 (height, width), or (height, width, 3) of colour models, of the model's size · known: bool
+    (height, width).
+    """
+    return _draw(model, count, label, seed, temperature, batch, checkpoints, progress, (np.asarray(image),
+                                                                                        np.asarray(known)))
+
+
+def _draw(model: str, count: int, label: int | str | None, seed: int | None, temperature: float, batch: int,
+          folder: str | None, progress: bool | None, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None
+          ) -> Pictures:
+    for name, value in (("count", count), ("batch", batch)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
+    limit_threads()
+    checkpoint = checkpoints.read(checkpoints.find(str(model), None if folder is None else Path(folder)))
+    config, number = checkpoint.net.config, class_of(label, checkpoint)
+    occluded = None if given is None else _occluded(*given, config)
+    specs = [ImageSpec(seed=one, temperature=temperature, label=number, canvas=occluded.canvas if occluded else None,
+                       known=occluded.known if occluded else None) for one in seeds_from(seed, count)]
+    todo = count * (config.subpixels - specs[0].prefix)
+    with tqdm(total=todo, unit="sub-pixel", unit_scale=True, disable=None if progress is None else not progress,
+              file=sys.stderr) as bar:
+        produced = produce(Batcher(new_engine(checkpoint, min(count, batch))), specs,
+                           advanced=lambda report: bar.update(report.subpixels))
+    shape = (config.height, config.width, *([config.channels] if config.channels > 1 else []))
+    return np.stack(produced.images).reshape(count, *shape)
+
+
+def _occluded(image: NDArray[np.generic], known: NDArray[np.generic], config: ModelConfig) -> pictures.Occluded:
+    shape = (config.height, config.width, *([config.channels] if config.channels > 1 else []))
+    if image.dtype != np.uint8 or image.shape != shape:
+        raise ValueError(f"image must be uint8 of shape {shape}, the model's, got {image.dtype} of shape {image.shape}")
+    if known.dtype != np.bool_ or known.shape != shape[:2]:
+        raise ValueError(f"known must be bool of shape {shape[:2]}, true for pixels that stay, got {known.dtype} of "
+                         f"shape {known.shape}")
+    flat = np.repeat(known.astype(np.bool_).flatten(), config.channels)
+    return pictures.Occluded(np.where(flat, image.flatten(), 0).astype(np.uint8), flat)

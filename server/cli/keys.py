@@ -1,0 +1,42 @@
+"""`linpix key`: make an API key and append it to the file."""
+
+import argparse
+import hashlib
+import json
+import os
+import secrets
+import sys
+from pathlib import Path
+
+from server.web.keys import KEY_NAME, bucket_of, open_private, parse
+
+
+def key(given: argparse.Namespace) -> None:
+    """`linpix key`: make a key, and its line for the file of --api-keys."""
+    if not KEY_NAME.fullmatch(given.name):
+        raise ValueError(f"a name has up to 64 letters, digits, dots, dashes and underscores; got {given.name!r}")
+    secret = f"lpx_{secrets.token_urlsafe(32)}"
+    line = f"{given.name} sha256:{hashlib.sha256(secret.encode()).hexdigest()}"
+    if given.rate:
+        bucket_of(given.rate)
+        line += f" rate={given.rate}"
+    if given.file:
+        append(Path(given.file), line)
+    if given.json:
+        print(json.dumps({"name": given.name, "key": secret, "line": line, "file": given.file}))
+        return
+    print(secret)
+    print("this is the key; it is shown this once" + (f", and its line is in {given.file}" if given.file else
+          ", and here is its line for the file of --api-keys:"), file=sys.stderr)
+    if not given.file:
+        print(line)
+
+
+def append(path: Path, line: str) -> None:
+    """Add a line to a file of keys, which is made for its owner alone if need be. Raises OSError or ValueError."""
+    with open(open_private(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+", encoding="utf-8",
+              errors="replace") as file:
+        text = file.read()
+        whole = f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n"
+        parse(whole, path)  # before it is written: what is there may be bad, or have this name
+        file.write(whole.removeprefix(text))

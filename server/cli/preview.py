@@ -1,0 +1,153 @@
+"""Progress on a terminal: a preview in half blocks of colour, or a bar.
+
+A picture is (height, width) of greys or (height, width, 3) of colours, uint8.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from typing import Literal, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from tqdm import tqdm
+
+from model.config import ModelConfig
+from server.cli.animation import Film, Picture, grid
+from server.engine.decode.decoder import ImageSpec
+from server.engine.messages import QuantumReport
+
+REDRAWN_S = 0.1                  # between pictures on a terminal
+TRUE_COLOURS = 2**24
+HALF_BLOCK = "\N{UPPER HALF BLOCK}"
+
+# What terminals of 256 colours agree on: a cube of 6 x 6 x 6 from number 16 on, then 24 greys.
+_LEVELS = (0, 95, 135, 175, 215, 255)
+_PALETTE = np.array([(r, g, b) for r in _LEVELS for g in _LEVELS for b in _LEVELS]
+                    + [(grey, grey, grey) for grey in range(8, 239, 10)], np.int64)
+
+
+# --- the terminal ---
+
+def half_blocks(picture: Picture, colours: int) -> list[str]:
+    """Lines of a terminal, each showing two rows of pixels. colours: TRUE_COLOURS, or 256 to take the nearest."""
+    pixels = np.broadcast_to(picture.reshape(*picture.shape[:2], -1), (*picture.shape[:2], 3))
+    if colours == TRUE_COLOURS:
+        codes = [[f"2;{r};{g};{b}" for r, g, b in row] for row in pixels.tolist()]
+    else:
+        distances = ((pixels[..., None, :].astype(np.int64) - _PALETTE) ** 2).sum(-1)
+        codes = [[f"5;{16 + number}" for number in row] for row in distances.argmin(-1).tolist()]
+    lines = []
+    for top in range(0, len(codes), 2):
+        line, before = "", ""
+        for column, upper in enumerate(codes[top]):
+            lower = f"48;{codes[top + 1][column]}" if top + 1 < len(codes) else "49"
+            paint = f"\x1b[38;{upper};{lower}m"
+            line += HALF_BLOCK if paint == before else paint + HALF_BLOCK
+            before = paint
+        lines.append(line + "\x1b[0m")
+    return lines
+
+
+def colours_of(stream: TextIO, wanted: Literal["auto", "always", "never"], environment: Mapping[str, str]) -> int:
+    """How many colours to show on a stream: TRUE_COLOURS, 256, or 0 for no preview there."""
+    try:
+        HALF_BLOCK.encode(stream.encoding)
+    except UnicodeEncodeError:
+        if wanted == "always":
+            raise ValueError(f"--preview always: the {stream.encoding} of standard error has no {HALF_BLOCK!a}; "
+                             "set PYTHONIOENCODING=utf-8") from None
+        return 0
+    can = stream.isatty() and environment.get("TERM", "dumb") != "dumb" and not environment.get("NO_COLOR")
+    if wanted == "never" or (wanted == "auto" and not can):
+        return 0
+    return TRUE_COLOURS if environment.get("COLORTERM", "") in ("truecolor", "24bit") else 256
+
+
+def terminal_size(stream: TextIO) -> os.terminal_size:
+    """Columns and lines of a stream's terminal; of COLUMNS and LINES, else 80 and 24, where it says nothing."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        size = os.terminal_size((0, 0))
+    return size if min(size) > 0 else shutil.get_terminal_size()
+
+
+class Preview:
+    """The first images, as many as fit, drawn over themselves as they grow; below them is a line for the bar."""
+
+    def __init__(self, stream: TextIO, count: int, config: ModelConfig, colours: int, size: os.terminal_size) -> None:
+        self._stream, self._colours, self._lines = stream, colours, 0
+        width, height = max(1, size.columns - 1), max(2, 2 * (size.lines - 2))  # in pixels
+        self.columns = max(1, min(count, (width - 1) // (config.width + 1)))
+        down = max(1, min(-(-count // self.columns), (height - 1) // (config.height + 1)))
+        self.count = min(count, self.columns * down)
+        self._reduction = max(1, -(-(self.columns * (config.width + 1) + 1) // width),
+                              -(-(down * (config.height + 1) + 1) // height))
+
+    def draw(self, sheet: Picture) -> None:
+        """Always of the same shape."""
+        if self._reduction > 1:
+            sheet = np.asarray(Image.fromarray(sheet).reduce(self._reduction))
+        lines = half_blocks(sheet, self._colours)
+        up = f"\x1b[{self._lines}A\r" if self._lines else ""
+        self._stream.write(up + "".join(line + "\n" for line in lines))
+        self._stream.flush()
+        self._lines = len(lines)
+
+
+class Progress:
+    """What is seen of images while they are drawn: a bar on a terminal, a preview where it is wanted, and the film.
+
+    A context; inside it call done for each finished image, then advanced for each quantum.
+    """
+
+    def __init__(self, specs: Sequence[ImageSpec], config: ModelConfig, stream: TextIO, *, colours: int,
+                 frames: int) -> None:
+        """specs: alike but for seed and temperature · colours: as colours_of says · frames: of the film, at most."""
+        first, self._config, self._known = specs[0], config, specs[0].known
+        self._row = config.width * config.channels
+        self.film = Film(len(specs), first.prefix // self._row, config.height, frames)
+        self._preview = Preview(stream, len(specs), config, colours, terminal_size(stream)) if colours else None
+        self._live = stream.isatty()
+        self._canvas = np.zeros((self._preview.count if self._preview else 0, config.subpixels), np.uint8)
+        if first.canvas is not None:
+            self._canvas[:] = first.canvas
+        self._finished, self._drawn_at = 0, 0.0
+        self._bar = tqdm(total=len(specs) * (config.subpixels - first.prefix), file=stream, disable=not self._live,
+                         desc=f"0/{len(specs)} images", bar_format="{l_bar}{bar}| [{elapsed}<{remaining}]")
+
+    def __enter__(self) -> "Progress":
+        if self._live:
+            self._draw()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self._draw()
+        self._bar.close()
+
+    def done(self, index: int, image: NDArray[np.uint8]) -> None:
+        self._finished += 1
+        if index < len(self._canvas):
+            self._canvas[index] = image
+        self._bar.set_description_str(f"{self._finished}/{len(self.film.rows)} images", refresh=False)
+
+    def advanced(self, report: QuantumReport) -> None:
+        self.film.advance((image.index, image.position // self._row) for image in (*report.running, *report.finished))
+        for image in report.running:
+            if image.canvas is not None and image.index < len(self._canvas):
+                self._canvas[image.index] = image.canvas
+        if self._preview and self._live and time.perf_counter() - self._drawn_at >= REDRAWN_S:
+            self._draw()
+        self._bar.update(report.subpixels)
+
+    def _draw(self) -> None:
+        if self._preview:
+            self._bar.clear()
+            self._preview.draw(grid(self._canvas, self._config, rows=self.film.rows[:len(self._canvas)],
+                                    known=self._known, columns=self._preview.columns))
+            self._bar.refresh()
+            self._drawn_at = time.perf_counter()

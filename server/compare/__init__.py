@@ -1,0 +1,1 @@
+"""The benchmark of attention backends, live between quanta or from the command line."""

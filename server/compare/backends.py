@@ -1,0 +1,181 @@
+"""What a comparison runs: a network with one kind of attention, stepping on memory or recomputing everything.
+
+`linear` and `stateful-softmax` keep a memory per image and take one step a sub-pixel; `softmax`, `lsh-1` and `lsh-4`
+keep nothing but the image and run the parallel form over the whole prefix at every position, which are the paper's
+baselines. `linear` is run by the compiled engine as well, where that is there.
+"""
+
+import dataclasses
+import time
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from model.attention import State, attention_for
+from model.attention.linear import RecurrentState
+from model.config import ModelConfig
+from model.generate import decode_threads, draw_subpixel
+from model.inputs import START
+from model.packing import PRECISIONS, choose, pack
+from model.transformer import Attend, Transformer
+
+QUANTUM_S = 0.05     # a call of the compiled engine lasts so long at most: live requests wait for its end
+PASS_SIZE = 2**19    # tokens x d_model x hashings of a parallel pass, at most: bounds memory, and more is no faster
+
+
+class Form(NamedTuple):
+    """How a backend decodes."""
+
+    attention: dict[str, Any]  # what tells the configuration of its weights from other attention
+    keeps: bool                # a memory per image, and steps on it; else each position computes its whole prefix again
+    compiled: bool = False     # by the compiled engine as well, where that is there
+
+
+FORMS = {  # the cheap ones first, as they are surveyed
+    "linear": Form({"attention": "linear"}, keeps=True, compiled=True),
+    "stateful-softmax": Form({"attention": "softmax"}, keeps=True),
+    "softmax": Form({"attention": "softmax"}, keeps=False),
+    "lsh-1": Form({"attention": "lsh", "lsh_rounds": 1}, keeps=False),
+    "lsh-4": Form({"attention": "lsh", "lsh_rounds": 4}, keeps=False),
+}
+BACKENDS = tuple(FORMS)
+
+
+class Backend:
+    """A network, and the memory of the images that it decodes: in slots 1..rows, or none."""
+
+    engine, precision = "eager", "fp32"
+    stride = 1  # sub-pixels of one call of step, at most
+
+    def __init__(self, name: str, net: Transformer, rows: int) -> None:
+        self.name, self.net, self.rows = name, net, rows
+        if name == "linear":  # torch alone, as all else that is compared in this engine
+            self.state: State | None = RecurrentState(net.config, rows, operator=False)
+        else:
+            self.state = net.attention.new_state(rows) if FORMS[name].keeps else None
+        self._slots = torch.arange(1, rows + 1)
+        self._start = torch.full((rows,), START)
+        self._heat = torch.ones(rows)
+
+    def fill(self, canvas: Tensor) -> Iterator[None]:
+        """Give every slot the memory of a whole image, `canvas` (1, T), as prefill would.
+
+        What a step costs depends on its position and not on values. But memory that nobody has written yet
+        is one page of zeros, always in the cache, which would flatter whoever keeps much.
+        """
+        state = self.state
+        if state is not None:
+            yield from _parallel(self.net, canvas, canvas.shape[1] - 1, self._start[:1],
+                                 lambda layer, q, k, v: state.prefill(layer, q, k, v, self._slots[:1]))
+            for slot in range(2, self.rows + 1):
+                state.copy(1, [slot])
+                yield
+
+    def difference(self, canvas: Tensor, at: Iterable[int]) -> Generator[None, None, float]:
+        """Largest difference of the mixture parameters between a step and the parallel form over the prefix.
+
+        Asked at some positions of the image that filled the slots.
+        """
+        assert self.state is not None
+        start, slots, worst = self._start[:1], self._slots[:1], 0.0
+        for last in at:
+            for t in range(max(first_position(self.net.config), last - 3), last + 1):  # each writes its token again
+                stepped = self.net.step(canvas, torch.tensor([t]), start, self.state, slots)
+                yield
+            recomputed = yield from _parallel(self.net, canvas, last, start, self.net.attention.parallel)
+            worst = max(worst, float((stepped - recomputed).abs().max()))
+        return worst
+
+    def clear(self, rows: int) -> Iterator[None]:
+        if self.state is not None:
+            for slot in range(1, rows + 1):
+                self.state.clear(slot)
+                yield
+
+    @torch.inference_mode()
+    def step(self, canvas: Tensor, t: int, u: Tensor) -> Generator[None, None, None]:
+        """Predict and draw sub-pixel t of the images in slots 1..B. canvas: (B, T) · u: (B, 2)."""
+        rows = len(canvas)
+        positions = torch.full((rows,), t)
+        if self.state is None:
+            parameters = yield from _parallel(self.net, canvas, t, self._start[:rows], self.net.attention.parallel)
+        else:
+            with decode_threads(self.net, rows, t):
+                parameters = self.net.step(canvas, positions, self._start[:rows], self.state, self._slots[:rows])
+        canvas[:, t] = draw_subpixel(self.net, parameters, positions, u, self._heat[:rows])
+
+
+class CompiledBackend(Backend):
+    """Linear attention in the compiled engine. A step is a row of sub-pixels, in calls as long as a quantum."""
+
+    engine = "compiled"
+
+    def __init__(self, net: Transformer, rows: int) -> None:
+        super().__init__("linear", net, rows)
+        assert isinstance(self.state, RecurrentState)
+        self.precision = choose(net.config).precision
+        self.stride = net.config.width * net.config.channels
+        self._packed, self._S, self._z = pack(net, PRECISIONS[self.precision]), self.state.S, self.state.z
+        self._canvas = torch.zeros(rows + 1, net.config.subpixels, dtype=torch.uint8)
+        self._unknown = torch.zeros_like(self._canvas, dtype=torch.bool)
+        self._quantum = 1  # sub-pixels of a call, as learned from the last one
+
+    def step(self, canvas: Tensor, t: int, u: Tensor) -> Generator[None, None, None]:
+        """Draw sub-pixels t .. t + stride - 1, image i with seed i: u is drawn anew, from the same seeds."""
+        rows, end = len(canvas), min(t + self.stride, self.net.config.subpixels)
+        while t < end:
+            count = min(self._quantum, end - t)
+            steps = torch.full((rows,), count)
+            began = time.perf_counter()
+            self._packed.decode(self._canvas, self._unknown, self._S, self._z, self._slots[:rows],
+                                torch.full_like(steps, t), steps, self._start[:rows], torch.arange(rows),
+                                self._heat[:rows])
+            self._quantum = max(1, int(QUANTUM_S * count / (time.perf_counter() - began)))
+            canvas[:, t:t + count] = self._canvas[1:rows + 1, t:t + count]
+            t += count
+            yield
+
+
+@torch.inference_mode()
+def _parallel(net: Transformer, canvas: Tensor, t: int, start: Tensor,
+              attend: Attend) -> Generator[None, None, Tensor]:
+    """Mixture parameters of position t, (B, 3 * K), by the parallel form over its prefix, layer by layer."""
+    first = first_position(net.config)
+    if t < first:
+        return torch.full((len(canvas), 3 * net.config.mixtures), torch.nan)
+    x = net.begin(net.inputs(canvas, torch.arange(first, t + 1).expand(len(canvas), -1), start))
+    for index, layer in enumerate(net.layers):
+        x = layer(x, index, attend)
+        yield
+    return net.end(x[..., -1, :])
+
+
+def config_of(backend: str, config: ModelConfig) -> ModelConfig:
+    """The configuration of a backend's weights, all but attention being that of `config`."""
+    return dataclasses.replace(config, **FORMS[backend].attention)
+
+
+def rows_together(backend: str, config: ModelConfig, batch: int, t: int) -> int:
+    """Rows of a batch that go through the network in one pass: all, or of whole prefixes what PASS_SIZE allows."""
+    form = FORMS[backend]
+    rounds = form.attention.get("lsh_rounds")
+    tokens = rounds * max(t + 1, config.lsh_chunk) if rounds else t + 1  # lsh pads to whole chunks
+    return batch if form.keeps else min(batch, max(1, PASS_SIZE // config.d_model // tokens))
+
+
+def state_bytes(backend: str, config: ModelConfig) -> int:
+    """Per image, beside its sub-pixels: who computes prefixes again keeps nothing else."""
+    return attention_for(config_of(backend, config)).state_bytes if FORMS[backend].keeps else 0
+
+
+def first_position(config: ModelConfig) -> int:
+    """The first position with anything to compute from: without a start token, 1."""
+    return 1 if config.first_marginal else 0
+
+
+def random_net(config: ModelConfig) -> Transformer:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Transformer(config).eval().requires_grad_(False)

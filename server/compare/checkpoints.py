@@ -1,0 +1,87 @@
+"""Which weights stand for which backend: a model, the twins trained to be compared with it, or nobody's."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import get_args
+
+from model import checkpoint as checkpoints
+from model.attention import kind_of
+from model.checkpoint import Checkpoint
+from model.config import AttentionKind, ModelConfig
+from server.compare.backends import BACKENDS, FORMS, config_of
+
+# What may differ between twins
+_FREE = {"attention", "twin_of", "eps", "first_marginal",
+         *(option for kind in get_args(AttentionKind) for option in kind_of(kind).options)}
+
+
+def find_twins(checkpoint: Checkpoint, folder: Path, read_before: Iterable[Checkpoint] = ()) -> list[Checkpoint]:
+    """The checkpoints in `folder` to compare this one with.
+
+    Those trained as its twins, or as those of the model that it is a twin of; and that model, if no twin stands for its
+    attention. Raises CheckpointError if there is one that cannot be read. read_before: these are not read again while
+    their folders state the same digests.
+    """
+    there = {(one.name, one.digest): one for one in read_before if one.folder.parent == Path(os.path.abspath(folder))}
+    ours = checkpoint.net.config
+    family = ours.twin_of or checkpoint.name
+    twins: list[Checkpoint] = []
+    head: list[Checkpoint] = []
+    for candidate in checkpoints.folders(folder):
+        try:
+            theirs = json.loads((candidate / "config.json").read_text())["architecture"]
+            related, named = theirs.get("twin_of") == family, candidate.name == family
+            known = theirs["attention"] in get_args(AttentionKind)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            continue  # not a checkpoint of ours, so not a twin either
+        known &= not theirs.get("patch") and theirs.get("background") is None  # see not_compared
+        if known and (related or (named and candidate.name != checkpoint.name)):
+            stated = candidate.name, checkpoints.stated_digest(candidate)
+            (twins if related else head).append(there.get(stated) or checkpoints.read(candidate))
+    covered = {backend for twin in twins for backend in _stands_for(twin.net.config, ours)}
+    return twins + [model for model in head if not covered.issuperset(_stands_for(model.net.config, ours))]
+
+
+def not_compared(checkpoint: Checkpoint) -> str:
+    """Why a model cannot be compared whatever its twins are, or ""."""
+    if checkpoint.net.config.packed:
+        return (f"{checkpoint.name} uses patches of known pixels or skips background, which other kinds of "
+                "attention cannot do, so it cannot be compared; name another model")
+    return ""
+
+
+def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str, Checkpoint | None]:
+    """Whose weights each backend runs; None where nobody's will do, and random ones must.
+
+    A twin stands for its attention before the model that it is a twin of, since twins were trained alike; asked about
+    itself, it stands for its own. Raises ValueError for what is no twin, or has attention that no backend runs.
+    """
+    ours = checkpoint.net.config
+    if obstacle := not_compared(checkpoint):
+        raise ValueError(obstacle)
+    for twin in twins:
+        theirs = twin.net.config
+        names = [entry.name for entry in dataclasses.fields(ours) if entry.name not in _FREE]
+        if differing := [name for name in names if getattr(ours, name) != getattr(theirs, name)]:
+            raise ValueError(f"{twin.name} cannot be compared with {checkpoint.name}: "
+                             f"they differ in {', '.join(differing)}")
+    own = _stands_for(ours, ours)
+    if not own:
+        known = [form.attention["lsh_rounds"] for form in FORMS.values() if "lsh_rounds" in form.attention]
+        raise ValueError(f"{checkpoint.name} has lsh attention of {ours.lsh_rounds} rounds, which is not compared; "
+                         f"name a linear or softmax model, or one of lsh attention of {' or '.join(map(str, known))}")
+    sources: dict[str, Checkpoint | None] = dict.fromkeys(BACKENDS)
+    for twin in twins:
+        sources |= dict.fromkeys(_stands_for(twin.net.config, ours), twin)
+    return sources | {backend: checkpoint for backend in own if ours.twin_of or sources[backend] is None}
+
+
+def _stands_for(theirs: ModelConfig, ours: ModelConfig) -> list[str]:
+    """The backends that weights of one configuration run when another is asked about: those whose attention, computed
+    with our options where the backend does not say otherwise, is theirs."""
+    options = {name: getattr(ours, name) for name in kind_of(theirs.attention).options}
+    return [name for name in BACKENDS
+            if config_of(name, theirs) == theirs == config_of(name, dataclasses.replace(theirs, **options))]

@@ -1,0 +1,228 @@
+"""Times of one comparison: steps of each backend at some positions, whole decodes, and what follows from them.
+
+The work comes in short units, so that a service can fit it between live requests; only time inside units counts.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from model.checkpoint import Checkpoint
+from model.config import ModelConfig
+from model.generate import noise_of
+from server.compare.backends import Backend, first_position, rows_together
+
+CellKind = tuple[str, str]    # backend, engine
+BURST, BURST_S = 4, 0.05  # a step is taken so often, or for so long, in a row, and the quickest counts
+BUSY = 1.5                # other work has disturbed decodes that took so many times what their quickest steps add up to
+WAITED = 0.25             # or a row that this thread was not on a processor for so much of the time
+
+
+class OutOfTime(Exception):
+    """The budget ended inside a measurement."""
+
+
+class Stopwatch:
+    """Seconds spent inside units of work. A unit begins when it is said to, and ends likewise."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter,
+                 processor: Callable[[], float] | None = time.thread_time) -> None:
+        """processor: the seconds that this thread has been on a processor; None beside a made-up clock."""
+        self.clock, self.processor, self.spent = clock, processor, 0.0
+        self.timed_s, self.waited_s = 0.0, 0.0  # of all timed work, and those of them off the processor
+        self.deadline = math.inf  # in time spent, not on the wall
+        self._began = 0.0
+
+    def begin(self) -> None:
+        self._began = self.clock()
+
+    def end(self) -> None:
+        self.spent = self.elapsed()
+
+    def unit(self) -> float:
+        """Seconds since the unit began; asked inside one."""
+        return self.clock() - self._began
+
+    def elapsed(self) -> float:
+        """Seconds spent in units; asked inside one."""
+        return self.spent + self.unit()
+
+    def left(self) -> float:
+        return self.deadline - self.elapsed()
+
+    def timed(self, work: Iterator[None]) -> Generator[None, None, float]:
+        """Carry work out and return its seconds, those between units aside. Raises OutOfTime."""
+        seconds, over = 0.0, False
+        while True:
+            if self.elapsed() > self.deadline:
+                raise OutOfTime
+            worked = self.processor() if self.processor else 0.0
+            began = self.clock()
+            try:
+                next(work)
+            except StopIteration:
+                over = True
+            took = self.clock() - began
+            seconds += took
+            self.timed_s += took
+            if self.processor:
+                self.waited_s += max(0.0, took - (self.processor() - worked))
+            if over:
+                return seconds
+            yield
+
+
+@dataclass(slots=True, eq=False)
+class Cell:
+    """One backend in one engine at one batch size: a line of the report."""
+
+    backend: str
+    engine: str
+    precision: str
+    batch: int
+    source: Checkpoint | None     # whose weights; None: random ones
+    spent: float = 0.0
+    rounds: int = 0
+    round_seconds: float = 0.0    # what the next round will take; 0 before the survey
+    note: str = ""                # why there is no figure
+    timed_s: float = 0.0          # of its steps and decodes,
+    waited_s: float = 0.0         # and those of them that other work had the processor
+    decodes: list[float] = field(default_factory=list)  # seconds of whole decodes
+
+    @property
+    def kind(self) -> CellKind:
+        return self.backend, self.engine
+
+    @property
+    def decoded(self) -> float | None:
+        """Seconds of a whole decode, the median, if there was time for one."""
+        return statistics.median(self.decodes) if self.decodes else None
+
+    def __str__(self) -> str:
+        return f"{self.backend}{'' if self.engine == 'eager' else f' ({self.engine})'} at batch {self.batch}"
+
+
+class Measurement:
+    """Step times by backend, rows and position; visit and decode add to them, the rest reads them."""
+
+    def __init__(self, config: ModelConfig, rows: int, watch: Stopwatch) -> None:
+        """rows: the largest batch."""
+        self.config, self.watch = config, watch
+        length = self._length = config.subpixels
+        first, tenth = min(first_position(config), length - 1), max(1, length // 10)
+        self.coarse = sorted({first, length // 4, length // 2, length * 3 // 4, length - 1})
+        self.positions = sorted({*self.coarse, max(first, tenth // 2), max(first, tenth - 1),
+                                 length - tenth, length - 1 - tenth // 2})
+        self.backends: dict[CellKind, Backend] = {}
+        self.canvas = torch.randint(256, (rows, length), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        self._u = torch.full((rows, 2), 0.5)
+        self._samples: dict[tuple[CellKind, int, int], list[float]] = {}  # step seconds by kind, rows, position
+
+    def survey(self, cell: Cell) -> Iterator[None]:
+        """Few positions, for a first figure."""
+        yield from self._visit(cell, self.coarse[0], burst=1)
+        self._samples.pop(self._key(cell, self.coarse[0]), None)  # that was to warm up
+        for t in self.coarse:
+            if self._key(cell, t) not in self._samples:
+                yield from self._visit(cell, t, burst=2)
+        cell.round_seconds = self._round_seconds(cell)
+
+    def round(self, cell: Cell) -> Iterator[None]:
+        """All positions, there and back: drift of the machine then hits all of them alike."""
+        for t in self.positions[:: -1 if cell.rounds % 2 else 1]:
+            yield from self._visit(cell, t, BURST)
+        cell.rounds += 1
+        cell.round_seconds = self._round_seconds(cell)
+
+    def decode(self, cell: Cell) -> Iterator[None]:
+        """Draw the batch's images from start to end, with seeds 0, 1, 2, ..., and time that."""
+        backend, clock = self.backends[cell.kind], self.watch.clock
+        yield from backend.clear(cell.batch)
+        before = self.watch.timed_s, self.watch.waited_s
+        began = clock()
+        canvas = torch.zeros(cell.batch, self._length, dtype=torch.uint8)
+        noise = noise_of(np.arange(cell.batch), np.arange(self._length))
+        seconds = clock() - began
+        for t in range(0, self._length, backend.stride):
+            rows = self._key(cell, t)[1]
+            for group in range(0, cell.batch, rows):
+                some = slice(group, group + rows)
+                seconds += yield from self.watch.timed(backend.step(canvas[some], t, noise[some, t]))
+            yield
+        cell.decodes.append(seconds)
+        self._count(cell, before)
+
+    def steps(self, cell: Cell) -> dict[int, float]:
+        """Seconds of a step of the batch, by position. Of groups of rows, one stands for all."""
+        keys = [key for t in self.positions if (key := self._key(cell, t)) in self._samples]
+        return {t: _usual(self._samples[kind, rows, t]) * cell.batch / rows for kind, rows, t in keys}
+
+    def estimate(self, cell: Cell) -> float:
+        """Seconds of decoding the batch, from the steps."""
+        return integrate(self.steps(cell), self._length)
+
+    def seconds(self, cell: Cell) -> float:
+        """Of decoding the batch: measured if it was."""
+        return self.estimate(cell) if cell.decoded is None else cell.decoded
+
+    def disturbed(self, cell: Cell) -> str:
+        """How other work is known to have slowed a cell down, in words; empty if it is not."""
+        if cell.waited_s > WAITED * cell.timed_s:
+            return f"other work had its processor for {cell.waited_s / cell.timed_s:.0%} of the time"
+        if cell.decoded is not None and cell.decoded > BUSY * (usual := self.estimate(cell)):
+            return (f"other work kept the machine busy: a whole decode took {cell.decoded:.3g} s, and its usual steps "
+                    f"add up to {usual:.3g} s")
+        return ""
+
+    def _count(self, cell: Cell, before: tuple[float, float]) -> None:
+        cell.timed_s += self.watch.timed_s - before[0]
+        cell.waited_s += self.watch.waited_s - before[1]
+
+    def tail_over_head(self, cell: Cell) -> float:
+        """Median step in the last tenth of the positions over that in the first."""
+        steps, tenth = self.steps(cell), max(1, self._length // 10)
+        costs = np.interp(np.arange(self._length), list(steps), list(steps.values()))
+        return float(np.median(costs[-tenth:]) / np.median(costs[:tenth]))
+
+    def _key(self, cell: Cell, t: int) -> tuple[CellKind, int, int]:
+        """Cells whose batch is larger than what goes through the network together share their samples."""
+        return cell.kind, rows_together(cell.backend, self.config, cell.batch, t), t
+
+    def _visit(self, cell: Cell, t: int, burst: int) -> Iterator[None]:
+        """Time a step of a cell at t, or a call's steps that t is one of. The first of a burst warms the caches."""
+        began = self.watch.elapsed()
+        key, backend = self._key(cell, t), self.backends[cell.kind]
+        at = min(t, self._length - backend.stride)
+        taken: list[float] = []
+        before = self.watch.timed_s, self.watch.waited_s
+        while len(taken) < burst and sum(taken) < BURST_S:
+            step = backend.step(self.canvas[: key[1]], at, self._u[: key[1]])
+            taken.append((yield from self.watch.timed(step)))
+        self._samples.setdefault(key, []).append(min(taken) / backend.stride)
+        self._count(cell, before)
+        cell.spent += self.watch.elapsed() - began
+        yield
+
+    def _round_seconds(self, cell: Cell) -> float:
+        """What one round over the positions is going to take."""
+        steps = self.steps(cell)
+        at = np.interp(self.positions, list(steps), list(steps.values())).tolist()
+        share = self.backends[cell.kind].stride / cell.batch
+        passes = [x * self._key(cell, t)[1] * share for t, x in zip(self.positions, at, strict=True)]
+        return sum(x * min(BURST, math.ceil(BURST_S / x)) for x in passes)
+
+
+def integrate(seconds: dict[int, float], length: int) -> float:
+    """The sum over positions 0..length-1 of what is known at some of them, with straight lines between."""
+    positions = sorted(seconds)
+    return float(np.interp(np.arange(length), positions, [seconds[t] for t in positions]).sum())
+
+
+def _usual(samples: Sequence[float]) -> float:
+    """The lower quartile: what else the machine does can only add, and does so in bursts of its own."""
+    return sorted(samples)[(len(samples) - 1) // 4]

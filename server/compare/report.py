@@ -1,0 +1,197 @@
+"""What a comparison found, for people: a table for the terminal, report.md and report.svg beside report.json.
+
+Nothing here measures, and nothing here needs torch.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from server.compare.paper import (
+    DATASETS,
+    ENGINES,
+    Report,
+    Result,
+    dataset_of,
+    duration,
+    factor,
+    figure,
+    listed,
+    machine_of,
+    order_of,
+    results_of,
+    title_of,
+)
+from server.compare.plot import svg
+
+
+def write(report: Report, folder: Path) -> None:
+    """Write report.json, report.md and report.svg, each under a temporary name and then renamed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"report.json": json.dumps(report, indent=2, allow_nan=False) + "\n",
+             "report.md": markdown(report), "report.svg": svg(report)}
+    for name, text in texts.items():
+        new = folder / f".{name}.{os.getpid()}.new"
+        new.write_text(text, encoding="utf-8")
+        new.replace(folder / name)
+
+
+def table(report: Report) -> str:
+    """For a terminal: one line a backend and batch."""
+    rows = [("backend", "engine", "batch", "images/s", "s/image", "state/image", "last/first tenth",
+             "bits/dim")]
+    for result in report["results"]:
+        rows.append((result["backend"], ENGINES[result["engine"]], str(result["batch"]),
+                     _measured(result, "images_per_second"), _measured(result, "seconds_per_image"),
+                     _size(result["state_bytes"]), _ratio(result["tail_over_head"]), _bits(result)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) if index < 2 else cell.rjust(width)
+                       for index, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in rows]
+    marks = ("~ estimated from the steps at some positions; s/image: until the batch is done; "
+             "* not strictly autoregressive; † disturbed by other work")
+    return "\n".join([*lines, "", marks, *_remarks(report)])
+
+
+def markdown(report: Report) -> str:
+    """The paper's tables beside ours."""
+    dataset, title = dataset_of(report)
+    engines = sorted({result["engine"] for result in report["results"]})
+    command = f"`{report['command']}` · " if report["command"] else ""
+    commit = f"commit `{report['commit']}` · " if report["commit"] else ""
+    sizes = (f"The paper's networks have {16 if dataset == 'cifar10' else 8} layers of width 256, this one "
+             f"{report['layers']} of width {report['d_model']}.")
+    if report["subpixels"] not in DATASETS:
+        sizes += f" Its images have {report['subpixels']} sub-pixels, MNIST's 784: compare factors only."
+    return "\n".join([
+        f"# {title_of(report)}",
+        "",
+        f"{command}{commit}{report['created']}  ",
+        f"{machine_of(report)} · {listed([ENGINES[engine] for engine in engines])}",
+        "",
+        f"## Bits/dim and images per second (the paper's tables {2 if dataset == 'cifar10' else 1} and 4)",
+        "",
+        *_grid(_throughput(report)),
+        "",
+        "Factors against softmax at the same batch, between rows of the same engine only: factors of torch compare "
+        f"attention, and compiled against torch compares kernels. The paper: {title} on {report['paper']['device']}. "
+        f"{sizes}",
+        "",
+        "## Seconds for one image alone (table 5)",
+        "",
+        *_grid(_alone(report)),
+        "",
+        "Factors against linear in the same engine.",
+        "",
+        "## What a step costs",
+        "",
+        *_grid(_steps(report)),
+        "",
+        *(f"- {remark}" for remark in (
+            "`~`: estimated from the steps at some positions (report.json lists them), with straight lines "
+            "between; the others are whole decodes with drawing, from the first sub-pixel to the last, the median of "
+            "several where there was time. †: other work disturbed it, so it is faster than that.",
+            "torch is torch alone: no kernel of ours takes part. compiled is our kernels.",
+            "Steps are lower quartiles over rounds through the positions, there and back. softmax, lsh-1 and lsh-4 "
+            "keep no state and compute their whole prefix again at each position; stateful-softmax keeps all keys "
+            "and values.",
+            *_remarks(report))),
+        "",
+        "![cost of a step, and images per second](report.svg)",
+        ""])
+
+
+def _throughput(report: Report) -> list[list[str]]:
+    """Bits/dim and images per second, with factors against softmax."""
+    paper, batches = report["paper"][dataset_of(report)[0]], sorted({r["batch"] for r in report["results"]})
+    grid = [["backend", "bits/dim", *(f"images/s, B = {batch}" for batch in batches),
+             "paper: bits/dim", "paper: images/s"]]
+    for name, backend, engine in _rows(report):
+        ours = [_at(report, backend, engine, batch) for batch in batches]
+        bases = [_at(report, "softmax", engine, batch).get("images_per_second") for batch in batches]
+        theirs = paper.get(backend, {})
+        grid.append([name, _bits(ours[0]),
+                     *(_measured(one, "images_per_second", base) for one, base in zip(ours, bases, strict=True)),
+                     _printed(theirs, "bits_per_dim"), _printed(theirs, "images_per_second", paper["softmax"])])
+    return grid
+
+
+def _alone(report: Report) -> list[list[str]]:
+    """Seconds for one image, with factors against linear."""
+    paper = report["paper"][dataset_of(report)[0]]
+    grid = [["backend", "seconds", "paper: CPU", "paper: GPU"]]
+    for name, backend, engine in _rows(report):
+        base = _at(report, "linear", engine, 1).get("seconds_per_image")
+        grid.append([name, _measured(_at(report, backend, engine, 1), "seconds_per_image", base),
+                     *(_printed(paper.get(backend, {}), device, paper["linear"])
+                       for device in ("cpu_seconds", "gpu_seconds"))])
+    return grid
+
+
+def _steps(report: Report) -> list[list[str]]:
+    grid = [["backend", "B", "first step", "middle step", "last step", "last / first tenth", "state per image"]]
+    for name, backend, engine in _rows(report):
+        for result in results_of(report["results"], backend, engine):
+            points = result["step_seconds"]
+            chosen = (points[0], points[len(points) // 2], points[-1]) if points else ()
+            grid.append([name, str(result["batch"]),
+                         *([duration(point["seconds"]) for point in chosen] or ["-"] * 3),
+                         _ratio(result["tail_over_head"]), _size(result["state_bytes"])])
+    return grid
+
+
+def _rows(report: Report) -> list[tuple[str, str, str]]:
+    """Name, backend and engine, in the paper's order; the paper has backends that did not run here."""
+    results = report["results"]
+    engines = sorted({result["engine"] for result in results})
+    return [(f"{backend} ({ENGINES[engine]})" if engine and len(engines) > 1 else backend, backend, engine)
+            for backend in order_of(report)
+            for engine in [engine for engine in engines if results_of(results, backend, engine)] or [""]]
+
+
+def _at(report: Report, backend: str, engine: str, batch: int) -> Result:
+    return next((r for r in results_of(report["results"], backend, engine) if r["batch"] == batch), {})
+
+
+def _remarks(report: Report) -> list[str]:
+    difference = report["largest_logit_difference"]
+    first = [] if difference is None else [
+        f"The two softmax forms agree: with the same weights, in float32, their parameters differ by at most "
+        f"{difference:.1e}."]
+    return [*first, *report["notes"]]
+
+
+def _grid(rows: list[list[str]]) -> list[str]:
+    """A Markdown table; the first row is its head, the first column its names."""
+    rule = ["---", *["---:"] * (len(rows[0]) - 1)]
+    return ["| " + " | ".join(row) + " |" for row in (rows[0], rule, *rows[1:])]
+
+
+def _bits(result: Result) -> str:
+    """bits/dim, with a star where it is not strictly autoregressive."""
+    bits = result.get("bits_per_dim")
+    return figure(bits) + ("*" if bits and result.get("exception") else "")
+
+
+def _measured(result: Result, field: str, base: float | None = None) -> str:
+    """Our figure, as marked as it has to be, and its factor against base."""
+    if not (x := result.get(field)):
+        return figure(x)
+    return figure(x, "~" if result["estimated"] else "") + ("†" if result.get("disturbed") else "") + factor(x, base)
+
+
+def _printed(figures: dict[str, float], field: str, base: dict[str, float] | None = None) -> str:
+    """The paper's figure as printed, and its factor against base's."""
+    if field not in figures:
+        return "-"
+    return f"{figures[field]:g}" + (factor(figures[field], base[field]) if base else "")
+
+
+def _ratio(x: float | None) -> str:
+    return "-" if x is None else f"{x:.2f}"
+
+
+def _size(count: int) -> str:
+    for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{figure(count / size)} {unit}"
+    return f"{count} B"

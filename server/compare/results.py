@@ -1,0 +1,111 @@
+"""report.json: what a comparison has found so far, and under which circumstances."""
+
+import os
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model import checkpoint as checkpoints
+from model.attention import attention_for
+from model.checkpoint import Checkpoint
+from model.config import ModelConfig
+from server.compare.backends import config_of, state_bytes
+from server.compare.measure import Cell, Measurement
+from server.compare.paper import PAPER, Report, Result, listed
+
+
+def circumstances(checkpoint: Checkpoint, sources: dict[str, Checkpoint | None], budget_s: float,
+                  command: str) -> Report:
+    """What is known before anything is measured."""
+    config = checkpoint.net.config
+    return {
+        "model": checkpoint.name, "digest": checkpoint.digest, "attention": config.attention,
+        "twins": sorted({source.name for source in sources.values() if source} - {checkpoint.name}),
+        "subpixels": config.subpixels, "layers": config.layers, "d_model": config.d_model, "machine": _machine(),
+        "commit": checkpoints.commit(), "command": command, "budget_s": budget_s,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"), "paper": PAPER,
+    }
+
+
+def findings(cells: Sequence[Cell], measured: Measurement, difference: float | None) -> Report:
+    """difference: the largest one between the parameters of the two softmax forms, if it was asked for."""
+    return {"spent_s": _rounded(measured.watch.spent), "largest_logit_difference": _rounded(difference),
+            "notes": list(_notes(cells, measured)), "results": [_result(cell, measured) for cell in cells]}
+
+
+def _result(cell: Cell, measured: Measurement) -> Result:
+    steps, seconds = (measured.steps(cell), measured.seconds(cell)) if cell.round_seconds else ({}, None)
+    estimated = cell.decoded is None
+    return {
+        "backend": cell.backend, "engine": cell.engine, "weights": cell.source.name if cell.source else None,
+        "precision": cell.precision, "batch": cell.batch,
+        "images_per_second": _rounded(cell.batch / seconds if seconds else None),
+        "seconds_per_image": _rounded(seconds),  # until the batch's images are done
+        "state_bytes": state_bytes(cell.backend, measured.config),
+        "step_seconds": [{"position": t, "seconds": _rounded(x)} for t, x in steps.items()],
+        "tail_over_head": _rounded(measured.tail_over_head(cell)) if seconds else None,
+        "estimated": estimated, "positions": list(steps) if estimated and seconds else None,
+        "bits_per_dim": _bits_per_dim(cell.source.provenance)[0] if cell.source else None,
+        "exception": _exception(cell.backend, measured.config) or None,
+        "disturbed": bool(disturbed := measured.disturbed(cell) if seconds else ""),
+        "note": cell.note or disturbed or None,
+    }
+
+
+def _notes(cells: Sequence[Cell], measured: Measurement) -> Sequence[str]:
+    notes = [f"No figure for {cell}: {cell.note}." for cell in cells if cell.note]
+    exceptions: dict[str, list[str]] = {}
+    for name in dict.fromkeys(cell.backend for cell in cells):
+        exceptions.setdefault(_exception(name, measured.config), []).append(name)
+    notes += [f"{text}, so bits/dim of {listed(names)} is not strictly autoregressive (*). Drawing sees no later ones: "
+              "each position computes its prefix again." for text, names in exceptions.items() if text]
+    if lost := list(dict.fromkeys(cell.backend for cell in cells if cell.source is None)):
+        notes.append(f"Random weights of the same architecture for {listed(lost)}, because there is no "
+                     "checkpoint: speed does not depend on the weights, and bits/dim is not given.")
+    sources = {cell.source.name: cell.source.provenance for cell in cells if cell.source}
+    if told := [f"{name} saw {facts['images']:,} images in {facts['minutes']:.0f} minutes"
+                for name, facts in sources.items() if "minutes" in facts]:
+        notes.append(f"Training behind bits/dim: {', '.join(told)}.")
+    splits: dict[str, list[str]] = {}
+    for name, facts in sources.items():
+        splits.setdefault(_bits_per_dim(facts)[1], []).append(name)
+    if measured_on := [f"{split} for {listed(names)}" for split, names in splits.items() if split]:
+        notes.append(f"bits/dim is of {', of '.join(measured_on)}.")
+    if busy := [f"{cell}: {why}" for cell in cells if cell.round_seconds and (why := measured.disturbed(cell))]:
+        notes.append(f"Other work slowed these down (†), so they are faster than these figures say: {'; '.join(busy)}.")
+    return notes
+
+
+def _exception(backend: str, config: ModelConfig) -> str:
+    """Why bits/dim of a backend's weights are not strictly autoregressive, if they are not."""
+    return attention_for(config_of(backend, config)).exception
+
+
+def _bits_per_dim(provenance: dict[str, Any]) -> tuple[float | None, str]:
+    """Of the most test images that it was evaluated on, else of validation; and of which, in words."""
+    bits = dict(provenance.get("bits_per_dim") or {})
+    tests = {name: int(name.removeprefix("test_")) for name in bits if name.removeprefix("test_").isdecimal()}
+    for name in (*sorted(tests, key=tests.__getitem__, reverse=True), "validation"):
+        if bits.get(name):
+            return float(bits[name]), f"{tests[name]:,} test images" if name in tests else "validation images"
+    return None, ""
+
+
+def _rounded(x: float | None) -> float | None:
+    """To five digits: more would be noise."""
+    return None if x is None else float(f"{x:.5g}")
+
+
+def _machine() -> dict[str, Any]:
+    cpu = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    except OSError:
+        pass  # not Linux
+    return {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+            "torch": torch.__version__, "platform": platform.platform(), "load": round(os.getloadavg()[0], 2)}

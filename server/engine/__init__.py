@@ -1,0 +1,1 @@
+"""One thread decodes the images of all models."""

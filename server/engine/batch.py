@@ -1,0 +1,218 @@
+"""One model being decoded: its scheduler and its decoder, advanced one quantum at a time.
+
+The service's engine thread and bulk work on the command line run the same quanta. A quantum that raises is run again
+without the images that make it raise, and only their requests end.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from server import logs
+from server.engine.decode.bisect import Outcome, Plan, isolate
+from server.engine.decode.decoder import Engine, ImageSpec
+from server.engine.decode.prefill import Prefills
+from server.engine.messages import Progress, QuantumReport, Submission
+from server.engine.schedule.scheduler import ScheduledImage, Scheduler
+from server.errors import EngineLost, NotFinite
+
+logger = logging.getLogger("linpix")
+RESTORED = 2       # images put back in one call: a prefill of everything they have, while the watchdog waits
+HOPELESS = 3       # quanta in a row in which nothing could be decoded, nor a test image: the engine is lost
+QUANTUM_S = 0.050  # longest quantum, and longest prefill between two: how late newcomers join and cancellations act
+
+
+class Batcher:
+    """Of the thread that runs its quanta; `busy` may be read by any thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, config = engine, engine.config
+        self.name, self.backend = engine.checkpoint.name, engine.checkpoint.net.attention.steps_as
+        self.beat: Callable[[], None] = lambda: None  # called before each call of the engine
+        self.scheduler = Scheduler(engine.slots, config.subpixels)
+        self.image_row = config.width * config.channels  # sub-pixels; also the longest quantum, as streams show rows
+        self._submissions: dict[str, Submission] = {}
+        self._unreported: Counter[str] = Counter()  # images of each request that no report has called finished
+        self._step_seconds: dict[int, float] = {}   # of decoding alone, smoothed, by images in powers of two
+        self._ended, self._went_on = 0.0, False     # when the last quantum ended, and whether there was more to do
+        self._prefills = Prefills(engine)
+        self._hopeless = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(len(self.scheduler.waiting) or self.scheduler.running)
+
+    def submit(self, submission: Submission) -> None:
+        """Append a request's images to the queue."""
+        self._submissions[submission.request] = submission
+        self._unreported[submission.request] = len(submission.specs)
+        self.scheduler.enqueue(submission.request, len(submission.specs), submission.specs[0].prefix, submission.bulk)
+
+    def cancel(self, request: str) -> None:
+        """Forget a request, or do nothing if it is not here. Slots of its images are free after the next quantum."""
+        if self._submissions.pop(request, None) is not None:
+            del self._unreported[request]
+            self.scheduler.cancel(request)
+
+    def run_quantum(self) -> QuantumReport:
+        """Let waiting images join, prefill for a while, run one quantum, let finished images leave. Raises EngineLost.
+
+        A quantum in which no image can decode yet has no steps.
+        """
+        since = self._ended if self._went_on else time.perf_counter()
+        joined, failed = self._join()
+        joined_at = time.monotonic()
+        failed |= self._prefills.run(QUANTUM_S, self.beat)
+        for request in failed:
+            self.cancel(request)
+        plan = self.scheduler.plan(self._quantum(len(self.scheduler.decoding)))
+        steps, saturated = plan[0][1] if plan else 0, self.engine.saturated
+        began = time.perf_counter()
+        outcome = self._decode(plan) if steps else Outcome()
+        seconds = time.perf_counter() - began
+        failed |= self._failures(plan, outcome)
+        finished = self.scheduler.advance(plan)
+        if steps:
+            self._check_hope(plan, outcome)
+            if not outcome.retries:
+                self._learn(len(plan), seconds / steps)
+        if self.engine.fill_freed_with_nan:
+            for slot in self.scheduler.free:
+                self.engine.pool.fill_with_nan(slot)
+        self._ended, self._went_on = time.perf_counter(), self.busy
+        report = QuantumReport(
+            joined, joined_at, self._running(plan),
+            [Progress(image.request, image.index, image.position, self.engine.image(image.slot)) for image in finished],
+            failed, self.scheduler.waiting.overtaken, len(plan), steps, sum(count for _, count in plan), seconds,
+            self._ended - since, self.engine.saturated - saturated, outcome.retries)
+        for image in finished:
+            self._unreported[image.request] -= 1
+            if not self._unreported[image.request]:
+                del self._unreported[image.request], self._submissions[image.request]
+        return report
+
+    def abandon(self) -> list[str]:
+        """After an exception from run_quantum: empty every slot. Returns the requests that lost an image by it."""
+        self.scheduler.running.clear()
+        self._prefills.clear()
+        self._went_on = False
+        waiting = Counter(image.request for image in self.scheduler.waiting)
+        lost = [request for request, images in self._unreported.items() if waiting[request] < images]
+        for request in lost:
+            self.cancel(request)
+        return lost
+
+    # --- parts of a quantum ---
+
+    def _join(self) -> tuple[list[str], dict[str, Exception]]:
+        """Give free slots to waiting images, one request after the other, for at most the time of a quantum.
+
+        Returns a request for each image that joined, and the requests for which the engine raised.
+        """
+        joined: list[str] = []
+        failed: dict[str, Exception] = {}
+        began = time.perf_counter()
+        while time.perf_counter() - began < QUANTUM_S and (images := self.scheduler.join()):
+            request = images[0].request
+            try:
+                self._take(images)
+                joined += [request] * len(images)
+            except EngineLost:
+                raise
+            except Exception as error:
+                logger.exception("a request of %s could not be given its slots", self.name, extra=logs.of(request))
+                failed[request] = error
+                self.cancel(request)
+        return joined, failed
+
+    def _take(self, images: list[ScheduledImage]) -> None:
+        specs = self._submissions[images[0].request].specs
+        self.beat()
+        self.engine.take([image.slot for image in images], [specs[image.index] for image in images])
+        if 0 < images[0].position < self.scheduler.length:  # else there is nothing to fold in, or to draw
+            self._prefills.append(images, images[0].position)
+
+    def _decode(self, plan: Plan) -> Outcome:
+        """Run one quantum; every image ends where the plan says, except those that the outcome names."""
+        self.engine.keep([image.slot for image, _ in plan])
+        try:
+            return Outcome(lost=self._run(plan))
+        except EngineLost:
+            raise
+        except Exception as error:
+            logger.exception("a quantum of %s raised with %d images, and is run again in parts", self.name, len(plan))
+            return isolate(plan, self._run, self._restore, error)
+
+    def _run(self, plan: Plan) -> list[int]:
+        """Decode a plan's images; returns the slots whose parameters were not finite."""
+        self.beat()
+        return self.engine.quantum([image.slot for image, _ in plan], [image.position for image, _ in plan],
+                                   [count for _, count in plan])
+
+    def _restore(self, plan: Plan) -> None:
+        for first in range(0, len(plan), RESTORED):
+            some = plan[first:first + RESTORED]
+            self.beat()
+            self.engine.restore([image.slot for image, _ in some], [image.position for image, _ in some])
+
+    def _failures(self, plan: Plan, outcome: Outcome) -> dict[str, Exception]:
+        """Requests that end because of an image in this quantum; their other images are cancelled."""
+        if not (outcome.lost or outcome.failed):
+            return {}
+        not_finite = NotFinite(f"model {self.name!r} produced NaN or infinite values for an image of this request")
+        bad = dict.fromkeys(outcome.lost, not_finite) | outcome.failed
+        failed = {image.request: bad[image.slot] for image, _ in plan if image.slot in bad and not image.cancelled}
+        for request in failed:
+            self.cancel(request)
+        return failed
+
+    def _check_hope(self, plan: Plan, outcome: Outcome) -> None:
+        """Raise EngineLost after several quanta in which nothing could be decoded, nor a test image in a free slot."""
+        failed = len(outcome.failed) == len(plan) and not self._decodes_a_test_image(self.scheduler.free[0])
+        self._hopeless = self._hopeless + 1 if failed else 0
+        if self._hopeless == HOPELESS:
+            raise EngineLost(f"{self.name} could not decode a single image in {HOPELESS} quanta in a row, nor a test "
+                             "image of its own")
+
+    def _decodes_a_test_image(self, slot: int) -> bool:
+        try:
+            self.engine.take([slot], [ImageSpec(seed=0)])
+            self._run([(ScheduledImage("test image", 0, 0, slot), self.engine.stride)])
+        except EngineLost:
+            raise
+        except Exception:
+            logger.exception("%s cannot decode a test image either", self.name)
+            return False
+        return True
+
+    def _running(self, plan: Plan) -> list[Progress]:
+        """Images in slots after a plan was carried out."""
+        steps = {image.slot: count for image, count in plan}
+        running = []
+        for slot, image in self.scheduler.running.items():
+            new_row = image.position // self.image_row > (image.position - steps.get(slot, 0)) // self.image_row
+            shown = new_row and self._submissions[image.request].stream
+            running.append(Progress(image.request, image.index, image.position,
+                                    self.engine.image(slot) if shown else None))
+        return running
+
+    # --- how many steps fit in a quantum ---
+
+    def _quantum(self, images: int) -> int:
+        """Steps that fit in QUANTUM_S at the speed last measured for so many images, at most one image row.
+
+        As many as the engine runs in one go, or a multiple of them.
+        """
+        stride = self.engine.stride
+        seconds = self._step_seconds.get(images.bit_length())
+        if seconds is None:  # from the next smaller size, as if each image cost the same
+            known = [size for size in self._step_seconds if size < images.bit_length()]
+            if not known:
+                return stride
+            seconds = self._step_seconds[max(known)] * 2 ** (images.bit_length() - max(known))
+        return max(stride, min(self.image_row, int(QUANTUM_S / seconds)) // stride * stride)
+
+    def _learn(self, images: int, seconds: float) -> None:
+        before = self._step_seconds.get(images.bit_length(), seconds)
+        self._step_seconds[images.bit_length()] = 0.7 * before + 0.3 * seconds

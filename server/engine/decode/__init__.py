@@ -1,0 +1,1 @@
+"""One quantum: prefill, decode, and what happens when a row fails."""

@@ -1,0 +1,103 @@
+"""Faults injected into one process, by the rules of server/fault_rules.py: a decoder that wraps a decoder."""
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+from server.engine.decode.decoder import Engine, ImageSpec
+from server.errors import EngineLost
+from server.fault_rules import Rule, parse
+
+
+class InjectedFault(RuntimeError):
+    """What an injected fault raises."""
+
+
+class Faults:
+    """What is to go wrong in one process, counted over all its models. Of the engine thread only."""
+
+    def __init__(self, text: str) -> None:
+        self._rules, seed = parse(text)
+        self.random = random.Random(seed)  # nosec B311  # faults are to come again, not to be unforeseeable
+        self.quanta = self.requests = 0
+
+    def due(self, seeds: Sequence[int]) -> list[Rule]:
+        """The rules that strike in the next quantum, which has the images of these seeds."""
+        self.quanta += 1
+        return [rule for rule in self._rules if rule.kind != "prefill" and rule.due(self.quanta, seeds)]
+
+    def take(self, seeds: Sequence[int]) -> None:
+        """Before slots are given to a request's images."""
+        self.requests += 1
+        if any(rule.kind == "prefill" and rule.due(self.requests, seeds) for rule in self._rules):
+            raise InjectedFault(f"injected: prefill of request {self.requests}")
+
+
+def with_faults(engine: Engine, faults: Faults) -> Engine:
+    """This engine, which breaks by the rules."""
+    return cast(Engine, _Breaking(engine, faults))
+
+
+class _Breaking:
+    """Has everything that its engine has, and breaks in between."""
+
+    def __init__(self, engine: Engine, faults: Faults) -> None:
+        self._engine, self._faults = engine, faults
+        self._due: list[Rule] = []     # in this quantum
+        self._fresh = False            # no run of it has begun
+        self._failing: set[int] = set()   # slots at which every run of it raises
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
+        self._faults.take([spec.seed for spec in specs])
+        self._failing.difference_update(slots)
+        self._engine.take(slots, specs)
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """Called once before each quantum, whatever becomes of it."""
+        self._due, self._fresh, self._failing = self._faults.due(self._engine.seed[slots].tolist()), True, set()
+        self._engine.keep(slots)
+
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
+        first, self._fresh = self._fresh, False
+        if first:
+            self._strike_images(slots, positions)
+        kinds, name = {rule.kind for rule in self._due}, f"in quantum {self._faults.quanta}"
+        if "lose" in kinds:
+            raise EngineLost(f"injected: lose {name}")
+        for rule in self._due if first else []:
+            while rule.kind == "hang":
+                time.sleep(3600)
+            if rule.kind == "slow":
+                time.sleep(rule.ms / 1e3)
+        lost = self._engine.quantum(slots, positions, steps)
+        # after the run, which has changed state and sub-pixels: whoever runs it again needs them as they were
+        if "broken" in kinds or ("glitch" in kinds and first):
+            raise InjectedFault(f"injected: {'broken' if 'broken' in kinds else 'glitch'} {name}")
+        for slot in self._failing.intersection(slots):
+            raise InjectedFault(f"injected: throw at slot {slot} {name}")
+        return lost
+
+    def _strike_images(self, slots: Sequence[int], positions: Sequence[int]) -> None:
+        """Choose the images of throw and nan. At position 0 a GPU finds an empty state: it would not see NaN there."""
+        begun = [slot for slot, position in zip(slots, positions, strict=True) if position] or [*slots]
+        for rule in self._due:
+            if rule.kind in ("throw", "nan"):
+                chosen = ([slot for slot in slots if self._engine.seed[slot] == rule.number]
+                          if rule.when == "image" else [self._faults.random.choice(begun)])
+                if rule.kind == "throw":
+                    self._failing.update(chosen)
+                else:
+                    for slot in chosen:
+                        self._engine.pool.fill_with_nan(slot)
+
+    @property
+    def saturated(self) -> int:
+        """Read after each quantum, where nothing expects an exception: that is where die raises."""
+        if any(rule.kind == "die" for rule in self._due):
+            self._due = []
+            raise InjectedFault(f"injected: die after quantum {self._faults.quanta}")
+        return self._engine.saturated

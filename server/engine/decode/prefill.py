@@ -1,0 +1,88 @@
+"""Prefill by pieces of a quantum, so that nobody's decoding stands still while a long one goes on."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from server import logs
+from server.engine.decode.decoder import Engine
+from server.engine.schedule.scheduler import ScheduledImage
+from server.errors import EngineLost
+
+logger = logging.getLogger("linpix")
+
+
+@dataclass(slots=True, eq=False)
+class Prefill:
+    """What the rows of a request that joined together share: `length` inputs, of which `position` are folded in."""
+
+    rows: list[ScheduledImage]
+    length: int
+    position: int = 0
+    threw: bool = False  # once, and was begun again
+
+
+class Prefills:
+    """Rows that have slots and may not decode yet, one request after the other. Of the engine thread only."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting: deque[Prefill] = deque()
+        self._token_s = 0.0  # of the last piece; 0: none was run yet
+
+    def append(self, rows: list[ScheduledImage], length: int) -> None:
+        for row in rows:
+            row.prefilled = False
+        self._waiting.append(Prefill(rows, length))
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    def run(self, seconds: float, beat: Callable[[], None]) -> dict[str, Exception]:
+        """Go on for so long, and a piece at least. Returns requests whose prefill threw, and again from the beginning.
+
+        beat is called before each piece. Raises EngineLost.
+        """
+        failed: dict[str, Exception] = {}
+        self._waiting = deque(prefill for prefill in self._waiting if not prefill.rows[0].cancelled)
+        left_s, end = seconds, time.perf_counter() + seconds
+        while self._waiting and left_s > 0:
+            prefill = self._waiting[0]
+            first = prefill.rows[0]
+            beat()
+            try:
+                self._advance(prefill, left_s)
+            except EngineLost:
+                raise
+            except Exception as error:
+                logger.exception("prefill of %s threw%s", self._engine.checkpoint.name,
+                                 " again" if prefill.threw else ", and is begun again", extra=logs.of(first.request))
+                if prefill.threw:
+                    failed[first.request] = error
+                    self._waiting.popleft()
+                else:
+                    prefill.position, prefill.threw = 0, True
+                    self._engine.pool.clear(first.slot)
+            if prefill.position == prefill.length:
+                self._waiting.popleft()
+                for row in prefill.rows:
+                    row.prefilled = True
+            left_s = end - time.perf_counter()
+        return failed
+
+    def _advance(self, prefill: Prefill, left_s: float) -> None:
+        """One piece: as many tokens as fit in so long, in the engine's own measure."""
+        stride = self._engine.prefill_stride
+        most = int(left_s / self._token_s) // stride * stride if self._token_s else 0
+        steps = min(max(stride, most), prefill.length - prefill.position)
+        began = time.perf_counter()
+        self._engine.prefill(np.array([prefill.rows[0].slot]), np.array([prefill.position]), np.array([steps]))
+        if steps >= stride:  # a few tokens cost as much as a stride of them
+            self._token_s = (time.perf_counter() - began) / steps
+        if prefill.position + steps == prefill.length:
+            self._engine.copy([row.slot for row in prefill.rows])
+        prefill.position += steps

@@ -1,0 +1,287 @@
+"""The ledger: which requests are admitted, what they hold, and how they end. Of the event loop only.
+
+A request is admitted once, with room for all its images, and released in one place, `Ledger.holding`. The engine
+thread gets its images, and reports every quantum; events, metrics and predictions follow from these reports.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from server import logs
+from server.engine.batch import Batcher
+from server.engine.decode.decoder import ImageSpec
+from server.engine.messages import Progress, QuantumReport, Submission
+from server.engine.pools import Pools
+from server.engine.served import ServedModel
+from server.engine.thread import EngineThread
+from server.engine.ticket import ImageDone, RowsDone, Ticket
+from server.errors import (
+    ClientLimit,
+    DeadlinePassed,
+    Draining,
+    EngineFailed,
+    EngineGone,
+    Exhausted,
+    NotFinite,
+    ServiceError,
+)
+from server.metrics import Metrics
+from server.pictures.turns import Decoders
+
+logger = logging.getLogger("linpix")
+T = TypeVar("T")
+
+
+class Ledger:
+    def __init__(self, batchers: dict[str, Batcher], metrics: Metrics, thread: EngineThread, *, max_queue: int,
+                 request_timeout_s: float = math.inf, client_images: int = 0) -> None:
+        """max_queue: images of one model that may wait · client_images: of one client at once; 0: any number."""
+        self.metrics, self._thread = metrics, thread
+        self._timeout_s, self._client_images = request_timeout_s, client_images
+        self.uploads = Decoders()
+        self.pools = Pools(batchers, metrics, thread, max_queue, self.uploads.until)
+        self.tickets: dict[str, Ticket] = {}   # requests that have room
+        self._at: dict[str, ServedModel] = {}  # at which model
+        self.draining = False
+        self.gone = ""                         # why this process decodes nothing any more, once that is so
+        self.began = time.monotonic()
+        metrics.heartbeat_age.set_function(lambda: thread.heartbeat_age_s)
+        metrics.requests_waiting.set_function(lambda: sum(not ticket.joined for ticket in self.tickets.values()))
+        metrics.requests_running.set_function(lambda: sum(bool(ticket.joined) for ticket in self.tickets.values()))
+
+    def start(self) -> None:
+        """Start the engine thread. Called on the event loop."""
+        self._thread.start(self, asyncio.get_running_loop().call_soon_threadsafe)
+
+    async def stop(self) -> None:
+        """End the engine thread after the current quantum; requests still here end with Draining."""
+        self.draining = True
+        self.fail_all(Draining())
+        await asyncio.to_thread(self._thread.stop)
+
+    @property
+    def models(self) -> dict[str, ServedModel]:
+        """The models that requests are admitted to, by name."""
+        return self.pools.models
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the engine thread runs."""
+        return self._thread.running and not self.gone
+
+    # --- a request, from its head to its end ---
+
+    def check_open(self) -> None:
+        """Raise Draining or EngineGone if nothing is admitted any more."""
+        if self.draining:
+            raise Draining()
+        if self.gone:
+            raise EngineGone(self.gone)
+
+    def ticket(self, id: str, endpoint: str, client: str, timeout_s: float = math.inf) -> Ticket:
+        """For a request whose head was read; it holds nothing yet. Raises Draining or EngineGone.
+
+        timeout_s: allowed by the client, who may allow less in the body.
+        """
+        ticket = Ticket(id, endpoint, client, min(timeout_s, self._timeout_s))
+        with self._refusing(ticket):
+            self.check_open()
+        return ticket
+
+    @contextlib.contextmanager
+    def holding(self, ticket: Ticket) -> Iterator[None]:
+        """The whole way of a request: whatever ends it, what it holds is free afterwards, and it is counted."""
+        try:
+            yield
+        except Exception as error:
+            if ticket.outcome or isinstance(error, Exhausted):
+                ticket.outcome = "failed"
+            raise
+        finally:
+            self.release(ticket)
+
+    def has_room(self, client: str) -> bool:
+        """Whether one more image of a client would be admitted."""
+        return (max(served.room_left() for served in self.models.values()) > 0
+                and (not self._client_images or self._images_of(client) < self._client_images))
+
+    def reserve(self, ticket: Ticket) -> None:
+        """Room for one image of an upload that is still to be read, at the model with most room. Raises as admit."""
+        served = max(self.models.values(), key=ServedModel.room_left)
+        # with several models, the body tells which one it asks for, and another may be faster
+        self._admit(ticket, served, 1, False, None, check_deadline=len(self.models) == 1)
+
+    def admit(self, ticket: Ticket, served: ServedModel, images: int, *, stream: bool = False, bulk: bool = False,
+              timeout_s: float = math.inf, known: int | None = None) -> None:
+        """Give a request room for all its images, now that it is read. timeout_s: from its head.
+
+        known: sub-pixels before the first unknown one; None: the picture is not decoded yet. Raises Draining,
+        EngineGone, DeadlinePassed, ClientLimit, QueueFull or DeadlineUnreachable; it then holds nothing.
+        """
+        ticket.timeout_s, ticket.stream = min(ticket.timeout_s, timeout_s), stream
+        ticket.check_time()
+        self._admit(ticket, served, images, bulk, known)
+
+    def _admit(self, ticket: Ticket, served: ServedModel, images: int, bulk: bool, known: int | None, *,
+               check_deadline: bool = True) -> None:
+        with self._refusing(ticket):
+            self.check_open()
+            self._check_client(ticket, images)
+            if (before := self._at.pop(ticket.id, None)) is not None:
+                before.leave(ticket)
+            served.admit(ticket, images, bulk=bulk, known=known, check_deadline=check_deadline)
+        self.tickets[ticket.id], self._at[ticket.id] = ticket, served
+
+    def submit(self, ticket: Ticket, specs: Sequence[ImageSpec]) -> None:
+        """Hand an admitted request's images to the engine thread. Raises DeadlinePassed or DeadlineUnreachable."""
+        served, known = self._at[ticket.id], specs[0].prefix
+        ticket.check_time()
+        if ticket.known is None:
+            with self._refusing(ticket):
+                served.queue(ticket, known)
+        ticket.rows = [known // served.batcher.image_row] * len(specs)
+        ticket.outcome = "cancelled"  # unless something else ends it
+        self._thread.submit(served.batcher, Submission(ticket.id, specs, ticket.bulk, ticket.stream))
+
+    async def decode_upload(self, ticket: Ticket, read: Callable[[], T]) -> T:
+        """What `read` makes of an upload, in a thread. Raises DeadlineUnreachable or DeadlinePassed."""
+        with self._refusing(ticket):
+            self.uploads.check(ticket.client, ticket.left_s)
+        async with ticket.in_time():
+            return await self.uploads.run(ticket.client, read)
+
+    def release(self, ticket: Ticket, outcome: str = "") -> None:
+        """Free what a request holds, and count how it ended, before its last byte is sent. Later calls do nothing."""
+        if ticket.released:
+            return
+        ticket.released, ticket.outcome = True, outcome or ticket.outcome
+        if ticket.late:
+            self.metrics.deadlines_passed.labels("running" if ticket.joined else "waiting").inc()
+        served = self._at.pop(ticket.id, None)
+        self.tickets.pop(ticket.id, None)
+        if ticket.outcome:
+            self.metrics.requests.labels(ticket.endpoint, ticket.outcome).inc()
+            self.metrics.request_duration.labels(ticket.endpoint).observe(time.monotonic() - ticket.began)
+        if served is None:
+            return
+        if ticket.late:
+            served.settle(ticket)
+        served.leave(ticket)
+        if ticket.outcome and ticket.undone:
+            self._thread.cancel(served.batcher, ticket.id)
+            self.metrics.images_completed.labels(served.name, served.backend, ticket.outcome).inc(ticket.undone)
+        self.pools.forget_idle()
+
+    def fail_all(self, error: ServiceError) -> None:
+        for ticket in self.tickets.values():
+            ticket.send(error)
+
+    @contextlib.contextmanager
+    def _refusing(self, ticket: Ticket) -> Iterator[None]:
+        """A ServiceError in the block is a refusal: it is counted, and what the request held is free at once."""
+        try:
+            yield
+        except ServiceError as error:
+            self.metrics.requests_rejected.labels(error.code).inc()
+            self.release(ticket)
+            raise
+
+    def _images_of(self, client: str) -> int:
+        """A client's images, waiting or running."""
+        return sum(ticket.undone for ticket in self.tickets.values() if ticket.client == client)
+
+    def _check_client(self, ticket: Ticket, images: int) -> None:
+        """Raise ClientLimit, with the time until it is not so, if so many images would be too many of one client."""
+        if not self._client_images:
+            return
+        here = self._images_of(ticket.client)
+        more = images - (ticket.images if ticket.id in self.tickets else 0)
+        if (excess := here + more - self._client_images) > 0:
+            theirs = [other for other in self.tickets.values() if other.client == ticket.client]
+            ends = sorted(end for served in self.pools.all() for end in served.ends(theirs))
+            drawn_s = ends[min(excess, len(ends)) - 1] if ends else 0.0
+            raise ClientLimit(here, more, self._client_images, max(drawn_s, self.uploads.until(excess)))
+
+    # --- reports of the engine thread ---
+
+    def quantum_done(self, batcher: Batcher, report: QuantumReport) -> None:
+        """Events for the requests of one quantum, and what it did for the metrics."""
+        served = self.pools.of(batcher)
+        if served is None:  # it is no longer served, and its last request has left meanwhile
+            return
+        metrics, now = self.metrics, time.monotonic()
+        for request in report.joined:
+            if (ticket := served.ticket(request)) is not None:
+                served.joined(ticket)
+                metrics.queue_wait.observe(report.joined_at - ticket.began)
+        for image in (*report.running, *report.finished):
+            if (ticket := served.ticket(image.request)) is not None:
+                self._progressed(ticket, image, batcher.image_row, now)
+        for image in report.finished:
+            if (ticket := served.ticket(image.request)) is not None:
+                assert image.canvas is not None
+                ticket.send(ImageDone(image.index, image.canvas))
+                served.finished(ticket)
+                metrics.images_completed.labels(served.name, served.backend, "completed").inc()
+        for request, error in report.failed.items():
+            self._failed(served, request, error)
+        served.apply(report)
+        for ticket in served.hopeless():
+            self._thread.cancel(batcher, ticket.id)
+            ticket.send(DeadlinePassed(ticket.timeout_s))
+        self._count(served, report)
+
+    def _progressed(self, ticket: Ticket, image: Progress, image_row: int, now: float) -> None:
+        """Tell a stream of new image rows."""
+        before, rows = ticket.rows[image.index], image.position // image_row
+        if rows == before:
+            return
+        if before == (ticket.known or 0) // image_row:
+            self.metrics.first_row.observe(now - ticket.began)
+        ticket.rows[image.index] = rows
+        if ticket.stream and image.canvas is not None:
+            for finished in range(before + 1, rows + 1):
+                ticket.send(RowsDone(image.index, finished, image.canvas))
+
+    def _failed(self, served: ServedModel, request: str, error: Exception) -> None:
+        logger.error("a request of %s ends alone: %s: %s", served.name, type(error).__name__, error,
+                     extra=logs.of(request))
+        known = isinstance(error, NotFinite)
+        self.metrics.faults_isolated.labels(served.name, "not_finite" if known else "threw").inc()
+        message = str(error) if known else (f"the engine failed on an image of this request ({type(error).__name__}), "
+                                            "also without the rest of its batch")
+        if (ticket := served.ticket(request)) is not None:
+            ticket.send(EngineFailed(f"{message}; another seed or temperature may succeed"))
+
+    def _count(self, served: ServedModel, report: QuantumReport) -> None:
+        metrics, model = self.metrics, (served.name, served.backend)
+        if report.steps:
+            metrics.pixels_generated.labels(*model).inc(report.subpixels)
+            metrics.state_saturations.labels(served.name).inc(report.saturated)
+        if report.retries:
+            metrics.quanta_retried.labels(served.name).inc()
+        elif report.steps:
+            metrics.engine_step.labels(*model).observe(report.seconds / report.steps)
+            metrics.engine_step_batch_size.observe(report.images)
+        self.pools.count_slots(served.name)
+
+    def batch_lost(self, batcher: Batcher | None, requests: Sequence[str], error: ServiceError) -> None:
+        self.metrics.engine_restarts.inc()
+        served = None if batcher is None else self.pools.of(batcher)
+        if served is None:
+            return
+        served.emptied()
+        self.pools.count_slots(served.name)
+        for request in requests:
+            if (ticket := served.ticket(request)) is not None:
+                logger.error("a request of %s ends with its batch", served.name, extra=logs.of(request))
+                ticket.send(error)
+
+    def engine_gone(self, why: str, error: ServiceError) -> None:
+        self.gone = why
+        self.fail_all(error)

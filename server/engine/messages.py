@@ -1,0 +1,48 @@
+"""What the event loop and the engine thread tell each other: submissions down, one report a quantum up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.engine.decode.decoder import ImageSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request's images for the engine thread. They may differ in seed and temperature only."""
+
+    request: str
+    specs: Sequence[ImageSpec]
+    bulk: bool = False
+    stream: bool = False  # whether its image rows are wanted as they are finished
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one image is."""
+
+    request: str
+    index: int     # among the request's images
+    position: int  # sub-pixels done, known ones included
+    canvas: NDArray[np.uint8] | None = None  # (T,): of a finished image, or of a stream's with a new image row
+
+
+@dataclass(frozen=True, slots=True)
+class QuantumReport:
+    """What one quantum of one model did, and what it left."""
+
+    joined: list[str]         # a request for each image that got a slot
+    joined_at: float          # of time.monotonic
+    running: list[Progress]   # images in slots after it
+    finished: list[Progress]
+    failed: dict[str, Exception]  # requests that are over: NotFinite, or what the decoder raised
+    overtaken: int            # of the queue, as for bulk_is_next
+    images: int               # in the quantum
+    steps: int                # of the longest image
+    subpixels: int            # of all images
+    seconds: float            # of decoding, without prefill
+    cycle_s: float            # from the end of the quantum before, or from waking up
+    saturated: int            # elements of state that were clamped
+    retries: int              # runs of the quantum after the first

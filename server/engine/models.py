@@ -1,0 +1,169 @@
+"""Which models are served: checkpoints found, read, and given slots; and read again when they have changed."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from model import checkpoint
+from model.attention import attention_for
+from model.checkpoint import Checkpoint, CheckpointError
+from model.cuda import StateFormat
+from model.packing import choose
+from server.engine.batch import Batcher
+from server.engine.decode.decoder import new_engine
+from server.engine.decode.faults import Faults, with_faults
+from server.engine.ledger import Ledger
+from server.engine.memory import free_bytes
+from server.settings import Settings
+
+logger = logging.getLogger("linpix")
+_FIRST = ("mnist", "mnist-small")  # the default model, where they exist
+
+
+class Catalogue:
+    """The checkpoints that the settings name, as batchers."""
+
+    def __init__(self, settings: Settings, faults: Faults | None = None) -> None:
+        self._settings, self._faults = settings, faults
+
+    def read(self) -> dict[str, Batcher]:
+        """A batcher per model, the default one first. Raises CheckpointError or ValueError with the cure."""
+        found: dict[str, Batcher] = {}
+        for folder in self._folders():
+            if (name := checkpoint.name_of(folder)) in found:
+                raise CheckpointError(f"two models are called {name}; rename one of their folders")
+            if (batcher := self._batcher(folder)) is not None:
+                found[name] = batcher
+        if not found:
+            raise CheckpointError(f"{checkpoint.root(self._settings.checkpoints)} holds no checkpoint that draws "
+                                  "images; name another folder with --checkpoints, or make one with linpix train")
+        return found
+
+    async def reload(self, ledger: Ledger) -> None:
+        """Serve what the folders hold now, compared by digest. On the event loop, except for the reading.
+
+        A checkpoint is read beside what is served, and takes its place when it is whole. One that cannot be served is
+        refused: what was served under its name goes on.
+        """
+        try:
+            folders = await asyncio.to_thread(self._present)
+        except (OSError, ValueError) as error:
+            self._refuse(ledger, f"all that is served stays: {error}")
+            return
+        for name, folder in folders.items():
+            model = ledger.models.get(name)
+            served = model.batcher if model else None
+            try:
+                fresh = await asyncio.to_thread(self._changed, folder, served)
+            except Exception as error:
+                known = isinstance(error, (OSError, ValueError))
+                self._refuse(ledger, f"{name}: {error}" + ("; the one loaded before stays" if served else ""),
+                             exc_info=not known)
+                continue
+            if ledger.draining or ledger.gone:
+                return
+            if fresh is None:
+                ledger.metrics.reloads.labels("unchanged").inc()
+            else:
+                self._put(ledger, name, fresh, list(folders))
+        self._remove(ledger, [name for name in ledger.models if name not in folders])
+
+    def _put(self, ledger: Ledger, name: str, fresh: Batcher, order: list[str]) -> None:
+        outcome = "replaced" if name in ledger.models else "added"
+        serving = _batchers(ledger) | {name: fresh}
+        ledger.pools.serve({model: serving[model] for model in [*order, *serving] if model in serving})
+        logger.warning("SIGHUP: %s is %s: checkpoint %s", name, outcome, fresh.engine.checkpoint.digest[:16])
+        ledger.metrics.reloads.labels(outcome).inc()
+
+    def _remove(self, ledger: Ledger, gone: list[str]) -> None:
+        none_left = len(gone) == len(ledger.models)
+        for name in gone:
+            folder = ledger.models[name].engine.checkpoint.folder
+            if left := [path for path in (folder, *checkpoint.unfinished(folder)) if path.is_dir()]:
+                self._refuse(ledger, f"{name} stays: {folder} has no config.json that can be read, but {left[0]} is "
+                                     "there, so it is being written, or that was interrupted; when it is whole, send "
+                                     "SIGHUP again")
+            elif none_left:
+                self._refuse(ledger, f"{name} stays: {folder} is not there, but no model would be left; put a "
+                                     f"checkpoint that loads into {folder.parent}, and send SIGHUP again")
+            else:
+                ledger.pools.serve({other: batcher for other, batcher in _batchers(ledger).items() if other != name})
+                logger.warning("SIGHUP: %s is removed", name)
+                ledger.metrics.reloads.labels("removed").inc()
+
+    def _refuse(self, ledger: Ledger, why: str, *, exc_info: bool = False) -> None:
+        logger.error("SIGHUP: refused: %s", why, exc_info=exc_info)
+        ledger.metrics.reloads.labels("refused").inc()
+
+    def _present(self) -> dict[str, Path]:
+        """Folders by model, the default one first; those named by --models that are not there are left out."""
+        found: dict[str, Path] = {}
+        for folder in self._folders(missing=True):
+            if (other := found.setdefault(checkpoint.name_of(folder), folder)) != folder:
+                logger.error("SIGHUP: %s is left out: %s has the same name; rename one of them", folder, other)
+        return found
+
+    def _changed(self, folder: Path, served: Batcher | None) -> Batcher | None:
+        """The model of a folder, or None if it is the one served. Raises ValueError with the cure."""
+        if served is not None and checkpoint.digest_of(folder) == served.engine.checkpoint.digest:
+            return None
+        return self._batcher(folder, required=served is not None)
+
+    def _batcher(self, folder: Path, *, required: bool = False) -> Batcher | None:
+        """The model of a folder; None for attention that draws no images, unless it is required or named."""
+        settings, config = self._settings, checkpoint.config_of(folder)
+        if not attention_for(config).steps_as:
+            if settings.models or required:
+                raise ValueError(f"{checkpoint.name_of(folder)} has {config.attention} attention, which draws no "
+                                 "images; leave it out of --models")
+            return None
+        loaded = checkpoint.read(folder)
+        linear = loaded.net.config.attention == "linear"
+        slots = settings.slots if linear else min(settings.slots, settings.softmax_slots)
+        # softmax has no compiled engine: what is asked for is meant for the linear models beside it
+        wanted = (settings.engine, settings.precision) if linear else ("auto", "auto")
+        form = StateFormat(precision=settings.state, defer=settings.defer)
+        device, state = (settings.device, form) if linear else ("cpu", None)
+        try:
+            chosen = choose(loaded.net.config, *wanted, device)
+            if chosen.device == "cpu":
+                _check_memory(loaded, slots, shadowed=linear and chosen.engine == "eager")
+            engine = new_engine(loaded, slots, *wanted, device=device, state=state, fill_freed_with_nan=settings.poison)
+        except ValueError as error:
+            raise ValueError(f"{loaded.name}: {error}; or leave the model out with --models") from error
+        return Batcher(with_faults(engine, self._faults) if self._faults else engine)
+
+    def _folders(self, *, missing: bool = False) -> list[Path]:
+        """missing: whether a model that is named may be missing, and there may be none."""
+        settings = self._settings
+        if settings.models:
+            named = [name.strip() for name in settings.models.split(",")]
+            return [folder for name in named if (folder := self._find(name, missing=missing)) is not None]
+        root = checkpoint.root(settings.checkpoints)
+        found = checkpoint.folders(root)
+        if not found and not missing:
+            raise CheckpointError(f"{root} holds no checkpoint; name another folder with --checkpoints, "
+                                  "or make one with linpix train")
+        return sorted(found, key=lambda folder: (_FIRST.index(folder.name) if folder.name in _FIRST else 9,
+                                                 folder.name))
+
+    def _find(self, name: str, *, missing: bool) -> Path | None:
+        try:
+            return checkpoint.find(name, self._settings.checkpoints)
+        except CheckpointError:
+            if missing:
+                return None
+            raise
+
+
+def _batchers(ledger: Ledger) -> dict[str, Batcher]:
+    return {name: served.batcher for name, served in ledger.models.items()}
+
+
+def _check_memory(source: Checkpoint, slots: int, *, shadowed: bool) -> None:
+    """shadowed: whether the slots are copied before each quantum."""
+    attention = source.net.attention
+    needed, free = (1 + shadowed) * attention.state_bytes * (slots + 1), free_bytes()
+    if needed > free:
+        flag = "--softmax-slots" if attention.steps_as == "stateful-softmax" else "--slots"
+        raise ValueError(f"{slots} slots take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free; lower {flag}")

@@ -1,0 +1,78 @@
+"""The models that are served; they can be replaced and removed while requests go on. Of the event loop only."""
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from functools import partial
+
+from server.engine.batch import Batcher
+from server.engine.memory import collect
+from server.engine.served import ServedModel
+from server.engine.thread import EngineThread
+from server.metrics import PRIORITIES, Metrics
+
+COLLECT_S = 1.0  # after the last request of a model that is no longer served, its memory is given back
+AGAIN_S = 6.0    # and again, if something kept it then: uvicorn's keep-alive, and a second
+
+
+class Pools:
+    def __init__(self, batchers: dict[str, Batcher], metrics: Metrics, thread: EngineThread, max_queue: int,
+                 uploads_s: Callable[[int], float]) -> None:
+        """max_queue: images of one model that may wait · uploads_s: as for ServedModel."""
+        self._metrics, self._thread, self._max_queue, self._uploads_s = metrics, thread, max_queue, uploads_s
+        self.models: dict[str, ServedModel] = {}
+        self._leaving: list[ServedModel] = []  # no longer served, and decoded until their last request is over
+        self.serve(batchers)
+
+    def serve(self, batchers: dict[str, Batcher]) -> None:
+        """Admit requests to these models from now on. Requests admitted to others go on there until they end."""
+        before = {served.batcher: served for served in self.models.values()}
+        self.models = {name: before.pop(batcher) if batcher in before else self._entry(batcher)
+                       for name, batcher in batchers.items()}
+        self._leaving += before.values()
+        for name, served in self.models.items():
+            self._metrics.add_model(name, served.backend)
+            for bulk, priority in enumerate(PRIORITIES):
+                self._metrics.images_waiting.labels(name, priority).set_function(
+                    partial(self._images_waiting, name, bool(bulk)))
+        for name in {served.name for served in self.all()}:
+            self.count_slots(name)
+        self._thread.serve([served.batcher for served in self.all()])
+        self.forget_idle()
+
+    def _entry(self, batcher: Batcher) -> ServedModel:
+        return ServedModel(batcher, self._max_queue, self._uploads_s)
+
+    def all(self) -> list[ServedModel]:
+        return [*self.models.values(), *self._leaving]
+
+    def of(self, batcher: Batcher) -> ServedModel | None:
+        """The entry of a batcher, if it still has one."""
+        return next((served for served in self.all() if served.batcher is batcher), None)
+
+    def forget_idle(self) -> None:
+        """Give back the memory of models that are no longer served and have no requests."""
+        over = [served for served in self._leaving if served.idle]
+        if not over:
+            return
+        self._leaving = [served for served in self._leaving if not served.idle]
+        self._thread.serve([served.batcher for served in self.all()])
+        for served in over:
+            self.count_slots(served.name)
+        gone = [weakref.ref(served.batcher) for served in over]
+        asyncio.get_running_loop().call_later(COLLECT_S, self._give_back, gone, AGAIN_S)
+
+    def _give_back(self, gone: list["weakref.ref[Batcher]"], again_s: float) -> None:
+        """Collect garbage until they are freed: their last requests are in cycles, and an idle connection keeps one."""
+        collect()
+        if left := [batcher for batcher in gone if batcher() is not None]:
+            asyncio.get_running_loop().call_later(again_s, self._give_back, left, 2 * again_s)
+
+    def _images_waiting(self, name: str, bulk: bool) -> int:
+        return sum(served.waiting(bulk) for served in self.all() if served.name == name)
+
+    def count_slots(self, name: str) -> None:
+        """Set the gauges of a model's name, which an old model and the one in its place may share."""
+        alike = [served for served in self.all() if served.name == name]
+        self._metrics.set_slots(name, sum(served.room.slots for served in alike),
+                                sum(served.slots_used for served in alike))

@@ -1,0 +1,185 @@
+"""What the event loop knows of one model that is served: its room, its requests, and when they will be done."""
+
+import math
+import time
+from collections.abc import Callable
+from itertools import chain
+
+from server.engine.batch import QUANTUM_S, Batcher
+from server.engine.messages import QuantumReport
+from server.engine.schedule.forecast import Outlook, Remaining, Room, latest_end, queue_order
+from server.engine.schedule.step_time import MIN_FACTOR, SafetyFactor, StepTimeEstimate
+from server.engine.ticket import Ticket
+from server.errors import DeadlineUnreachable, QueueFull
+
+STALE_S = 5.0  # measurements of an idle model are forgotten: if they were wrong and every request was refused because
+               # of them, nothing would correct them
+
+
+class ServedModel:
+    """Of the event loop only. Images are counted here as the reports tell of them, at most a quantum late."""
+
+    def __init__(self, batcher: Batcher, max_queue: int, uploads_s: Callable[[int], float] = lambda uploads: 0.0
+                 ) -> None:
+        """uploads_s: seconds until so many of the uploads being decoded are done, which hold room in the queue."""
+        self.batcher, self.engine, self.name, self.backend = batcher, batcher.engine, batcher.name, batcher.backend
+        self.room = Room(batcher.engine.slots, max_queue)
+        self.step_time, self.safety = StepTimeEstimate(), SafetyFactor()
+        self._uploads_s, self._length = uploads_s, batcher.scheduler.length
+        self._reserved: dict[str, Ticket] = {}  # admitted; their images are not known yet
+        self._queued: dict[str, Ticket] = {}    # their images wait or run, in the order they came
+        self._waiting = [0, 0]                  # images without a slot: interactive, bulk
+        self._in_slots = 0
+        self._last: QuantumReport | None = None
+        self._last_at = 0.0
+
+    def ticket(self, request: str) -> Ticket | None:
+        """The ticket of a request whose images wait or run."""
+        return self._queued.get(request)
+
+    @property
+    def idle(self) -> bool:
+        return not (self._reserved or self._queued)
+
+    def max_images(self, bulk: bool) -> int:
+        """Images that one request of a class may have, so that it fits when there is no other."""
+        return self.room.slots + self.room.queue_of(bulk)
+
+    def waiting(self, bulk: bool | None = None) -> int:
+        """Images without a slot, of one class or of both."""
+        return sum(self._waiting) if bulk is None else self._waiting[bulk]
+
+    @property
+    def slots_used(self) -> int:
+        return len(self._last.running) if self._last else 0
+
+    def room_left(self, bulk: bool = False) -> int:
+        """Images of a class that would be admitted now."""
+        return self.room.left(bulk, self.room.slots - self._in_slots, sum(self._waiting), self._waiting[True])
+
+    # --- admission ---
+
+    def admit(self, ticket: Ticket, images: int, *, bulk: bool = False, known: int | None = None,
+              check_deadline: bool = True) -> None:
+        """Give a ticket room for so many images, in place of what it has here.
+
+        known: as in Ticket. Raises QueueFull with the time until there is room, or DeadlineUnreachable; the ticket
+        then has no room here at all.
+        """
+        self.leave(ticket)
+        if not self._queued and time.monotonic() - self._last_at > STALE_S:
+            self.step_time.forget()
+            self.safety = SafetyFactor()
+        if images > self.room_left(bulk):
+            limit = self.room.queue_of(bulk)
+            waiting = self._waiting[True]
+            if images > self.room_left():  # in either class
+                waiting, limit = sum(self._waiting), self.room.max_queue
+            room_s = max(self._outlook().until_room(self.room, images, bulk, self.step_time), self._uploads_s(images))
+            raise QueueFull(waiting, images, limit, room_s)
+        ticket.images, ticket.bulk, ticket.known = images, bulk, known
+        (self._reserved if known is None else self._queued)[ticket.id] = ticket
+        self._waiting[bulk] += images
+        if check_deadline:
+            self._predict(ticket)
+
+    def queue(self, ticket: Ticket, known: int) -> None:
+        """An admitted ticket's images are known, and wait from now on. Raises DeadlineUnreachable; it then leaves."""
+        self._queued[ticket.id] = self._reserved.pop(ticket.id)
+        ticket.known = known
+        self._predict(ticket)
+
+    def leave(self, ticket: Ticket) -> None:
+        """Take back what a ticket holds here."""
+        if (self._reserved.pop(ticket.id, None) or self._queued.pop(ticket.id, None)) is not None:
+            self._waiting[ticket.bulk] -= ticket.images - ticket.joined
+            self._in_slots -= ticket.joined - ticket.done
+
+    def settle(self, ticket: Ticket) -> None:
+        """A ticket's images are all finished, or its time is up: learn whether the prediction held."""
+        if ticket.promised < math.inf:
+            self.safety.learn(broken=ticket.late or time.monotonic() > ticket.promised)
+            ticket.promised = math.inf  # once
+
+    def _predict(self, ticket: Ticket) -> None:
+        """Raise DeadlineUnreachable if the ticket would probably not be done in time; it then leaves."""
+        ticket.promised = math.inf
+        left_s, factor = ticket.left_s, self.safety.value
+        running = self._running()
+        images = min(self.room.slots, len(running) + sum(self._waiting)) if running else 0
+        if not self.step_time.confident(images, left_s):
+            return
+        bound = latest_end(self.room.slots, self._length, sum(image.steps for image in running), sum(self._waiting))
+        if bound * self.step_time.slowest(self.room.slots) * factor <= left_s:  # nearly always
+            return
+        needed_s = self._outlook(ticket).until_done(ticket.id, self.step_time)
+        ticket.promised = time.monotonic() + needed_s * factor
+        if needed_s * factor > left_s:
+            if needed_s <= left_s:
+                self.safety.learn(broken=False)
+            self.leave(ticket)
+            raise DeadlineUnreachable(left_s, needed_s * factor, len(running) + sum(self._waiting))
+
+    def hopeless(self) -> list[Ticket]:
+        """Waiting tickets that could hardly be done in time even if they got a slot now.
+
+        Decoded all the same, each would also delay the tickets behind it.
+        """
+        images = self.slots_used
+        step_s, late = self.step_time(min(images + 1, self.room.slots)), []
+        for ticket in self._queued.values():
+            left_s = ticket.left_s - QUANTUM_S  # the next report comes so much later
+            alone_s = (self._length - (ticket.known or 0)) * step_s
+            if ticket.joined or ticket.late or alone_s * MIN_FACTOR <= left_s:  # nearly always
+                continue
+            if (self.step_time.confident(images + 1 if images else 0, left_s)
+                    and self._outlook().until_done(ticket.id, self.step_time) * MIN_FACTOR > left_s):
+                ticket.late = True
+                late.append(ticket)
+        return late
+
+    def ends(self, tickets: list[Ticket]) -> list[float]:
+        """Seconds until each image of these tickets will be done, in order."""
+        ids = {ticket.id for ticket in tickets}
+        return [end.at for end in self._outlook().ends(self.step_time) if end.image.request in ids]
+
+    # --- reports ---
+
+    def joined(self, ticket: Ticket) -> None:
+        """One of a ticket's images got a slot."""
+        ticket.joined += 1
+        self._waiting[ticket.bulk] -= 1
+        self._in_slots += 1
+
+    def finished(self, ticket: Ticket) -> None:
+        """One of a ticket's images is done."""
+        ticket.done += 1
+        self._in_slots -= 1
+        if not ticket.undone:
+            self.settle(ticket)
+
+    def apply(self, report: QuantumReport) -> None:
+        """Keep what a report says of all images together."""
+        self._last, self._last_at = report, time.monotonic()
+        if report.steps and not report.retries:
+            self.step_time.learn(report.images, report.steps, report.cycle_s)
+
+    def emptied(self) -> None:
+        """The slots are empty: the engine thread was restarted."""
+        self._last = None
+
+    def _running(self) -> list[Remaining]:
+        if self._last is None:
+            return []
+        return [Remaining(image.request, self._length - image.position, ticket.bulk) for image in self._last.running
+                if (ticket := self._queued.get(image.request)) is not None]
+
+    def _outlook(self, ticket: Ticket | None = None) -> Outlook:
+        """Everything admitted. Images that are not read yet count as whole ones, but this ticket's as if all known."""
+        classes: tuple[list[Remaining], list[Remaining]] = ([], [])
+        for other in chain(self._queued.values(), self._reserved.values()):
+            known = other.known if other.known is not None else self._length if other is ticket else 0
+            classes[other.bulk].extend(
+                [Remaining(other.id, self._length - known, other.bulk)] * (other.images - other.joined))
+        overtaken = self._last.overtaken if self._last else 0
+        return Outlook(self.room.slots, self._length, self._running(), queue_order(*classes, overtaken))

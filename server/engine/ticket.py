@@ -1,0 +1,105 @@
+"""One images request on the event loop: when it has to be done, what it holds, and the events it waits for."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.errors import DeadlinePassed, ServiceError
+
+
+@dataclass(frozen=True, slots=True)
+class RowsDone:
+    """`rows` image rows of an image are finished; the rest of its canvas is not decoded yet."""
+
+    index: int
+    rows: int
+    canvas: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageDone:
+    index: int
+    canvas: NDArray[np.uint8]
+
+
+Event = RowsDone | ImageDone | ServiceError
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """Of the event loop only. Times are of time.monotonic, which is the loop's clock."""
+
+    id: str
+    endpoint: str
+    client: str
+    timeout_s: float                                           # from `began`
+    began: float = field(default_factory=time.monotonic)       # when its head was read
+    stream: bool = False
+    images: int = 0                                            # room for so many
+    bulk: bool = False
+    known: int | None = None       # sub-pixels known before each image's first unknown one; None: not read yet
+    joined: int = 0                # images that have had a slot
+    done: int = 0                  # images that are finished
+    rows: list[int] = field(default_factory=list)  # image rows finished, by image
+    outcome: str = ""              # "completed", "cancelled" or "failed" once its images are queued
+    promised: float = float("inf")     # when it was predicted to be done; inf: no prediction was needed
+    late: bool = False             # its deadline has passed
+    released: bool = False
+    _events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+
+    @property
+    def deadline(self) -> float:
+        return self.began + self.timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+    @property
+    def undone(self) -> int:
+        return self.images - self.done
+
+    def send(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+    def check_time(self) -> None:
+        """Raise DeadlinePassed, after work that the event loop could not interrupt."""
+        if self.left_s <= 0:
+            raise self._passed()
+
+    def _passed(self) -> DeadlinePassed:
+        self.late = True
+        return DeadlinePassed(self.timeout_s)
+
+    @contextlib.asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """Raise DeadlinePassed in the block, wherever it is, at the deadline."""
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                yield
+        except TimeoutError:
+            raise self._passed() from None
+
+    async def events(self, patience_s: float | None = None) -> AsyncIterator[RowsDone | ImageDone | None]:
+        """Events until the last image is finished. Raises the ServiceError that ended the request early.
+
+        patience_s: yield None after so many seconds without an event.
+        """
+        done = 0
+        while done < self.images:
+            event: Event | None = None
+            async with self.in_time():
+                with contextlib.suppress(TimeoutError):  # of this wait alone: a deadline is not seen as one in here
+                    async with asyncio.timeout(patience_s):
+                        event = await self._events.get()
+            if isinstance(event, ServiceError):
+                self.late |= isinstance(event, DeadlinePassed)
+                raise event
+            done += isinstance(event, ImageDone)
+            yield event

@@ -1,0 +1,251 @@
+"""Between a client's picture and the model's sub-pixels: decoding uploads, finding the holes, writing PNG.
+
+A picture of the model's size comes through unchanged. A larger one is cropped around its centre to the
+model's aspect ratio; each model pixel is then the mean of its block of known pixels, so that what an editor
+leaves behind in transparent areas never bleeds into the rest, and is a hole if the middle of its block is.
+"""
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from model.config import ModelConfig
+from server.pictures import sanitise
+
+LARGEST_SIDE = 1024           # of an answer, in pixels; enlarging by nearest neighbour adds nothing but bytes
+LARGEST_UPLOAD = 4096 * 4096  # pixels, as the header declares them; Pillow spends 4 bytes on most kinds
+MAX_SCANS = 500              # of one JPEG: each costs 33 bytes of upload, and a pass over all its pixels
+MAX_SCANNED = 32 * LARGEST_UPLOAD  # pixels of all passes: 11 ms for 16 million; encoders make some ten passes
+OPAQUE = 128                  # alpha from here on is known
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+_UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+            5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+            8: Image.Transpose.ROTATE_90}  # by EXIF's orientation
+
+Image.init()  # its readers and writers now, not while a request waits, or when no more files can be opened
+# Once, for the process: catch_warnings is not safe in threads, and a client's odd picture is no line of our log.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+class PictureError(ValueError):
+    """param is the field to blame; status is 400, 413 (too large) or 415 (not an accepted format)."""
+
+    def __init__(self, message: str, param: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.param = param
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Occluded:
+    """One image of the model's size with holes; every count is in sub-pixels."""
+
+    canvas: NDArray[np.uint8]  # (T,), raster order, channels interleaved; holes are 0
+    known: NDArray[np.bool_]   # (T,), the channels of one pixel always agree
+
+    @property
+    def prefix(self) -> int:
+        """Known sub-pixels before the first hole; T where there is none."""
+        return self.known.size if self.known.all() else int(self.known.argmin())
+
+    @property
+    def conditioning(self) -> Literal["prefix", "partial"]:
+        """prefix: everything known comes before the first hole, so all of it conditions all that is drawn."""
+        return "prefix" if self.prefix == self.known_count else "partial"
+
+    @property
+    def known_count(self) -> int:
+        return int(self.known.sum())
+
+    @property
+    def known_before_first_hole(self) -> int:
+        """prefix, under the name that the answer gives it."""
+        return self.prefix
+
+    @property
+    def known_after_last_hole(self) -> int:
+        """Known sub-pixels that can steer nothing any more; 0 where there is no hole."""
+        return int(self.known[::-1].argmin())  # of True alone: 0
+
+
+def read_occluded(
+    image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: int | None
+) -> Occluded:
+    """Decode a PNG, JPEG or WebP, and find its holes. Raises PictureError for any upload, or MemoryError.
+
+    A given mask (holes where its alpha is under 128; its colours do not count) or keep_rows (holes from that
+    row of the model's image on) decides alone, and transparent parts of the image then show black beneath.
+    Without either the holes are where the image's own alpha is under 128, and other pixels keep their
+    colours whatever their alpha. A mask may have any size: it is cropped as the image is, then resized by
+    nearest neighbour. An opaque mask or alpha channel leaves nothing to fill.
+    """
+    if mask is not None and keep_rows is not None:
+        raise PictureError("mask and keep_rows both say what to fill in; send one of them", "mask")
+    if keep_rows is not None and not 0 <= keep_rows <= config.height:
+        raise PictureError(f"keep_rows must be from 0 to {config.height}, the rows of the model's image, "
+                           f"got {keep_rows}", "keep_rows")
+    colours, alpha = _read(image, "image", config)
+    height, width = colours.shape[:2]
+    if mask is not None:
+        _, painted = _read(mask, "mask", config)
+        if painted is None:
+            raise PictureError("mask has no alpha channel; send a PNG or WebP whose transparent pixels are "
+                               "the ones to fill in", "mask")
+        kept = _nearest(painted, height, width) >= OPAQUE
+    elif keep_rows is not None:
+        kept = np.ones((height, width), np.bool_)
+        kept[_edges(height, config.height)[keep_rows]:] = False
+    elif alpha is not None:
+        kept = alpha >= OPAQUE
+    else:
+        raise PictureError("nothing says what to fill in: send an image with transparency, or a mask with "
+                           "transparency, or keep_rows", "image")
+    if alpha is not None and (mask is not None or keep_rows is not None):
+        colours = ((colours * alpha[..., None].astype(np.uint16) + 127) // 255).astype(np.uint8)
+
+    known = _nearest(kept, config.height, config.width)[..., None]
+    pixels = _block_sums(kept[..., None].view(np.uint8), config)
+    means = (2 * _block_sums(colours * kept[..., None], config) + pixels) // np.maximum(2 * pixels, 1)
+    return Occluded(np.where(known, means, 0).astype(np.uint8).reshape(-1),
+                    known.repeat(config.channels, axis=2).reshape(-1))
+
+
+def sizes(config: ModelConfig) -> list[str]:
+    """Every size of an answer, width x height: multiples of the model's own, which comes first."""
+    largest = max(1, LARGEST_SIDE // max(config.height, config.width))
+    return [f"{config.width * factor}x{config.height * factor}" for factor in range(1, largest + 1)]
+
+
+def parse_size(text: str | None, config: ModelConfig) -> int:
+    """The factor by which an answer is enlarged."""
+    if text in (None, "auto", "native"):
+        return 1
+    allowed = sizes(config)
+    if text not in allowed:
+        raise PictureError(f"size must be auto, native or one of {', '.join(allowed)}; "
+                           f"got {text[:40]!r}", "size")
+    return allowed.index(text) + 1
+
+
+def png(canvas: NDArray[np.uint8], config: ModelConfig, factor: int = 1, rows: int | None = None) -> bytes:
+    """Enlarge (T,) sub-pixels by nearest neighbour; rows from `rows` on are unfinished, and come out black.
+
+    Equal arguments give equal bytes (with one version of Pillow): no time, no comment.
+    """
+    picture = canvas.reshape(config.height, config.width, config.channels).copy()
+    if rows is not None:
+        picture[rows:] = 0
+    picture = picture.repeat(factor, axis=0).repeat(factor, axis=1)
+    out = io.BytesIO()
+    Image.fromarray(picture[..., 0] if _mode(config) == "L" else picture).save(out, "PNG")
+    return out.getvalue()
+
+
+def _mode(config: ModelConfig) -> str:
+    return "L" if config.channels == 1 else "RGB"
+
+
+@contextmanager
+def _blaming(param: str) -> Iterator[None]:
+    """Pillow raises nearly anything for a broken picture; here it all becomes PictureError, but for MemoryError."""
+    try:
+        yield
+    except (PictureError, MemoryError):  # that there is no memory is no fault of the picture's
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # one raised by -W error
+        raise _too_large(param, "far more") from error
+    except Exception as error:
+        raise PictureError(f"{param} is truncated or corrupt, and cannot be decoded; save it again as PNG, "
+                           "JPEG or WebP", param) from error
+
+
+def _too_large(param: str, got: str) -> PictureError:
+    return PictureError(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), got {got}", param, 413)
+
+
+def _read(data: bytes, param: str, config: ModelConfig) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
+    """Colours (H, W, channels) and alpha (H, W), if any, cropped to the model's aspect ratio."""
+    mode = _mode(config)
+    with _blaming(param):
+        picture = _upright(data, param)
+        width, height = picture.size
+        if param == "image" and (width < config.width or height < config.height):
+            raise PictureError(f"image must have at least the model's {config.width}x{config.height} pixels "
+                               f"(width x height), got {width}x{height}", param)
+        crop_width = min(width, max(1, round(height * config.width / config.height)))
+        crop_height = min(height, max(1, round(width * config.height / config.width)))
+        left, top = (width - crop_width) // 2, (height - crop_height) // 2
+        picture = picture.crop((left, top, left + crop_width, top + crop_height))
+
+        alpha = None
+        if picture.mode.startswith("I"):  # 16-bit grey: Pillow would clip it to 8 bits, not scale it
+            wide = np.asarray(picture).astype(np.uint32)
+            if "transparency" in picture.info:
+                alpha = np.where(wide == picture.info["transparency"], 0, 255).astype(np.uint8)
+            picture = Image.fromarray(((wide + 128) // 257).astype(np.uint8))
+        elif picture.has_transparency_data:
+            picture = picture.convert("RGBA")
+            alpha = np.asarray(picture.getchannel("A"))
+        return np.asarray(picture.convert(mode)).reshape(crop_height, crop_width, config.channels), alpha
+
+
+def _upright(data: bytes, param: str) -> Image.Image:
+    """Decode the one frame of an upload, turned as its EXIF says; ICC profiles are ignored."""
+    if not data:
+        raise PictureError(f"{param} is empty: the upload has 0 bytes", param)
+    kind = sanitise.kind_of(data)
+    if kind is None:
+        raise PictureError(f"{param} must be a PNG, JPEG or WebP picture, got {len(data)} bytes that begin "
+                           f"with {data[:8]!r}", param, 415)
+    found = sanitise.pixels_of(data, kind)
+    if found.frames > 1:
+        raise PictureError(f"{param} is animated ({found.frames} frames); send one still picture", param)
+    opened = Image.open(io.BytesIO(found.data), formats=[kind])  # reads the header only
+    picture: Image.Image = opened
+    if picture.width * picture.height > LARGEST_UPLOAD:
+        raise _too_large(param, f"{picture.width}x{picture.height}")
+    if found.scans > (most := min(MAX_SCANS, MAX_SCANNED // max(1, picture.width * picture.height))):
+        raise PictureError(f"{param} may have up to {most} scans (JPEG of {picture.width}x{picture.height} pixels), "
+                           f"got {found.scans}", param)
+    if kind == "PNG" and "transparency" in picture.info:
+        picture.info["transparency"] = _eight_bit(picture.info["transparency"], opened.tile[0][3])
+    if found.orientation in _UPRIGHT:
+        picture = picture.transpose(_UPRIGHT[found.orientation])
+    return picture
+
+
+def _eight_bit(transparent: object, raw_mode: object) -> object:
+    """Scale the transparent colour as Pillow scales the pixels of these raw modes, but (13.0) not it."""
+    if isinstance(transparent, int) and raw_mode in ("1", "L;2", "L;4"):
+        return {"1": 255 * (transparent > 0), "L;2": 85 * transparent, "L;4": 17 * transparent}[raw_mode]
+    if isinstance(transparent, tuple) and raw_mode == "RGB;16B":
+        return tuple(value >> 8 for value in transparent)
+    return transparent
+
+
+def _edges(length: int, parts: int) -> list[int]:
+    """The parts + 1 bounds of equal blocks along `length` pixels, rounded half up."""
+    return [(2 * length * part + parts) // (2 * parts) for part in range(parts + 1)]
+
+
+def _nearest(pixels: NDArray[_Scalar], height: int, width: int) -> NDArray[_Scalar]:
+    """Resize (H, W) to (height, width); when reducing, what it picks lies inside the blocks of _edges."""
+    rows, columns = (length * (2 * np.arange(parts) + 1) // (2 * parts)
+                     for length, parts in zip(pixels.shape, (height, width), strict=True))
+    return pixels[np.ix_(rows, columns)]
+
+
+def _block_sums(pixels: NDArray[np.uint8], config: ModelConfig) -> NDArray[np.uint64]:
+    """(H, W, C) to (height, width, C)."""
+    strips = [pixels[top:bottom].sum(axis=0, dtype=np.uint64)  # reduceat is 20 times slower along this axis
+              for top, bottom in pairwise(_edges(pixels.shape[0], config.height))]
+    return np.add.reduceat(np.stack(strips), _edges(pixels.shape[1], config.width)[:-1], axis=1)

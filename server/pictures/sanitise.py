@@ -1,0 +1,158 @@
+"""What PNG, JPEG and WebP files consist of. Of an upload, only what its pixels need comes as far as the decoder.
+
+Pillow looks at a file piece by piece, in Python, and keeps what it finds: a small upload of millions of empty pieces,
+or of text, profiles and EXIF that inflate or overlap, would cost it minutes, or gigabytes. So pieces are counted and
+checksums compared here, orientation and frames are read, and everything else but the pixels is left out.
+"""
+
+import re
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+ContainerFormat = Literal["PNG", "JPEG", "WEBP"]
+
+MAX_PIECES = 16_384  # chunks or segments; 16 MiB of PNG in chunks of 8 KiB, the common size, have 2,048
+_SIGNATURES: dict[ContainerFormat, tuple[int, bytes]] = {"PNG": (0, b"\x89PNG\r\n\x1a\n"), "JPEG": (0, b"\xff\xd8\xff"),
+                                              "WEBP": (8, b"WEBP")}
+_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # of JPEG; any number of 0xff may stand before it
+_ALONE = {0x01, 0xd8}                                 # markers without a length, as those of restarts, which are pixels
+_LEFT_OUT = {*range(0xe1, 0xf0), 0xfe} - {0xee}  # applications' and comments; JFIF's and Adobe's say what colours mean
+_EXIF, _END, _SCAN = 0xe1, 0xd9, 0xda
+_WEBP_PIXELS = (b"VP8 ", b"VP8L", b"ALPH", b"ANIM", b"ANMF")
+_ORIENTATION = 0x0112
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """A file of nothing but pixels, and what was read on the way."""
+
+    data: bytes
+    frames: int = 1
+    scans: int = 1        # of a JPEG: passes over all its pixels
+    orientation: int = 1  # as EXIF counts, 1..8; 1 is upright
+
+
+def kind_of(data: bytes) -> ContainerFormat | None:
+    """By the first bytes."""
+    return next((kind for kind, (at, magic) in _SIGNATURES.items() if data.startswith(magic, at)), None)
+
+
+def pixels_of(data: bytes, kind: ContainerFormat) -> Pixels:
+    """The file without whatever its pixels do not need. Raises ValueError for a damaged or unreasonable one."""
+    readers: dict[ContainerFormat, Callable[[bytes], Pixels]] = {"PNG": _png, "JPEG": _jpeg, "WEBP": _webp}
+    try:
+        return readers[kind](data)
+    except struct.error as error:
+        raise ValueError(f"truncated: {error}") from error
+
+
+def _png(data: bytes) -> Pixels:
+    view, at = memoryview(data), len(_SIGNATURES["PNG"][1])
+    first: dict[bytes, memoryview] = {}  # of the chunks that may be there once, before the pixels
+    rows: list[memoryview] = []
+    frames, orientation = 0, 1
+    for _ in range(MAX_PIECES):
+        length, name = struct.unpack_from(">I4s", data, at)
+        body, end = view[at + 8:at + 8 + length], at + 8 + length
+        [checksum] = struct.unpack_from(">I", data, end)
+        if zlib.crc32(view[at + 4:end]) != checksum:
+            raise ValueError(f"the checksum of {name!r} is wrong")
+        if name == b"IEND":
+            break
+        if not first and (name != b"IHDR" or length != 13):
+            raise ValueError(f"begins with {name!r} of {length} bytes")
+        if name == b"IDAT":
+            rows.append(body)
+        elif not rows:
+            first.setdefault(name, body)
+        if name == b"eXIf":
+            orientation = _orientation(body)
+        at = end + 4
+    else:
+        raise ValueError(f"more than {MAX_PIECES} chunks")
+    if b"acTL" in first:  # an animation; what is no part of it stands before its first frame
+        frames = struct.unpack_from(">I", first[b"acTL"])[0] + (b"fcTL" not in first)
+    kept = [_chunk(name, first[name]) for name in (b"IHDR", b"PLTE", b"tRNS") if name in first]
+    return Pixels(b"".join([_SIGNATURES["PNG"][1], *kept, _chunk(b"IDAT", b"".join(rows)), _chunk(b"IEND", b"")]),
+                  frames=max(1, frames), orientation=orientation)
+
+
+def _chunk(name: bytes, body: bytes | memoryview) -> bytes:
+    return b"".join([struct.pack(">I", len(body)), name, body, struct.pack(">I", zlib.crc32(body, zlib.crc32(name)))])
+
+
+def _jpeg(data: bytes) -> Pixels:
+    """Of several pictures the first: a phone's photograph stands before its previews, or a film."""
+    at, scans, orientation, kept = 2, 0, 0, [b"\xff\xd8"]
+    for _ in range(MAX_PIECES):
+        found = _MARKER.search(data, at)
+        if scans:  # the pixels themselves
+            kept.append(data[at:found.start() if found else None])
+        if found is None or found[1][0] == _END:
+            break
+        marker, at = found[1][0], found.end()
+        if marker in _ALONE:
+            continue
+        [length] = struct.unpack_from(">H", data, at)
+        if length < 2 or at + length > len(data):
+            raise ValueError(f"a segment of {length} bytes")
+        if marker == _EXIF and data.startswith(b"Exif\0\0", at + 2):
+            orientation = orientation or _orientation(data[at + 2:at + length])
+        if marker not in _LEFT_OUT:
+            kept.append(data[at - 2:at + length])
+        scans += marker == _SCAN
+        at += length
+    else:
+        raise ValueError(f"more than {MAX_PIECES} segments")
+    if not scans:
+        raise ValueError("ends before its pixels")
+    return Pixels(b"".join([*kept, data[found.start():found.end()] if found else b""]), scans=scans,
+                  orientation=orientation or 1)
+
+
+def _webp(data: bytes) -> Pixels:
+    end, at, kept, frames, orientation = struct.unpack_from("<I", data, 4)[0] + 8, 12, [], 0, 1
+    if end > len(data):
+        raise ValueError(f"promises {end} bytes")
+    for _ in range(MAX_PIECES):
+        if at + 8 > end:
+            break
+        name, length = struct.unpack_from("<4sI", data, at)
+        body, whole = data[at + 8:at + 8 + length], length + (length & 1)
+        if at + 8 + whole > end:
+            raise ValueError(f"{name!r} promises {length} bytes")
+        if name == b"VP8X":
+            if length < 10:
+                raise ValueError(f"a header of {length} bytes")
+            kept.append(struct.pack("<4sIB", name, 10, body[0] & 0b00010010) + body[1:10])  # alpha and animation stay
+        elif name in _WEBP_PIXELS:
+            kept.append(data[at:at + 8 + whole])
+        elif name == b"EXIF":
+            orientation = _orientation(body)
+        frames += name == b"ANMF"
+        at += 8 + whole
+    else:
+        raise ValueError(f"more than {MAX_PIECES} chunks")
+    body = b"WEBP" + b"".join(kept)
+    return Pixels(b"RIFF" + struct.pack("<I", len(body)) + body, frames=max(1, frames), orientation=orientation)
+
+
+def _orientation(exif: bytes | memoryview) -> int:
+    """1 where it is not given, or not to be found: odd EXIF is no reason to refuse a picture."""
+    tiff = bytes(exif[6:] if bytes(exif[:6]) == b"Exif\0\0" else exif)
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    try:
+        if order is None or struct.unpack_from(order + "H", tiff, 2) != (42,):
+            return 1
+        [start] = struct.unpack_from(order + "I", tiff, 4)
+        [count] = struct.unpack_from(order + "H", tiff, start)
+        for tag, kind, _, value in struct.iter_unpack(order + "HHI4s", tiff[start + 2:start + 2 + 12 * count]):
+            if tag == _ORIENTATION:
+                [turned] = struct.unpack_from(order + {1: "B", 3: "H", 4: "I"}.get(kind, "H"), value)
+                return turned if 1 <= turned <= 8 else 1
+    except struct.error:
+        pass
+    return 1

@@ -1,0 +1,1 @@
+"""HTTP: what is asked for, admission, answers. The only room that knows FastAPI."""

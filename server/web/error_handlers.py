@@ -1,0 +1,102 @@
+"""One error envelope for every route and cause."""
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from server.errors import Exhausted, InvalidRequest, ModelNotFound, NotJson, ServiceError, in_seconds, shown
+from server.metrics import Metrics
+
+logger = logging.getLogger("linpix")
+_BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
+              415: "unsupported_media_type"}
+_MIN_RETRY_MS = 250  # a place that is held by a body being read is free when nobody can tell
+
+
+def body_of(error: ServiceError) -> dict[str, Any]:
+    """The envelope as JSON, for an answer or for an `error` event inside a stream."""
+    return {"error": {"message": sendable(str(error)), "type": error.type,
+                      "param": None if error.param is None else sendable(error.param), "code": error.code}}
+
+
+def sendable(text: str) -> str:
+    """What a client wrote, to be told it again: JSON lets lone surrogates in, and UTF-8 does not let them out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def response_of(error: ServiceError) -> JSONResponse:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(in_seconds(error.retry_after_s))
+        headers["retry-after-ms"] = str(max(_MIN_RETRY_MS, round(1000 * error.retry_after_s)))  # OpenAI's look here
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(body_of(error), error.status, headers)
+
+
+def install(app: FastAPI, *, metrics: Metrics) -> None:
+    """Make every failure of the app answer the envelope; the guard sees to those that nobody expected."""
+
+    async def service_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ServiceError)
+        if error.status in (400, 413, 415) or (isinstance(error, ModelNotFound) and request.method == "POST"):
+            metrics.requests_rejected.labels("too_large" if error.status == 413 else "invalid").inc()
+        return response_of(error)
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        if first["type"] == "model_attributes_type" and isinstance(first.get("input"), bytes):  # not parsed as JSON
+            return await service_error(request, NotJson(request.headers.get("content-type", "none")))
+        places = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+        if first["type"] == "json_invalid":
+            message, param = f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}", None
+        else:
+            param = ".".join(places) or None
+            message = (f"{param or 'the body'}: {first['msg'][:1].lower()}{first['msg'][1:]}, "
+                       f"got {shown(first.get('input'))}")
+        return await service_error(request, InvalidRequest(message, param=param))
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        cause: BaseException | None = error
+        while cause is not None:  # FastAPI wraps what goes wrong while it reads a body
+            if isinstance(cause, ServiceError):
+                return await service_error(request, cause)
+            if isinstance(cause, MemoryError):
+                logger.error("not enough memory to read the body", exc_info=cause)
+                return await service_error(request, Exhausted())
+            if isinstance(cause, ClientDisconnect):
+                return Response(status_code=499)  # nobody reads it: the client left before its upload was whole
+            cause = cause.__cause__
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"there is nothing at {request.url.path[:80]}; /docs lists the routes"
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            documented_path = next((path for path in app.openapi()["paths"] if _fits(path, request.url.path)), None)
+            if documented_path is not None:  # the router names the methods of the first route that matches only
+                headers["Allow"] = ", ".join(sorted(map(str.upper, app.openapi()["paths"][documented_path])))
+            message = f"{request.method} is not allowed at {request.url.path}; allowed: {headers.get('Allow', 'GET')}"
+        answer = ServiceError(message)
+        body = body_of(answer)["error"] | {"code": _BY_STATUS.get(error.status_code, "error"),
+                                           "type": "invalid_request_error" if error.status_code < 500
+                                           else "server_error"}
+        if error.status_code == 400:
+            metrics.requests_rejected.labels("invalid").inc()
+        return JSONResponse({"error": body}, error.status_code, headers)
+
+    app.add_exception_handler(ServiceError, service_error)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http_error)
+
+
+def _fits(template: str, path: str) -> bool:
+    """Whether a path is an instance of a documented one, such as /v1/compare/{id}."""
+    parts, wanted = path.split("/"), template.split("/")
+    return len(parts) == len(wanted) and all(w == p or w.startswith("{") for w, p in zip(wanted, parts, strict=True))

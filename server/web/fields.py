@@ -1,0 +1,65 @@
+"""Fields that several bodies, answers or statuses have, each said once; examples are of the shipped `mnist-small`."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from model.philox import MAX_SEED
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, str) and "_" in value:
+        raise PydanticCustomError("number", "a number is written without underscores")
+    return value
+
+
+Plain = BeforeValidator(_plain)  # for numbers in forms and headers: pydantic reads 1_0 as 10
+
+# --- what is asked for, in bodies, forms and headers ---
+
+Model = Annotated[str, Field(description="a model listed by /v1/models; default: the first "
+                                         "one", examples=["mnist-small"])]
+Prompt = Annotated[str, Field(description="a class by name or index, like label; other words are ignored with a "
+                              "warning; default: any class", examples=["7"])]
+Label = Annotated[int | str, Field(description="class to draw, by index or name; default: any", examples=[7])]
+Count = Annotated[int, Field(ge=1, description="number of images, up to max_n of /v1/status; default: 1",
+                             examples=[1]), Plain]
+Size = Annotated[str, Field(description="width x height in pixels, one of the model's sizes: an integer multiple of "
+                            "its own, by nearest neighbour; default, auto or native: its own", examples=["native"])]
+Format = Annotated[str, Field(description="b64_json, the only one and the default", examples=["b64_json"])]
+Stream = Annotated[bool, Field(description="answer with server-sent events while images are drawn; default: one "
+                               "answer when all images are done", examples=[False])]
+Partials = Annotated[int, Field(ge=0, description="unfinished versions of each image that a stream shows, "
+                                "evenly spread; default: one per finished image row", examples=[3]), Plain]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED, description="image i uses seed + i; default: a random seed",
+                            examples=[1]), Plain]
+Temperature = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, description="1 (the default): as "
+                                     "trained; lower: more typical images; 0: the mean of the likeliest mixture",
+                                     examples=[1.0]), Plain]
+Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False, description="seconds within which the request must be "
+                                 "done, else 504; default: the server's limit", examples=[600.0]), Plain]
+Priority = Annotated[Literal["interactive", "bulk"],
+                     Field(description="interactive (the default) goes first; bulk gets one slot of four",
+                           examples=["interactive"])]
+
+KeptRows = Annotated[int, Field(description="image rows of the model's size to keep; the rows below are filled in; "
+                                "not together with a mask", examples=[14]), Plain]
+
+# --- what answers, events and statuses have in common ---
+
+Name = Annotated[str, Field(description="name of the model", examples=["mnist-small"])]
+Digest = Annotated[str, Field(description="SHA-256 of the checkpoint's files, hexadecimal", examples=[
+    "5d6fc115e3959d006e8b12ed135ba2066b721347f1485d998d60a0a7672d3562"])]
+Engine = Annotated[str, Field(description="compiled (LinPix's kernels), eager (torch alone), or "
+                          "eager+operator (torch, with LinPix's kernel for the attention step)", examples=["compiled"])]
+Precision = Annotated[str, Field(description="precision of matrix products: fp32 or bf16", examples=["bf16"])]
+Device = Annotated[str, Field(description="cpu or cuda", examples=["cpu"])]
+State = Annotated[str, Field(description="format of the recurrent states: fp32, or on a GPU with --state and "
+                             "--defer such as fp16/8", examples=["fp32"])]
+Slots = Annotated[int, Field(description="images that can be decoded at once", examples=[64])]
+Picture = Annotated[str, Field(description="a PNG in base64", examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABX..."])]
+DrawnSeed = Annotated[int, Field(description="draws this image again, alone", examples=[1])]
+ComparisonId = Annotated[str, Field(description="id from the answer of POST /v1/compare", examples=["cmp-1"])]
+Phase = Annotated[Literal["running", "completed", "cancelled", "failed"],
+                  Field(description="running, or how it ended", examples=["running"])]

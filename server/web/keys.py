@@ -1,0 +1,166 @@
+"""API keys: a file that holds their digests, one a line, with a rate each if they have one; and `linpix key`.
+
+    # a name, the key's SHA-256, and how many requests it may make
+    alice  sha256:0f3c...  rate=10/s
+    batch  sha256:99b1...  rate=600/min
+
+The digests have no salt and are not stretched: keys are 256 random bits, which no dictionary holds.
+"""
+
+import hashlib
+import hmac
+import logging
+import math
+import os
+import re
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from server.errors import RateLimited
+
+logger = logging.getLogger("linpix")
+LOOK_S = 1.0  # a changed file is noticed by the first request that comes so long after the last look
+
+_SECONDS = {"s": 1, "min": 60, "h": 3600}
+_RATE = re.compile(r"([1-9]\d{0,8})/(s|min|h)")
+KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LINE = re.compile(rf"({KEY_NAME.pattern})\s+sha256:([0-9A-Fa-f]{{64}})(?:\s+rate=(\S+))?")
+
+
+@dataclass(slots=True)
+class Bucket:
+    """A token bucket: `size` requests at once, filled again evenly within `seconds`."""
+
+    size: int
+    seconds: float
+    tokens: float = 0.0
+    at: float = -math.inf  # so long ago that it is full
+
+    def take(self, now: float) -> float:
+        """Take a token; 0, or the seconds until there is one."""
+        self.tokens = min(self.size, self.tokens + (now - self.at) * self.size / self.seconds)
+        self.at = now
+        if self.tokens < 1.0:
+            return (1.0 - self.tokens) * self.seconds / self.size
+        self.tokens -= 1.0
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    name: str
+    digest: bytes
+    rate: str = ""                 # as written; empty: no limit
+    bucket: Bucket | None = field(default=None, compare=False)
+
+
+def bucket_of(rate: str) -> Bucket:
+    """A full bucket for a rate such as 10/s, 600/min or 5000/h. Raises ValueError."""
+    found = _RATE.fullmatch(rate)
+    if not found:
+        raise ValueError("a rate is a whole number of requests per s, min or h, such as 10/s or 600/min")
+    return Bucket(int(found[1]), _SECONDS[found[2]])
+
+
+def parse(text: str, source: object) -> tuple[Key, ...]:
+    """The keys of a file's text. Raises ValueError that names source and line, and nothing that stands there."""
+    keys: list[Key] = []
+    lines: list[int] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if not line or line[0] == "#":
+            continue
+        found = _LINE.fullmatch(line)
+        if not found:
+            raise ValueError(f"{source}, line {number}: not of the form 'NAME sha256:DIGEST [rate=10/s]'; "
+                             "linpix key NAME makes such a line")
+        name, digest, rate = found[1], bytes.fromhex(found[2]), found[3] or ""
+        try:
+            bucket = bucket_of(rate) if rate else None
+        except ValueError as error:
+            raise ValueError(f"{source}, line {number}: {error}") from None
+        for key, other in zip(keys, lines, strict=True):
+            if name == key.name or digest == key.digest:
+                what = "name" if name == key.name else "key"
+                raise ValueError(f"{source}, line {number}: has the {what} of line {other}; every line needs its own")
+        keys.append(Key(name, digest, rate, bucket))
+        lines.append(number)
+    return tuple(keys)
+
+
+def open_private(path: Path, flags: int) -> int:
+    """A descriptor of a regular file that is its owner's alone. Raises OSError or ValueError with the cure."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    status = os.fstat(descriptor)  # of what was opened, whatever the name means by now
+    try:
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path} is not a regular file")
+        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ValueError(f"{path} holds keys and is open to others (mode {stat.S_IMODE(status.st_mode):04o}); "
+                             f"run: chmod 600 {path}")
+    except ValueError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read(path: Path) -> tuple[Key, ...]:
+    """The keys of a file. Raises OSError or ValueError."""
+    with open(open_private(path, os.O_RDONLY), encoding="utf-8", errors="replace") as file:
+        keys = parse(file.read(), path)
+    if not keys:
+        raise ValueError(f"{path} holds no key; linpix key NAME --file {path} adds one, or leave out --api-keys")
+    return keys
+
+
+class Keys:
+    """The keys of a file, read again when it changes. A file that became bad changes nothing, and is said so."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises OSError or ValueError where the file cannot be used."""
+        self._path, self._clock = path, clock
+        self._stamp = self._look()
+        self._looked = clock()
+        self._keys = read(path)
+
+    def _look(self) -> tuple[int, ...] | None:
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return None
+        # ctime: it also tells of another owner, and of a change by a tool that puts the old mtime back
+        return status.st_ctime_ns, status.st_mtime_ns, status.st_size, status.st_ino
+
+    def reload(self) -> bool:
+        """Read the file again; whether that was possible. Buckets of keys whose rate stays are as full as before."""
+        self._stamp = self._look()
+        try:
+            keys = read(self._path)
+        except (OSError, ValueError) as error:
+            logger.error("the API keys stay as they were: %s", error)
+            return False
+        known = {(key.name, key.rate): key.bucket for key in self._keys}
+        self._keys = tuple(Key(key.name, key.digest, key.rate, known.get((key.name, key.rate), key.bucket))
+                           for key in keys)
+        logger.info("API keys were read again: %s", ", ".join(key.name for key in keys))
+        return True
+
+    def find(self, presented: str) -> Key | None:
+        """The key that was presented, if it is one of the file's."""
+        now = self._clock()
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            if self._look() != self._stamp:
+                self.reload()
+        digest = hashlib.sha256(presented.encode()).digest()
+        matches = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
+        return matches[0] if matches else None  # after comparing with every one: the time tells nothing
+
+    def admit(self, key: Key) -> None:
+        """Count a request of a key. Raises RateLimited."""
+        wait = key.bucket.take(self._clock()) if key.bucket else 0.0
+        if wait:
+            raise RateLimited(key.name, key.rate, math.ceil(wait))

@@ -1,0 +1,157 @@
+"""One HTTP/1.1 connection: uvicorn's protocol with time limits, and h11 with stricter rules.
+
+The only file that subclasses private parts of uvicorn, which is why pyproject.toml bounds its version.
+"""
+
+import asyncio
+import re
+import secrets
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from server.errors import (
+    NotHTTP,
+)
+from server.logs import access
+from server.web.error_handlers import response_of
+
+AHEAD_BYTES = 2**16  # that a client may send beyond a request that is not answered yet, and be seen when it leaves
+STALLED_S = 60.0     # how long a client may take nothing of an answer that waits for it
+READ_BYTES = 2**14   # read from a connection at once: asyncio's 256 KiB may be 43,000 chunks, 0.2 s of the event loop
+HEAD_BYTES = 2**14   # largest head; h11 measures only those that arrive in pieces
+TINY_BYTES, MAX_TINY = 64, 500  # a body may have more chunks than this if they have so many bytes in the mean
+
+
+class Reader(h11.Connection):
+    """h11, but it refuses what misleads proxies or holds up the event loop, and takes two more forms of requests."""
+
+    _chunks = _bytes = 0  # of the body under way
+
+    def receive_data(self, data: bytes) -> None:
+        if self.their_state is h11.IDLE and not self.trailing_data[0] and data:
+            data = data.lstrip(b"\r\n")  # empty lines before a request
+            if not data:
+                return
+        super().receive_data(data)
+
+    def next_event(self) -> Any:
+        """As h11's. Raises RemoteProtocolError also for a large head, two lengths of a body, and tiny chunks."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+            return self._checked(event)
+        if isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._bytes += len(event.data)
+            if self._chunks > MAX_TINY and self._bytes < (self._chunks - 1) * TINY_BYTES:  # the last may not be whole
+                raise h11.RemoteProtocolError(f"{self._chunks} chunks of {self._bytes} bytes together; send larger "
+                                              f"ones, of at least {TINY_BYTES} bytes in the mean")
+        return event
+
+    def _checked(self, request: h11.Request) -> h11.Request:
+        size = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
+        if size > HEAD_BYTES:
+            raise h11.RemoteProtocolError(f"the head has {size:,} bytes; at most {HEAD_BYTES:,} are allowed")
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+            raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding contradict each other; send one")
+        if not (whole := re.fullmatch(rb"(?i:https?)://([^/?#]+)(.*)", request.target)):
+            return request
+        # a target with a host, which then counts and not the header
+        headers = [(b"host", whole[1]), *((name, value) for name, value in request.headers if name != b"host")]
+        return h11.Request(method=request.method, http_version=request.http_version, headers=headers,
+                           target=whole[2] if whole[2].startswith(b"/") else b"/" + whole[2])
+
+
+def connection(head_timeout_s: float, headers: Mapping[str, str], stalled_s: float = STALLED_S) -> type[H11Protocol]:
+    """uvicorn's protocol, but for clients that it would wait for without end, or not see leave.
+
+    A connection is closed on which no head of a request is complete in time, be it the first one, one that has begun,
+    or one behind a body that nobody wants; and one whose client takes nothing of its answer for stalled_s seconds.
+    Clients that leave are noticed where they have sent something more, and what is no HTTP is answered with our
+    envelope. Little is read at once, so that others have their turn. headers: of that answer.
+    """
+
+    class Connection(H11Protocol):
+        _late: asyncio.TimerHandle | None = None
+        _stalled: asyncio.TimerHandle | None = None
+        _left = 0  # bytes of an answer that the system had not taken when they were looked at last
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.conn = Reader(h11.SERVER)
+            with suppress(AttributeError):  # uvloop's transport has no such limit to set
+                transport.max_size = READ_BYTES
+            transport.set_write_buffer_limits(high=0)  # so that pause_writing is called for whatever is left over
+            self._expect_head()
+
+        def data_received(self, data: bytes) -> None:
+            if self.conn.their_state is h11.MUST_CLOSE:  # by its own words nothing follows: a line break of old clients
+                return
+            super().data_received(data)
+            self._expect_head()
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            # uvicorn reads no further than into a next request, and so would not see the end of the connection
+            if (self.conn.their_state in (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined]
+                    and len(self.conn.trailing_data[0]) <= AHEAD_BYTES):
+                self.flow.resume_reading()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget()
+            self.resume_writing()
+            super().connection_lost(exc)
+
+        def send_400_response(self, msg: str) -> None:
+            """Answer what h11 could not read, unless an answer is under way, which ends here."""
+            if self.cycle is not None:
+                self.cycle.disconnected = True  # whatever works for it has nobody to tell any more
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                request_id = secrets.token_hex(8)
+                answer = response_of(NotHTTP(f"the request cannot be read: {str(sys.exception())[:200]}"))
+                sent = [*answer.raw_headers, (b"connection", b"close"), (b"x-request-id", request_id.encode()),
+                        *((name.encode(), value.encode()) for name, value in headers.items())]
+                for event in (h11.Response(status_code=answer.status_code, headers=sent, reason=b"Bad Request"),
+                              h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+                    self.transport.write(self.conn.send(event) or b"")
+                access(method="OTHER", route=None, status=answer.status_code, request_id=request_id,
+                       client=self.client[0] if self.client else "unknown")
+            self.transport.close()
+
+        def _expect_head(self) -> None:
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._forget()
+            elif self._late is None:
+                self._late = self.loop.call_later(head_timeout_s, self.timeout_keep_alive_handler)
+
+        def _forget(self) -> None:
+            if self._late is not None:
+                self._late.cancel()
+                self._late = None
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._expect_reading()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._stalled is not None:
+                self._stalled.cancel()
+                self._stalled = None
+
+        def _expect_reading(self) -> None:
+            self._left = self.transport.get_write_buffer_size()
+            self._stalled = self.loop.call_later(stalled_s, self._look_again)
+
+        def _look_again(self) -> None:
+            if self.transport.get_write_buffer_size() < self._left:
+                self._expect_reading()
+            else:
+                self.transport.abort()  # closing would wait for the client to read
+
+    return Connection

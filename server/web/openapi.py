@@ -1,0 +1,226 @@
+"""What the OpenAPI has beside routes and types: errors with the text that they really have, links, streams, examples.
+
+Fields have their descriptions and examples in fields.py and schemas.py; those of answers are put together from them.
+"""
+
+import json
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.sse import format_sse_event
+from pydantic import BaseModel
+
+from server.errors import (
+    BatchFailed,
+    BodyTimeout,
+    BodyTooLarge,
+    ClientLimit,
+    DeadlinePassed,
+    DeadlineUnreachable,
+    Draining,
+    EngineGone,
+    ForeignHost,
+    ForeignOrigin,
+    QueueFull,
+    RateLimited,
+    ServiceError,
+    TooManyBodies,
+    TooManyOfClient,
+    Unauthorized,
+    Unexpected,
+)
+from server.web.error_handlers import body_of
+from server.web.middleware.bodies import PLAIN_BYTES
+from server.web.schemas import ErrorEnvelope, ImageData, ImageEvent, ImagesResponse
+
+Responses = dict[int | str, dict[str, Any]]  # of a route, as FastAPI has them
+Links = dict[str, dict[str, str]]
+
+# What routes can answer beside what they find wrong themselves, by what they do
+LEAVING = (Draining(), EngineGone("the engine made no progress for 60 s"))
+BODY = (BodyTimeout(1_460, 60.0), BodyTooLarge(1_500_000, PLAIN_BYTES), TooManyBodies(512),
+        TooManyOfClient(128))
+DRAWING = (QueueFull(254, 4, 256, 12.0), ClientLimit(256, 1, 256, 3.0), Unexpected("4eaca4dc47d7a5db"),
+           BatchFailed("RuntimeError"), *LEAVING, DeadlineUnreachable(2.0, 7.25, 90), DeadlinePassed(30.0))
+_HOSTS = (ForeignHost("rebound.example"),)  # of every route
+_CLIENTS = (Unauthorized(presented=False), ForeignOrigin("origin https://elsewhere.example", "localhost:8000"),
+            RateLimited("alice", "600/min", 1))  # of every route under /v1/
+
+_MEANING = {
+    400: "bad input: the message says what was got and what is allowed", 401: "no key, or not one of this server's",
+    403: "a foreign host or origin", 404: "there is none of this name", 408: "the body did not arrive in time",
+    409: "another one is running, or was cancelled just now",
+    413: "more bytes or pixels than are allowed", 415: "a format that is not taken",
+    429: "no room, or more requests than the key's rate allows", 500: "a failure of the server's",
+    503: "not now: try again, here or elsewhere", 504: "not within the time that it may take",
+}
+_ERROR = {"$ref": f"#/components/schemas/{ErrorEnvelope.__name__}"}
+_RETRY = {"Retry-After": {"description": "seconds until it is worth another try, computed from the steps that remain",
+                          "schema": {"type": "integer", "minimum": 1}, "example": 12}}
+
+
+def documented(*errors: ServiceError) -> Responses:
+    """The `responses` of a route that can answer these errors; those of every route come by themselves."""
+    return {status: {"model": ErrorEnvelope} | answer for status, answer in _answers(errors).items()}
+
+
+def _answers(errors: tuple[ServiceError, ...]) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    for error in errors:
+        answer = found.setdefault(error.status, {"description": _MEANING[error.status], "content": {
+            "application/json": {"examples": {}}}})
+        answer["content"]["application/json"]["examples"][error.code] = {"value": body_of(error)}
+        if error.retry_after_s is not None:
+            answer["headers"] = _RETRY
+    return found
+
+
+def answered(description: str, status: int = 200, *, example: dict[str, Any] | None = None,
+             content: dict[str, Any] | None = None, links: Links | None = None) -> Responses:
+    """The `responses` of a route for when all goes well.
+
+    example: what is not its fields' example · content: beside JSON, by media type · links: by the operation id of a
+    route that is asked with what the answer holds, where it has which of its parameters; for `generate`, which has
+    none, of its body's fields.
+    """
+    found: dict[str, Any] = {"description": description, "content": dict(content or {})}
+    if links:
+        found["links"] = {operation: {"operationId": operation, "requestBody" if operation == "generate" else
+                                      "parameters": {name: f"$response.body#/{place}"
+                                                     for name, place in places.items()}}
+                          for operation, places in links.items()}
+    if example is not None:
+        found["content"]["application/json"] = {"example": example}
+    return {status: found}
+
+
+def event_stream(data: type[BaseModel], events: dict[str, Any]) -> dict[str, Any]:
+    """The `content` of a stream of server-sent events. events: by name, what is not their fields' example."""
+    schema = data.model_json_schema()
+    _lift(schema)
+    typed = "type" in schema["properties"]
+    told = {name: body_of(given) if isinstance(given, ServiceError) else
+            _filled({**given, "type": name} if typed else given, schema, {}) for name, given in events.items()}
+    event = {"type": "object", "required": ["event", "data"], "properties": {
+        "event": {"type": "string", "enum": list(told), "description": "what has happened"},
+        "data": {"type": "string", "contentMediaType": "application/json", "contentSchema": schema,
+                 "description": "these fields as JSON; of `error`, those of an answer that is one"}}}
+    return {"text/event-stream": {"itemSchema": event, "examples": {
+        name: {"value": format_sse_event(event=name, data_str=json.dumps(data)).decode()}
+        for name, data in told.items()}}}
+
+
+def drawn(kind: str, event: type[ImageEvent], *errors: ServiceError, links: Links | None = None) -> Responses:
+    """The `responses` of a route of images, whose events are of this kind. errors: its own, beside those of both."""
+    found = answered("the images, in the form that stream and Accept ask for", links=links, content={
+        "image/png": {"schema": {"type": "string", "contentMediaType": "image/png"},
+                      "examples": {"the picture itself": {"value": "\x89PNG\r\n\x1a\n..."}}},
+        **event_stream(event, {f"{kind}.partial_image": {"partial_image_index": 0, "rows": 14},
+                               f"{kind}.completed": {}, "error": DeadlinePassed(30.0)})})
+    fields = {name: field for model in (ImageData, ImagesResponse)
+              for name, field in model.model_json_schema()["properties"].items()}
+    found[200]["headers"] = {
+        f"X-LinPix-{name.title()}": {"description": f"of a PNG: {fields[name]['description']}", "schema": fields[name]}
+        for name in ("seed", "model", "checkpoint", "engine", "precision", "device", "state")}
+    return found | documented(*BODY, *DRAWING, *errors)
+
+
+def describe(app: FastAPI, *, keys: bool, compare_budget: float) -> None:
+    """Let an app's OpenAPI say all of it, of this server: whether it asks for keys, and how long comparisons may be."""
+    generated = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = generated()
+            _guarded(schema, keys=keys)
+            _finish(schema)
+            _within(schema, compare_budget)
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _within(schema: dict[str, Any], compare_budget: float) -> None:
+    """No example of a budget that this server refuses."""
+    field = schema["components"]["schemas"]["CompareBody"]["properties"]["budget"]
+    field["examples"] = [min(budget, compare_budget) for budget in field["examples"]]
+    for example in schema["paths"]["/v1/compare"]["post"]["requestBody"]["content"]["application/json"][
+            "examples"].values():
+        example["value"]["budget"] = min(example["value"]["budget"], compare_budget)
+
+
+def _guarded(schema: dict[str, Any], *, keys: bool) -> None:
+    """What the guard asks of requests and answers to them; and no 422, since bad input is 400 here."""
+    schema["components"].setdefault("securitySchemes", {})["key"] = {
+        "type": "http", "scheme": "bearer",
+        "description": "A key of the file of --api-keys. " + ("This server asks for one." if keys else
+                                                              "This server has no such file, and asks for none.")}
+    for name in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(name, None)
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            if path.startswith("/v1/"):
+                operation["security"] = [{"key": []}] if keys else [{}, {"key": []}]
+            for status, answer in _answers(_HOSTS + _CLIENTS if path.startswith("/v1/") else _HOSTS).items():
+                there = operation["responses"].setdefault(str(status), answer)
+                there["content"]["application/json"].setdefault("schema", _ERROR)
+                there["content"]["application/json"]["examples"] |= answer["content"]["application/json"]["examples"]
+
+
+def _finish(schema: dict[str, Any]) -> None:
+    """Descriptions and examples where readers look for them, and every example whole."""
+    schemas = schema["components"]["schemas"]
+    for model in schemas.values():
+        _lift(model)
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", []):
+                schema = parameter["schema"]
+                for kind in schema.pop("anyOf", []):  # a header that may be absent, and not null
+                    schema |= kind if kind != {"type": "null"} else {}
+                parameter.setdefault("description", schema.pop("description", None))
+                parameter["example"] = schema["examples"][0]
+            operation["responses"] = dict(sorted(operation["responses"].items()))
+            for answer in operation["responses"].values():
+                content = answer["content"].get("application/json", {})
+                for example in content.get("examples", {}).values():
+                    example["value"] = _filled(example["value"], content["schema"], schemas)
+                if content and "examples" not in content:
+                    content["example"] = _filled(content.get("example"), content["schema"], schemas)
+
+
+def _lift(model: dict[str, Any]) -> None:
+    """Say of a field that may be null what pydantic says of its other kinds."""
+    for field in model.get("properties", {}).values():
+        for kind in field.get("anyOf", []):
+            for word in ("description", "examples"):
+                if word in kind:
+                    field.setdefault(word, kind.pop(word))
+
+
+def _filled(given: Any, schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
+    """An example by its schema. Of an object what is not given is null if it may be, else the field's own example.
+
+    FastAPI takes nulls out of the examples that it is given, so that these come back, too.
+    """
+    schema = schemas[schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
+    if given is None and "examples" in schema:
+        return schema["examples"][0]
+    if given is None and "anyOf" in schema:
+        return _filled(None, schema["anyOf"][0], schemas)
+    if given is None and schema.get("type") == "array":
+        return [_filled(None, schema["items"], schemas)]
+    if "properties" not in schema:
+        return schema.get("const", schema.get("enum", [None])[0]) if given is None else given
+    example = {}
+    for name, field in schema["properties"].items():
+        nullable = {"type": "null"} in field.get("anyOf", [])
+        if given is None or (name not in given and not nullable):
+            example[name] = _filled(None, field, schemas)
+        elif given.get(name) is not None:
+            example[name] = _filled(given[name], field, schemas)
+        elif name in schema["required"]:
+            example[name] = None
+    return example

@@ -1,0 +1,88 @@
+"""/v1/compare: comparisons of attention backends, one at a time."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Header
+from fastapi.sse import EventSourceResponse, format_sse_event
+
+from server.compare.backends import BACKENDS
+from server.compare.checkpoints import not_compared
+from server.compare.comparison import ComparisonPlan
+from server.compare.jobs import Comparisons, Job
+from server.errors import (
+    ComparisonNotFound,
+    Conflict,
+    InvalidRequest,
+    JustCancelled,
+    ModelNotFound,
+    NotJson,
+)
+from server.web import fields
+from server.web.openapi import BODY, LEAVING, answered, documented, event_stream
+from server.web.schemas import (
+    COMPARE,
+    REPORT,
+    CompareBody,
+    Comparison,
+)
+from server.web.service import ServiceDep, preferred
+
+router = APIRouter(tags=["compare"])
+
+_CANCELLED = {"status": "cancelled", "progress": 0.0}  # in examples: before it had begun
+_EVENTS = event_stream(Comparison, {
+    "comparison.progress": {"report": REPORT}, "comparison.cancelled": _CANCELLED,
+    "comparison.completed": {"status": "completed", "progress": 1.0, "report": REPORT},
+    "comparison.failed": {"status": "failed",
+                          "error": "the engine made no progress for 600 s"}})
+
+
+@router.post("/v1/compare", tags=["compare"], status_code=202, response_model=Comparison,
+             responses=answered("it has begun", 202, example={"progress": 0.0},
+                                links={"comparison": {"id": "id"}, "cancel_comparison": {"id": "id"}})
+             | documented(InvalidRequest("budget must be at most 120 seconds, got 600", param="budget"),
+                          ModelNotFound("mnist-large", ["mnist-small"]), Conflict("cmp-1"), JustCancelled("cmp-1", 0.8),
+                          NotJson("text/plain"), *BODY, *LEAVING))
+async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=COMPARE)], service: ServiceDep
+                           ) -> dict[str, Any]:
+    """Compare attention backends on this machine, between live requests; one comparison at a time."""
+    served = service.find(body.model)
+    service.ledger.check_open()
+    if obstacle := not_compared(served.engine.checkpoint):
+        raise InvalidRequest(obstacle, param="model")
+    if body.budget > service.settings.compare_budget:
+        raise InvalidRequest(f"budget must be at most {service.settings.compare_budget:g} seconds, "
+                             f"got {body.budget:g}", param="budget")
+    try:
+        plan = ComparisonPlan(backends=tuple(body.backends or BACKENDS), batches=tuple(body.batch),
+                                      budget_s=body.budget)
+    except ValueError as error:
+        raise InvalidRequest(str(error), param="backends") from error
+    return service.comparisons.begin(served.name, served.engine.checkpoint, plan).to_json()
+
+
+@router.get("/v1/compare/{id}", tags=["compare"], response_model=Comparison, operation_id="comparison",
+            responses=answered("how it stands", content=_EVENTS) | documented(ComparisonNotFound("cmp-2", ["cmp-1"])))
+async def comparison(id: fields.ComparisonId, service: ServiceDep,
+                     accept: Annotated[str, Header(include_in_schema=False)] = "") -> Any:
+    """Progress and result; as server-sent events with `Accept: text/event-stream`."""
+    job = service.comparisons.find(id)
+    if preferred(accept) == "text/event-stream":
+        return EventSourceResponse(_events(service.comparisons, job))
+    return job.to_json()
+
+
+async def _events(comparisons: Comparisons, job: Job) -> AsyncIterator[bytes]:
+    async for state in comparisons.watch(job):
+        kind = "progress" if state["status"] == "running" else state["status"]
+        yield format_sse_event(event=f"comparison.{kind}", data_str=json.dumps(state))
+
+
+@router.delete("/v1/compare/{id}", tags=["compare"], response_model=Comparison, operation_id="cancel_comparison",
+               responses=answered("how it stands then", example=_CANCELLED)
+               | documented(ComparisonNotFound("cmp-2", ["cmp-1"])))
+async def cancel_comparison(id: fields.ComparisonId, service: ServiceDep) -> dict[str, Any]:
+    """Stop a comparison, whoever began it; what it has measured stays readable."""
+    return service.comparisons.cancel(id).to_json()

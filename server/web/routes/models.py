@@ -1,0 +1,39 @@
+"""GET /v1/models: what is loaded."""
+
+from fastapi import APIRouter
+
+from server.engine.served import ServedModel
+from server.errors import ModelNotFound
+from server.pictures import pictures
+from server.web import fields
+from server.web.openapi import answered, documented
+from server.web.schemas import ModelCard, ModelList
+from server.web.service import ServiceDep
+
+router = APIRouter(tags=["models"])
+
+
+
+def card_of(served: ServedModel) -> ModelCard:
+    engine, config, facts = served.engine, served.engine.config, served.engine.facts
+    return ModelCard(
+        id=served.name, created=int(engine.checkpoint.provenance.get("created", 0)), checkpoint=facts["checkpoint"],
+        bits_per_dim=engine.checkpoint.provenance.get("bits_per_dim") or {}, engine=facts["engine"],
+        precision=facts["precision"], device=facts["device"], state=facts["state"], attention=config.attention,
+        width=config.width, height=config.height, channels=config.channels,
+        classes=list(engine.checkpoint.class_names), sizes=pictures.sizes(config),
+        state_bytes=engine.checkpoint.net.attention.state_bytes, slots=engine.slots)
+
+
+@router.get("/v1/models", tags=["models"], responses=answered("all that is", links={"model": {"model": "data/0/id"}}))
+async def models(service: ServiceDep) -> ModelList:
+    """What is loaded, the default model first."""
+    return ModelList(data=[card_of(served) for served in service.ledger.models.values()])
+
+
+@router.get("/v1/models/{model}", tags=["models"], operation_id="model",
+            responses=answered("what it is", links={"generate": {"model": "id"}})
+            | documented(ModelNotFound("mnist-large", ["mnist-small"])))
+async def model(model: fields.Name, service: ServiceDep) -> ModelCard:
+    """One loaded model."""
+    return card_of(service.find(model))

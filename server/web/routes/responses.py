@@ -1,0 +1,139 @@
+"""The answers to images requests: a PNG, JSON or server-sent events."""
+
+import asyncio
+import base64
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from numpy.typing import NDArray
+from starlette.types import Receive, Scope, Send
+
+from server.engine.ledger import Ledger
+from server.engine.ticket import ImageDone, Ticket
+from server.errors import ServiceError
+from server.pictures import pictures
+from server.web.error_handlers import body_of
+from server.web.routes.image_request import ImageRequest
+
+SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30
+PING_S = 15.0    # of silence, after which a stream says that it is there: proxies cut off what is silent for a minute
+UNREAD_S = 10.0  # after a request's deadline, that the end of its stream may take to be read
+T = TypeVar("T")
+logger = logging.getLogger("linpix")
+
+
+def partial_rows(partial_images: int | None, given: int, height: int) -> set[int]:
+    """After how many finished image rows a stream shows a partial image: each, or that many evenly spread.
+
+    given: image rows that were known from the start; only what follows is shown.
+    """
+    if partial_images is None or partial_images >= height - given:
+        return set(range(given + 1, height + 1))
+    return {given + (height - given) * (index + 1) // (partial_images + 1) for index in range(partial_images)}
+
+
+async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: Ticket, kind: str,
+                  facts: dict[str, Any]) -> Response:
+    """Wait for the images of a request and give them in the form asked for. Raises ServiceError."""
+    common = {"created": int(time.time()), **request.served.engine.facts, "size": request.size,
+              "output_format": "png", "warnings": request.warnings, **facts}
+    if request.stream:
+        return Stream(stream_events(ledger, request, ticket, kind, common), ticket)
+    response = await unless_gone(http, in_one_piece(request, ticket, common))
+    if response is None:
+        return Response(status_code=499)  # the client has disconnected
+    ledger.release(ticket, "completed")
+    return response
+
+
+async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, Any]) -> Response:
+    """A response that is not a stream. Each image is encoded as soon as it is done. Raises ServiceError."""
+    pngs = {event.index: await encoded(request, ticket, event.canvas)
+            async for event in ticket.events() if isinstance(event, ImageDone)}
+    if request.png:
+        headers = {f"x-linpix-{name}": quote(value, safe="+") for name, value in request.served.engine.facts.items()}
+        return Response(pngs[0], media_type="image/png", headers=headers | {"x-linpix-seed": str(request.seed)})
+    data = [{"b64_json": base64.b64encode(png).decode(), "seed": request.seed + index}
+            for index, png in sorted(pngs.items())]
+    return JSONResponse(common | {"data": data})
+
+
+async def encoded(request: ImageRequest, ticket: Ticket, canvas: NDArray[np.uint8], rows: int | None = None) -> bytes:
+    """As pictures.png; an image that takes more than a moment is encoded in a thread. Raises DeadlinePassed."""
+    work = partial(pictures.png, canvas, request.config, request.factor, rows=rows)
+    if request.config.width * request.config.height * request.factor**2 <= SOON_PIXELS:
+        png = work()
+        ticket.check_time()
+    else:
+        async with ticket.in_time():
+            png = await asyncio.to_thread(work)
+    return png
+
+
+async def unless_gone(http: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of work, or None if the client closes its connection first."""
+
+    async def gone() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, kind: str,
+                        common: dict[str, Any]) -> AsyncIterator[bytes]:
+    """Server-sent events of one request."""
+    shown = dict.fromkeys(range(request.n), 0)
+    given = (ticket.known or 0) // request.served.batcher.image_row
+    rows = partial_rows(request.partial_images, given, request.config.height)
+    try:
+        async for event in ticket.events(PING_S):
+            if event is None:
+                yield KEEPALIVE_COMMENT
+                continue
+            data = common | {"image_index": event.index, "seed": request.seed + event.index}
+            if isinstance(event, ImageDone):
+                png = await encoded(request, ticket, event.canvas)
+                data |= {"type": f"{kind}.completed", "b64_json": base64.b64encode(png).decode()}
+            elif event.rows in rows:
+                png = await encoded(request, ticket, event.canvas, event.rows)
+                data |= {"type": f"{kind}.partial_image", "partial_image_index": shown[event.index],
+                         "rows": event.rows, "b64_json": base64.b64encode(png).decode()}
+                shown[event.index] += 1
+            else:
+                continue
+            yield format_sse_event(event=data["type"], data_str=json.dumps(data))
+        ledger.release(ticket, "completed")
+    except ServiceError as error:
+        ledger.release(ticket, "failed")
+        yield format_sse_event(event="error", data_str=json.dumps(body_of(error)))
+
+
+class Stream(EventSourceResponse):
+    """Server-sent events, which end soon after the deadline even if the client does not read them."""
+
+    def __init__(self, events: AsyncIterator[bytes], ticket: Ticket) -> None:
+        super().__init__(events, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        self._ticket = ticket
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout_at(self._ticket.deadline + UNREAD_S):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            logger.warning("a request ends: its client does not read the stream")

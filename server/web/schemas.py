@@ -1,0 +1,237 @@
+"""What goes over the wire: OpenAI's Images API, with our extras. The examples are of the shipped `mnist-small`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from server.compare.backends import BACKENDS
+from server.web import fields
+
+
+class GenerateBody(BaseModel):
+    """Unknown fields are ignored, and the answer's warnings name them."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: fields.Model | None = None
+    prompt: fields.Prompt | None = None
+    n: fields.Count | None = None
+    size: fields.Size | None = None
+    response_format: fields.Format | None = None
+    stream: fields.Stream | None = None
+    partial_images: fields.Partials | None = None
+    seed: fields.Seed | None = None
+    temperature: fields.Temperature | None = None
+    label: fields.Label | None = None
+    timeout: fields.Timeout | None = None
+    priority: fields.Priority | None = None
+
+
+GENERATE: dict[str, Any] = {  # bodies to try, by what they show
+    "one of a class": {"value": {"label": 7, "seed": 1}},
+    "several, larger": {"value": {"n": 4, "size": "280x280", "temperature": 0.9}},
+    "a stream": {"value": {"prompt": "3", "stream": True, "partial_images": 2}},
+}
+EDIT: dict[str, Any] = {
+    "the lower half": {"value": {"image": "seven.png", "keep_rows": 14, "seed": 5}},
+    "what a mask says": {"value": {"image": "seven.png", "mask": "mask.png", "n": 2}},
+}
+
+
+FORM_LISTS = ("image[]",)  # fields of the form of an edit that may be there more than once, and all of them
+FORM_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", *GenerateBody.model_fields})
+
+
+class CompareBody(BaseModel):
+    """What to compare; see `linpix compare`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: fields.Model | None = None
+    backends: Annotated[list[str], Field(min_length=1, max_length=8, examples=[["linear", "stateful-softmax"]],
+                                         description=f"of {', '.join(BACKENDS)}; absent: all")] | None = None
+    batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8, examples=[[1, 16]],
+                                                                      description="images decoded together; 1 is "
+                                                                      "always measured beside them")] = [1, 16]
+    budget: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False, examples=[10.0], description="seconds to "
+                                   "measure in, up to compare_budget of /v1/status")] = 30.0
+
+
+COMPARE: dict[str, Any] = {
+    "two kinds of attention": {"value": {"backends": ["linear", "stateful-softmax"], "batch": [1, 16], "budget": 10.0}},
+}
+
+
+class ErrorFields(BaseModel):
+    message: str = Field(description="what is wrong, what was given, and what is allowed",
+                         examples=["n must be 1..16, got 17"])
+    type: str = Field(description="kind of error, as OpenAI's clients know them", examples=["invalid_request_error"])
+    param: str | None = Field(description="the field that is wrong, if it is one", examples=["n"])
+    code: str = Field(description="the cause, for programs", examples=["invalid_value"])
+
+
+class ErrorEnvelope(BaseModel):
+    error: ErrorFields = Field(description="every error of every route")
+
+
+class ImageData(BaseModel):
+    b64_json: fields.Picture
+    seed: fields.DrawnSeed
+
+
+class Drawn(BaseModel):
+    """What every answer and event of the images routes tells."""
+
+    created: int = Field(description="time of the answer, seconds since 1970", examples=[1795303560])
+    model: fields.Name
+    checkpoint: fields.Digest
+    engine: fields.Engine
+    precision: fields.Precision
+    device: fields.Device
+    state: fields.State
+    size: str = Field(description="width x height of the pictures, in pixels", examples=["28x28"])
+    output_format: Literal["png"] = Field("png", description="format of the pictures")
+    warnings: list[str] = Field(description="parts of the request that were ignored", examples=[[]])
+
+
+class Conditioning(BaseModel):
+    """What an edit tells beside: how much of the picture was known."""
+
+    conditioning: Literal["prefix", "partial"] = Field(description="prefix: all that was known comes before the first "
+                                                       "hole, so it conditions all that is drawn")
+    known: int = Field(description="known sub-pixels", examples=[392])
+    known_before_first_hole: int = Field(description="known sub-pixels that influence everything drawn", examples=[392])
+    known_after_last_hole: int = Field(description="known sub-pixels that had no influence", examples=[0])
+
+
+class ImagesResponse(Drawn):
+    data: list[ImageData] = Field(description="the images, in the order of their seeds")
+
+
+class EditResponse(Conditioning, ImagesResponse):
+    pass
+
+
+class ImageEvent(Drawn):
+    """One image of a stream, finished or not."""
+
+    image_index: int = Field(description="number of the image, from 0", examples=[0])
+    seed: fields.DrawnSeed
+    partial_image_index: int | None = Field(None, description="number of the partial image, from 0; absent when it is "
+                                            "completed", examples=[0])
+    rows: int | None = Field(None, description="finished image rows; the others are black; absent when it is "
+                             "completed", examples=[14])
+    b64_json: fields.Picture
+
+
+class GenerationEvent(ImageEvent):
+    type: Literal["image_generation.partial_image", "image_generation.completed"] = Field(description="as `event`")
+
+
+class EditEvent(Conditioning, ImageEvent):
+    type: Literal["image_edit.partial_image", "image_edit.completed"] = Field(description="as `event`")
+
+
+class ModelCard(BaseModel):
+    id: fields.Name
+    object: Literal["model"] = Field("model", description="kind of object")
+    created: int = Field(description="when it was trained, seconds since 1970", examples=[1795195165])
+    owned_by: Literal["linpix"] = Field("linpix", description="for OpenAI's clients")
+    checkpoint: fields.Digest
+    bits_per_dim: dict[str, float] = Field(description="bits/dim by the images it was measured on, such as 10,000 "
+                                                       "test images",
+                                           examples=[{"test_1000": 0.8225, "test_10000": 0.8423}])
+    engine: fields.Engine
+    precision: fields.Precision
+    device: fields.Device
+    state: fields.State
+    attention: str = Field(description="linear or softmax", examples=["linear"])
+    width: int = Field(description="of its images, in pixels", examples=[28])
+    height: int = Field(description="of its images, in pixels", examples=[28])
+    channels: int = Field(description="sub-pixels of a pixel: 1 for grey, 3 for RGB", examples=[1])
+    classes: list[str] = Field(description="class names, in the order of their indices; empty: the model has no "
+                                           "classes",
+                               examples=[["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]])
+    sizes: list[str] = Field(description="values allowed for size", examples=[["28x28", "56x56", "84x84"]])
+    state_bytes: int = Field(description="bytes of the state of one image", examples=[67584])
+    slots: fields.Slots
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = Field("list", description="kind of object")
+    data: list[ModelCard] = Field(description="the models, the default one first")
+
+
+REPORT: dict[str, Any] = {"model": "mnist-small", "budget_s": 10.0, "spent_s": 5.0, "results": [
+    {"backend": "linear", "engine": "compiled", "precision": "bf16", "batch": 1, "images_per_second": 102.0,
+     "seconds_per_image": 0.0098, "state_bytes": 67584, "estimated": False, "bits_per_dim": 0.96971}]}
+
+
+class Comparison(BaseModel):
+    """A comparison under way or over."""
+
+    id: fields.ComparisonId
+    status: fields.Phase
+    progress: float = Field(ge=0, le=1, description="part of the budget that is used; 1 when completed",
+                            examples=[0.5])
+    model: fields.Name
+    budget: float = Field(description="seconds for measuring", examples=[10.0])
+    shared_device: bool = Field(description="whether other requests were decoded meanwhile", examples=[False])
+    error: str | None = Field(description="why it failed", examples=[None])
+    report: dict[str, Any] | None = Field(
+        description="report.json of `linpix compare` as far as it is: circumstances, and under results for each "
+                    "backend, engine and batch its images_per_second, seconds_per_image, state_bytes of an image, "
+                    "step_seconds at some positions, and bits_per_dim; null before it has begun", examples=[REPORT])
+
+
+class ModelStatus(BaseModel):
+    """Counters grow from the start of the process: a rate is the difference of two answers over their `uptime`s."""
+
+    id: fields.Name
+    backend: str = Field(description="how it decodes: linear or stateful-softmax", examples=["linear"])
+    engine: fields.Engine
+    precision: fields.Precision
+    device: fields.Device
+    slots: fields.Slots
+    slots_used: int = Field(description="slots with an image now", examples=[2])
+    images_waiting: int = Field(description="admitted images without a slot", examples=[0])
+    images_completed: int = Field(description="finished images", examples=[4])
+    pixels_generated: int = Field(description="sub-pixels decoded", examples=[2744])
+    quanta: int = Field(description="engine calls, each of several steps", examples=[345])
+    step_seconds_sum: float = Field(description="sum over quanta of their mean seconds per step", examples=[0.35])
+
+
+class ComparisonStatus(BaseModel):
+    id: fields.ComparisonId
+    model: fields.Name
+    status: fields.Phase
+
+
+class Limits(BaseModel):
+    max_n: int = Field(description="largest n of a request", examples=[16])
+    max_queue: int = Field(description="images that may wait for a slot, per model", examples=[256])
+    max_upload: int = Field(description="largest request body, bytes", examples=[16777216])
+    compare_budget: float = Field(description="longest comparison, seconds", examples=[120.0])
+
+
+class Status(BaseModel):
+    """What /metrics says, of what a page shows while it watches."""
+
+    status: Literal["ready", "starting", "draining", "gone"] = Field(description="whether requests are taken; gone: "
+                                                                     "the process ends")
+    version: str = Field(description="version of LinPix", examples=["0.1.0"])
+    torch: str = Field(description="version of torch", examples=["2.13.0"])
+    kernel: str = Field(description="instruction set of the compiled kernels, cuda, or eager", examples=["avx512bf16"])
+    uptime: float = Field(description="seconds since the start", examples=[22.15])
+    requests_running: int = Field(description="requests with an image in a slot", examples=[1])
+    requests_waiting: int = Field(description="requests without an image in a slot yet", examples=[0])
+    requests_rejected: dict[str, int] = Field(description="refused requests, by "
+                                                          "reason", examples=[{"queue_full": 0, "invalid": 2}])
+    rows_sum: int = Field(description="sum over quanta of their images", examples=[690])
+    models: list[ModelStatus] = Field(description="one entry per model, the default one first")
+    comparison: ComparisonStatus | None = Field(description="the latest comparison; null if there was none")
+    limits: Limits = Field(description="what requests may ask for")
+
+
+class Health(BaseModel):
+    status: str = Field(description="alive for /healthz, ready for /readyz", examples=["alive"])

@@ -1,0 +1,65 @@
+"""What the routes share: the settings, the ledger, and which model is the default."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from server.compare.jobs import Comparisons
+from server.engine.ledger import Ledger
+from server.engine.models import Catalogue
+from server.engine.served import ServedModel
+from server.errors import ModelNotFound
+from server.settings import Settings
+from server.web.keys import Keys
+from server.web.middleware.bodies import UploadDrain
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    settings: Settings
+    ledger: Ledger
+    comparisons: Comparisons
+    catalogue: Catalogue
+    intake: UploadDrain
+    keys: Keys | None = None  # no key is asked for
+
+    def reload_keys(self) -> bool:
+        """Read the file of API keys again; whether that was possible. Where it was not, the old keys stay."""
+        return self.keys is None or self.keys.reload()
+
+    @property
+    def default(self) -> str:
+        """The first model loaded."""
+        return next(iter(self.ledger.models))
+
+    def find(self, model: str | None) -> ServedModel:
+        """A loaded model by its name, or the default one. Raises ModelNotFound."""
+        name = self.default if model is None else model
+        if name not in self.ledger.models:
+            raise ModelNotFound(name, self.ledger.models)
+        return self.ledger.models[name]
+
+    def max_images(self, *models: ServedModel, bulk: bool = False) -> int:
+        """Images that one request may ask for, of whichever of these models."""
+        return min(self.settings.max_n, self.settings.client_images or self.settings.max_n,
+                   *(served.max_images(bulk) for served in models))
+
+
+def service_of(request: Request) -> Service:
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service
+
+
+async def _service(request: Request) -> Service:
+    """Not a plain function: FastAPI would have each request wait for a thread to call it."""
+    return service_of(request)
+
+
+ServiceDep = Annotated[Service, Depends(_service)]
+
+
+def preferred(accept: str) -> str:
+    """The media type that an Accept header lists first."""
+    return accept.split(",")[0].split(";")[0].strip()

@@ -1,0 +1,273 @@
+"""What is seen of images as they are drawn: grids, animations and half-block characters, read back to pixels."""
+
+import io
+import os
+import re
+
+import numpy as np
+import pyte
+import pytest
+from PIL import Image, ImageSequence
+
+from model.config import PRESETS
+from server.cli import animation, preview
+from server.cli.animation import MAX_FRAMES, UNDRAWN, Film
+from server.cli.preview import TRUE_COLOURS, Preview
+
+TINY, DIGITS, COLOURS = PRESETS["tiny"], PRESETS["mnist-small"], PRESETS["cifar10-small"]
+RNG = np.random.default_rng(0)
+
+
+def noise(count, config) -> np.ndarray:
+    return RNG.integers(0, 256, (count, config.subpixels), np.uint8)
+
+
+def enlarged(picture, factor) -> np.ndarray:
+    return picture.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def frames_of(content: bytes, mode: str) -> list[tuple[np.ndarray, int]]:
+    """Pixels and milliseconds of each frame, as Pillow reads them back."""
+    with Image.open(io.BytesIO(content)) as picture:
+        frames = []
+        for frame in ImageSequence.Iterator(picture):
+            shown = np.asarray(frame.convert(mode))
+            frames.append((shown, frame.info["duration"]))
+        return frames
+
+
+def read_half_blocks(lines) -> np.ndarray:
+    """The pixels (2 * lines, width, 3) that such lines show; -1 is the terminal's own background. 24 bits, or 256."""
+    levels = [0, 95, 135, 175, 215, 255]
+    rows = []
+    for line in lines:
+        halves, painted = ([], []), []
+        assert line.endswith("\x1b[0m")
+        for codes, blocks in re.findall(r"\x1b\[([0-9;]+)m(▀*)", line):
+            numbers = [int(number) for number in codes.split(";")]
+            while numbers and numbers != [0]:
+                half = {38: 0, 48: 1, 49: 1}[numbers[0]]
+                if numbers[0] == 49:
+                    colour, length = [-1] * 3, 1
+                elif numbers[1] == 2:
+                    colour, length = numbers[2:5], 5
+                else:
+                    index, length = numbers[2] - 16, 3
+                    colour = ([levels[index // 36], levels[index // 6 % 6], levels[index % 6]] if index < 216
+                              else [8 + 10 * (index - 216)] * 3)
+                painted = [colour if half == 0 else painted[0] if painted else None, colour]
+                halves[half].extend([colour] * len(blocks))
+                numbers = numbers[length:]
+        rows += halves
+    return np.array(rows)
+
+
+# --- the grid ---
+
+def test_a_grid_shows_finished_rows_and_what_was_known_and_else_grey():
+    images, known = noise(3, TINY), np.zeros(64, np.bool_)
+    known[-3:] = True
+    sheet = animation.grid(images, TINY, rows=np.array([0, 2, 8]), known=known)
+    assert sheet.shape == (10, 28)
+    for index, rows in enumerate((0, 2, 8)):
+        expected = images[index].copy()
+        expected[rows * 8:61] = UNDRAWN
+        assert np.array_equal(sheet[1:9, 1 + 9 * index:9 + 9 * index].reshape(-1), expected)
+
+
+@pytest.mark.parametrize(("count", "batch"), [(1, 1), (5, 2), (40, 8), (3, 3)])
+def test_frames_do_not_depend_on_the_length_of_quanta(count, batch):
+    """Quanta are cut at random, and never longer than an image row."""
+    config, films = DIGITS, []
+    for _ in range(3):
+        film = Film(count, 4, config.height)
+        for first in range(0, count, batch):
+            position, some = 4 * 28, range(first, min(first + batch, count))
+            while position < config.subpixels:
+                position = min(config.subpixels, position + int(RNG.integers(1, 29)))
+                film.advance((index, position // 28) for index in some)
+        films.append(np.stack(film.moments))
+    assert all(np.array_equal(film, films[0]) for film in films)
+    assert (films[0][0] == 4).all() and (films[0][-1] == 28).all()
+    assert len(films[0]) == min(MAX_FRAMES, 24 * -(-count // batch) + 1)
+    assert (np.diff(films[0], axis=0) >= 0).all() and np.diff(films[0], axis=0).sum(axis=1).min() > 0
+
+
+def test_images_that_are_whole_from_the_start_have_one_frame():
+    film = Film(2, 8, 8)
+    film.advance([])
+    assert len(film.moments) == 1 and (film.moments[0] == 8).all()
+
+
+# --- the animation ---
+
+def stages(images, config) -> list[np.ndarray]:
+    film = Film(len(images), 0, config.height)
+    for rows in range(1, config.height + 1):
+        film.advance((index, rows) for index in range(len(images)))
+    return [animation.grid(images, config, rows=rows) for rows in film.moments]
+
+
+@pytest.mark.parametrize(("kind", "config"), [("GIF", TINY), ("GIF", DIGITS), ("WEBP", DIGITS), ("WEBP", COLOURS)],
+                         ids=["gif-tiny", "gif-grey", "webp-grey", "webp-colour"])
+def test_an_animation_read_back_is_the_frames_enlarged(kind, config):
+    frames = stages(noise(4, config), config)
+    content = animation.animate(frames, kind, 3)
+    read = frames_of(content, "L" if config.channels == 1 else "RGB")
+    assert len(read) == len(frames) == config.height + 1
+    for (shown, _), frame in zip(read, frames, strict=True):
+        assert np.array_equal(shown, enlarged(frame, 3))
+    assert [duration for _, duration in read] == animation.durations(len(frames))
+    with Image.open(io.BytesIO(content)) as picture:
+        assert picture.info["loop"] == 0  # for ever
+
+
+def test_colours_of_a_gif_are_near_and_stay_what_they_are_while_the_rest_is_drawn():
+    y, x = np.mgrid[0:32, 0:32]
+    smooth = np.stack([8 * y, 8 * x, 255 - 4 * (x + y)], axis=-1).reshape(1, -1).astype(np.uint8)
+    frames = stages(smooth, COLOURS)
+    read = [shown.astype(int) for shown, _ in frames_of(animation.animate(frames, "GIF", 2), "RGB")]
+    assert len(read) == 33
+    assert np.abs(read[-1] - enlarged(frames[-1], 2)).mean() < 8
+    for rows, shown in enumerate(read):
+        top = 2 * (rows + 1)
+        assert np.array_equal(shown[:top], read[-1][:top])
+        assert np.abs(shown[top:2 * 33, 2:-2] - UNDRAWN).max(initial=0) < 8
+
+
+@pytest.mark.parametrize("frames", [1, 2, 9, 29, 33, MAX_FRAMES])
+def test_the_last_frame_is_held_and_the_others_pass_in_a_few_seconds(frames):
+    milliseconds = animation.durations(frames)
+    assert len(milliseconds) == frames and milliseconds[-1] == 2000
+    assert sum(milliseconds[:-1]) <= 2400
+    assert all(20 <= each <= 120 and each % 10 == 0 for each in milliseconds[:-1])  # browsers slow down below 20
+
+
+@pytest.mark.parametrize(("count", "config"), [(1, DIGITS), (4, DIGITS), (10, DIGITS), (64, DIGITS), (1, COLOURS),
+                                               (16, COLOURS), (3, TINY)])
+def test_an_animation_is_enlarged_to_a_width_that_one_sees(count, config):
+    factor = animation.enlargement(count, config, None)
+    assert 280 < animation.sheet_size(count, config)[0] * factor <= 560
+    assert animation.enlargement(count, config, 2) == 2
+
+
+@pytest.mark.parametrize(("count", "factor"), [(20_000, None), (5, 64), (64, 64)])
+def test_an_animation_of_too_many_pixels_is_refused_with_the_cure(count, factor):
+    assert animation.enlargement(1, DIGITS, 64) == 64
+    with pytest.raises(ValueError, match="animate fewer images" + ", or give a smaller --scale" * bool(factor)):
+        animation.enlargement(count, DIGITS, factor)
+
+
+def test_the_size_of_a_sheet_is_known_before_it_is_there():
+    for count in (1, 9, 10, 11, 25, 64):
+        sheet = animation.grid(noise(count, TINY), TINY)
+        assert animation.sheet_size(count, TINY) == sheet.shape[::-1]
+
+
+# --- the terminal ---
+
+@pytest.mark.parametrize("shape", [(8, 8), (7, 5), (1, 1), (9, 4, 3), (10, 12, 3)])
+def test_half_blocks_of_24_bits_read_back_are_the_pixels(shape):
+    picture = RNG.integers(0, 256, shape, np.uint8)
+    read = read_half_blocks(preview.half_blocks(picture, TRUE_COLOURS))
+    expected = np.broadcast_to(picture.reshape(*shape[:2], -1), (*shape[:2], 3))
+    assert np.array_equal(read[:shape[0]], expected)
+    assert (read[shape[0]:] == -1).all() and len(read) == shape[0] + shape[0] % 2
+
+
+def test_half_blocks_of_256_colours_are_the_nearest():
+    greys = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    read = read_half_blocks(preview.half_blocks(greys, 256))
+    assert np.abs(read - greys[..., None].astype(int)).max() <= 8
+    levels = np.array([0, 95, 135, 175, 215, 255], np.uint8)
+    cube = np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(18, 12, 3)
+    assert np.array_equal(read_half_blocks(preview.half_blocks(cube, 256)), cube)
+
+
+def test_equal_neighbours_share_their_escape_code():
+    [line] = preview.half_blocks(np.zeros((2, 50), np.uint8), TRUE_COLOURS)
+    assert line.count("\x1b") == 2 and "▀" * 50 in line
+
+
+class Stream(io.TextIOWrapper):
+    def __init__(self, terminal: bool, encoding: str = "utf-8") -> None:
+        super().__init__(io.BytesIO(), encoding=encoding)
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+@pytest.mark.parametrize(("wanted", "terminal", "environment", "colours"), [
+    ("auto", True, {"TERM": "xterm-256color"}, 256),
+    ("auto", True, {"TERM": "xterm-256color", "COLORTERM": "truecolor"}, TRUE_COLOURS),
+    ("auto", True, {"TERM": "xterm", "COLORTERM": "24bit"}, TRUE_COLOURS),
+    ("auto", False, {"TERM": "xterm-256color", "COLORTERM": "truecolor"}, 0),
+    ("auto", True, {"TERM": "dumb"}, 0),
+    ("auto", True, {}, 0),
+    ("auto", True, {"TERM": "xterm", "NO_COLOR": "1"}, 0),
+    ("auto", True, {"TERM": "xterm", "NO_COLOR": ""}, 256),  # as no-color.org has it: set and not empty
+    ("always", False, {"TERM": "dumb", "NO_COLOR": "1"}, 256),
+    ("always", False, {"COLORTERM": "truecolor"}, TRUE_COLOURS),
+    ("never", True, {"TERM": "xterm-256color"}, 0)])
+def test_a_preview_is_for_terminals_that_can_unless_one_says(wanted, terminal, environment, colours):
+    assert preview.colours_of(Stream(terminal), wanted, environment) == colours
+
+
+def test_a_stream_that_cannot_encode_half_blocks_gets_none():
+    assert preview.colours_of(Stream(True, "ascii"), "auto", {"TERM": "xterm"}) == 0
+    with pytest.raises(ValueError, match="PYTHONIOENCODING=utf-8"):
+        preview.colours_of(Stream(True, "ascii"), "always", {"TERM": "xterm"})
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60), (30, 24), (20, 10), (7, 4), (1, 1)])
+@pytest.mark.parametrize(("count", "config"), [(1, DIGITS), (64, DIGITS), (3, COLOURS), (30, TINY)])
+def test_a_preview_fits_whatever_terminal(size, count, config):
+    stream = io.StringIO()
+    preview = Preview(stream, count, config, TRUE_COLOURS, os.terminal_size(size))
+    assert 1 <= preview.count <= count
+    preview.draw(animation.grid(noise(preview.count, config), config, columns=preview.columns))
+    lines = stream.getvalue().splitlines()
+    assert max(line.count("▀") for line in lines) <= max(1, size[0] - 1)
+    assert len(lines) <= max(1, size[1] - 2)
+
+
+def screen_pixels(screen, lines: int, width: int) -> np.ndarray:
+    """(2 * lines, width) greys of the half blocks in the upper left corner of an emulated terminal."""
+    cells = [[screen.buffer[y][x] for x in range(width)] for y in range(lines)]
+    assert {cell.data for row in cells for cell in row} == {"▀"}
+    return np.array([[int(cell.fg[:2] if half == "fg" else cell.bg[:2], 16) for cell in row]
+                     for row in cells for half in ("fg", "bg")])
+
+
+def test_a_preview_is_drawn_over_itself_and_leaves_what_is_around_it():
+    screen = pyte.Screen(80, 24)
+    terminal = pyte.Stream(screen)
+    stream = io.StringIO()
+    preview = Preview(stream, 2, TINY, TRUE_COLOURS, os.terminal_size((80, 24)))
+    first, second = (animation.grid(noise(2, TINY), TINY, columns=preview.columns) for _ in range(2))
+    stream.write("before\n")
+    preview.draw(first)
+    preview.draw(second)
+    stream.write("after")
+    terminal.feed(stream.getvalue().replace("\n", "\r\n"))
+    assert screen.display[0].strip() == "before" and screen.display[6].strip() == "after"
+    screen.cursor.y = 0
+    screen.delete_lines(1)
+    assert np.array_equal(screen_pixels(screen, 5, 19), second)
+
+
+def test_a_large_sheet_is_reduced_by_means():
+    stream = io.StringIO()
+    preview = Preview(stream, 1, TINY, TRUE_COLOURS, os.terminal_size((6, 24)))
+    sheet = noise(1, TINY).reshape(8, 8).repeat(2, axis=0).repeat(2, axis=1)[:10, :10]
+    preview.draw(sheet)
+    read = read_half_blocks(stream.getvalue().splitlines())
+    assert np.array_equal(read[:5, :, 0], sheet[::2, ::2])
+
+
+@pytest.mark.parametrize(("count", "columns"),
+                         [(1, 1), (7, 7), (10, 10), (12, 6), (13, 7), (16, 8), (64, 8), (100, 10)])
+def test_a_grid_has_up_to_ten_columns_and_as_few_empty_places_as_can_be(count, columns):
+    images = noise(count, TINY)
+    assert np.array_equal(animation.grid(images, TINY), animation.grid(images, TINY, columns=columns))

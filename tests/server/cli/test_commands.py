@@ -1,0 +1,222 @@
+"""sample and complete: what they write and show, read back. tests/test_linpix.py has the rest of the command line."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+import numpy as np
+import pyte
+import pytest
+import torch
+from PIL import Image
+
+import linpix as command_line
+from model import checkpoint
+from model.config import PRESETS
+from model.transformer import Transformer
+from server.cli.animation import UNDRAWN
+from tests.server.cli.test_animation import enlarged, frames_of, read_half_blocks, screen_pixels
+from tests.server.conftest import ROOT
+from tests.test_linpix import pixels
+
+
+@pytest.fixture
+def linpix(capsys):
+    """Runs the command line in this process; gives exit status, standard output, standard error."""
+
+    def run(*arguments) -> tuple[int, str, str]:
+        status = command_line.main([str(argument) for argument in arguments])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def succeeds(linpix):
+    def run(*arguments) -> tuple[str, str]:
+        status, printed, said = linpix(*arguments)
+        assert status == 0, said
+        return printed, said
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def colourful(tmp_path_factory):
+    """A checkpoint of 8 x 8 colour images, with random weights."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "colourful"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(dataclasses.replace(PRESETS["tiny"], channels=3))
+    checkpoint.save(folder, net, {"data": "random weights"}, "# colourful\n")
+    return folder
+
+
+# --- animations ---
+
+@pytest.mark.parametrize("suffix", [".gif", ".webp", ".GIF"])
+def test_sample_animates_a_grid_that_ends_as_the_png(succeeds, tiny, tmp_path, suffix):
+    arguments = ("sample", "--model", tiny, "--count", 3, "--seed", 7, "--json", "--out")
+    printed = json.loads(succeeds(*arguments, tmp_path / f"out{suffix}")[0])
+    succeeds(*arguments, tmp_path / "out.png")
+    frames = frames_of((tmp_path / f"out{suffix}").read_bytes(), "L")
+    assert len(frames) == printed["frames"] == 9
+    assert [milliseconds for _, milliseconds in frames] == [120] * 8 + [2000]
+    png = pixels(tmp_path / "out.png")
+    assert np.array_equal(frames[-1][0], enlarged(png, 20))  # 28 pixels wide, up to 560
+    for rows, (shown, _) in enumerate(frames):
+        drawn = enlarged(png, 20)[20:20 + 20 * rows]
+        assert np.array_equal(shown[20:20 + 20 * rows], drawn)
+        assert (shown[20 + 20 * rows:180, 20:180] == UNDRAWN).all()
+    assert printed["files"] == [str(tmp_path / f"out{suffix}")]
+
+
+def test_an_animation_in_colours_is_exact_as_webp(succeeds, colourful, tmp_path):
+    arguments = ("sample", "--model", colourful, "--count", 2, "--seed", 7, "--scale", 3, "--out")
+    for suffix in ("webp", "gif", "png"):
+        succeeds(*arguments, tmp_path / f"out.{suffix}")
+    webp, gif = (frames_of((tmp_path / f"out.{suffix}").read_bytes(), "RGB") for suffix in ("webp", "gif"))
+    png = pixels(tmp_path / "out.png")
+    assert png.shape == (30, 57, 3)
+    assert len(webp) == len(gif) == 9
+    assert np.array_equal(webp[-1][0], png)
+    assert np.abs(gif[-1][0].astype(int) - png).mean() < 4  # 130 colours, and a palette of 256
+
+
+def test_the_same_animation_comes_again(succeeds, tiny, tmp_path):
+    for name in ("a.webp", "b.webp"):
+        succeeds("sample", "--model", tiny, "--count", 5, "--batch", 2, "--seed", 1, "--out", tmp_path / name)
+    assert (tmp_path / "a.webp").read_bytes() == (tmp_path / "b.webp").read_bytes()
+
+
+def test_many_batches_make_sixty_frames_at_most(succeeds, tiny, tmp_path):
+    printed = json.loads(succeeds("sample", "--model", tiny, "--count", 12, "--batch", 1, "--seed", 1, "--json",
+                                  "--out", tmp_path / "out.gif")[0])
+    frames = frames_of((tmp_path / "out.gif").read_bytes(), "L")
+    assert printed["frames"] == len(frames) == 60  # of 12 * 8 + 1 moments
+    drawn = [(shown != UNDRAWN).sum() for shown, _ in frames]
+    assert drawn == sorted(drawn)
+
+
+def test_complete_animates_from_what_is_known(succeeds, tiny, tmp_path):
+    picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
+    Image.fromarray(picture).save(tmp_path / "picture.png")
+    succeeds("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--seed", 1, "--out",
+             tmp_path / "out.webp")
+    frames = [shown[56::56, 56::56][:8, :8] for shown, _ in frames_of((tmp_path / "out.webp").read_bytes(), "L")]
+    assert len(frames) == 6
+    assert all(np.array_equal(frame[:3], picture[:3]) for frame in frames)
+    for rows, frame in enumerate(frames, 3):
+        assert np.array_equal(frame[:rows], frames[-1][:rows]) and (frame[rows:] == UNDRAWN).all()
+
+
+def test_a_picture_without_holes_makes_an_animation_of_one_frame(succeeds, tiny, tmp_path):
+    picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
+    Image.fromarray(picture).save(tmp_path / "picture.png")
+    succeeds("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 8, "--out", tmp_path / "out.gif")
+    with Image.open(tmp_path / "out.gif") as shown:
+        assert getattr(shown, "n_frames", 1) == 1
+        assert np.array_equal(np.asarray(shown.convert("L"))[56::56, 56::56][:8, :8], picture)
+
+
+def test_scale_enlarges_pngs_too(succeeds, tiny, tmp_path):
+    for scale in (1, 5):
+        for out in (f"{scale}.png", f"{scale}/"):
+            succeeds("sample", "--model", tiny, "--seed", 7, "--scale", scale, "--out", f"{tmp_path}/{out}")
+    assert np.array_equal(pixels(tmp_path / "5.png"), enlarged(pixels(tmp_path / "1.png"), 5))
+    assert np.array_equal(pixels(tmp_path / "5/00000-7.png"), enlarged(pixels(tmp_path / "1/00000-7.png"), 5))
+
+
+@pytest.mark.parametrize(("out", "words"), [
+    ("out.jpg", "nothing is written as .jpg; give NAME.png for a grid, NAME.gif or NAME.webp for an animation"),
+    ("out.mp4", "or a folder"), ("none/out.gif", "its folder does not exist"), ("folder.gif", "is a folder")])
+def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_read(linpix, tmp_path, out, words):
+    (tmp_path / "folder.gif").mkdir()
+    status, _, said = linpix("sample", "--model", "missing", "--out", tmp_path / out)
+    assert status == 2
+    assert words in said and "missing" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.gif"]
+
+
+def test_too_large_an_animation_is_refused_before_anything_is_drawn(linpix, tiny, tmp_path):
+    status, _, said = linpix("sample", "--model", tiny, "--count", 1_000_000, "--out", tmp_path / "out.gif")
+    assert status == 2 and "animate fewer images" in said
+
+
+def test_a_folder_may_have_a_dot_in_its_name(succeeds, tiny, tmp_path):
+    succeeds("sample", "--model", tiny, "--out", tmp_path / "at-0.5")
+    succeeds("sample", "--model", tiny, "--out", f"{tmp_path}/v1.jpg/")
+    assert len(list((tmp_path / "at-0.5").iterdir())) == len(list((tmp_path / "v1.jpg").iterdir())) == 1
+
+
+# --- the preview ---
+
+def test_a_preview_without_a_terminal_is_the_finished_grid_once(succeeds, tiny, tmp_path):
+    printed, said = succeeds("sample", "--model", tiny, "--count", 3, "--seed", 7, "--preview", "always", "--json",
+                             "--out", tmp_path / "out.png")
+    assert json.loads(printed)["images"] == 3
+    lines = said.splitlines()
+    assert len(lines) == 5
+    png = pixels(tmp_path / "out.png")
+    assert np.abs(read_half_blocks(lines)[..., 0] - png.astype(int)).max() <= 8  # 256 colours
+    assert succeeds("sample", "--model", tiny, "--out", tmp_path / "out.png")[1] == ""
+
+
+def on_terminal(*arguments, columns=80, lines=24, stdout_too=True, **environment):
+    """Run linpix on a pseudo-terminal; returns what it wrote there, and to standard output where that is a pipe."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLORTERM")}
+    process = subprocess.Popen([sys.executable, str(ROOT / "linpix.py"), *map(str, arguments)], stdin=theirs,
+                               stdout=theirs if stdout_too else subprocess.PIPE, stderr=theirs,
+                               env=inherited | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"} | environment)
+    os.close(theirs)
+    written = b""
+    while True:
+        try:
+            some = os.read(ours, 65536)
+        except OSError:  # EIO: nobody has the other end any more
+            break
+        if not some:
+            break
+        written += some
+    os.close(ours)
+    printed = "" if process.stdout is None else process.stdout.read().decode()
+    assert process.wait(timeout=60) == 0, written.decode()
+    return written.decode(), printed
+
+
+@pytest.mark.parametrize(("columns", "across"), [(80, 2), (40, 1), (100, 3)])
+def test_a_terminal_shows_the_images_a_bar_below_them_and_what_was_made(slow, tmp_path, columns, across):
+    arguments = ("sample", "--checkpoints", slow, "--model", "slow", "--engine", "eager", "--count", 3, "--seed", 7)
+    written, _ = on_terminal(*arguments, "--out", tmp_path / "out", columns=columns, lines=40, COLORTERM="truecolor")
+    screen = pyte.Screen(columns, 40)
+    pyte.Stream(screen).feed(written)
+    images = [pixels(path) for path in sorted((tmp_path / "out").iterdir())]
+    shown = screen_pixels(screen, 29 // 2, 29 * across + 1)[1:]
+    for index in range(across):
+        assert np.array_equal(shown[:27, 1 + 29 * index:29 + 29 * index], images[index][:27])
+    below = [line.strip() for line in screen.display if line.strip() and "▀" not in line]
+    assert below[0].startswith("3/3 images: 100%|") and below[1].startswith("3 images in ")
+    assert written.count("\x1b[") > 100 and "A\r" in written  # it was drawn over itself
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
+def test_a_terminal_that_cannot_has_the_bar_alone(tiny, tmp_path, environment):
+    written, _ = on_terminal("sample", "--model", tiny, "--out", tmp_path / "out.png", **environment)
+    assert "▀" not in written and "\x1b[3" not in written and "1/1 images: 100%" in written
+
+
+def test_json_on_standard_output_is_alone_and_without_a_preview(tiny, tmp_path):
+    written, printed = on_terminal("sample", "--model", tiny, "--json", "--out", tmp_path / "out.png",
+                                   stdout_too=False)
+    assert json.loads(printed)["images"] == 1
+    assert "▀" not in written
+    written, printed = on_terminal("sample", "--model", tiny, "--out", tmp_path / "out.png", stdout_too=False)
+    assert "▀" in written and "▀" not in printed

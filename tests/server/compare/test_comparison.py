@@ -1,0 +1,547 @@
+"""What a comparison reports, and that it keeps to its budget. Clocks are made up; the networks really run."""
+
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from model import checkpoint as checkpoints
+from model import ops
+from model.attention import attention_for, softmax
+from model.checkpoint import Checkpoint
+from model.config import ModelConfig
+from model.generate import generate, noise_of
+from model.packing import choose
+from model.transformer import Transformer
+from server.compare import backends
+from server.compare import comparison as compare
+from server.compare.backends import BACKENDS, Backend, CompiledBackend
+from server.compare.checkpoints import find_twins
+from server.compare.comparison import Comparison, ComparisonPlan
+from server.compare.measure import integrate
+from server.engine import memory
+
+CONFIG = ModelConfig(height=4, width=5, layers=2, heads=2, key_dim=4, value_dim=4, d_model=16, d_ff=16,
+                     mixtures=2, classes=3, neighbours=((-1, 0, 0),))
+TICK = 0.001
+MIB = 2**20
+
+
+class Ticks:
+    """A clock that goes on by a little each time it is asked, so that every step takes as long as another."""
+
+    def __init__(self, tick: float = TICK) -> None:
+        self.now, self.tick = 0.0, tick
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+def ticking(clock: Callable[[], float] | None = None) -> dict:
+    """Of a made-up clock no processor's time is known."""
+    return {"clock": clock or Ticks(), "processor": None}
+
+
+@pytest.fixture(autouse=True)
+def _few_rounds(monkeypatch):
+    monkeypatch.setattr(compare, "ROUNDS", 2)
+
+
+def make(attention: str = "linear", name: str = "small", **changes) -> Checkpoint:
+    config = dataclasses.replace(CONFIG, attention=attention, **changes)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(config).eval().requires_grad_(False)
+    return Checkpoint(name, net, {"bits_per_dim": {"validation": 3.0, "test_1000": 2.0, "test_10000": 1.0}},
+                      "d" * 64, ())
+
+
+def finished(comparison: Comparison) -> dict:
+    for _ in comparison.run():
+        pass
+    json.dumps(comparison.report, allow_nan=False)
+    return comparison.report
+
+
+def plan(**changes) -> ComparisonPlan:
+    return ComparisonPlan(**{"batches": (3,), "budget_s": 1000.0} | changes)
+
+
+def test_a_report_has_a_line_for_every_backend_and_batch():
+    report = finished(Comparison(make(), (), plan(), **ticking(), command="linpix compare"))
+    assert {"model", "digest", "machine", "budget_s", "created", "paper", "largest_logit_difference",
+            "results"} <= report.keys()
+    assert {"cpu", "cores", "threads", "torch", "platform"} <= report["machine"].keys()
+    compiled = [("linear", "compiled", choose(CONFIG).precision)] if ops.compiled else []
+    kinds = [*compiled, *((backend, "eager", "fp32")
+                         for backend in ("linear", "stateful-softmax", "softmax", "lsh-1", "lsh-4"))]
+    assert [(r["backend"], r["engine"], r["precision"], r["batch"]) for r in report["results"]] == [
+        (*kind, batch) for batch in (1, 3) for kind in kinds]
+    for result in report["results"]:
+        assert {"backend", "engine", "batch", "images_per_second", "seconds_per_image", "state_bytes",
+                "step_seconds", "estimated", "positions", "bits_per_dim", "tail_over_head"} <= result.keys()
+        rate = result["batch"] / result["seconds_per_image"]
+        assert result["images_per_second"] == pytest.approx(rate, rel=1e-3)
+
+
+def test_step_times_reach_into_the_first_and_the_last_tenth():
+    for result in finished(Comparison(make(), (), plan(), **ticking()))["results"]:
+        positions = [step["position"] for step in result["step_seconds"]]
+        assert len(positions) >= 5 and positions[0] < 2 and positions[-1] >= 18
+
+
+def test_the_softmax_forms_agree():
+    report = finished(Comparison(make(), (), plan(backends=("softmax", "stateful-softmax")), **ticking()))
+    assert 0 < report["largest_logit_difference"] < 1e-5
+
+
+def test_a_softmax_form_that_is_wrong_shows(monkeypatch):
+    monkeypatch.setattr(softmax.SoftmaxAttention, "parallel", lambda self, layer, q, k, v: v)
+    report = finished(Comparison(make(), (), plan(backends=("softmax", "stateful-softmax")), **ticking()))
+    assert report["largest_logit_difference"] > 1e-3
+
+
+def test_with_time_enough_whole_images_are_decoded():
+    report = finished(Comparison(make(), (), plan(), **ticking()))
+    assert not any(result["estimated"] for result in report["results"])
+    assert all(result["positions"] is None for result in report["results"])
+
+
+def test_a_hiccup_in_one_decode_of_a_short_image_is_not_its_time():
+    class Hiccups(Ticks):
+        asked = 0
+
+        def __call__(self) -> float:
+            self.asked += any(cell.decodes for cell in comparison.cells)
+            if 10 < self.asked <= 20:  # in the first cell's second decode
+                self.now += 1.0
+            return super().__call__()
+
+    clock = Hiccups()
+    comparison = Comparison(make(), (), plan(), **ticking(clock))
+    disturbed = finished(comparison)
+    assert max(max(cell.decodes) for cell in comparison.cells) > 1.0
+    usual = finished(Comparison(make(), (), plan(), **ticking()))
+    for one, other in zip(disturbed["results"], usual["results"], strict=True):
+        assert one["seconds_per_image"] == pytest.approx(other["seconds_per_image"], rel=0.2)
+
+
+def test_fast_backends_are_told_by_the_median_of_several_decodes():
+    class Slowing(Ticks):
+        """A machine on which every decode takes longer than the one before."""
+
+        def __call__(self) -> float:
+            self.tick = TICK * (1 + 0.05 * max(len(cell.decodes) for cell in comparison.cells))
+            return super().__call__()
+
+    comparison = Comparison(make(), (), plan(), **ticking(Slowing()))
+    report = finished(comparison)
+    for cell, result in zip(comparison.cells, report["results"], strict=True):
+        assert result["seconds_per_image"] == pytest.approx(statistics.median(cell.decodes), rel=1e-4)
+    assert len(comparison.cells[0].decodes) == compare.DECODES
+
+
+@pytest.mark.parametrize("kind", [("linear", "compiled"), ("linear", "eager"), ("softmax", "eager")], ids="-".join)
+def test_a_row_that_other_work_disturbed_says_so_itself(kind, monkeypatch):
+    """Another program has had its processor for two fifths of the time; the other rows say nothing."""
+    if kind[1] == "compiled" and not ops.compiled:
+        pytest.skip(ops.why())
+    on = [0.0]  # seconds on the processor; by this clock each call of a step takes one tick
+
+    def watched(step):
+        def stepped(self, canvas, t, u):
+            work = step(self, canvas, t, u)
+            while True:
+                on[0] += TICK * (0.6 if (self.name, self.engine) == kind else 1.0)
+                try:
+                    next(work)
+                except StopIteration:
+                    return
+                yield
+        return stepped
+
+    for one in (Backend, CompiledBackend):
+        monkeypatch.setattr(one, "step", watched(one.step))
+    report = finished(Comparison(make(), (), plan(), clock=Ticks(), processor=lambda: on[0]))
+    disturbed = {(result["backend"], result["engine"]) for result in report["results"] if result["disturbed"]}
+    assert disturbed == {kind}
+    for result in report["results"]:
+        assert (result["note"] is not None) == result["disturbed"]
+        if result["disturbed"]:
+            assert result["note"] == "other work had its processor for 40% of the time"
+    [note] = [note for note in report["notes"] if "other work" in note]
+    assert note.count("at batch") == 2
+
+
+def test_programs_that_take_the_processor_show_in_a_report(monkeypatch):
+    monkeypatch.setattr(compare, "ROUNDS", 10_000)  # until the budget ends
+    programs = 3 * len(os.sched_getaffinity(0))
+    busy = [subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
+            for _ in range(programs)]
+    try:
+        for one in busy:
+            assert one.stdout.readline()  # it has begun
+        report = finished(Comparison(make(), (), plan(backends=("linear", "stateful-softmax"), budget_s=1.5)))
+    finally:
+        for one in busy:
+            one.kill()
+            one.communicate()
+    measured = [result for result in report["results"] if result["images_per_second"]]
+    assert any(result["disturbed"] for result in measured)  # how long which of them waits is the system's to say
+
+
+def test_a_decode_that_took_longer_than_its_steps_add_up_to_is_disturbed():
+    class Busy(Ticks):
+        def __call__(self) -> float:
+            self.tick = 2 * TICK if any(cell.decodes for cell in comparison.cells) else TICK
+            return super().__call__()
+
+    comparison = Comparison(make(), (), plan(backends=("stateful-softmax", "linear")), **ticking(Busy()))
+    report = finished(comparison)
+    told = {(r["engine"], r["backend"], r["batch"]) for r in report["results"] if r["disturbed"]}
+    assert ("eager", "stateful-softmax", 3) in told
+    assert any("a whole decode took" in note for note in report["notes"])
+
+
+def test_the_baseline_draws_the_images_that_generate_draws():
+    """So the decode that is timed is the real one: with the same noise, and in groups of rows as well."""
+    net = make("softmax").net
+    for name, group in (("softmax", 2), ("stateful-softmax", 3)):
+        backend, canvas = Backend(name, net, 3), torch.zeros(3, 20, dtype=torch.uint8)
+        noise = noise_of(np.arange(3), np.arange(20))
+        for t in range(20):
+            for begin in range(0, 3, group):
+                some = slice(begin, begin + group)
+                for _ in backend.step(canvas[some], t, noise[some, t]):
+                    pass
+        assert torch.equal(canvas, generate(net, [0, 1, 2]))
+
+
+@pytest.mark.skipif(not ops.compiled, reason=ops.why())
+def test_the_compiled_engine_draws_the_images_that_generate_draws():
+    """Rows of sub-pixels at a time, and nearly everywhere the same: it rounds in another order."""
+    net = make().net
+    backend, canvas = CompiledBackend(net, 3), torch.zeros(3, 20, dtype=torch.uint8)
+    for t in range(0, 20, backend.stride):
+        list(backend.step(canvas, t, torch.zeros(3, 2)))
+    assert backend.stride == 5
+    assert float((canvas == generate(net, [0, 1, 2])).float().mean()) > 0.8
+
+
+def test_with_less_time_the_figure_comes_from_some_positions():
+    report = finished(Comparison(make(), (), plan(budget_s=TICK * 2000), **ticking()))
+    estimated = [result for result in report["results"] if result["estimated"]]
+    assert estimated
+    for result in estimated:
+        assert result["positions"] == [step["position"] for step in result["step_seconds"]]
+        assert len(result["positions"]) >= 5
+        steps = {step["position"]: step["seconds"] for step in result["step_seconds"]}
+        assert result["seconds_per_image"] == pytest.approx(integrate(steps, 20), rel=1e-3)
+
+
+def test_with_too_little_time_there_is_no_figure_and_the_report_says_so():
+    report = finished(Comparison(make(), (), plan(budget_s=TICK), **ticking()))
+    for result in report["results"]:
+        assert result["images_per_second"] is result["seconds_per_image"] is result["tail_over_head"] is None
+        assert any(f"{result['backend']} at batch {result['batch']}" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize("budget_s", [0.05, 0.3, 1.0])
+def test_work_ends_with_the_budget(budget_s):
+    clock = Ticks()
+    comparison = Comparison(make(), (), plan(budget_s=budget_s), **ticking(clock))
+    set_up = None
+    for _ in comparison.run():
+        if set_up is None and comparison.progress > 0:
+            set_up = clock.now
+    assert clock.now - set_up <= budget_s + 2 * compare.UNIT_S
+
+
+def test_time_between_units_does_not_count():
+    """A service runs live requests there."""
+    clock = Ticks()
+    comparison = Comparison(make(), (), plan(budget_s=20.0), **ticking(clock))
+    for _ in comparison.run():
+        clock.now += 1000.0
+    results = comparison.report["results"]
+    assert all(result["images_per_second"] and not result["estimated"] for result in results)
+    assert max(result["seconds_per_image"] for result in results) < 1.0
+
+
+def test_units_are_short():
+    clock = Ticks()
+    before = clock.now
+    for _ in Comparison(make(), (), plan(budget_s=5.0), **ticking(clock)).run():
+        assert clock.now - before < 2 * compare.UNIT_S
+        before = clock.now
+
+
+def test_progress_grows_to_one():
+    comparison = Comparison(make(), (), plan(budget_s=1.0), **ticking())
+    seen = [comparison.progress]
+    for _ in comparison.run():
+        seen.append(comparison.progress)
+    assert seen == sorted(seen) and seen[0] == 0 and comparison.progress == 1
+
+
+def test_a_report_on_the_way_lacks_figures_and_not_keys():
+    comparison = Comparison(make(), (), plan(budget_s=1.0), **ticking())
+    first = comparison.report
+    last = finished(comparison)
+    assert first.keys() == last.keys() and first is not last
+    assert all(result["images_per_second"] is None for result in first["results"])
+
+
+def test_who_computes_prefixes_again_keeps_nothing_and_stateful_softmax_keeps_everything():
+    report = Comparison(make(), (), plan()).report
+    sizes = {result["backend"]: result["state_bytes"] for result in report["results"]}
+    assert sizes == {"softmax": 0, "lsh-1": 0, "lsh-4": 0, "stateful-softmax": 4 * 2 * 2 * 20 * (4 + 4),
+                     "linear": 4 * 2 * 2 * 4 * (4 + 1)}
+
+
+def test_states_that_do_not_fit_in_memory_are_refused(monkeypatch):
+    keys_and_values = attention_for(dataclasses.replace(CONFIG, attention="softmax")).state_bytes
+    monkeypatch.setattr(compare, "free_bytes", lambda: int(2 * keys_and_values / compare.MEMORY_SHARE))
+    report = finished(Comparison(make(), (), plan(backends=("linear", "stateful-softmax")), **ticking()))
+    missing = [(r["backend"], r["batch"]) for r in report["results"] if r["images_per_second"] is None]
+    assert missing == [("stateful-softmax", 3)]
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in ({"proc/meminfo": f"MemAvailable: {900 * 2**10} kB\n"} | files).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(("files", "mib"), [
+    ({}, 900),
+    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5\n"}, 900),
+    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{500 * MIB}\n",
+      "sys/fs/cgroup/memory.current": f"{300 * MIB}\n", "sys/fs/cgroup/memory.stat": f"inactive_file {50 * MIB}\n"},
+     250),
+    ({"proc/self/cgroup": "0::/system.slice/linpix.service\n",
+      "sys/fs/cgroup/system.slice/linpix.service/memory.max": "max\n",
+      "sys/fs/cgroup/system.slice/linpix.service/memory.current": "1\n",
+      "sys/fs/cgroup/system.slice/memory.max": f"{500 * MIB}\n",
+      "sys/fs/cgroup/system.slice/memory.current": f"{100 * MIB}\n",
+      "sys/fs/cgroup/system.slice/memory.stat": "anon 1\ninactive_file 0\n"}, 400),
+    ({"proc/self/cgroup": "5:devices:/\n4:cpu,memory:/jobs/one\n0::/\n",
+      "sys/fs/cgroup/memory/jobs/one/memory.limit_in_bytes": f"{200 * MIB}\n",
+      "sys/fs/cgroup/memory/jobs/one/memory.usage_in_bytes": f"{80 * MIB}\n",
+      "sys/fs/cgroup/memory/jobs/one/memory.stat": f"total_inactive_file {5 * MIB}\n"}, 125),
+    # a container sees its own group at the root, and may be told where the host has it
+    ({"proc/self/cgroup": "4:memory:/docker/1234\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{200 * MIB}\n",
+      "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{80 * MIB}\n",
+      "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 0\n"}, 120),
+], ids=["no group", "no limit", "version 2", "version 2, above", "version 1", "version 1, in a container"])
+def test_free_memory_is_what_every_group_around_us_leaves(tmp_path, files, mib):
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert memory.free_bytes(tree(tmp_path, files)) == min(mib * MIB, machine)
+
+
+def test_free_memory_is_what_the_address_space_leaves():
+    code = ("import resource; from server.engine.memory import free_bytes\n"
+            "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+            f"resource.setrlimit(resource.RLIMIT_AS, (used + {100 * MIB},) * 2)\n"
+            "print(free_bytes())")
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 90 * MIB < int(found.stdout) <= 100 * MIB
+
+
+def test_a_large_batch_is_recomputed_in_groups_of_rows(monkeypatch):
+    monkeypatch.setattr(backends, "PASS_SIZE", 2 * 20 * CONFIG.d_model)  # two rows at the last position
+    report = finished(Comparison(make(), (), plan(batches=(5,), backends=("softmax",)), **ticking()))
+    last = next(r for r in report["results"] if r["batch"] == 5)["step_seconds"][-1]["seconds"]
+    first = next(r for r in report["results"] if r["batch"] == 1)["step_seconds"][-1]["seconds"]
+    assert last == pytest.approx(first * 5 / 2, rel=1e-3)  # by this clock a pass is a pass
+
+
+def test_bits_per_dim_are_the_twins_and_those_of_the_most_test_images():
+    twin = make("softmax", "small-softmax", twin_of="small")
+    twin.provenance["bits_per_dim"] = {"validation": 4.0, "test_10000": 0.5}
+    report = Comparison(make(), [twin], plan()).report
+    assert {(r["backend"], r["weights"], r["bits_per_dim"]) for r in report["results"]} == {
+        ("linear", "small", 1.0), ("softmax", "small-softmax", 0.5),
+        ("stateful-softmax", "small-softmax", 0.5), ("lsh-1", None, None), ("lsh-4", None, None)}
+
+
+def test_without_a_twin_the_weights_are_random_and_bits_per_dim_unknown():
+    report = Comparison(make("softmax"), (), plan()).report
+    assert {(r["backend"], r["weights"], r["bits_per_dim"]) for r in report["results"]} == {
+        ("linear", None, None), ("softmax", "small", 1.0), ("stateful-softmax", "small", 1.0),
+        ("lsh-1", None, None), ("lsh-4", None, None)}
+    assert any("Random weights" in note and "linear, lsh-1 and lsh-4" in note for note in report["notes"])
+
+
+def test_a_model_without_a_start_token_is_compared_too():
+    marginal = {"classes": 0, "first_marginal": (1.0,) + 255 * (0.0,)}
+    report = finished(Comparison(make(**marginal), (), plan(), **ticking()))
+    assert report["largest_logit_difference"] < 1e-5
+    assert all(result["images_per_second"] for result in report["results"])
+
+
+@pytest.mark.parametrize("theirs, message", [
+    ({"attention": "softmax", "d_ff": 32, "layers": 3}, "differ in layers, d_ff"),
+])
+def test_what_is_no_twin_is_refused(theirs, message):
+    with pytest.raises(ValueError, match=message):
+        Comparison(make(), [make(name="other", **theirs)], plan())
+
+
+def test_a_model_that_skips_background_is_not_compared_and_is_nobodys_twin(tmp_path):
+    skips = make(name="skips", twin_of="small", background=0)
+    with pytest.raises(ValueError, match="skips background, which only linear attention does"):
+        Comparison(skips, (), plan())
+    for one in (make(), skips):
+        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
+    assert find_twins(checkpoints.read(tmp_path / "small"), tmp_path) == []
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"backends": ("linear", "reformer")}, "linear, stateful-softmax, softmax, lsh-1, lsh-4, got 'reformer'"),
+    ({"backends": ()}, "at least one of linear, stateful-softmax, softmax, lsh-1, lsh-4"),
+    ({"batches": (0,)}, "batch must be an integer of at least 1, got 0"),
+    ({"budget_s": 0.0}, "above 0, got 0.0"),
+    ({"budget_s": float("nan")}, "above 0, got nan"),
+])
+def test_a_plan_that_cannot_be_is_refused_with_its_value(changes, message):
+    with pytest.raises(ValueError, match=message):
+        plan(**changes)
+
+
+def test_the_twins_are_found_from_either_side(tmp_path):
+    for one in (make(), make("softmax", "small-softmax", twin_of="small"), make("softmax", "unrelated")):
+        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("[")
+
+    def found(name: str) -> list[str]:
+        return [twin.name for twin in find_twins(checkpoints.read(tmp_path / name), tmp_path)]
+
+    assert (found("small"), found("unrelated")) == (["small-softmax"], [])
+    assert found("small-softmax") == ["small-softmax", "small"]
+    equal = make("linear", "small-linear", twin_of="small")  # trained as long as the other twin: it stands for linear
+    checkpoints.save(tmp_path / equal.name, equal.net, equal.provenance, "# card\n")
+    assert found("small") == found("small-softmax") == ["small-linear", "small-softmax"]
+
+
+def test_a_linear_twin_takes_the_place_of_the_model_so_that_bits_per_dim_are_of_equal_training():
+    linear, softmax = make("linear", "small-linear", twin_of="small"), make("softmax", "small-softmax", twin_of="small")
+    linear.provenance.update(bits_per_dim={"test_10000": 0.9}, images=76_000, minutes=45.0)
+    report = Comparison(make(), [linear, softmax], plan()).report
+    assert {(r["backend"], r["weights"], r["bits_per_dim"]) for r in report["results"]} == {
+        ("linear", "small-linear", 0.9), ("softmax", "small-softmax", 1.0), ("stateful-softmax", "small-softmax", 1.0),
+        ("lsh-1", None, None), ("lsh-4", None, None)}
+    assert any("small-linear saw 76,000 images in 45 minutes" in note for note in report["notes"])
+    assert "bits/dim is of 10,000 test images for small-linear and small-softmax." in report["notes"]
+    linear.provenance["bits_per_dim"] = {"validation": 0.8}
+    assert any("validation images for small-linear, of 10,000 test images for small-softmax" in note
+               for note in Comparison(make(), [linear, softmax], plan()).report["notes"])
+
+
+def test_a_twin_with_another_feature_map_stands_for_nobody(tmp_path):
+    for one in (make(), make("linear", "small-relu", twin_of="small", feature_map="relu")):
+        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
+    for asked, engines in (("small", {"eager", "compiled"} if ops.compiled else {"eager"}), ("small-relu", {"eager"})):
+        checkpoint = checkpoints.read(tmp_path / asked)
+        report = Comparison(checkpoint, find_twins(checkpoint, tmp_path), plan()).report
+        linear = [result for result in report["results"] if result["backend"] == "linear"]
+        assert {result["weights"] for result in linear} == {asked}
+        assert {result["engine"] for result in linear} == engines
+
+
+def test_a_twin_that_stands_for_nobody_does_not_displace_the_model(tmp_path):
+    relu = make("linear", "small-relu", twin_of="small", feature_map="relu")
+    for one in (make(), relu, make("softmax", "small-softmax", twin_of="small")):
+        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
+    checkpoint = checkpoints.read(tmp_path / "small-softmax")
+    comparison = Comparison(checkpoint, find_twins(checkpoint, tmp_path), plan(backends=("linear",)))
+    assert {result["weights"] for result in comparison.report["results"]} == {"small"}
+
+
+def test_each_number_of_rounds_has_a_twin_of_its_own_found_from_every_side(tmp_path):
+    family = [make(), *(make("lsh", f"small-lsh-{rounds}", twin_of="small", lsh_rounds=rounds) for rounds in (1, 4)),
+              make("lsh", "small-lsh-8", twin_of="small", lsh_rounds=8),
+              make("lsh", "small-coarse", twin_of="small", lsh_rounds=4, lsh_chunk=10)]
+    for one in family:
+        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
+    for asked in ("small", "small-lsh-1", "small-lsh-4"):
+        checkpoint = checkpoints.read(tmp_path / asked)
+        report = Comparison(checkpoint, find_twins(checkpoint, tmp_path), plan()).report
+        assert {(result["backend"], result["weights"]) for result in report["results"]} == {
+            ("linear", "small"), ("softmax", None), ("stateful-softmax", None), ("lsh-1", "small-lsh-1"),
+            ("lsh-4", "small-lsh-4")}
+        assert report["twins"] == sorted({"small", "small-lsh-1", "small-lsh-4"} - {asked})
+    with pytest.raises(ValueError, match="lsh attention of 8 rounds, which is not compared"):
+        Comparison(family[3], (), plan())
+
+
+def test_an_lsh_model_is_compared_as_any_other():
+    report = finished(Comparison(make("lsh", lsh_rounds=4), (), plan(batches=(1,)), **ticking()))
+    assert {(result["backend"], result["weights"]) for result in report["results"]} == {
+        *((backend, None) for backend in BACKENDS if backend != "lsh-4"), ("lsh-4", "small")}
+    assert all(result["images_per_second"] and not result["estimated"] for result in report["results"])
+
+
+def test_bits_per_dim_of_lsh_come_with_the_reason_why_they_are_not_strictly_autoregressive():
+    twin = make("lsh", "small-lsh-1", twin_of="small")
+    report = Comparison(make(), [twin], plan()).report
+    for result in report["results"]:
+        assert bool(result["exception"]) == result["backend"].startswith("lsh")
+    [note] = [note for note in report["notes"] if "not strictly autoregressive" in note]
+    assert twin.net.attention.exception in note and "lsh-1 and lsh-4" in note and "softmax" not in note
+
+
+def test_lsh_attention_of_a_prefix_sees_nothing_later_and_is_always_hashed_alike():
+    """So what is timed could draw: parameters at t depend on what stands before t, and on nothing else."""
+    net = make("lsh", lsh_rounds=4, lsh_buckets=4, lsh_chunk=3).net
+    backend, noise = Backend("lsh-4", net, 2), noise_of(np.arange(2), np.arange(20))
+    drawn = []
+    for beyond in (0, 255):
+        canvas = torch.full((2, 20), beyond, dtype=torch.uint8)
+        for t in range(20):
+            list(backend.step(canvas, t, noise[:, t]))
+        drawn.append(canvas)
+    assert torch.equal(*drawn) and len(drawn[0].unique()) > 2
+
+
+def test_the_first_figures_are_of_the_cheapest_backends():
+    """With a budget that ends within the survey, those that recompute with hashing are what is missing."""
+    report = finished(Comparison(make(), (), plan(budget_s=TICK * 600), **ticking()))
+    known = [result["images_per_second"] is not None for result in report["results"]
+             if result["backend"] in ("linear", "stateful-softmax")]
+    assert all(known)
+    assert not all(result["images_per_second"] for result in report["results"] if result["backend"] == "lsh-4")
+
+
+@pytest.mark.parametrize("cost", [lambda t: 2.0, lambda t: 1.0 + 3.0 * t], ids=["constant", "linear"])
+def test_the_integral_of_a_straight_line_is_exact(cost: Callable[[float], float]):
+    assert integrate({t: cost(t) for t in (0, 7, 30, 99)}, 100) == pytest.approx(sum(map(cost, range(100))))
+
+
+def test_backends_are_those_of_the_plan():
+    report = finished(Comparison(make(), (), plan(backends=("linear",)), **ticking()))
+    assert {result["backend"] for result in report["results"]} == {"linear"}
+    assert report["largest_logit_difference"] is None
+    assert set(BACKENDS) == {"linear", "softmax", "stateful-softmax", "lsh-1", "lsh-4"}
+
+
+def test_a_comparison_leaves_the_checkpoint_and_the_random_numbers_alone(tmp_path: Path):
+    ours = make()
+    before = {name: tensor.clone() for name, tensor in ours.net.state_dict().items()}
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    finished(Comparison(ours, (), plan(budget_s=0.5), **ticking()))
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in ours.net.state_dict().items())

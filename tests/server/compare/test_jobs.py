@@ -1,0 +1,189 @@
+"""Comparisons as the service has them: made off the engine thread, one at a time, and of an ended one numbers only."""
+
+import asyncio
+import contextlib
+import gc
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from model import checkpoint as checkpoints
+from server.compare import jobs
+from server.compare.backends import BACKENDS
+from server.compare.comparison import Comparison, ComparisonPlan
+from server.compare.jobs import Comparisons, Job
+from server.engine.batch import Batcher
+from server.engine.decode.decoder import new_engine
+from server.engine.ledger import Ledger
+from server.engine.thread import EngineThread
+from server.errors import Conflict, JustCancelled
+from server.metrics import Metrics
+from tests.server.compare.test_comparison import make
+from tests.server.conftest import eventually, serving
+
+PLAN = ComparisonPlan(backends=("linear", "softmax"), batches=(1,), budget_s=0.2)
+LONG = ComparisonPlan(backends=("linear", "softmax"), batches=(1,), budget_s=60.0)
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Path:
+    """A model and its twin."""
+    for one in (make(), make("softmax", "small-softmax", twin_of="small")):
+        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
+    return tmp_path
+
+
+@contextlib.asynccontextmanager
+async def beginning(family: Path) -> AsyncIterator[tuple[Comparisons, Callable[[ComparisonPlan], Job]]]:
+    """Comparisons of an engine thread that serves the model, and how one is begun."""
+    checkpoint = checkpoints.read(family / "small")
+    batcher, thread = Batcher(new_engine(checkpoint, 1)), EngineThread()
+    metrics = Metrics([(batcher.name, batcher.backend)], BACKENDS, "1", "eager")
+    ledger = Ledger({"small": batcher}, metrics, thread, max_queue=8)
+    ledger.start()
+    under_way = Comparisons(ledger, thread)
+    try:
+        yield under_way, lambda plan: under_way.begin("small", checkpoint, plan)
+    finally:
+        under_way.stop()
+        await ledger.stop()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    assert await asyncio.to_thread(eventually, true, 60)
+
+
+def alive() -> int:
+    gc.collect()
+    return sum(type(one) is Comparison for one in gc.get_objects())
+
+
+@pytest.fixture
+def reading(monkeypatch) -> dict:
+    """find_twins as it is, but that it waits until it may go on, and says on which thread it was called."""
+    seen: dict = {"go on": threading.Event(), "thread": None, "calls": 0}
+    find_twins = jobs.find_twins
+
+    def waiting(*given):
+        seen["thread"], seen["calls"] = threading.current_thread(), seen["calls"] + 1
+        assert seen["go on"].wait(60)
+        return find_twins(*given)
+
+    monkeypatch.setattr(jobs, "find_twins", waiting)
+    return seen
+
+
+def test_a_comparison_is_made_on_a_thread_that_neither_steps_nor_answers(family, reading):
+    async def scenario():
+        async with beginning(family) as (_, begin):
+            job = begin(PLAN)
+            await until(lambda: reading["thread"] is not None)
+            assert reading["thread"].name != "engine" and reading["thread"] is not threading.main_thread()
+            assert job.to_json()["report"] is None
+            reading["go on"].set()
+            await until(lambda: job.status == "completed")
+            assert {result["weights"] for result in job.report["results"]} == {"small", "small-softmax"}
+
+    asyncio.run(scenario())
+
+
+def test_what_is_cancelled_while_it_is_made_goes_no_further_and_no_other_is_begun_before(family, reading, monkeypatch):
+    built: list = []
+    monkeypatch.setattr(jobs, "Comparison", lambda *given: built.append(given))
+
+    async def scenario():
+        async with beginning(family) as (under_way, begin):
+            job = begin(LONG)
+            await until(lambda: reading["thread"] is not None)
+            under_way.cancel(job.id)
+            await asyncio.sleep(jobs.PAUSE_S + 0.1)
+            with pytest.raises(JustCancelled):
+                begin(LONG)
+            reading["go on"].set()
+            await until(under_way._making.done)
+            assert (job.status, job.report, reading["calls"], built) == ("cancelled", None, 1, [])
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_comparison_is_followed_by_a_pause(family):
+    async def scenario():
+        async with beginning(family) as (under_way, begin):
+            first = begin(LONG)
+            with pytest.raises(Conflict, match="still running") as running:
+                begin(LONG)
+            assert running.value.retry_after_s is None
+            await until(lambda: first.report is not None)
+            under_way.cancel(first.id)
+            with pytest.raises(JustCancelled, match="cmp-1 was just cancelled") as paused:
+                begin(LONG)
+            assert 0 < paused.value.retry_after_s <= jobs.PAUSE_S
+            await asyncio.sleep(paused.value.retry_after_s + 0.05)
+            assert begin(LONG).id == "cmp-2"
+
+    asyncio.run(scenario())
+
+
+def test_of_an_ended_comparison_numbers_stay_and_no_network_does(family):
+    async def scenario():
+        async with beginning(family) as (under_way, begin):
+            for plan in (PLAN, LONG):
+                job = begin(plan)
+                await until(lambda job=job: job.report is not None)
+                assert plan is PLAN or alive() == 1
+                under_way.cancel(job.id) if plan is LONG else None
+                await until(lambda job=job: job.status != "running" and under_way._thread._background is None)
+                assert len(job.to_json()["report"]["results"]) >= 2
+            assert alive() == 0
+
+    asyncio.run(scenario())
+
+
+def test_twins_are_read_once_and_again_when_they_are_others(family, monkeypatch):
+    reads: list[str] = []
+    read = checkpoints.read
+
+    def counting(folder: Path):
+        reads.append(folder.name)
+        return read(folder)
+
+    async def scenario():
+        async with beginning(family) as (_, begin):
+            monkeypatch.setattr(checkpoints, "read", counting)
+            for change in (None, None, make("softmax", "small-softmax", twin_of="small", eps=1e-5), None):
+                if change is not None:
+                    checkpoints.save(family / change.name, change.net, change.provenance, "# card\n")
+                job = begin(PLAN)
+                await until(lambda job=job: job.status == "completed")
+            assert reads == ["small-softmax", "small-softmax"]
+
+    asyncio.run(scenario())
+
+
+def test_what_is_wrong_with_a_twin_is_told_without_where_the_checkpoints_are(family):
+    with (family / "small-softmax" / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    with serving(family, "--models", "small") as process, process.client() as client:
+        id = client.post("/v1/compare", json={"batch": [1], "budget": 1}).json()["id"]
+        assert eventually(lambda: client.get(f"/v1/compare/{id}").json()["status"] == "failed")
+        error = client.get(f"/v1/compare/{id}").json()["error"]
+        assert error.startswith("CheckpointError: small-softmax/model.safetensors has SHA-256")
+        assert str(family) not in error
+        assert eventually(lambda: any(f"{family}/small-softmax" in line for line in process.printed))
+
+
+def test_begin_and_cancel_over_http_is_paced(family):
+    with serving(family, "--models", "small") as process, process.client() as client:
+        codes, until_then = [], time.monotonic() + 2.5
+        while time.monotonic() < until_then:
+            answer = client.post("/v1/compare", json={"batch": [1], "budget": 30})
+            codes.append(answer.status_code)
+            if answer.status_code == 202:
+                client.delete(f"/v1/compare/{answer.json()['id']}").raise_for_status()
+            else:
+                assert answer.json()["error"]["code"] == "just_cancelled"
+                assert 1 <= int(answer.headers["retry-after-ms"]) <= 1000 and answer.headers["retry-after"] == "1"
+        assert codes[:2] == [202, 409] and codes.count(202) <= 3

@@ -1,0 +1,196 @@
+"""What people see of a comparison."""
+
+import copy
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from server.compare import paper
+from server.compare.backends import BACKENDS
+from server.compare.paper import PAPER
+from server.compare.plot import svg
+from server.compare.report import markdown, table, write
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def result(backend: str, batch: int, seconds: float, **changes) -> dict:
+    steps = [{"position": t, "seconds": seconds / 784 * (1 + t / 784)} for t in (0, 196, 392, 588, 783)]
+    return {"backend": backend, "engine": "eager", "weights": None, "batch": batch,
+            "images_per_second": batch / seconds, "seconds_per_image": seconds, "state_bytes": 67584,
+            "step_seconds": steps, "tail_over_head": 1.9, "estimated": False, "positions": None,
+            "bits_per_dim": 0.912, "exception": None, "note": None} | changes
+
+
+@pytest.fixture
+def report() -> dict:
+    nothing = {"images_per_second": None, "seconds_per_image": None, "step_seconds": [],
+               "tail_over_head": None, "estimated": True}
+    return {
+        "model": "mnist-<small> & co", "digest": "d" * 64, "attention": "linear", "twins": [],
+        "subpixels": 784, "layers": 4, "d_model": 128, "budget_s": 60.0, "spent_s": 58.0,
+        "created": "2026-11-20T12:00:00+00:00",
+        "machine": {"cpu": "Some CPU", "cores": 2, "threads": 2, "torch": "2.13", "platform": "Linux",
+                    "load": 0.1},
+        "commit": "1a2b3c4", "command": "linpix compare --model mnist-small", "paper": PAPER,
+        "largest_logit_difference": 4.8e-7, "notes": ["No figure for softmax at batch 64: no time."],
+        "results": [
+            result("linear", 1, 0.6), result("stateful-softmax", 1, 0.7), result("softmax", 1, 5.0),
+            result("linear", 64, 4.0), result("stateful-softmax", 64, 8.0, estimated=True),
+            result("softmax", 64, 1.0, bits_per_dim=None, **nothing)],
+    }
+
+
+def test_three_files_are_written_and_nothing_else(report, tmp_path):
+    out = tmp_path / "out"
+    write(report, out)
+    assert sorted(path.name for path in out.iterdir()) == ["report.json", "report.md", "report.svg"]
+    assert json.loads((out / "report.json").read_text()) == json.loads(json.dumps(report))
+
+
+def test_an_earlier_report_survives_one_that_cannot_be_written(report, tmp_path):
+    write(report, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError):
+        write(report | {"budget_s": float("nan")}, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_drawing_is_xml_that_says_what_it_shows(report):
+    root = ElementTree.fromstring(svg(report))
+    words = " ".join(element.text or "" for element in root.iter(f"{SVG}text"))
+    for word in ("mnist-<small> & co", "linear", "stateful-softmax", "softmax", "B = 1", "B = 64",
+                 "paper, MNIST", "P40-class GPU", "position of the sub-pixel", "64 images", "10 ms",
+                 "Some CPU"):
+        assert word in words
+    assert len(root.findall(f"{SVG}polyline")) == 2  # softmax has no figure at the largest batch
+
+
+def test_the_drawing_has_colours_for_light_and_dark(report):
+    assert "prefers-color-scheme: dark" in svg(report)
+
+
+def test_an_estimate_is_marked_wherever_it_stands(report):
+    assert "~8.00" in markdown(report) and "~8.00" in table(report) and "~8" in svg(report)
+    assert "~16.0" not in markdown(report)
+
+
+def test_ours_stands_beside_the_papers_with_factors_of_its_own(report):
+    lines = {line.split(" | ")[0].removeprefix("| "): line for line in reversed(markdown(report).splitlines())
+             if line.startswith("| ")}
+    assert "142.8 (317x)" in lines["linear"] and "1.67 (8.33x)" in lines["linear"]
+    assert "0.27 (0.600x)" in lines["lsh-4"]
+    assert set(lines) >= {"softmax", "stateful-softmax", "linear"}
+
+
+def test_lsh_has_its_lines_beside_the_papers_and_its_bits_per_dim_a_star(report):
+    reason = "Sorting by hash looks at later sub-pixels too"
+    report["results"] += [result("lsh-1", 1, 10.0, bits_per_dim=1.23, exception=reason, estimated=True),
+                          result("lsh-4", 1, 20.0, bits_per_dim=None, exception=reason)]
+    throughput, alone = markdown(report).split("## ")[1:3]
+    assert "tables 1 and 4" in throughput
+    assert "| lsh-1 | 1.23* | ~0.100 (0.500x) | - | 0.745 | 0.68 (1.51x) |" in throughput
+    assert "| lsh-4 | - | 0.0500 (0.250x) | - | 0.676 | 0.27 (0.600x) |" in throughput
+    assert "| lsh-1 | ~10.0 (16.7x) | 46 (8.36x) | 19.2 (2.63x) |" in alone
+    assert "| linear | 0.912 |" in throughput and "1.23*" in table(report) and "0.912*" not in table(report)
+    words = " ".join(element.text or "" for element in ElementTree.fromstring(svg(report)).iter(f"{SVG}text"))
+    assert "lsh-1" in words and "lsh-4" in words
+
+
+def test_the_title_names_the_attention_that_was_compared(report):
+    assert markdown(report).startswith("# mnist-<small> & co: softmax, stateful-softmax and linear attention\n")
+    report["results"].append(result("lsh-4", 1, 20.0))
+    assert markdown(report).startswith("# mnist-<small> & co: softmax, stateful-softmax, lsh-4 and linear attention\n")
+    report["results"] = report["results"][:1]
+    assert "mnist-&lt;small&gt; &amp; co: linear attention<" in svg(report)
+
+
+def test_seconds_alone_are_the_papers_table_5(report):
+    alone = markdown(report).split("## Seconds")[1].split("##")[0]
+    assert "| softmax | 5.00 (8.33x) | 72.6 (13.2x) | 10.2 (1.40x) |" in alone
+    assert "| linear | 0.600 (1.00x) | 5.5 (1.00x) | 7.3 (1.00x) |" in alone
+
+
+def test_the_circumstances_are_told(report):
+    text = markdown(report)
+    for fact in ("Some CPU", "2 threads", "torch 2.13", "1a2b3c4", "linpix compare --model mnist-small",
+                 "4.8e-07", "No figure for softmax at batch 64"):
+        assert fact in text
+
+
+def test_the_table_has_a_line_for_every_result(report):
+    lines = table(report).splitlines()
+    assert [line.split()[:3] for line in lines[1:7]] == [
+        [one["backend"], "torch", str(one["batch"])] for one in report["results"]]
+    assert len({len(line) for line in lines[:7]}) == 1
+
+
+@pytest.mark.parametrize("form", [markdown, svg, table])
+def test_a_report_without_any_figure_can_be_shown(report, form):
+    for one in report["results"]:
+        one.update(images_per_second=None, seconds_per_image=None, step_seconds=[], tail_over_head=None)
+    assert form(report)
+
+
+@pytest.mark.parametrize("form", [markdown, svg, table])
+def test_engines_are_kept_apart(report, form):
+    compiled = copy.deepcopy(report["results"][0]) | {"engine": "compiled", "images_per_second": 50.0}
+    report["results"].append(compiled)
+    assert "compiled" in form(report)
+
+
+def test_a_factor_is_formed_between_rows_of_the_same_engine_only(report):
+    report["results"] += [result("linear", 1, 0.01, engine="compiled"),
+                          result("linear", 64, 0.2, engine="eager+operator")]
+    throughput, alone = markdown(report).split("## ")[1:3]
+    assert "| linear (torch) | 0.912 | 1.67 (8.33x) |" in throughput
+    assert "| linear (compiled) | 0.912 | 100 | - |" in throughput
+    assert "| linear (torch with our operator) | - | - | 320 |" in throughput
+    assert "| linear (compiled) | 0.0100 (1.00x) |" in alone and "| softmax (torch) | 5.00 (8.33x) |" in alone
+
+
+def test_a_row_that_other_work_disturbed_says_so_itself_compiled_ones_too(report):
+    why = "other work had its processor for 40% of the time"
+    report["results"] += [result("linear", 1, 0.01, engine="compiled", disturbed=True, note=why)]
+    compiled = [line for line in markdown(report).splitlines() if line.startswith("| linear (compiled)")]
+    assert "100†" in compiled[0] and "0.0100†" in compiled[1]
+    assert "0.600†" not in markdown(report)
+    assert "100†" in table(report) and "100†" in svg(report) and "†: disturbed by other work" in svg(report)
+
+
+def test_cifar_stands_beside_the_papers_cifar(report):
+    text = markdown(report | {"subpixels": 3072})
+    assert "17.85" in text and "tables 2 and 4" in text
+    assert "paper, CIFAR-10" in svg(report | {"subpixels": 3072})
+
+
+def test_other_sizes_are_warned_about(report):
+    assert "64 sub-pixels" in markdown(report | {"subpixels": 64})
+
+
+@pytest.mark.parametrize("x, text", [(0.0631, "0.0631"), (1.0, "1.00"), (13.96, "14.0"), (1050.3, "1,050"),
+                                     (None, "-"), (0, "0")])
+def test_figures_have_three_digits(x, text):
+    assert paper.figure(x) == text
+
+
+def test_the_papers_tables_are_whole():
+    for dataset in ("mnist", "cifar10"):
+        assert set(PAPER[dataset]) == set(BACKENDS)
+        for row in PAPER[dataset].values():
+            assert set(row) == {"bits_per_dim", "images_per_second", "cpu_seconds", "gpu_seconds"}
+
+
+def test_a_backend_that_the_paper_does_not_have_stands_behind_those_that_it_has(report):
+    report["results"].insert(0, result("performer", 1, 1.0))
+    assert [line.split(" | ")[0] for line in markdown(report).splitlines() if line.startswith("| performer")]
+    names = [element.text for element in ElementTree.fromstring(svg(report)).iter(f"{SVG}text")]
+    assert names.index("linear") < names.index("performer")
+
+
+def test_a_backend_has_rows_of_the_engines_that_it_ran_in_and_no_others(report):
+    report["results"].append(report["results"][0] | {"engine": "compiled"})
+    names = [line.split(" | ")[0].removeprefix("| ") for line in markdown(report).splitlines()]
+    assert "linear (compiled)" in names and "linear (torch)" in names and "softmax (torch)" in names
+    assert "lsh-1" in names and not {"softmax (compiled)", "lsh-1 (torch)", "lsh-1 (compiled)"} & set(names)

@@ -1,0 +1,87 @@
+"""Halving: who throws is found, who does not is decoded once, and it comes to an end."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.engine.decode.bisect import Outcome, isolate, most_retries
+from server.engine.schedule.scheduler import ScheduledImage
+from server.errors import EngineLost
+
+
+class Rows:
+    """Rows whose work is to be done once each, some of which throw."""
+
+    def __init__(self, count: int, poison: set[int]) -> None:
+        self.plan = [(ScheduledImage("r", index, 0, slot=index + 1), 8) for index in range(count)]
+        self.poison, self.done, self.runs = poison, dict.fromkeys(range(1, count + 1), 0), 0
+
+    def run(self, plan) -> list[int]:
+        self.runs += 1
+        for row, _ in plan:
+            self.done[row.slot] += 1  # state changes before it shows that something is wrong
+        if throwing := self.poison & {row.slot for row, _ in plan}:
+            raise RuntimeError(f"slots {sorted(throwing)}")
+        return [row.slot for row, _ in plan if row.slot % 5 == 0]
+
+    def restore(self, plan) -> None:
+        for row, _ in plan:
+            assert self.done[row.slot] == 1, "only what a run has changed is put back"
+            self.done[row.slot] = 0
+
+    def isolate(self) -> Outcome:
+        with pytest.raises(RuntimeError) as first:
+            self.run(self.plan)
+        self.runs = 0
+        return isolate(self.plan, self.run, self.restore, first.value)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_up_to_two_rows_that_throw_are_found_and_all_others_are_decoded_once(data):
+    count = data.draw(st.integers(1, 200))
+    poison = data.draw(st.sets(st.integers(1, count), max_size=2))
+    rows = Rows(count, set(poison))
+    if not poison:  # what threw once does not throw again
+        rows.poison = {1}
+        with pytest.raises(RuntimeError):
+            rows.run(rows.plan)
+        rows.poison, rows.runs = set(), 0
+        outcome = isolate(rows.plan, rows.run, rows.restore, RuntimeError("once"))
+    else:
+        outcome = rows.isolate()
+    assert outcome.failed.keys() == poison
+    assert all(rows.done[slot] == 1 for slot in rows.done.keys() - poison)
+    assert sorted(outcome.lost) == [slot for slot in rows.done if slot % 5 == 0 and slot not in poison]
+    assert rows.runs == outcome.retries <= most_retries(count)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 500), st.data())
+def test_what_throws_for_many_comes_to_an_end_and_nobody_is_left_out(count, data):
+    poison = data.draw(st.sets(st.integers(1, count), min_size=1))
+    rows = Rows(count, set(poison))
+    outcome = rows.isolate()
+    assert rows.runs == outcome.retries <= most_retries(count)
+    assert poison <= outcome.failed.keys()
+    assert all(rows.done[slot] == 1 for slot in rows.done.keys() - outcome.failed.keys())
+
+
+def test_the_retries_are_four_for_each_halving():
+    assert [most_retries(rows) for rows in (1, 2, 3, 4, 5, 64, 65, 4096)] == [1, 4, 8, 8, 12, 24, 28, 48]
+
+
+def test_a_lone_row_is_run_once_more():
+    assert Rows(1, {1}).isolate().retries == 1
+
+
+def test_an_engine_that_is_lost_is_not_run_again():
+    runs = []
+
+    def lose(plan):
+        runs.append(plan)
+        raise EngineLost("gone")
+
+    with pytest.raises(EngineLost):
+        isolate(Rows(8, set()).plan, lose, lambda plan: None, RuntimeError("first"))
+    assert len(runs) == 1

@@ -1,0 +1,252 @@
+"""Faults put in on purpose, through the one seam for them, into real server processes with real clients."""
+
+import asyncio
+import json
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from model import checkpoint, ops
+from server.engine.decode.decoder import Engine
+from server.engine.decode.faults import Faults, InjectedFault, with_faults
+from server.engine.thread import RESTARTS
+from server.fault_rules import parse
+from server.settings import Settings
+from tests.server.conftest import EAGER, Process, eventually, serving
+from tests.server.web.test_images import events_of
+
+PATH = "/v1/images/generations"
+BESIDE = "slow:every=1:ms=20"  # so that requests that come together are decoded together
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("throw", "say once when"), ("throw:", "say once when"), ("throw:at", "integer of at least 1"),
+    ("throw:at=0", "at least 1, got '0'"), ("throw:at=1:every=2", "say once when"),
+    ("throw:at=1:at=2", "say once when"), ("throw:every=-1", "got '-1'"), ("throw:every=1.5", "got '1.5'"),
+    ("throw:every=¹", "got '¹'"),
+    ("burn:at=1", "'burn:at=1': a fault is one of throw, glitch"), ("hang:image=1", "image goes with throw, nan"),
+    ("slow:at=1", "ms goes with slow only"), ("nan:at=1:ms=5", "ms goes with slow only"), ("slow:at=1:ms=0", "got '0'"),
+    ("seed=x", "at least 0, got 'x'"), ("throw:at=1,", "'': a fault is one of"), ("throw:to=1", "say once when"),
+    ("slow:ms=5", "say once when")])
+def test_a_fault_that_is_not_well_formed_is_refused_with_the_item(text, words):
+    with pytest.raises(ValueError) as refused:
+        parse(text)
+    assert words in str(refused.value)
+    with pytest.raises(ValueError, match="faults"):
+        Settings(faults=text)
+
+
+class Recorded(Engine):
+    """An engine that decodes nothing, and notes which slots were filled with NaN."""
+
+    def quantum(self, slots, positions, steps):
+        return []
+
+
+def struck(folder: Path, faults: Faults, quanta: int = 200) -> list[tuple[int, int, str]]:
+    """(quantum, slot, kind) of what strikes, of five images."""
+    engine, found, quantum = Recorded(checkpoint.read(folder), 5), [], 0
+    engine.pool.fill_with_nan = lambda slot: found.append((quantum, slot, "nan"))
+    breaking, slots = with_faults(engine, faults), [1, 2, 3, 4, 5]
+    engine.seed[1:] = [10, 11, 12, 13, 14]
+    for quantum in range(1, quanta + 1):
+        breaking.keep(slots)
+        for part in (slots, *([slot] for slot in slots)):  # the first run, and then each alone
+            try:
+                breaking.quantum(part, [8] * len(part), [1] * len(part))
+            except InjectedFault:
+                if len(part) == 1:
+                    found.append((quantum, part[0], "throw"))
+    return found
+
+
+def test_the_same_faults_strike_again_and_another_seed_strikes_others(tiny):
+    text = "throw:every=10,nan:at=7,nan:image=12,throw:from=195,seed={}"
+    first = struck(tiny, Faults(text.format(1)))
+    assert first == struck(tiny, Faults(text.format(1))) != struck(tiny, Faults(text.format(2)))
+    thrown = [quantum for quantum, _, kind in first if kind == "throw"]
+    assert set(thrown) == {*range(10, 201, 10), *range(195, 201)}
+    assert [(quantum, slot) for quantum, slot, kind in first if kind == "nan" and quantum != 7] \
+        == [(quantum, 3) for quantum in range(1, 201) if quantum != 7]
+
+
+def ask(process: Process, **body) -> httpx.Response:
+    return httpx.post(process.url + PATH, json=body, timeout=60)
+
+
+def is_quiet(process: Process) -> bool:
+    """Whether every gauge is back to 0."""
+    return all(process.metric(name) == 0 for name in (
+        "linpix_requests_running", "linpix_requests_waiting", 'linpix_state_slots_used{model="tiny"}',
+        "linpix_engine_heartbeat_age_seconds"))
+
+
+def test_a_server_without_faults_says_nothing_of_them_and_one_with_them_says_it_loudly(tiny, server):
+    assert not any("ON PURPOSE" in line for line in server.printed)
+    with serving(tiny.parent, "--faults", "glitch:at=1000") as process:
+        assert any("BREAKS ON PURPOSE" in line and "glitch:at=1000" in line for line in process.printed)
+
+
+@pytest.mark.parametrize("flags", [(), EAGER], ids=["auto", "eager"])
+@pytest.mark.parametrize(("fault", "counted"), [("throw", "threw"), ("nan", "not_finite")])
+def test_the_image_to_blame_ends_its_request_alone_streamed_or_not(tiny, server, flags, fault, counted):
+    faults = f"{BESIDE},{fault}:image=13"
+    with serving(tiny.parent, *flags, "--faults", faults) as process, ThreadPoolExecutor(8) as pool:
+        seeds = [10, 12, 14, 15, 12, 16, 20, 22]  # two images each: 12 has 12 and 13
+        bodies = [{"seed": seed, "n": 2, "stream": index % 4 == 0} for index, seed in enumerate(seeds)]
+        answers = list(pool.map(lambda body: ask(process, **body), bodies))
+        for body, answer in zip(bodies, answers, strict=True):
+            if body["seed"] != 12:
+                assert answer.status_code == 200
+                images = ([event for event in events_of(answer.text) if event["type"].endswith("completed")]
+                          if body["stream"] else answer.json()["data"])
+                assert len(images) == 2
+                for image in images if ops.compiled and not flags else []:
+                    [alone] = ask(server, seed=image["seed"]).json()["data"]
+                    assert image["b64_json"] == alone["b64_json"]
+                continue
+            assert answer.status_code == (200 if body["stream"] else 500)
+            error = (events_of(answer.text)[-1] if body["stream"] else answer.json())["error"]
+            assert error["code"] == "engine_failed"
+            assert {"nan": "NaN or infinite", "throw": "an image of this request (InjectedFault)"}[fault] \
+                in error["message"]
+        assert process.metric(f'linpix_faults_isolated_total{{fault="{counted}",model="tiny"}}') == 2
+        assert (process.metric('linpix_quanta_retried_total{model="tiny"}') > 0) == (fault == "throw")
+        assert process.metric('linpix_requests_total{endpoint="generations",outcome="failed"}') == 2
+        assert httpx.get(process.url + "/readyz").status_code == 200
+        assert eventually(lambda: is_quiet(process))
+
+
+def test_what_throws_once_costs_nobody_an_image(tiny):
+    with serving(tiny.parent, "--faults", f"{BESIDE},glitch:every=3") as process, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda seed: ask(process, seed=seed), range(24)))
+        assert [answer.status_code for answer in answers] == [200] * 24
+        assert process.metric('linpix_quanta_retried_total{model="tiny"}') >= 3
+        assert process.metric('linpix_faults_isolated_total{fault="threw",model="tiny"}') == 0
+
+
+def test_an_engine_that_hangs_is_noticed_and_everybody_is_answered_before_the_process_ends(tiny):
+    with serving(tiny.parent, *EAGER, "--slots", "2", "--watchdog-timeout", "2",
+                 "--faults", f"{BESIDE},hang:at=5") as process, ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(ask, process, n=1, seed=seed, stream=seed % 2 == 0) for seed in range(8)]
+        assert eventually(lambda: process.metric("linpix_engine_heartbeat_age_seconds") > 0.5)
+        assert httpx.get(process.url + "/readyz").status_code == 200
+        job = httpx.post(process.url + "/v1/compare", json={"budget": 1.0}).json()["id"]
+        assert eventually(lambda: httpx.get(process.url + "/readyz").status_code == 503)
+        noticed = time.monotonic()
+        compared = httpx.get(f"{process.url}/v1/compare/{job}").json()
+        late = ask(process)
+        assert process.process.wait(timeout=20) == 70
+        assert time.monotonic() - noticed < 10  # LAST_WORDS_S is one second
+        for answer in (future.result() for future in asked):
+            error = (events_of(answer.text)[-1] if answer.status_code == 200 else answer.json())["error"]
+            assert answer.status_code in (200, 503)
+            assert error["code"] == "engine_gone"
+            assert "made no progress for 2 s" in error["message"]
+        assert compared["status"] == "failed"
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "engine_gone")
+        assert late.headers["retry-after"]
+        assert eventually(lambda: any("engine thread is at" in line for line in process.printed))
+        assert eventually(lambda: any("in quantum" in line or "faults.py" in line for line in process.printed))
+
+
+def test_a_server_that_hangs_while_it_drains_ends_all_the_same(tiny):
+    with serving(tiny.parent, *EAGER, "--watchdog-timeout", "2", "--faults", "hang:at=3") as process, \
+            ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, process)
+        assert eventually(lambda: process.metric("linpix_engine_heartbeat_age_seconds") > 0.2)
+        process.process.send_signal(signal.SIGTERM)
+        assert asked.result().json()["error"]["code"] == "engine_gone"
+        assert process.process.wait(timeout=20) == 70
+
+
+def test_a_call_that_is_slow_within_the_time_out_is_left_alone(tiny):
+    with serving(tiny.parent, "--watchdog-timeout", "4", "--faults", "slow:at=2:ms=1500") as process:
+        assert ask(process).status_code == 200
+        assert eventually(lambda: is_quiet(process))
+
+
+def test_an_engine_thread_that_dies_is_begun_again_and_who_waited_is_carried_on(tiny):
+    with serving(tiny.parent, "--slots", "1", "--faults", f"{BESIDE},die:at=4") as process, \
+            ThreadPoolExecutor(5) as pool:
+        answers = list(pool.map(lambda seed: ask(process, seed=seed), range(5)))
+        assert sorted(answer.status_code for answer in answers) == [200] * 4 + [500]
+        [failed] = [answer.json()["error"] for answer in answers if answer.status_code == 500]
+        assert failed["code"] == "engine_failed"
+        assert "InjectedFault" in failed["message"]
+        assert process.metric("linpix_engine_restarts_total") == 1
+        assert httpx.get(process.url + "/readyz").status_code == 200
+        assert eventually(lambda: is_quiet(process))
+
+
+def test_a_request_whose_last_image_was_not_told_when_the_thread_died_is_answered(tiny):
+    """It is decoded when the thread dies, so it has no slot any more."""
+    with serving(tiny.parent, "--faults", "die:at=9") as process:  # one step, seven image rows, one row less a step
+        answer = ask(process, n=2)
+        again = ask(process, n=2)
+        assert sorted([answer.status_code, again.status_code]) == [200, 500]
+        assert eventually(lambda: is_quiet(process))
+
+
+def test_an_engine_thread_that_keeps_dying_ends_the_process(tiny):
+    with serving(tiny.parent, "--faults", "die:every=1") as process:
+        for _ in range(RESTARTS + 1):
+            answer = ask(process)
+            assert answer.status_code == 500
+            assert answer.json()["error"]["code"] == "engine_failed"
+        assert f"died {RESTARTS + 1} times" in answer.json()["error"]["message"]
+        assert httpx.get(process.url + "/readyz").status_code == 503
+        assert process.process.wait(timeout=20) == 70
+
+
+def test_an_engine_that_decodes_nothing_any_more_ends_the_process(tiny):
+    with serving(tiny.parent, "--faults", "broken:from=1") as process:
+        for _ in range(3):
+            assert ask(process).status_code == 500
+        assert process.process.wait(timeout=20) == 70
+
+
+def test_a_request_that_throws_every_time_it_is_sent_does_not_end_the_process(tiny):
+    with serving(tiny.parent, "--faults", "throw:image=13") as process:
+        assert [ask(process, seed=13).status_code for _ in range(6)] == [500] * 6
+        assert ask(process, seed=14).status_code == 200
+
+
+def test_a_process_whose_engine_is_lost_answers_and_ends_with_a_message(tiny):
+    """What a sticky CUDA error does."""
+    with serving(tiny.parent, *EAGER, "--faults", "lose:at=1") as process:
+        answer = ask(process)
+        assert answer.status_code == 500
+        assert "injected: lose" in answer.json()["error"]["message"]
+        refused = httpx.get(process.url + "/readyz")
+        assert refused.status_code == 503
+        assert "injected: lose" in refused.json()["error"]["message"]
+        assert process.process.wait(timeout=10) == 70
+        assert eventually(lambda: any("injected: lose" in line for line in process.printed))
+
+
+def test_a_hundred_requests_with_a_fault_in_every_seventh_quantum_are_each_answered_once(tiny):
+    faults = f"{BESIDE},throw:every=7,nan:every=11,glitch:every=13,prefill:every=40,seed=3"
+    with serving(tiny.parent, "--faults", faults, "--slots", "8") as process:
+        async def crowd() -> list[httpx.Response]:
+            async with httpx.AsyncClient(base_url=process.url, timeout=60) as client:
+                return await asyncio.gather(*(client.post(PATH, json={"seed": seed}) for seed in range(100)))
+
+        answers = asyncio.run(crowd())
+        codes = [answer.status_code for answer in answers]
+        assert set(codes) == {200, 500}
+        failed = codes.count(500)
+        assert failed == sum(process.metric(f'linpix_faults_isolated_total{{fault="{fault}",model="tiny"}}')
+                             for fault in ("threw", "not_finite"))
+        assert process.metric('linpix_requests_total{endpoint="generations",outcome="completed"}') == 100 - failed
+        assert eventually(lambda: is_quiet(process))
+
+
+def test_the_flag_is_not_among_those_for_everybody(tiny: Path):
+    described = Settings.model_json_schema()["properties"]
+    assert json.dumps(described["faults"]).count("hidden") == 1
+    assert not any("hidden" in value for name, value in described.items() if name != "faults")

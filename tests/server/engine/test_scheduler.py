@@ -1,0 +1,269 @@
+"""The scheduler alone: no torch, no clock."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.engine.schedule.forecast import Outlook, Remaining, Room, in_steps, latest_end, queue_order
+from server.engine.schedule.scheduler import BULK_EVERY, Scheduler
+
+
+def scheduler(slots=2, length=10):
+    return Scheduler(slots, length)
+
+
+def arrive(s, request, images=1, position=0, bulk=False):
+    return s.enqueue(request, images, position, bulk)
+
+
+def outlook(s):
+    """What a scheduler has, as the forecast sees it."""
+    def left(images):
+        return [Remaining(image.request, s.length - image.position, image.bulk) for image in images]
+
+    running = left(image for image in s.running.values() if not image.cancelled)
+    waiting = queue_order(left(s.waiting.interactive), left(s.waiting.bulk), s.waiting.overtaken)
+    return Outlook(s.slots, s.length, running, waiting)
+
+
+def room_left(s, room, bulk=False):
+    return room.left(bulk, s.slots - len(s.running), len(s.waiting), len(s.waiting.bulk))
+
+
+def join(s):
+    joined = []
+    while rows := s.join():
+        joined += rows
+    return joined
+
+
+def turn(s, quantum=5):
+    return join(s), s.advance(s.plan(quantum))
+
+
+def test_images_take_slots_in_the_order_they_came():
+    s = scheduler()
+    a, b = arrive(s, "a"), arrive(s, "b", 2)
+    assert s.join() == a
+    assert s.join() == [b[0]]
+    assert s.join() == []
+    assert [row.slot for row in (a[0], b[0], b[1])] == [1, 2, 0]
+
+
+def test_slot_zero_is_never_given():
+    s = scheduler(slots=5)
+    arrive(s, "a", 5)
+    assert sorted(row.slot for row in s.join()) == [1, 2, 3, 4, 5]
+
+
+def test_a_row_ends_inside_a_quantum_and_its_slot_is_free_afterwards():
+    s = scheduler()
+    [row] = arrive(s, "a", position=8)
+    s.join()
+    assert s.plan(5) == [(row, 2)]
+    assert s.advance(s.plan(5)) == [row]
+    assert s.free == [1, 2]
+
+
+def test_a_plan_has_the_longest_rows_first():
+    s = scheduler(slots=3)
+    for name, position in (("a", 9), ("b", 0), ("c", 7)):
+        arrive(s, name, position=position)
+    join(s)
+    assert [steps for _, steps in s.plan(5)] == [5, 3, 1]
+
+
+def test_a_newcomer_joins_between_quanta_while_others_run():
+    s = scheduler()
+    arrive(s, "a")
+    turn(s)
+    [late] = arrive(s, "b")
+    joined, _ = turn(s)
+    assert joined == [late]
+    assert sorted(row.position for row in s.running.values()) == [5]
+
+
+def test_an_image_without_a_hole_finishes_without_a_step():
+    s = scheduler()
+    [row] = arrive(s, "a", position=10)
+    joined, finished = turn(s)
+    assert joined == finished == [row]
+
+
+def test_cancelling_a_waiting_request_frees_its_room_at_once():
+    s = scheduler(slots=1)
+    arrive(s, "a")
+    turn(s)
+    arrive(s, "b")
+    s.cancel("b")
+    assert not len(s.waiting)
+
+
+def test_cancelling_a_running_request_frees_its_slot_at_the_next_join_and_not_under_the_engine():
+    s = scheduler()
+    arrive(s, "a")
+    s.join()
+    plan = s.plan(5)
+    s.cancel("a")
+    assert 1 in s.running
+    assert s.advance(plan) == []
+    assert s.free == [1, 2]
+
+
+def test_cancelling_takes_no_other_request_with_it():
+    s = scheduler(slots=2)
+    arrive(s, "a", 2)
+    others = arrive(s, "ab", 2)
+    join(s)
+    s.cancel("a")
+    assert join(s) == others
+
+
+@pytest.mark.parametrize(("positions", "images", "steps"), [
+    ((0, 0), 1, 0),         # the queue of one has room
+    ((0, 0), 2, 10),        # one must get a slot first: both slots are busy for 10 steps
+    ((4, 0), 2, 6),
+    ((4, 0), 3, 10),
+])
+def test_the_time_until_there_is_room_is_computed_from_the_remaining_steps(positions, images, steps):
+    s = scheduler(slots=2)
+    for index, position in enumerate(positions):
+        arrive(s, f"r{index}", position=position)
+    join(s)
+    assert outlook(s).until_room(Room(2, 1), images) == steps
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 10), st.booleans(), st.booleans()), max_size=30),
+       st.integers(1, 4))
+def test_every_image_is_answered_once_or_cancelled_and_no_slot_is_lost(arrivals, slots):
+    s, room = scheduler(slots=slots), Room(slots, 6)
+    expected, finished = set(), []
+    for number, (images, position, leaves, bulk) in enumerate(arrivals):
+        name = f"r{number}"
+        if images > room_left(s, room, bulk):
+            assert outlook(s).until_room(room, images, bulk) >= 0
+            continue
+        rows = arrive(s, name, images, position, bulk)
+        expected |= {(name, row.index) for row in rows}
+        finished += turn(s, 3)[1]
+        used = [row.slot for row in s.running.values()]
+        assert len(used) == len(set(used))
+        assert 0 not in used
+        if leaves:
+            s.cancel(name)
+            expected -= {(name, index) for index in range(images)} - {(r.request, r.index) for r in finished}
+    while len(s.waiting) or s.running:
+        finished += turn(s, 3)[1]
+    assert sorted((row.request, row.index) for row in finished) == sorted(expected)
+    assert len(s.free) == slots
+
+
+def test_interactive_images_go_first_and_one_slot_of_four_is_for_bulk():
+    s = scheduler(slots=1)
+    for number in range(3):
+        arrive(s, f"bulk{number}", bulk=True)
+    for number in range(8):
+        arrive(s, f"interactive{number}")
+    order = []
+    while len(s.waiting) or s.running:
+        order += [row.request for row in turn(s, 10)[0]]
+    assert order == ["interactive0", "interactive1", "interactive2", "bulk0", "interactive3", "interactive4",
+                     "interactive5", "bulk1", "interactive6", "interactive7", "bulk2"]
+
+
+def test_bulk_has_every_slot_when_nobody_else_wants_one():
+    s = scheduler(slots=3)
+    assert join(s) == []
+    rows = arrive(s, "bulk", 5, bulk=True)
+    assert join(s) == rows[:3]
+
+
+def test_bulk_that_fills_its_part_of_the_queue_leaves_room_for_others():
+    s, room = scheduler(slots=1), Room(1, 8)
+    arrive(s, "running", bulk=True)
+    join(s)
+    arrive(s, "waiting", 6, bulk=True)  # three quarters of eight
+    assert room_left(s, room, bulk=True) == 0
+    assert outlook(s).until_room(room, 1, bulk=True) == 10
+    assert room_left(s, room) == 2
+
+
+def test_the_pace_of_each_number_of_rows_counts_in_what_is_foreseen():
+    s = scheduler(slots=2)
+    arrive(s, "a", position=4)
+    arrive(s, "b")
+    join(s)
+    assert outlook(s).until_done("b", lambda images: images) == 6 * 2 + 4 * 1
+
+
+@st.composite
+def crowds(draw):
+    """Requests with their turn of arrival: (turn, images, position, bulk)."""
+    request = st.tuples(st.integers(0, 12), st.integers(1, 3), st.integers(0, 9), st.booleans())
+    return sorted(draw(st.lists(request, max_size=25)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(crowds(), st.integers(1, 3), st.integers(1, 10))
+def test_no_class_starves_and_each_is_served_in_its_order(crowd, slots, quantum):
+    """Every slot given is looked at: who got it, and who waited for one of which class."""
+    s = scheduler(slots=slots)
+    given_, arrived = [], {False: [], True: []}
+    overtaken = {False: 0, True: 0}
+    time, pending = 0, list(enumerate(crowd))
+    while pending or len(s.waiting) or s.running:
+        while pending and pending[0][1][0] <= time:
+            number, (_, images, position, bulk) = pending.pop(0)
+            arrived[bulk] += [(f"r{number}", index) for index in range(images)]
+            arrive(s, f"r{number}", images, position, bulk)
+        waiting = {bulk: sum(row.bulk == bulk for row in s.waiting) for bulk in (False, True)}
+        joined = join(s)
+        for row in joined:
+            other = not row.bulk
+            overtaken[row.bulk] = 0
+            waiting[row.bulk] -= 1
+            overtaken[other] = overtaken[other] + 1 if waiting[other] else 0
+            assert overtaken[True] < BULK_EVERY   # of so many slots in a row one was for bulk
+            assert overtaken[False] <= 1          # and bulk never took two in a row while others waited
+        given_ += joined
+        assert not (len(s.waiting) and s.free), "a slot was left free while somebody waited"
+        s.advance(s.plan(quantum))
+        time += 1
+    for bulk in (False, True):
+        assert [(row.request, row.index) for row in given_ if row.bulk == bulk] == arrived[bulk]
+    assert len(s.free) == slots
+
+
+@settings(max_examples=200, deadline=None)
+@given(crowds(), st.integers(1, 3), st.integers(0, 6), st.integers(1, 8), st.booleans())
+def test_what_is_foreseen_comes_true_when_nobody_else_comes(crowd, slots, max_queue, images, bulk):
+    """In quanta of one step, ends and room are there in exactly the step that was foretold, whatever the mixture."""
+    s, room = scheduler(slots=slots), Room(slots, max_queue)
+    for number, (_, count, position, kind) in enumerate(crowd):
+        if count <= room_left(s, room, kind):
+            arrive(s, f"r{number}", count, position, kind)
+        turn(s, 1)
+    join(s)
+    seen = outlook(s)
+    foretold = [(end.at, end.image.request) for end in seen.ends(in_steps)]
+    bound = latest_end(slots, s.length, sum(image.steps for image in seen.running), len(seen.waiting))
+    for request in {request for _, request in foretold}:
+        ended = max(end.at for end in seen.ends(math.sqrt) if end.image.request == request)
+        assert seen.until_done(request, math.sqrt) == pytest.approx(ended)
+    fits = images <= slots + room.queue_of(bulk)
+    until_room, steps, ends, found = seen.until_room(room, images, bulk), 0, [], None
+    while True:
+        join(s)
+        if found is None and images <= room_left(s, room, bulk):
+            found = steps
+        if not s.running:
+            break
+        finished = s.advance(s.plan(1))
+        steps += 1
+        ends += [(steps, row.request) for row in finished]
+    assert sorted(foretold) == sorted(ends)
+    assert found == (until_room if fits else None)
+    assert not foretold or max(foretold)[0] <= bound

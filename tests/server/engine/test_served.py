@@ -1,0 +1,176 @@
+"""Room and deadlines of one model on the event loop, without a thread: its quanta are run, and reported, by hand."""
+
+import math
+import time
+
+import pytest
+
+from model import checkpoint
+from server.engine.batch import Batcher
+from server.engine.decode.decoder import ImageSpec, new_engine
+from server.engine.messages import Submission
+from server.engine.served import ServedModel
+from server.engine.ticket import Ticket
+from server.errors import DeadlineUnreachable, QueueFull
+
+
+@pytest.fixture
+def one_slot(tiny) -> ServedModel:
+    return served(tiny, 1, 8)
+
+
+def served(tiny, slots: int, max_queue: int) -> ServedModel:
+    return ServedModel(Batcher(new_engine(checkpoint.read(tiny), slots, "eager")), max_queue)
+
+
+def ticket(name: str, within_s: float = math.inf) -> Ticket:
+    return Ticket(name, "generations", "somebody", within_s)
+
+
+def ask(model: ServedModel, name: str, images: int = 1, within_s: float = math.inf, bulk: bool = False) -> Ticket:
+    """Admit a request, and submit it."""
+    asked = ticket(name, within_s)
+    model.admit(asked, images, bulk=bulk, known=0)
+    model.batcher.submit(Submission(name, [ImageSpec(seed=seed) for seed in range(images)], bulk))
+    return asked
+
+
+def run(model: ServedModel) -> list[str]:
+    """Run a quantum and report it; returns a request for each finished image."""
+    report = model.batcher.run_quantum()
+    for request in report.joined:
+        model.joined(model.ticket(request))
+    for image in report.finished:
+        model.finished(model.ticket(image.request))
+    model.apply(report)
+    for late in model.hopeless():
+        model.batcher.cancel(late.id)
+        model.settle(late)
+        model.leave(late)
+    return [image.request for image in report.finished]
+
+
+def steps_take(model: ServedModel, seconds: float, times: int = 2) -> None:
+    for _ in range(times):
+        model.step_time.learn(1, 64, 64 * seconds)  # 64 steps are an image
+
+
+def test_the_queue_is_counted_in_images_and_free_slots_do_not_count(tiny):
+    model = served(tiny, slots=2, max_queue=4)
+    ask(model, "a", 6)
+    with pytest.raises(QueueFull):
+        ask(model, "b")
+
+
+def test_a_reservation_holds_its_room_until_it_leaves(tiny):
+    model, upload = served(tiny, slots=1, max_queue=0), ticket("upload")
+    model.admit(upload, 1)
+    with pytest.raises(QueueFull):
+        ask(model, "other")
+    model.leave(upload)
+    ask(model, "other")
+
+
+def test_a_reservation_grows_or_is_lost_and_its_own_images_do_not_count_against_it(tiny):
+    model, upload = served(tiny, slots=2, max_queue=2), ticket("upload")
+    model.admit(upload, 1)
+    model.admit(upload, 4)
+    assert model.waiting() == 4
+    with pytest.raises(QueueFull):
+        model.admit(upload, 5)
+    assert model.waiting() == 0 and model.idle
+
+
+def test_bulk_that_fills_its_part_of_the_queue_is_refused_and_leaves_room_for_others(tiny):
+    model = served(tiny, slots=1, max_queue=8)
+    ask(model, "running", bulk=True)
+    run(model)
+    ask(model, "waiting", 6, bulk=True)  # three quarters of eight
+    with pytest.raises(QueueFull, match="6 images are already waiting, and 1 more would exceed the limit of 6"):
+        ask(model, "more", bulk=True)
+    ask(model, "interactive", 2)
+    with pytest.raises(QueueFull, match=r"8 images .* limit of 8"):
+        ask(model, "another")
+
+
+def test_an_upload_counts_as_whole_images_for_others_and_for_itself_as_if_all_of_it_were_known(one_slot):
+    ask(one_slot, "running")
+    run(one_slot)
+    upload = ticket("upload")
+    one_slot.admit(upload, 2)
+    left = one_slot._running()[0].steps
+    assert one_slot._outlook().until_done("upload") == left + 2 * 64
+    assert one_slot._outlook(upload).until_done("upload") == left
+
+
+def test_a_request_that_finds_the_queue_full_hears_when_there_is_room(tiny):
+    model = served(tiny, slots=1, max_queue=1)
+    ask(model, "a")
+    for _ in range(3):  # the first quantum says nothing about the time of a step
+        run(model)
+    ask(model, "b")
+    with pytest.raises(QueueFull) as refused:
+        ask(model, "c")
+    assert refused.value.retry_after_s > 0
+    assert refused.value.status == 429
+
+
+def test_what_leaves_in_a_slot_or_in_the_queue_gives_back_its_room(tiny):
+    model = served(tiny, slots=1, max_queue=1)
+    asked = ask(model, "a", 2)
+    run(model)
+    assert (model.waiting(), model.slots_used, model.room_left()) == (1, 1, 0)
+    model.batcher.cancel("a")
+    model.leave(asked)
+    assert model.room_left() == 2 and model.idle
+    run(model)
+    assert (model.waiting(), model.slots_used) == (0, 0)
+
+
+def test_a_deadline_is_refused_once_the_time_of_a_step_says_that_it_cannot_be_met(one_slot):
+    ask(one_slot, "runs")
+    steps_take(one_slot, 0.1)
+    one_slot.admit(ticket("first", 20.0), 1, known=0)
+    with pytest.raises(DeadlineUnreachable):
+        one_slot.admit(ticket("too many", 20.0), 2, known=0)
+    steps_take(one_slot, 1.0, times=100)
+    with pytest.raises(DeadlineUnreachable):
+        one_slot.admit(ticket("later", 20.0), 1, known=0)
+    assert one_slot.waiting() == 2, "a refused request has no room"
+
+
+def test_known_sub_pixels_shorten_the_prediction_of_an_upload(one_slot):
+    ask(one_slot, "runs")
+    steps_take(one_slot, 0.1)
+    upload = ticket("upload", 11.0)
+    one_slot.admit(upload, 1)
+    one_slot.queue(upload, known=48)
+    other = ticket("other", 11.0)
+    one_slot.admit(other, 1)
+    with pytest.raises(DeadlineUnreachable):
+        one_slot.queue(other, known=0)
+
+
+def test_a_request_without_time_left_for_its_images_makes_no_other_late(one_slot):
+    late = [ask(one_slot, name, within_s=within_s) for name, within_s in
+            (("runs", 1e6), ("hopeless", 60.0), ("patient", 1e6))][1]  # nothing is known of the time of a step yet
+    for _ in range(2):
+        one_slot.step_time.learn(1, 10_000, 20_000.0)  # an image of 64 steps takes two minutes
+    finished = []
+    while one_slot.batcher.busy:
+        finished += run(one_slot)
+    assert finished == ["runs", "patient"]
+    assert late.late
+
+
+def test_a_prediction_that_is_broken_before_there_is_a_slot_counts_as_broken(one_slot):
+    ask(one_slot, "runs")
+    steps_take(one_slot, 0.1)
+    asked = ask(one_slot, "predicted", within_s=20.0)
+    assert asked.promised < time.monotonic() + 20
+    steps_take(one_slot, 1.0, times=100)
+    before, finished = one_slot.safety.value, []
+    while one_slot.batcher.busy:
+        finished += run(one_slot)
+    assert finished == ["runs"] and asked.late
+    assert one_slot.safety.value > before

@@ -1,0 +1,487 @@
+"""Uploads become sub-pixels by stated rules, and nothing but PictureError comes of bad ones."""
+
+import io
+import runpy
+import struct
+import warnings
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import ExifTags, Image
+
+from model.config import ModelConfig
+from server.pictures import pictures
+from server.pictures.pictures import Occluded, PictureError, parse_size, png, read_occluded, sizes
+from tests.fuzz.pictures import chunk, encode, png_of
+
+GREY = ModelConfig(height=8, width=8)
+COLOUR = ModelConfig(height=8, width=8, channels=3)
+WIDE = ModelConfig(height=4, width=12)
+UINT8 = NDArray[np.uint8]
+
+
+def noise(*shape: int) -> UINT8:
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def with_alpha(colours: UINT8, alpha: UINT8) -> UINT8:
+    return np.concatenate([colours.reshape(*alpha.shape, -1), alpha[..., None]], axis=2)
+
+
+def read(image: bytes, config: ModelConfig = GREY, *, mask: bytes | None = None,
+         keep_rows: int | None = None) -> Occluded:
+    return read_occluded(image, config, mask=mask, keep_rows=keep_rows)
+
+
+def refusal(image: bytes, config: ModelConfig = GREY, *, mask: bytes | None = None,
+            keep_rows: int | None = None) -> PictureError:
+    with pytest.raises(PictureError) as caught:
+        read_occluded(image, config, mask=mask, keep_rows=keep_rows)
+    return caught.value
+
+
+HALF = np.repeat(np.array([255] * 4 + [0] * 4, np.uint8), 8).reshape(8, 8)  # as alpha: a hole below
+LEFT = np.ascontiguousarray(HALF.T)                                         # at the right
+
+
+# What comes through unchanged
+
+@pytest.mark.parametrize(("config", "shape"), [(GREY, (8, 8)), (COLOUR, (8, 8, 3))])
+def test_known_subpixels_of_a_picture_of_the_models_size_come_back_exactly(config, shape):
+    colours = noise(*shape)
+    image = with_alpha(colours, HALF)
+    occluded = read(encode(image), config)
+    half = config.subpixels // 2
+    assert occluded.canvas.dtype == np.uint8 and occluded.known.dtype == np.bool_
+    assert np.array_equal(occluded.canvas[:half], colours.reshape(-1)[:half])
+    assert occluded.known[:half].all() and not occluded.known[half:].any()
+    assert not occluded.canvas[half:].any(), "holes are 0"
+
+
+@pytest.mark.parametrize(("config", "shape"), [(GREY, (8, 8)), (COLOUR, (8, 8, 3)), (WIDE, (4, 12))])
+@pytest.mark.parametrize("way", ["an opaque alpha channel", "an opaque mask", "keep_rows of all rows"])
+def test_nothing_to_fill_is_allowed_and_changes_nothing(config, shape, way):
+    colours = noise(*shape)
+    opaque = np.full(shape[:2], 255, np.uint8)
+    if way == "an opaque alpha channel":
+        occluded = read(encode(with_alpha(colours, opaque)), config)
+    elif way == "an opaque mask":
+        occluded = read(encode(colours), config, mask=encode(with_alpha(colours, opaque)))
+    else:
+        occluded = read(encode(colours), config, keep_rows=config.height)
+    assert np.array_equal(occluded.canvas, colours.reshape(-1)) and occluded.known.all()
+    assert occluded.prefix == occluded.known_count == occluded.known_before_first_hole == config.subpixels
+    assert occluded.known_after_last_hole == 0 and occluded.conditioning == "prefix"
+
+
+def test_lossless_webp_comes_back_exactly():
+    colours = noise(8, 8, 3)
+    assert np.array_equal(read(encode(colours, "WEBP", lossless=True), COLOUR, keep_rows=8).canvas,
+                          colours.reshape(-1))
+
+
+# What the counts mean
+
+@pytest.mark.parametrize(("holes", "expected"), [
+    ([20, 21], ("partial", 186, 60, 126)),
+    ([0], ("partial", 189, 0, 189)),
+    ([63], ("prefix", 189, 189, 0)),
+    ([5, 50], ("partial", 186, 15, 39)),
+    (list(range(64)), ("prefix", 0, 0, 0)),
+])
+def test_counts_are_in_subpixels(holes, expected):
+    alpha = np.full(64, 255, np.uint8)
+    alpha[holes] = 0
+    occluded = read(encode(with_alpha(noise(8, 8, 3), alpha.reshape(8, 8))), COLOUR)
+    assert (occluded.conditioning, occluded.known_count, occluded.known_before_first_hole,
+            occluded.known_after_last_hole) == expected
+    assert occluded.prefix == occluded.known_before_first_hole
+
+
+# What is a hole
+
+def test_alpha_under_128_is_a_hole_and_128_is_not():
+    alpha = np.full((8, 8), 128, np.uint8)
+    alpha[3, 5] = 127
+    for occluded in (read(encode(with_alpha(noise(8, 8), alpha))),
+                     read(encode(noise(8, 8)), mask=encode(with_alpha(noise(8, 8), alpha)))):
+        assert list(np.flatnonzero(~occluded.known)) == [3 * 8 + 5]
+
+
+def test_half_transparent_pixels_keep_their_colours():
+    colours = noise(8, 8)
+    occluded = read(encode(with_alpha(colours, np.full((8, 8), 130, np.uint8))))
+    assert np.array_equal(occluded.canvas, colours.reshape(-1))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 8])
+@pytest.mark.parametrize("scale", [1, 3])
+def test_keep_rows_keeps_that_many_rows_of_the_models_image(rows, scale):
+    occluded = read(encode(noise(8 * scale, 8 * scale)), keep_rows=rows)
+    assert occluded.prefix == occluded.known_count == rows * 8
+
+
+@pytest.mark.parametrize("rows", [-1, 9, 10**30])
+def test_keep_rows_outside_the_image_is_refused(rows):
+    error = refusal(encode(noise(8, 8)), keep_rows=rows)
+    assert (error.param, error.status) == ("keep_rows", 400)
+    assert "0 to 8" in str(error) and str(rows) in str(error)
+
+
+@pytest.mark.parametrize("side", [1, 2, 8, 24, 50])
+@pytest.mark.parametrize("picture_side", [8, 16, 37])
+def test_a_mask_of_any_size_is_resized_by_nearest_neighbour(side, picture_side):
+    alpha = np.where(np.arange(side) < side / 2, 255, 0).astype(np.uint8)[None].repeat(side, 0)
+    occluded = read(encode(noise(picture_side, picture_side)), mask=encode(with_alpha(alpha, alpha)))
+    expected = LEFT > 0 if side > 1 else np.ones((8, 8), np.bool_)
+    assert np.array_equal(occluded.known.reshape(8, 8), expected)
+
+
+@pytest.mark.parametrize("picture_side", [8, 9, 13, 64, 100])
+def test_a_mask_of_the_models_size_is_taken_pixel_by_pixel(picture_side):
+    alpha = np.where(noise(8, 8) < 100, 0, 255).astype(np.uint8)
+    occluded = read(encode(noise(picture_side, picture_side)), mask=encode(with_alpha(alpha, alpha)))
+    assert np.array_equal(occluded.known.reshape(8, 8), alpha > 0)
+
+
+@pytest.mark.parametrize("config", [ModelConfig(height=2, width=16), ModelConfig(height=16, width=2)])
+def test_a_mask_of_one_pixel_serves_any_shape(config):
+    one = np.zeros((1, 1), np.uint8)
+    assert read(encode(noise(16, 16)), config, mask=encode(with_alpha(one, one))).known_count == 0
+
+
+def test_a_mask_is_cropped_as_the_picture_is():
+    alpha = np.full((16, 32), 255, np.uint8)
+    alpha[:, 16:] = 0
+    for mask in (alpha, alpha[:, 8:24], alpha[:8, 12:20]):  # of the picture's size, of its middle, smaller
+        occluded = read(encode(noise(16, 32)), mask=encode(with_alpha(mask, mask)))
+        assert np.array_equal(occluded.known.reshape(8, 8), LEFT > 0)
+
+
+@pytest.mark.parametrize("way", ["mask", "keep_rows"])
+def test_a_mask_or_keep_rows_decides_alone_and_black_shows_through_the_image(way):
+    colours = np.full((8, 8), 200, np.uint8)
+    alpha = HALF.copy()
+    alpha[0] = 52
+    image = encode(with_alpha(colours, alpha))
+    mask = encode(with_alpha(colours, np.full((8, 8), 255, np.uint8)))
+    occluded = read(image, mask=mask) if way == "mask" else read(image, keep_rows=8)
+    assert occluded.known.all()
+    assert occluded.canvas.reshape(8, 8)[:, 0].tolist() == [41, 200, 200, 200, 0, 0, 0, 0]
+
+
+def test_a_mask_without_alpha_is_refused():
+    error = refusal(encode(noise(8, 8)), mask=encode(noise(8, 8)))
+    assert (error.param, error.status) == ("mask", 400) and "alpha" in str(error)
+
+
+def test_a_mask_together_with_keep_rows_is_refused():
+    error = refusal(encode(noise(8, 8)), mask=encode(with_alpha(HALF, HALF)), keep_rows=4)
+    assert (error.param, error.status) == ("mask", 400) and "keep_rows" in str(error)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_a_picture_that_says_nothing_of_what_to_fill_in_is_refused(kind):
+    error = refusal(encode(noise(8, 8), kind))
+    assert (error.param, error.status) == ("image", 400)
+    assert all(way in str(error) for way in ("image with transparency", "mask", "keep_rows"))
+
+
+# Sizes other than the model's
+
+def test_a_larger_picture_is_averaged_block_by_block():
+    large = noise(24, 40, 3)
+    config = ModelConfig(height=3, width=5, channels=3)
+    means = large.reshape(3, 8, 5, 8, 3).mean(axis=(1, 3))
+    occluded = read(encode(large), config, keep_rows=3)
+    assert np.array_equal(occluded.canvas.reshape(3, 5, 3), np.floor(means + 0.5))
+
+
+@pytest.mark.parametrize(("width", "height"), [(8, 9), (9, 8), (11, 13), (23, 23), (101, 67)])
+def test_sizes_that_are_no_multiple_leave_no_pixel_out_of_the_crop(width, height):
+    large = np.full((height, width), 77, np.uint8)
+    occluded = read(encode(with_alpha(large, np.full_like(large, 255))))
+    assert occluded.known.all() and (occluded.canvas == 77).all()
+
+
+def test_a_picture_of_another_shape_is_cropped_around_its_centre():
+    middle = noise(8, 8)
+    wide, tall = np.zeros((8, 20), np.uint8), np.zeros((20, 8), np.uint8)
+    wide[:, 6:14], tall[6:14] = middle, middle
+    assert np.array_equal(read(encode(wide), keep_rows=8).canvas, middle.reshape(-1))
+    assert np.array_equal(read(encode(tall), keep_rows=8).canvas, middle.reshape(-1))
+    strip = noise(4, 12)
+    framed = np.pad(strip, ((5, 5), (0, 0)))
+    assert np.array_equal(read(encode(framed), WIDE, keep_rows=4).canvas, strip.reshape(-1))
+
+
+@pytest.mark.parametrize(("width", "height"), [(7, 8), (8, 7), (7, 100), (1, 1)])
+def test_a_smaller_picture_is_refused_with_the_size_wanted(width, height):
+    error = refusal(encode(noise(height, width)), keep_rows=4)
+    assert (error.param, error.status) == ("image", 400)
+    assert "8x8" in str(error) and f"{width}x{height}" in str(error)
+
+
+@pytest.mark.parametrize("way", ["alpha", "mask"])
+@pytest.mark.parametrize("side", [13, 16, 40])
+def test_colours_of_holes_do_not_bleed_into_known_neighbours(way, side):
+    """Whatever stands in the holes, even where a hole's edge runs through a block."""
+    hole = np.hypot(*(np.indices((side, side)) - side / 2)) < side / 3
+    alpha = np.where(hole, 0, 255).astype(np.uint8)
+    colours = np.where(hole, 250, 10).astype(np.uint8)
+    image = with_alpha(colours, alpha)
+    occluded = read(encode(image)) if way == "alpha" else read(encode(colours), mask=encode(image))
+    assert 0 < occluded.known_count < 64
+    assert (occluded.canvas[occluded.known] == 10).all() and (occluded.canvas[~occluded.known] == 0).all()
+
+
+@pytest.mark.parametrize("side", [8, 9, 10, 11, 15, 16, 29])
+def test_a_pixel_is_a_hole_where_the_middle_of_its_block_is(side):
+    alpha = np.where(noise(side, side) < 128, 0, 255).astype(np.uint8)
+    expected = Image.fromarray(alpha).resize((8, 8), Image.Resampling.NEAREST)
+    occluded = read(encode(with_alpha(np.full((side, side), 77, np.uint8), alpha)))
+    assert np.array_equal(occluded.known.reshape(8, 8), np.asarray(expected) > 0)
+    assert (occluded.canvas[occluded.known] == 77).all()
+
+
+# Kinds of pictures
+
+def test_colour_becomes_grey_by_itu_r_601_and_grey_becomes_colour():
+    colours, grey = noise(8, 8, 3), noise(8, 8)
+    assert np.array_equal(read(encode(colours), GREY, keep_rows=8).canvas,
+                          np.asarray(Image.fromarray(colours).convert("L")).reshape(-1))
+    assert np.array_equal(read(encode(grey), COLOUR, keep_rows=8).canvas, grey.reshape(-1).repeat(3))
+
+
+def test_16_bit_grey_is_scaled_to_8_bits():
+    wide = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    occluded = read(encode(Image.fromarray(wide)), keep_rows=8)
+    assert np.array_equal(occluded.canvas, np.round(wide / 257).reshape(-1))
+
+
+def test_16_bit_grey_may_have_a_transparent_value():
+    wide = np.full((8, 8), 1000, np.uint16)
+    wide[2] = 1001
+    scanlines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in wide)
+    occluded = read(png_of(16, 0, 8, 8, scanlines, chunk(b"tRNS", struct.pack(">H", 1001))))
+    assert np.array_equal(occluded.known.reshape(8, 8).all(axis=1), np.arange(8) != 2)
+
+
+def test_16_bit_grey_with_alpha_keeps_both():
+    samples = np.stack([noise(8, 8), HALF], axis=2).astype(np.uint16) * 257
+    scanlines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples)
+    occluded = read(png_of(16, 4, 8, 8, scanlines))
+    assert occluded.prefix == 32 and np.array_equal(occluded.canvas[:32], noise(8, 8).reshape(-1)[:32])
+
+
+@pytest.mark.parametrize(("depth", "row"), [(1, b"\x0f"), (2, b"\0\xff"), (4, b"\0\0\xff\xff")])
+def test_grey_of_few_bits_may_have_a_transparent_value(depth, row):
+    white = 2**depth - 1
+    occluded = read(png_of(depth, 0, 8, 8, (b"\0" + row) * 8, chunk(b"tRNS", struct.pack(">H", white))))
+    assert np.array_equal(occluded.known.reshape(8, 8), LEFT > 0)
+
+
+def test_16_bit_colour_may_have_a_transparent_value():
+    samples = np.full((8, 8, 3), 0x1234, np.uint16)
+    samples[4:] = 0x5678
+    scanlines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples)
+    occluded = read(png_of(16, 2, 8, 8, scanlines, chunk(b"tRNS", struct.pack(">3H", *[0x5678] * 3))), COLOUR)
+    assert occluded.prefix == occluded.known_count == 96
+
+
+@pytest.mark.parametrize("transparency", [7, bytes([255] * 7 + [20] + [200] * 8)])
+def test_a_palette_may_have_transparent_entries(transparency):
+    colours = np.arange(64, dtype=np.uint8).reshape(8, 8) % 16
+    picture = Image.fromarray(colours, "P")
+    picture.putpalette([value for entry in range(16) for value in (entry * 3, entry * 5, entry * 7)])
+    occluded = read(encode(picture, transparency=transparency), COLOUR)
+    assert np.array_equal(occluded.known.reshape(64, 3)[:, 0], colours.reshape(-1) != 7)
+    assert occluded.canvas[:9].tolist() == [0, 0, 0, 3, 5, 7, 6, 10, 14]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_grey_and_colour_may_have_a_transparent_value(mode):
+    colours = np.full((8, 8), 9, np.uint8)
+    colours[5:] = 4
+    transparency = 4 if mode == "L" else (4, 4, 4)
+    occluded = read(encode(Image.fromarray(colours).convert(mode), transparency=transparency))
+    assert occluded.prefix == occluded.known_count == 40 and (occluded.canvas[:40] == 9).all()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
+def test_every_mode_of_png_becomes_grey_or_colour(mode):
+    picture = Image.fromarray(np.tile(LEFT, (2, 2))).convert(mode)
+    for config in (GREY, COLOUR):
+        assert read(encode(picture), config, keep_rows=8).canvas.size == config.subpixels
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_jpeg_in_grey_colour_or_cmyk_is_read(mode):
+    picture = Image.new("RGB", (16, 16), (200, 100, 50)).convert(mode)
+    expected = np.asarray(picture.convert("RGB"))[0, 0].astype(int)
+    occluded = read(encode(picture, "JPEG", quality=95), COLOUR, keep_rows=8)
+    assert np.abs(occluded.canvas.reshape(64, 3) - expected).max() <= 4
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_a_picture_is_turned_as_its_exif_says(kind):
+    upright = np.zeros((24, 16), np.uint8)
+    upright[:12] = 255
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # stored a quarter turn to the left of how it is shown
+    stored = encode(np.rot90(upright).copy(), kind, exif=exif.tobytes())
+    canvas = read(stored, ModelConfig(height=12, width=8), keep_rows=12).canvas.reshape(12, 8)
+    assert canvas[:5].min() > 250 and canvas[7:].max() < 5
+
+
+def test_icc_profiles_are_ignored():
+    colours = noise(8, 8, 3)
+    assert np.array_equal(read(encode(colours, icc_profile=b"not a profile"), COLOUR, keep_rows=8).canvas,
+                          colours.reshape(-1))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_an_animation_is_refused(kind):
+    frames = [Image.new("RGBA", (8, 8), (shade, 0, 0, 255)) for shade in (0, 100, 200)]
+    data = encode(frames[0], kind, save_all=True, append_images=frames[1:])
+    for error in (refusal(data), refusal(encode(noise(8, 8)), mask=data)):
+        assert error.status == 400 and "animated" in str(error) and "3" in str(error)
+
+
+def test_of_a_jpeg_with_several_pictures_the_first_is_read():
+    frames = [Image.new("RGB", (16, 16), (shade,) * 3) for shade in (50, 100)]
+    data = encode(frames[0], "MPO", save_all=True, append_images=frames[1:])
+    assert (read(data, keep_rows=8).canvas == 50).all()
+
+
+# What is refused, whoever sends it
+
+@pytest.mark.parametrize("data", [b"hello", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"\0" * 1000,
+                                  encode(noise(8, 8), "GIF"), encode(noise(8, 8), "BMP"),
+                                  encode(noise(8, 8), "TIFF"), b"RIFF\x10\0\0\0WAVEfmt "])
+def test_what_is_no_png_jpeg_or_webp_is_415(data):
+    for error, param in ((refusal(data), "image"), (refusal(encode(noise(8, 8)), mask=data), "mask")):
+        assert (error.param, error.status) == (param, 415)
+        assert "PNG, JPEG or WebP" in str(error) and str(len(data)) in str(error)
+
+
+def test_an_empty_upload_is_refused():
+    for error, param in ((refusal(b"", keep_rows=1), "image"), (refusal(encode(HALF), mask=b""), "mask")):
+        assert (error.param, error.status) == (param, 400) and "empty" in str(error)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("part", [0.05, 0.5, 0.9])
+def test_a_truncated_picture_is_refused(kind, part):
+    data = encode(noise(64, 64, 3), kind)
+    error = refusal(data[:max(12, int(len(data) * part))], keep_rows=4)
+    assert (error.param, error.status) == ("image", 400) and "corrupt" in str(error)
+
+
+def test_a_png_with_one_bit_flipped_is_refused_wherever_it_is():
+    data = encode(noise(16, 16))
+    start = data.index(b"IDAT") + 4
+    for at in range(start, len(data) - 12):
+        broken = data[:at] + bytes([data[at] ^ 1]) + data[at + 1:]
+        assert refusal(broken, keep_rows=4).status == 400
+    assert refusal(data[:-12], keep_rows=4).status == 400, "no end"
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # pytest undoes the module's filter
+@pytest.mark.parametrize(("width", "height"), [(4097, 4096), (12000, 10000), (2**31 - 1, 2**31 - 1)])
+def test_the_declared_size_is_looked_at_before_decoding(width, height):
+    bomb = png_of(8, 0, width, height, b"")
+    for error, param in ((refusal(bomb, keep_rows=1), "image"), (refusal(encode(HALF), mask=bomb), "mask")):
+        assert (error.param, error.status) == (param, 413) and "4096x4096" in str(error)
+
+
+def test_the_declared_size_of_jpeg_and_webp_is_looked_at_too():
+    jpeg, webp = (bytearray(encode(HALF, kind, lossless=True)) for kind in ("JPEG", "WEBP"))
+    frame = jpeg.index(b"\xff\xc0") + 5
+    jpeg[frame:frame + 4] = struct.pack(">HH", 60000, 60000)
+    webp[21:25] = struct.pack("<I", 16383 << 14 | 16383)  # 14 bits each, of the size minus one
+    assert refusal(bytes(jpeg), keep_rows=1).status == refusal(bytes(webp), keep_rows=1).status == 413
+
+
+def test_the_largest_picture_allowed_is_read():
+    data = encode(np.full((4096, 4096), 5, np.uint8), compress_level=1)
+    assert (read(data, keep_rows=8).canvas == 5).all()
+
+
+def test_a_jpeg_of_endless_scans_is_refused():
+    data = encode(np.zeros((64, 64), np.uint8), "JPEG", progressive=True)
+    scan = data[data.rindex(b"\xff\xda"):-2]
+    assert read(data[:-2] + scan * 100 + data[-2:], keep_rows=1).prefix == 8
+    assert "up to 500 scans" in str(refusal(data[:-2] + scan * 1000 + data[-2:], keep_rows=1))
+    large = encode(np.zeros((4096, 4096), np.uint8), "JPEG", progressive=True)
+    assert "up to 32 scans" in str(refusal(large[:-2] + scan * 40 + large[-2:], keep_rows=1))
+
+
+def test_pillows_warnings_stay_inside():
+    """Run afresh, since pytest restores the filters that importing the module has set."""
+    data = encode(HALF, "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x0f\x01\x02\0\xff\xff\xff\x0f")
+    with warnings.catch_warnings(record=True) as loud:
+        warnings.simplefilter("always")
+        Image.open(io.BytesIO(data)).getexif().get(1)
+        assert loud, "a picture that Pillow warns of"
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        fresh = runpy.run_path(pictures.__file__)
+        fresh["read_occluded"](data, GREY, mask=None, keep_rows=4)
+        fresh["read_occluded"](encode(noise(8, 8)), GREY, mask=None, keep_rows=4)
+    assert not seen
+
+
+# Answers
+
+def test_sizes_are_the_multiples_up_to_1024_pixels_a_side():
+    mnist, strip = ModelConfig(), ModelConfig(height=300, width=400)
+    assert sizes(mnist)[:2] == ["28x28", "56x56"] and sizes(mnist)[-1] == "1008x1008"
+    assert sizes(strip) == ["400x300", "800x600"], "width x height"
+    assert sizes(ModelConfig(height=2000, width=2000)) == ["2000x2000"]
+
+
+@pytest.mark.parametrize(("text", "factor"), [
+    (None, 1), ("auto", 1), ("native", 1), ("8x8", 1), ("32x32", 4), ("1024x1024", 128),
+])
+def test_a_size_is_a_factor(text, factor):
+    assert parse_size(text, GREY) == factor
+
+
+@pytest.mark.parametrize("text", ["", "9x9", "16", "0x0", "16x8", "1032x1032", "16X16", "large" * 1000])
+def test_another_size_is_refused_with_the_list_of_sizes(text):
+    with pytest.raises(PictureError) as caught:
+        parse_size(text, GREY)
+    assert (caught.value.param, caught.value.status) == ("size", 400)
+    assert all(size in str(caught.value) for size in sizes(GREY)) and len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize("config", [GREY, COLOUR, WIDE])
+@pytest.mark.parametrize("factor", [1, 3])
+def test_a_png_enlarges_by_nearest_neighbour(config, factor):
+    canvas = noise(config.subpixels)
+    picture = Image.open(io.BytesIO(png(canvas, config, factor)))
+    assert picture.format == "PNG" and picture.mode == ("RGB" if config.channels == 3 else "L")
+    pixels = np.asarray(picture).reshape(config.height * factor, config.width * factor, config.channels)
+    for y in range(factor):
+        for x in range(factor):
+            assert np.array_equal(pixels[y::factor, x::factor].reshape(-1), canvas)
+
+
+def test_a_png_of_unfinished_rows_is_black_below_and_leaves_the_canvas_alone():
+    canvas = noise(COLOUR.subpixels)
+    before = canvas.copy()
+    pixels = np.asarray(Image.open(io.BytesIO(png(canvas, COLOUR, rows=3))))
+    assert np.array_equal(pixels[:3].reshape(-1), canvas[:72]) and not pixels[3:].any()
+    assert np.array_equal(canvas, before)
+
+
+def test_equal_pictures_are_equal_bytes():
+    canvas = noise(64)
+    assert png(canvas, GREY, 4) == png(canvas.copy(), GREY, 4) == png(canvas, GREY, 4, rows=8)
+
+
+def test_what_png_wrote_is_read_back_exactly():
+    canvas = noise(COLOUR.subpixels)
+    assert np.array_equal(read(png(canvas, COLOUR, 5), COLOUR, keep_rows=8).canvas, canvas)

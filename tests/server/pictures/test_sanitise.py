@@ -1,0 +1,143 @@
+"""Of a picture's file nothing is left but its pixels, and a file of endless pieces is refused before they are read."""
+
+import io
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from server.pictures.sanitise import MAX_PIECES, kind_of, pixels_of
+from tests.fuzz.pictures import bombs, chunk, encode, split_jpeg, split_png, split_webp, valid
+
+GREY = np.arange(64, dtype=np.uint8).reshape(8, 8)
+PNG, JPEG, WEBP = encode(GREY), encode(GREY, "JPEG"), encode(GREY, "WEBP", lossless=True)
+
+
+def with_chunks(*more: bytes) -> bytes:
+    """A PNG with chunks between its header and its pixels."""
+    return PNG[:33] + b"".join(more) + PNG[33:]
+
+
+def with_segments(*more: bytes) -> bytes:
+    """A JPEG with segments before all of its own."""
+    return JPEG[:2] + b"".join(more) + JPEG[2:]
+
+
+def segment(marker: int, body: bytes) -> bytes:
+    return b"\xff" + bytes([marker]) + struct.pack(">H", 2 + len(body)) + body
+
+
+def with_riff(*more: tuple[bytes, bytes]) -> bytes:
+    """A WebP with chunks after its pixels."""
+    body = WEBP[8:] + b"".join(name + struct.pack("<I", len(body)) + body + b"\0" * (len(body) % 2)
+                               for name, body in more)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def exif(order: str, kind: int, value: int, tag: int = 0x0112) -> bytes:
+    packed = struct.pack(order + {1: "B3x", 3: "H2x", 4: "I"}[kind], value)
+    return {"<": b"II", ">": b"MM"}[order] + struct.pack(order + "HIHHHI", 42, 8, 1, tag, kind, 1) + packed
+
+
+def pixels(data: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGBA"))
+
+
+@pytest.mark.parametrize("data", valid(), ids=lambda data: f"{kind_of(data)}-{len(data)}")
+def test_pixels_are_the_same_without_the_rest(data):
+    found = pixels_of(data, kind_of(data))
+    if found.frames == 1:
+        assert np.array_equal(pixels(found.data), pixels(data))
+    for word in (b"Exif", b"LinPix", b"ICC", b"iCCP", b"pHYs", b"MPF"):
+        assert word not in found.data
+
+
+def test_what_a_bomb_is_made_of_does_not_reach_the_decoder():
+    zeros, overlapping = bombs()["zeros"], bombs()["exif"]
+    files = {PNG: with_chunks(chunk(b"zTXt", b"a\0\0" + zeros), chunk(b"iCCP", b"a\0\0" + zeros),
+                              chunk(b"iTXt", b"a\0\1\0\0\0" + zeros), chunk(b"eXIf", overlapping)),
+             JPEG: with_segments(segment(0xe1, b"Exif\0\0" + overlapping), segment(0xe2, b"MPF\0" + overlapping),
+                                 segment(0xed, b"Photoshop 3.0\0" + zeros), segment(0xfe, zeros)),
+             WEBP: with_riff((b"EXIF", overlapping), (b"ICCP", zeros))}
+    for plain, data in files.items():
+        assert len(data) > 30_000
+        assert pixels_of(data, kind_of(data)).data == pixels_of(plain, kind_of(plain)).data
+
+
+@pytest.mark.parametrize("data", [with_chunks(chunk(b"abCD", b"") * MAX_PIECES),
+                                  with_segments(segment(0xfe, b"") * MAX_PIECES),
+                                  with_segments(b"\xff\1" * MAX_PIECES),
+                                  with_riff(*[(b"abcd", b"")] * MAX_PIECES)], ids=["PNG", "JPEG", "markers", "WEBP"])
+def test_a_file_of_endless_pieces_is_refused(data):
+    with pytest.raises(ValueError, match=f"more than {MAX_PIECES}"):
+        pixels_of(data, kind_of(data))
+
+
+def test_as_many_pieces_as_encoders_make_are_read():
+    rows = dict(split_png(PNG))[b"IDAT"]
+    single = b"".join(chunk(b"IDAT", rows[at:at + 1]) for at in range(len(rows)))
+    data = PNG[:33] + single + chunk(b"IEND", b"")
+    assert np.array_equal(pixels(pixels_of(data, "PNG").data), pixels(PNG))
+    profile = segment(0xe2, b"ICC_PROFILE\0" + bytes(65_000)) * 200
+    assert pixels_of(with_segments(profile), "JPEG").data == pixels_of(JPEG, "JPEG").data
+
+
+@pytest.mark.parametrize("between", [b"\0" * 100_000, b"\xff" * 100_000, b"\xff\0" * 50_000])
+def test_what_stands_between_segments_is_skipped(between):
+    assert pixels_of(with_segments(between), "JPEG").data == pixels_of(JPEG, "JPEG").data
+
+
+def test_scans_are_counted_where_they_are_and_not_where_bytes_look_alike():
+    progressive = encode(np.zeros((64, 64), np.uint8), "JPEG", progressive=True)
+    scans = pixels_of(progressive, "JPEG").scans
+    assert 2 < scans < 12
+    film = np.random.default_rng(0).bytes(1000) + b"\xff\xda" * 1000
+    found = pixels_of(progressive + film, "JPEG")
+    assert found.scans == scans and found.data == progressive
+    scan = progressive[progressive.rindex(b"\xff\xda"):-2]
+    table = segment(0xc4, b"\x10\1" + bytes(15) + b"\xff") + b"\xd9"  # ends as if the picture did
+    assert pixels_of(progressive[:-2] + table + scan * 50 + b"\xff\xd9", "JPEG").scans == scans + 50
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("kind", [1, 3, 4], ids=["byte", "short", "long"])
+def test_orientation_is_found_in_the_exif_of_every_format(order, kind):
+    data = exif(order, kind, 6)
+    assert pixels_of(with_chunks(chunk(b"eXIf", data)), "PNG").orientation == 6
+    assert pixels_of(with_segments(segment(0xe1, b"Exif\0\0" + data)), "JPEG").orientation == 6
+    assert pixels_of(with_riff((b"EXIF", data)), "WEBP").orientation == 6
+    assert pixels_of(with_riff((b"EXIF", b"Exif\0\0" + data)), "WEBP").orientation == 6
+
+
+@pytest.mark.parametrize("data", [b"", b"II*\0", exif("<", 3, 0), exif("<", 3, 9), exif("<", 3, 6, tag=0x010f),
+                                  exif("<", 3, 6)[:-1], exif("<", 4, 2**32 - 1), b"XX" + exif("<", 3, 6)[2:],
+                                  b"II*\0" + b"\xff" * 20])
+def test_odd_exif_leaves_a_picture_as_it_lies(data):
+    assert pixels_of(with_chunks(chunk(b"eXIf", data)), "PNG").orientation == 1
+
+
+def test_of_two_headers_the_first_counts():
+    wide = chunk(b"IHDR", struct.pack(">IIBBBBB", 2**20, 2**20, 8, 0, 0, 0, 0))
+    assert np.array_equal(pixels(pixels_of(with_chunks(wide), "PNG").data), pixels(PNG))
+
+
+@pytest.mark.parametrize(("data", "kind", "message"), [
+    (PNG[:-12], "PNG", "truncated"), (PNG[:8] + PNG[33:], "PNG", "begins with b'IDAT'"),
+    (PNG[:45] + b"\0" + PNG[46:], "PNG", "checksum of b'IDAT' is wrong"), (JPEG[:30], "JPEG", "a segment of"),
+    (JPEG[:2] + JPEG[-2:], "JPEG", "ends before"), (WEBP[:-2], "WEBP", "promises"),
+    (with_riff()[:4] + struct.pack("<I", 2**32 - 1) + WEBP[8:], "WEBP", "promises"),
+    (with_riff((b"VP8X", b"x")), "WEBP", "a header of 1 bytes"),
+])
+def test_what_is_damaged_is_refused(data, kind, message):
+    with pytest.raises(ValueError, match=message):
+        pixels_of(data, kind)
+
+
+def test_pieces_put_together_again_are_the_file():
+    """So the fuzzing of uploads begins with what is valid."""
+    assert b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*piece) for piece in split_png(PNG)) == PNG
+    pieces = split_jpeg(JPEG)
+    assert b"\xff\xd8" + b"".join(segment(name[0], body) for name, body in pieces[:-1]) + b"\xff\xda" + pieces[-1][1] \
+        == JPEG
+    assert [name for name, _ in split_webp(WEBP)] == [b"VP8L"]

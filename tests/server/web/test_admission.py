@@ -1,0 +1,680 @@
+"""Who is let in, when, and what those hear who are not, against real server processes."""
+
+import contextlib
+import http.client
+import io
+import itertools
+import json
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from server.web.middleware.connection import connection
+from tests.server.conftest import EAGER, Process, eventually, serving
+from tests.server.web.test_images import events_of, occluded
+
+GENERATE, EDIT = "/v1/images/generations", "/v1/images/edits"
+STEP_S = 0.06  # of PACED, which takes one step a quantum: an image of 64 steps takes 3.84 s on any machine
+PACED = ("--faults", f"slow:every=1:ms={STEP_S * 1e3:.0f}")
+FROZEN = ("--faults", "slow:every=1:ms=3000")  # nothing is known of its pace for six seconds, nor finished in minutes
+BOUNDARY = "boundary"
+LENGTH = 2**19  # of an answer that no socket takes at once
+PIXELS = 'linpix_pixels_generated_total{{backend="linear",model="{}"}}'
+
+
+@contextlib.contextmanager
+def service(checkpoints: Path, *flags: str) -> Iterator[Process]:
+    """A server of which nothing is held any more, once all that was asked is over."""
+    model = next(path.name for path in checkpoints.iterdir() if path.is_dir())
+    with serving(checkpoints, *flags) as process:
+        yield process
+        gauges = ["linpix_requests_running", "linpix_requests_waiting", "linpix_request_bodies_reading",
+                  f'linpix_state_slots_used{{model="{model}"}}',
+                  f'linpix_images_waiting{{model="{model}",priority="bulk"}}',
+                  f'linpix_images_waiting{{model="{model}",priority="interactive"}}']
+        assert eventually(lambda: all(process.metric(name) == 0 for name in gauges), 20)
+
+
+def generate(process: Process, headers: dict[str, str] | None = None, **body) -> httpx.Response:
+    return httpx.post(process.url + GENERATE, json=body, headers=headers, timeout=120)
+
+
+def complete(process: Process, rows: int, side: int = 8, **fields) -> httpx.Response:
+    """A picture of side x side, whose first rows are known."""
+    picture = np.zeros((side, side), np.uint8)
+    return httpx.post(process.url + EDIT, files={"image": ("a.png", occluded(rows, picture))}, data=fields, timeout=300)
+
+
+def error_of(answer: httpx.Response) -> dict:
+    return answer.json()["error"]
+
+
+def slots_used(process: Process, model: str = "tiny") -> float:
+    return process.metric(f'linpix_state_slots_used{{model="{model}"}}')
+
+
+def waiting(process: Process, priority: str = "interactive") -> float:
+    return process.metric(f'linpix_images_waiting{{model="tiny",priority="{priority}"}}')
+
+
+def rejected(process: Process, reason: str) -> float:
+    return process.metric(f'linpix_requests_rejected_total{{reason="{reason}"}}')
+
+
+class Raw(contextlib.ExitStack):
+    """A connection on which nothing is said but what a test says."""
+
+    def __init__(self, process: Process, path: str, *headers: str, body: bytes = b"", kind: str | None = "",
+                 client: str = "127.0.0.1") -> None:
+        super().__init__()
+        address = urlsplit(process.url)
+        self.socket = self.enter_context(socket.create_connection((address.hostname, address.port), timeout=60,
+                                                                  source_address=(client, 0)))
+        if kind == "":
+            kind = f"multipart/form-data; boundary={BOUNDARY}" if path == EDIT else "application/json"
+        head = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", *([f"content-type: {kind}"] if kind else []), *headers]
+        self.socket.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + body)
+
+    def answer(self) -> tuple[int, dict[str, str], dict]:
+        """Status, headers and error of what comes, and that is an answer and no 100 Continue."""
+        assert self.socket.recv(12, socket.MSG_PEEK | socket.MSG_WAITALL) != b"HTTP/1.1 100", "the body was asked for"
+        response = http.client.HTTPResponse(self.socket)
+        response.begin()
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return response.status, headers, json.loads(response.read()).get("error", {})
+
+    def closed(self) -> bool:
+        """Whether the server has closed it, and not said anything more."""
+        return self.socket.recv(1) == b""
+
+
+@contextlib.contextmanager
+def busy(process: Process) -> Iterator[None]:
+    """While an image is in the slot; then its client leaves."""
+    with Raw(process, GENERATE, "content-length: 2", body=b"{}"):
+        assert eventually(lambda: slots_used(process) == 1)
+        yield
+
+
+def part(name: str, content: bytes, file: str = "") -> bytes:
+    filename = f'; filename="{file}"' if file else ""
+    return (f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="{name}"{filename}\r\n\r\n'.encode()
+            + content + b"\r\n")
+
+
+# --- before the body ---
+
+def test_a_large_upload_that_finds_the_queue_full_is_refused_before_its_body_is_asked_for(tiny):
+    with service(tiny.parent, *FROZEN, "--slots", "1", "--max-queue", "0") as process, busy(process):
+        for length, more in itertools.product(("content-length: 900000", "transfer-encoding: chunked"),
+                                              ((), ("expect: 100-continue",))):
+            with Raw(process, EDIT, length, *more) as refused:
+                status, headers, error = refused.answer()
+                assert (status, error["code"], headers["connection"]) == (429, "queue_full", "close")
+                assert int(headers["retry-after"]) >= 1 and int(headers["retry-after-ms"]) >= 250
+                assert refused.closed()
+        assert rejected(process, "queue_full") == 4
+
+
+def test_a_client_that_sends_everything_before_it_reads_still_gets_its_refusal(tiny):
+    with service(tiny.parent, *FROZEN, "--slots", "1", "--max-queue", "0") as process, busy(process):
+        size = 4 * 2**20
+        with Raw(process, EDIT, f"content-length: {size}", body=bytes(size)) as refused:
+            assert refused.answer()[0] == 429
+            assert refused.closed()
+
+
+def test_a_small_body_that_is_refused_leaves_its_connection_open(tiny):
+    with service(tiny.parent, *FROZEN, "--slots", "1", "--max-queue", "0") as process, busy(process), \
+            process.client() as client:
+        for _ in range(3):
+            refused = client.post(GENERATE, json={"seed": 1})
+            assert refused.status_code == 429
+            assert "connection" not in refused.headers
+
+
+def test_a_large_upload_under_way_holds_the_room_that_it_will_need(tiny):
+    """One image until its n is known, then all of them, or a refusal."""
+    body = b"".join([part("image", occluded(), "a.png"), part("n", b"9"), part("x", bytes(2**17)),
+                     f"--{BOUNDARY}--\r\n".encode()])
+    with service(tiny.parent, *FROZEN, "--slots", "1", "--max-queue", "8") as process, \
+            Raw(process, EDIT, f"content-length: {len(body)}", body=body[:50]) as upload:
+        assert eventually(lambda: waiting(process) == 1)
+        assert process.metric("linpix_request_bodies_reading") == process.metric("linpix_requests_waiting") == 1
+        assert error_of(generate(process, n=9))["code"] == "queue_full"
+        with busy(process):
+            upload.socket.sendall(body[50:])
+            status, headers, error = upload.answer()
+            assert (status, error["code"]) == (429, "queue_full")
+            assert "0 images are already waiting, and 9 more would exceed the limit of 8" in error["message"]
+            assert "connection" not in headers  # its body was read
+
+
+def test_bodies_that_do_not_come_keep_nobody_else_out(tiny):
+    """JSON and small uploads hold no room; large uploads an eighth of the queue, and a client a quarter of that."""
+    with service(tiny.parent, "--slots", "1", "--max-queue", "64") as process, contextlib.ExitStack() as silent:
+        for client, (path, length) in itertools.product(range(2, 6), [(GENERATE, 20), (EDIT, 1000), (EDIT, 900_000)]):
+            for _ in range(16):
+                silent.enter_context(Raw(process, path, f"content-length: {length}", client=f"127.0.0.{client}"))
+        assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 4 * 3 * 16)
+        assert waiting(process) == 8
+        assert generate(process).status_code == complete(process, 4).status_code == 200
+
+
+def test_an_upload_for_which_no_place_is_kept_is_admitted_once_it_is_read(tiny):
+    body = b"".join([part("image", occluded(), "a.png"), part("x", bytes(2**17)), f"--{BOUNDARY}--\r\n".encode()])
+    with service(tiny.parent, "--slots", "1", "--max-queue", "8") as process, \
+            Raw(process, EDIT, f"content-length: {len(body)}"):
+        assert eventually(lambda: waiting(process) == 1)
+        with Raw(process, EDIT, f"content-length: {len(body)}", body=body[:-1]) as second:
+            assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 2)
+            assert waiting(process) == 1
+            second.socket.sendall(body[-1:])
+            assert second.answer()[0] == 200
+
+
+# --- head and body ---
+
+@pytest.mark.parametrize("sent", [b"", b"P", b"POST /v1/images/edits HTTP/1.1\r\nhost: x\r\n",
+                                  b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\nx"])
+def test_a_connection_without_a_whole_head_is_closed_in_time(tiny, sent):
+    with service(tiny.parent, "--head-timeout", "1") as process:
+        address = urlsplit(process.url)
+        with socket.create_connection((address.hostname, address.port), timeout=60) as idle:
+            end, ended = time.monotonic() + 60, False
+            idle.sendall(sent)
+            while not ended and time.monotonic() < end:  # with a byte now and then, which is no excuse
+                with contextlib.suppress(TimeoutError):
+                    idle.settimeout(0.3)
+                    ended = idle.recv(1) == b""
+                if sent and not ended:
+                    with contextlib.suppress(OSError):
+                        idle.sendall(b"x")
+            assert ended
+        assert generate(process).status_code == 200
+
+
+def test_a_client_that_takes_nothing_of_its_answer_is_left_and_a_slow_one_is_not():
+    async def answer(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(LENGTH)})
+
+    def asking() -> socket.socket:
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # else the server's socket takes all of it
+        client.connect(uvicorn_server.servers[0].sockets[0].getsockname())
+        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        return client
+
+    uvicorn_server = uvicorn.Server(uvicorn.Config(answer, port=0, lifespan="off", log_config=None,
+                                                   http=connection(20.0, {}, stalled_s=3.0)))
+    serving_it = threading.Thread(target=uvicorn_server.run)
+    serving_it.start()
+    try:
+        assert eventually(lambda: uvicorn_server.started)
+        with asking() as slow:
+            received = 0
+            while received < LENGTH and (piece := slow.recv(200_000)):
+                received += len(piece)
+                time.sleep(0.02)  # all of it takes longer than the time in which some of it has to be taken
+            assert received >= LENGTH
+        with asking():
+            assert eventually(lambda: len(uvicorn_server.server_state.connections) == 1)
+            assert eventually(lambda: not uvicorn_server.server_state.connections, 30)
+    finally:
+        uvicorn_server.should_exit = True
+        serving_it.join()
+
+
+@pytest.mark.parametrize(("path", "kind", "limit"), [
+    (EDIT, "", 3_000_000), (GENERATE, "", 2**17), ("/v1/compare", "", 2**17)])
+def test_a_body_that_says_it_is_too_large_is_refused_at_once(tiny, path, kind, limit):
+    with service(tiny.parent, "--max-upload", "3000000") as process:
+        with Raw(process, path, f"content-length: {limit + 1}", "expect: 100-continue", kind=kind) as refused:
+            status, headers, error = refused.answer()
+            assert (status, headers["connection"]) == (413, "close")
+            assert f"{limit + 1:,} bytes or more; at most {limit:,} are allowed" in error["message"]
+            assert refused.closed()
+        assert rejected(process, "too_large") == 1
+
+
+def test_a_body_in_chunks_is_counted_as_it_arrives(tiny):
+    with service(tiny.parent, "--max-upload", "100000") as process:
+        with Raw(process, EDIT, "transfer-encoding: chunked") as sending:
+            with contextlib.suppress(OSError):
+                for piece in [part("image", bytes(4096), "a.png"), *[bytes(4096)] * 64]:
+                    sending.socket.sendall(b"%x\r\n" % len(piece) + piece + b"\r\n")
+            status, headers, error = sending.answer()
+            assert (status, headers["connection"]) == (413, "close")
+            assert "at most 100,000 are allowed" in error["message"]
+        assert rejected(process, "too_large") == 1
+
+
+@pytest.mark.parametrize(("path", "header", "begun"), [
+    (EDIT, "content-length: 900000", b"--boun"), (EDIT, "transfer-encoding: chunked", b"6\r\n--boun\r\n"),
+    (GENERATE, "content-length: 900", b'{"n": '), (GENERATE, "transfer-encoding: chunked", b'6\r\n{"n": \r\n')])
+def test_a_body_that_stalls_ends_with_408_and_frees_what_it_held(tiny, path, header, begun):
+    """After a sixth of the time that it may take."""
+    with service(tiny.parent, "--slots", "1", "--max-queue", "8", "--body-timeout", "12") as process, \
+            Raw(process, path, header, body=begun) as slow:
+        assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 1)
+        assert waiting(process) == (path == EDIT)
+        status, answered, error = slow.answer()
+        assert (status, error["code"], answered["connection"]) == (408, "body_timeout", "close")
+        assert "no byte of the request body arrived for 2 s (6 bytes received)" in error["message"]
+        assert slow.closed()
+        assert waiting(process) == 0
+        assert generate(process).status_code == 200
+        assert rejected(process, "body_timeout") == 1
+
+
+def test_a_body_that_comes_byte_by_byte_ends_with_408(tiny):
+    with service(tiny.parent, "--body-timeout", "3") as process, \
+            Raw(process, GENERATE, "content-length: 900") as slow, contextlib.suppress(OSError):
+        answered: list[socket.socket] = []
+        while not answered:
+            slow.socket.sendall(b" ")
+            answered = select.select([slow.socket], [], [], 0.1)[0]
+        status, headers, error = slow.answer()
+        assert (status, error["code"], headers["connection"]) == (408, "body_timeout", "close")
+        assert "the request body took longer than 3 s" in error["message"]
+
+
+def test_a_client_that_declares_more_than_it_sends_and_leaves_holds_nothing(tiny):
+    with service(tiny.parent, "--slots", "1", "--max-queue", "8") as process:
+        with Raw(process, EDIT, "content-length: 900000", body=b"--boun"):
+            assert eventually(lambda: waiting(process) == 1)
+        assert eventually(lambda: waiting(process) == 0)
+        assert generate(process).status_code == 200
+        assert rejected(process, "invalid") == 0
+
+
+# --- what waits is small ---
+
+def resident(process: Process) -> float:
+    """MiB."""
+    [line] = [line for line in Path(f"/proc/{process.process.pid}/status").read_text().splitlines() if "VmRSS" in line]
+    return int(line.split()[1]) / 1024
+
+
+@contextlib.contextmanager
+def asked(process: Process, path: str, bodies: list[bytes]) -> Iterator[None]:
+    """Clients, each with a body, who wait for their answers."""
+    with contextlib.ExitStack() as clients:
+        for body in bodies:
+            clients.enter_context(Raw(process, path, f"content-length: {len(body)}", body=body))
+        yield
+
+
+PATIENT = (*FROZEN, "--request-timeout", "1e6")  # for many images, one after the other
+BOMBS = {"small": b'{"x": [' + b",".join([b'{"":0}'] * 18_000) + b"]}",
+         "large": b'{"x": [' + b",".join([b'{"":0}'] * 149_000) + b"]}",
+         "fields": b"".join(part(f"field{i}", "\N{GRINNING FACE}".encode() + bytes(70_000)) for i in range(60))
+         + part("image", occluded(4, np.zeros((8, 8), np.uint8)), "a.png") + f"--{BOUNDARY}--\r\n".encode(),
+         "a field": part("prompt", "\N{GRINNING FACE}".encode() + bytes(4_000_000)) + f"--{BOUNDARY}--\r\n".encode(),
+         "files": b"".join(part(f"file{i}", bytes(2**20 - 1), "a.png") for i in range(2))
+         + part("image", occluded(4, np.zeros((8, 8), np.uint8)), "a.png") + f"--{BOUNDARY}--\r\n".encode()}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_request_that_waits_takes_little_memory_whatever_its_body_unfolds_to(tiny, kind):
+    with service(tiny.parent, *PATIENT, "--slots", "1") as process, busy(process):
+        generate(process, {"x-request-timeout": "0.1"})  # what a first request loads is no part of it
+        before = resident(process)
+        with asked(process, GENERATE if kind in ("small", "large") else EDIT, [BOMBS[kind]] * 10):
+            assert eventually(lambda: waiting(process) == 10 or rejected(process, "invalid") == 10
+                              or rejected(process, "too_large") == 10, 30)
+            assert not eventually(lambda: resident(process) - before > 10 * 8, 3)  # bodies unfold once they are there
+
+
+def commented(side: int, text: int) -> bytes:
+    """A transparent PNG with so many bytes of comment."""
+    comment, buffer = PngInfo(), io.BytesIO()
+    comment.add_text("Comment", "x" * text)
+    Image.new("RGBA", (side, side)).save(buffer, "PNG", pnginfo=comment)
+    return buffer.getvalue()
+
+
+def test_uploads_that_wait_to_be_decoded_are_not_in_memory(tiny):
+    """Pictures that take long to decode, alone, and then with ten behind them that are large and decoded soon."""
+    slow, large = [commented(3000, 0)] * 6, [commented(8, 14 * 2**20)] * 10
+    with service(tiny.parent, "--upload-space", "1000000000") as process:
+        def peak(pictures: list[bytes]) -> float:
+            seen = [0.0]
+            with ThreadPoolExecutor(len(pictures)) as clients:
+                answers = [clients.submit(httpx.post, process.url + EDIT, files={"image": picture}, timeout=300)
+                           for picture in pictures]
+                while not all(answer.done() for answer in answers):
+                    seen.append(resident(process))
+                    time.sleep(0.02)
+            assert {answer.result().status_code for answer in answers} == {200}
+            return max(seen)
+
+        alone = max(peak(slow) for _ in range(2))
+        assert peak(slow + large) - alone < 80  # of the 140 that they have together
+
+
+def test_a_deadline_passes_while_a_picture_waits_to_be_decoded(tiny):
+    """Pictures are decoded two at a time: one that waited for its turn would be answered with most of 16 others."""
+    buffer = io.BytesIO()
+    Image.new("RGBA", (3000, 3000)).save(buffer, "PNG")
+    with service(tiny.parent) as process, process.client() as client, ThreadPoolExecutor(16) as pool:
+        slow = [pool.submit(client.post, EDIT, files={"image": buffer.getvalue()}) for _ in range(16)]
+        assert eventually(lambda: waiting(process) + slots_used(process) + sum(answer.done() for answer in slow) >= 16)
+        late = client.post(EDIT, files={"image": occluded(4, np.zeros((8, 8), np.uint8))},
+                           headers={"x-request-timeout": "0.1"})
+        assert sum(answer.done() for answer in slow) < 8
+        assert (late.status_code, error_of(late)["code"]) == (504, "deadline_passed")
+
+
+def test_large_pictures_are_written_while_others_are_answered(tiny):
+    with service(tiny.parent, "--max-n", "256") as process, ThreadPoolExecutor(1) as client:
+        drawn = 'linpix_images_completed_total{backend="linear",model="tiny",outcome="completed"}'
+        large = client.submit(generate, process, n=256, size="1024x1024")
+        assert eventually(lambda: process.metric(drawn) == 256, 60)
+        assert not large.done()
+        assert len(large.result().json()["data"]) == 256
+
+
+def test_so_many_bodies_are_read_at_once_and_what_has_no_body_is_answered(tiny):
+    with service(tiny.parent, "--max-requests", "2") as process, process.client() as client:
+        with Raw(process, EDIT, "content-length: 1000", client="127.0.0.2"), \
+                Raw(process, "/v1/compare", "content-length: 1000", client="127.0.0.3"):
+            assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 2)
+            with Raw(process, EDIT, "content-length: 1000", "expect: 100-continue") as refused:
+                status, headers, error = refused.answer()
+                assert (status, error["code"], headers["retry-after"]) == (503, "too_many_bodies", "1")
+            assert client.get("/v1/models").status_code == 200
+        assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 0)
+        assert generate(process).status_code == 200
+        assert rejected(process, "too_many_bodies") == 1
+
+
+@pytest.mark.parametrize("path", [EDIT, GENERATE, "/v1/compare"])
+def test_one_client_has_a_quarter_of_the_bodies_that_are_read_at_once(tiny, path):
+    with service(tiny.parent, "--max-requests", "8") as process, contextlib.ExitStack() as held:
+        for _ in range(2):
+            held.enter_context(Raw(process, path, "content-length: 2", client="127.0.0.2"))
+        assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 2)
+        with Raw(process, path, "content-length: 2", client="127.0.0.2") as refused:
+            status, headers, error = refused.answer()
+            assert (status, error["code"], headers["retry-after"]) == (429, "client_limit", "1")
+            assert "one client may have 2 requests at once" in error["message"]
+        assert generate(process).status_code == 200
+        assert rejected(process, "client_limit") == 1
+
+
+def test_all_uploads_under_way_have_so_much_space_and_one_client_a_quarter_of_it(tiny):
+    size = 500_000
+    with service(tiny.parent, "--max-upload", str(size), "--upload-space", str(4 * size)) as process:
+        with contextlib.ExitStack() as held:
+            def begin(client: str, length: str = f"content-length: {size}", body: bytes = b"") -> Raw:
+                return held.enter_context(Raw(process, EDIT, length, "expect: 100-continue", body=body, client=client))
+
+            for number in range(2, 5):
+                begin(f"127.0.0.{number}")
+            assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 3)
+            status, headers, error = begin("127.0.0.2").answer()
+            assert (status, error["code"], headers["retry-after"]) == (429, "client_limit", "1")
+            assert f"{size:,} bytes of uploads" in error["message"]
+            assert complete(process, 4).status_code == 200
+            begin("127.0.0.5", f"content-length: {size - 1000}")
+            assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 4)
+            status, headers, error = begin("127.0.0.6").answer()
+            assert (status, error["code"], headers["retry-after"]) == (503, "too_many_bodies", "1")
+            piece = bytes(4000)
+            with Raw(process, EDIT, "transfer-encoding: chunked", body=b"fa0\r\n" + piece + b"\r\n",
+                     client="127.0.0.6") as chunked:  # counted as it comes
+                assert chunked.answer()[2]["code"] == "too_many_bodies"
+        assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 0)
+        large = part("image", occluded(), "a.png") + part("x", bytes(size - 2000)) + f"--{BOUNDARY}--\r\n".encode()
+        for _ in range(3):  # the space of one is there for the next
+            with Raw(process, EDIT, f"content-length: {len(large)}", body=large) as upload:
+                assert upload.answer()[0] == 200
+
+
+def test_an_upload_is_no_file_any_more_while_it_waits_for_its_slot(tiny):
+    def files(process: Process) -> int:
+        folder = Path(f"/proc/{process.process.pid}/fd")
+        return sum("(deleted)" in os.readlink(path) for path in folder.iterdir() if path.is_symlink())
+
+    body = part("image", commented(8, 2 * 2**20), "a.png") + f"--{BOUNDARY}--\r\n".encode()
+    with service(tiny.parent, *FROZEN, "--slots", "1") as process, busy(process):
+        before = files(process)
+        with Raw(process, EDIT, f"content-length: {len(body)}", body=body[:-1]) as upload:
+            assert eventually(lambda: files(process) == before + 1)
+            upload.socket.sendall(body[-1:])
+            assert eventually(lambda: files(process) == before)
+            assert waiting(process) == 1
+
+
+# --- clients ---
+
+def test_a_client_has_its_share_and_another_one_its_own(tiny):
+    with service(tiny.parent, *PACED, "--client-images", "2") as process, ThreadPoolExecutor(1) as pool, \
+            httpx.Client(base_url=process.url, timeout=120,
+                         transport=httpx.HTTPTransport(local_address="127.0.0.2")) as other:
+        running = pool.submit(generate, process, n=2)
+        assert eventually(lambda: slots_used(process) == 2)
+        assert eventually(lambda: process.metric(PIXELS.format("tiny")) >= 8)  # the pace is known by then
+        refused = generate(process)
+        assert (refused.status_code, error_of(refused)["code"]) == (429, "client_limit")
+        assert "2 of your images" in error_of(refused)["message"]
+        assert 1 <= int(refused.headers["retry-after"]) <= 2 * 64 * STEP_S
+        with Raw(process, EDIT, "content-length: 900000") as upload:
+            assert upload.answer()[2]["code"] == "client_limit"
+        assert other.post(GENERATE, json={"n": 2}).status_code == 200
+        assert running.result().status_code == 200
+        assert generate(process).status_code == 200
+        impossible = generate(process, n=3)
+        assert (impossible.status_code, error_of(impossible)["param"]) == (400, "n")
+        assert other.get("/v1/status").json()["limits"]["max_n"] == 2, "what may be asked for is told"
+        assert rejected(process, "client_limit") == 2
+
+
+# --- deadlines ---
+
+def test_a_deadline_that_cannot_be_met_is_refused_at_once_and_one_that_can_is_met(tiny):
+    with service(tiny.parent, *PACED, "--slots", "1") as process, ThreadPoolExecutor(2) as pool:
+        running = pool.submit(generate, process)
+        assert eventually(lambda: process.metric(PIXELS.format("tiny")) >= 8)
+        patient = pool.submit(generate, process, {"x-request-timeout": "60"})
+        assert eventually(lambda: process.metric("linpix_requests_waiting") == 1)
+        for headers, body in (({"x-request-timeout": "2.5"}, {}), ({}, {"timeout": 2.5}),
+                              ({"x-request-timeout": "2.50"}, {"timeout": 2.5}), ({}, {"timeout": 4, "stream": True})):
+            refused = generate(process, headers, **body)
+            assert (refused.status_code, error_of(refused)["code"]) == (504, "deadline_unreachable")
+            assert "images ahead of it, it takes about" in error_of(refused)["message"]
+        with Raw(process, EDIT, "content-length: 900000", "expect: 100-continue", "x-request-timeout: 1") as upload:
+            assert upload.answer()[2]["code"] == "deadline_unreachable"
+        assert not patient.done()
+        assert running.result().status_code == patient.result().status_code == 200
+        assert rejected(process, "deadline_unreachable") == 5
+        assert process.metric("linpix_queue_wait_seconds_count") == 2
+
+
+def test_what_is_known_of_a_picture_counts_in_whether_it_can_be_done_in_time(tiny):
+    with service(tiny.parent, *PACED) as process:
+        assert complete(process, 6).status_code == 200
+        assert complete(process, 6, timeout=3.5).status_code == 200  # 16 steps, 0.96 s
+        for answer in (complete(process, 0, timeout=3.5), generate(process, timeout=3.5)):
+            assert error_of(answer)["code"] == "deadline_unreachable"
+
+
+def test_a_deadline_that_passes_in_the_queue_or_in_a_slot_ends_the_request_there(tiny):
+    with service(tiny.parent, *FROZEN, "--slots", "1") as process, ThreadPoolExecutor(3) as pool:
+        running = pool.submit(generate, process, {"x-request-timeout": "8"})
+        assert eventually(lambda: slots_used(process) == 1)
+        queued = [pool.submit(generate, process, timeout=1), pool.submit(generate, process, timeout=1.5, stream=True)]
+        first, second = (future.result() for future in queued)
+        assert (first.status_code, error_of(first)["code"]) == (504, "deadline_passed")
+        assert "within 1 s" in error_of(first)["message"]
+        assert events_of(second.text)[-1]["error"]["code"] == "deadline_passed"
+        assert waiting(process) == 0
+        assert slots_used(process) == 1
+        late = running.result()
+        assert (late.status_code, error_of(late)["code"]) == (504, "deadline_passed")
+        assert eventually(lambda: slots_used(process) == 0)  # after the quantum of three seconds
+        assert process.metric('linpix_deadlines_passed_total{state="waiting"}') == 2
+        assert process.metric('linpix_deadlines_passed_total{state="running"}') == 1
+        assert process.metric("linpix_queue_wait_seconds_count") == 1  # who waited never had a slot
+        assert process.metric('linpix_requests_total{endpoint="generations",outcome="failed"}') == 3
+
+
+def test_a_deadline_passes_while_the_body_is_read_and_the_server_has_its_own(tiny):
+    with service(tiny.parent, *FROZEN, "--request-timeout", "2") as process:
+        with Raw(process, EDIT, "content-length: 1000", "x-request-timeout: 1") as slow:
+            status, headers, error = slow.answer()
+            assert (status, error["code"], headers["connection"]) == (504, "deadline_passed", "close")
+            assert "within 1 s" in error["message"]
+        assert process.metric('linpix_deadlines_passed_total{state="reading"}') == 1
+        bounded = generate(process, {"x-request-timeout": "100"})
+        assert bounded.status_code == 504
+        assert "within 2 s" in error_of(bounded)["message"]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", "", "1_0"])
+def test_a_deadline_that_is_none_is_told_before_the_body_is_read(server, text):
+    with Raw(server, EDIT, "content-length: 900000", f"x-request-timeout: {text}") as refused:
+        status, _, error = refused.answer()
+    assert (status, error["param"]) == (400, "X-Request-Timeout")
+    assert f"seconds greater than 0, got '{text}'" in error["message"]
+
+
+@pytest.mark.parametrize(("headers", "fields", "param"), [
+    ({"x-request-timeout": "5"}, {"timeout": 7}, "timeout"), ({}, {"timeout": 0}, "timeout"),
+    ({}, {"timeout": -1}, "timeout"), ({}, {"timeout": "soon"}, "timeout"),
+    ({}, {"priority": "urgent"}, "priority")])
+@pytest.mark.parametrize("path", [EDIT, GENERATE])
+def test_contradictions_and_unknown_classes_are_400_in_both_routes(server, path, headers, fields, param):
+    body = {"json": fields} if path == GENERATE else {"files": {"image": occluded()}, "data": fields}
+    answer = httpx.post(server.url + path, headers=headers, timeout=60, **body)
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == param
+
+
+def test_the_documentation_has_the_fields_the_header_and_an_example_of_each_refusal(server):
+    schema = httpx.get(server.url + "/openapi.json").json()
+    for path in (EDIT, GENERATE):
+        operation = schema["paths"][path]["post"]
+        [header] = [parameter for parameter in operation["parameters"] if parameter["in"] == "header"]
+        assert (header["name"], header["required"]) == ("X-Request-Timeout", False)
+        found = {code: example["value"]["error"] for answer in operation["responses"].values()
+                 for code, example in answer["content"]["application/json"].get("examples", {}).items()}
+        assert found.keys() >= {"body_timeout", "queue_full", "client_limit", "too_many_bodies",
+                                "deadline_unreachable", "deadline_passed"}
+        assert all(error["message"] and error["code"] == code for code, error in found.items())
+        assert "Retry-After" in operation["responses"]["429"]["headers"]
+    fields = schema["components"]["schemas"]["GenerateBody"]["properties"]
+    assert "interactive (the default) goes first" in json.dumps(fields["priority"])
+
+
+# --- classes ---
+
+def test_interactive_requests_go_first_and_bulk_ones_get_their_slots_all_the_same(tiny):
+    over: list[str] = []
+    with service(tiny.parent, *PACED, "--slots", "1") as process, ThreadPoolExecutor(8) as pool:
+        def ask(name: str, priority: str, rows: int) -> int:
+            answer = complete(process, rows, priority=priority)
+            over.append(name)
+            return answer.status_code
+
+        asked = [pool.submit(ask, "first", "bulk", 0)]
+        assert eventually(lambda: slots_used(process) == 1)
+        for kind, count in (("bulk", 2), ("interactive", 4)):
+            for number in range(count):
+                asked.append(pool.submit(ask, f"{kind} {number}", kind, 7))  # 8 steps, half a second
+                assert eventually(lambda kind=kind, number=number: waiting(process, kind) == number + 1)
+        assert "first" not in over, "all were to be there before the slot is free"
+        assert [future.result() for future in asked] == [200] * 7
+    assert over == ["first", "interactive 0", "interactive 1", "interactive 2", "bulk 0", "interactive 3", "bulk 1"]
+
+
+def test_bulk_that_fills_its_part_of_the_queue_does_not_shut_others_out(tiny):
+    with service(tiny.parent, *PACED, "--slots", "1", "--max-queue", "4") as process, ThreadPoolExecutor(5) as pool:
+        asked = [pool.submit(complete, process, 0, priority="bulk")]
+        assert eventually(lambda: slots_used(process) == 1)
+        asked += [pool.submit(complete, process, 7, priority="bulk", n=3)]
+        assert eventually(lambda: waiting(process, "bulk") == 3)
+        refused = generate(process, priority="bulk")
+        assert "3 images are already waiting, and 1 more would exceed the limit of 3" in error_of(refused)["message"]
+        asked += [pool.submit(complete, process, 7)]
+        assert [future.result().status_code for future in asked] == [200] * 3
+        assert error_of(generate(process, priority="bulk", n=5))["param"] == "n"
+
+
+# --- Retry-After ---
+
+def pixels_a_second(process: Process, model: str, seconds: float) -> float:
+    before, began = process.metric(PIXELS.format(model)), time.monotonic()
+    time.sleep(seconds)
+    return (process.metric(PIXELS.format(model)) - before) / (time.monotonic() - began)
+
+
+def told_and_true(process: Process, model: str, clients: int, n: int, asked: int, **picture) -> tuple[float, ...]:
+    """Retry-After of a request for `asked` images under a steady load of `clients` with n each; when there was room.
+
+    The load stops with the question, so that nobody else takes the room, and who asks again leaves once let in. Also
+    the pace in sub-pixels a second until then, over that of the seconds before.
+    """
+    stop = threading.Event()
+
+    def keep_asking() -> None:
+        while not stop.is_set():
+            assert complete(process, n=n, **picture).status_code == 200 or stop.is_set()
+
+    with process.client() as asking, ThreadPoolExecutor(clients) as pool:
+        load = [pool.submit(keep_asking) for _ in range(clients)]
+        assert eventually(lambda: process.metric("linpix_requests_waiting") >= clients // 2, 30)
+        before = pixels_a_second(process, model, 3.0)
+        stop.set()
+        began, pixels = time.monotonic(), process.metric(PIXELS.format(model))
+        refused = complete(process, n=asked, **picture)
+        assert refused.status_code == 429, refused.text
+        while True:
+            with asking.stream("POST", GENERATE, json={"n": asked, "stream": True}) as probe:
+                if probe.status_code == 200:
+                    break
+            time.sleep(0.05)
+        true_s = time.monotonic() - began
+        pace = (process.metric(PIXELS.format(model)) - pixels) / true_s
+        for future in load:
+            future.result()
+    assert eventually(lambda: slots_used(process, model) == 0, 60)
+    return float(refused.headers["retry-after"]), true_s, pace / before
+
+
+def test_retry_after_tells_the_truth_within_a_factor_of_two_at_a_known_pace(tiny):
+    with service(tiny.parent, *PACED, "--slots", "2", "--max-queue", "4") as process:
+        for asked in (3, 4, 6):
+            told_s, true_s, _ = told_and_true(process, "tiny", clients=6, n=1, asked=asked, rows=0)
+            assert true_s / 2 <= told_s <= 2 * true_s, f"{asked} images: told {told_s} s, it was {true_s:.2f} s"
+
+
+def test_retry_after_tells_the_truth_within_a_factor_of_two_at_the_engines_own_pace(slow):
+    """The load is steady if the machine is: where its pace changed by more than two fifths, that is no truth."""
+    with service(slow, *EAGER, "--slots", "4", "--max-queue", "20") as process:
+        steady = 0
+        for _ in range(12):
+            told_s, true_s, change = told_and_true(process, "slow", clients=6, n=4, asked=12, rows=21,
+                                                       side=28)
+            if 1 / 1.4 <= change <= 1.4:
+                assert true_s / 2 <= told_s <= 2 * true_s, f"told {told_s} s, it was {true_s:.2f} s"
+                steady += 1
+            if steady == 2:
+                return
+        pytest.fail("the machine's pace never stayed the same for the length of a measurement")

@@ -1,0 +1,427 @@
+"""Who is let in: hosts, origins, pages of other sites in a real browser, headers, and the port of the probes."""
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.origins import Hosts, Origins
+from server.settings import Settings
+from tests.server.conftest import EAGER, Process, eventually, serving
+from tests.server.web.test_images import occluded
+from tests.server.web.test_keys import bearer, line, private
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+# --- hosts and origins, without a server ---
+
+NAMES = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "xlocalhost",
+         "localhost@evil.example", "evil.example#localhost", "localhost/", "", "[::1", "::1", "127.0.0.1:8000:1",
+         "linpix", "127.0.0.1, evil.example"]
+
+
+@pytest.mark.parametrize("listening", ["127.0.0.1", "0.0.0.0", "::", "localhost", "10.0.0.5"])
+def test_localhost_and_loopback_addresses_are_always_answered_and_other_names_never(listening):
+    hosts = Hosts(listening)
+    for host in ("localhost", "localhost:8000", "LOCALHOST.:80", "pix.localhost", "127.0.0.1", "127.0.0.1:8000",
+                 "[::1]", "[::1]:8000", "127.9.9.9"):
+        assert hosts.accept(host), host
+    for host in NAMES:
+        assert not hosts.accept(host), host
+
+
+def test_the_address_listened_on_is_answered_and_any_address_where_that_is_every_one():
+    assert Hosts("10.0.0.5").accept("10.0.0.5:8000")
+    assert not Hosts("10.0.0.5").accept("10.0.0.6:8000")
+    assert not Hosts("127.0.0.1").accept("10.0.0.5")
+    assert Hosts("0.0.0.0").accept("10.0.0.6") and Hosts("::").accept("[2001:db8::1]:8000")
+    assert Hosts("pix.lan").accept("pix.lan:8000") and not Hosts("pix.lan").accept("fix.lan")
+
+
+def test_allowed_hosts_are_exactly_those():
+    hosts = Hosts("127.0.0.1", "Pix.example, *.pix.test,10.0.0.9, [2001:db8::1]")
+    for host in ("pix.example", "PIX.EXAMPLE:443", "a.pix.test", "a.b.pix.test", "10.0.0.9", "[2001:db8::1]:80"):
+        assert hosts.accept(host), host
+    for host in (*NAMES, "a.pix.example", "pix.test", "xpix.test", "10.0.0.8"):
+        assert not hosts.accept(host), host
+    assert Hosts("127.0.0.1", "*").accept("evil.example")
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("allowed_hosts", "http://pix.example"), ("allowed_hosts", "pix.example:80"), ("allowed_hosts", "pix/example"),
+    ("allowed_hosts", "pix.*"), ("allowed_origins", "*"), ("allowed_origins", "null"),
+    ("allowed_origins", "app.example.com"), ("allowed_origins", "https://app.example.com/"),
+    ("allowed_origins", "https://app.example.com/path"), ("allowed_origins", "https://a@app.example.com"),
+    ("allowed_origins", "https://")])
+def test_a_setting_that_names_no_host_or_origin_is_refused(field, value):
+    with pytest.raises(ValueError, match=r"such as|name the origins"):
+        Settings(**{field: value})
+
+
+@pytest.mark.parametrize(("origin", "host", "own"), [
+    ("http://127.0.0.1:8000", "127.0.0.1:8000", True), ("http://localhost:8000", "localhost:8000", True),
+    ("https://pix.example", "pix.example", True), ("https://pix.example", "pix.example:443", True),
+    ("http://[::1]:8000", "[::1]:8000", True), ("HTTP://LOCALHOST:8000", "localhost:8000", True),
+    ("http://127.0.0.1:8001", "127.0.0.1:8000", False), ("http://127.0.0.1", "127.0.0.1:8000", False),
+    ("http://localhost:8000", "127.0.0.1:8000", False), ("null", "127.0.0.1:8000", False), ("", "", False),
+    ("http://a.pix.example", "pix.example", False), ("http://pix.example.evil", "pix.example", False),
+    ("file://", "127.0.0.1:8000", False), ("http://127.0.0.1:99999", "127.0.0.1:99999", False)])
+def test_an_origin_is_ours_when_it_is_the_host_that_was_asked(origin, host, own):
+    foreign = Origins().foreign("POST", "/v1/images/edits", {"origin": origin, "host": host})
+    assert (foreign is None) == own
+
+
+# --- what a page makes a browser send: headers as Chromium 156 sends them, but for the name of the page's origin ---
+
+ELSEWHERE = "https://elsewhere.example"
+SENT_BY_PAGES = {
+    "fetch of JSON, asked about first": ("OPTIONS", "/v1/images/generations", {
+        "access-control-request-method": "POST", "access-control-request-headers": "content-type", "origin": ELSEWHERE,
+        "sec-fetch-mode": "cors", "sec-fetch-site": "cross-site", "sec-fetch-dest": "empty"}),
+    "fetch without cors": ("POST", "/v1/images/generations", {
+        "content-type": "text/plain;charset=UTF-8", "origin": ELSEWHERE, "sec-fetch-site": "cross-site",
+        "sec-fetch-mode": "no-cors", "sec-fetch-dest": "empty"}),
+    "form": ("POST", "/v1/images/edits", {
+        "content-type": "multipart/form-data; boundary=x", "origin": ELSEWHERE, "upgrade-insecure-requests": "1",
+        "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}),
+    "form of a page of another port": ("POST", "/v1/images/edits", {
+        "content-type": "multipart/form-data; boundary=x", "origin": "http://127.0.0.1:5173",
+        "sec-fetch-site": "same-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}),
+    "form of a sandboxed frame": ("POST", "/v1/images/edits", {
+        "content-type": "application/x-www-form-urlencoded", "origin": "null", "sec-fetch-site": "cross-site",
+        "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}),
+    "beacon": ("POST", "/v1/compare", {
+        "content-type": "text/plain;charset=UTF-8", "origin": ELSEWHERE, "sec-fetch-site": "cross-site",
+        "sec-fetch-mode": "no-cors", "sec-fetch-dest": "empty"}),
+    "image": ("GET", "/v1/compare/cmp-1", {
+        "accept": "image/avif,image/webp,image/apng,*/*;q=0.8", "sec-fetch-site": "cross-site",
+        "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}),
+    "script of a page of another port": ("GET", "/v1/models", {
+        "accept": "*/*", "sec-fetch-site": "same-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "script"}),
+    "event source": ("GET", "/v1/compare/cmp-1", {
+        "accept": "text/event-stream", "origin": ELSEWHERE, "sec-fetch-site": "cross-site", "sec-fetch-mode": "cors",
+        "sec-fetch-dest": "empty"}),
+    "a browser that says nothing of the site": ("POST", "/v1/images/generations", {
+        "content-type": "text/plain", "origin": ELSEWHERE}),
+    "a DELETE": ("DELETE", "/v1/compare/cmp-1", {"origin": ELSEWHERE}),
+}
+
+
+@pytest.mark.parametrize("name", SENT_BY_PAGES)
+def test_what_a_page_of_another_origin_sends_is_refused_with_an_envelope(server, name):
+    method, path, headers = SENT_BY_PAGES[name]
+    before = server.metric('linpix_requests_rejected_total{reason="foreign_origin"}')
+    with server.client() as client:
+        answer = client.request(method, path, headers=headers, content=b"{}" if method == "POST" else None)
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "foreign_origin"
+    assert "--allowed-origins" in answer.json()["error"]["message"]
+    assert "access-control-allow-origin" not in answer.headers
+    assert server.metric('linpix_requests_rejected_total{reason="foreign_origin"}') == before + 1
+
+
+def test_our_own_page_curl_and_links_from_elsewhere_are_let_in(server):
+    with server.client() as client:
+        own = {"origin": server.url, "sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
+        assert client.post("/v1/images/generations", json={}, headers=own).status_code == 200
+        assert client.post("/v1/images/edits", files={"image": occluded()}, headers=own).status_code == 200
+        assert client.get("/v1/models", headers={"sec-fetch-site": "same-origin"}).status_code == 200
+        assert client.get("/v1/models", headers={"sec-fetch-site": "none"}).status_code == 200
+        assert client.post("/v1/images/generations", json={}).status_code == 200
+        link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+        for path in ("/", "/docs", "/static/favicon.svg", "/healthz"):
+            assert client.get(path, headers=link).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/v1/models", "/metrics", "/static/favicon.svg", "/nothing"])
+def test_a_name_that_was_rebound_to_this_machine_is_refused_everywhere(server, path):
+    port = server.url.rsplit(":", 1)[1]
+    with server.client() as client:
+        for host in ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", f"linpix:{port}"):
+            own = {"origin": f"http://{host}", "sec-fetch-site": "same-origin"}
+            answer = client.get(path, headers={"host": host, **own})
+            assert answer.status_code == 403
+            assert answer.json()["error"]["code"] == "foreign_host"
+            assert "--allowed-hosts" in answer.json()["error"]["message"]
+        for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}", f"pix.localhost:{port}"):
+            assert client.get(path, headers={"host": host}).status_code == (404 if path == "/nothing" else 200)
+
+
+def test_by_default_no_other_address_of_this_machine_is_listened_on(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    assert (host, Settings.model_fields["host"].default) == ("127.0.0.1", "127.0.0.1")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", int(port)), timeout=5)
+
+
+def test_a_listed_origin_may_use_the_service_and_reads_its_errors_too(tiny, tmp_path):
+    path = private(tmp_path / "keys", line("page", "first"))
+    origin = "https://app.example.com"
+    with serving(tiny.parent, "--allowed-origins", f"{origin},http://localhost:5173", "--api-keys", str(path),
+                 "--allowed-hosts", "pix.example") as server, server.client() as client:
+        asked = client.options("/v1/images/generations", headers={
+            "origin": origin, "access-control-request-method": "POST", "sec-fetch-site": "cross-site",
+            "access-control-request-headers": "authorization,content-type,x-stainless-os"})
+        assert asked.status_code == 200
+        assert asked.headers["access-control-allow-origin"] == origin
+        assert "POST" in asked.headers["access-control-allow-methods"]
+        assert {"authorization", "content-type", "x-stainless-os"} <= set(
+            asked.headers["access-control-allow-headers"].lower().split(","))
+        assert "origin" in asked.headers["vary"].lower()
+        page = {"origin": origin, "sec-fetch-site": "cross-site", "host": "pix.example"}
+        for headers, status in ((bearer("first"), 200), (bearer("other"), 401)):
+            answer = client.post("/v1/images/generations", json={}, headers=page | headers)
+            assert answer.status_code == status
+            assert answer.headers["access-control-allow-origin"] == origin
+            assert "access-control-allow-credentials" not in answer.headers
+        for other in (ELSEWHERE, "https://app.example.com.evil", "http://app.example.com", "null"):
+            asked = client.options("/v1/images/generations", headers={"origin": other,
+                                                                      "access-control-request-method": "POST"})
+            assert asked.status_code == 403
+            assert "access-control-allow-origin" not in asked.headers
+
+
+# --- a real browser ---
+
+def browse(folder: Path, url: str, *flags: str, seconds: float = 90) -> tuple[str, str]:
+    """What a page became, and what the browser's console said."""
+    shown = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+                            f"--user-data-dir={folder}", "--enable-logging=stderr", "--virtual-time-budget=20000",
+                            *flags, "--dump-dom", url], capture_output=True, text=True, timeout=seconds, check=False)
+    return shown.stdout, shown.stderr
+
+
+ATTACK = """<!DOCTYPE html><title>attack</title><body><script>
+const target = TARGET, frame = name => { const f = document.createElement("iframe"); f.name = name;
+                                         document.body.append(f); return f; };
+const told = {};
+async function attempt(name, action) {
+  try { const answer = await action(); told[name] = answer ? `${answer.type} ${answer.status}` : "sent"; }
+  catch (error) { told[name] = String(error); }
+}
+const post = {method: "POST", body: "{}"};
+(async () => {
+  await attempt("json", () => fetch(target + "/v1/images/generations",
+                                    {...post, headers: {"content-type": "application/json"}}));
+  await attempt("simple", () => fetch(target + "/v1/images/generations", {...post, mode: "no-cors"}));
+  await attempt("read", () => fetch(target + "/v1/models"));
+  await attempt("metrics", () => fetch(target + "/metrics"));
+  await attempt("delete", () => fetch(target + "/v1/compare/cmp-1", {method: "DELETE"}));
+  navigator.sendBeacon(target + "/v1/compare", new Blob(["{}"], {type: "text/plain"}));
+  new Image().src = target + "/v1/models";
+  const script = document.createElement("script");
+  script.src = target + "/v1/models";
+  document.body.append(script);
+  new EventSource(target + "/v1/compare/cmp-1");
+  frame("answer");
+  const form = document.createElement("form");
+  Object.assign(form, {method: "post", action: target + "/v1/images/edits", enctype: "multipart/form-data",
+                       target: "answer"});
+  const file = document.createElement("input");
+  Object.assign(file, {type: "file", name: "image"});
+  const files = new DataTransfer();
+  files.items.add(new File([Uint8Array.from(PICTURE)], "p.png", {type: "image/png"}));
+  file.files = files.files;
+  form.append(file);
+  document.body.append(form);
+  form.submit();
+  const boxed = frame("boxed");
+  boxed.sandbox = "allow-scripts allow-forms";
+  boxed.srcdoc = `<form method=post action="${target}/v1/images/generations"></form>` +
+                 "<script>document.forms[0].submit()<\\/script>";
+  await new Promise(done => setTimeout(done, 3000));
+  await fetch("/told", {method: "POST", body: JSON.stringify(told)});
+})();
+</script>"""
+
+
+class Site(ThreadingHTTPServer):
+    """Another origin, with one page, which tells here what came of it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(("127.0.0.1", 0), Visitor)
+        self.page, self.told, self.heard = page.encode(), {}, threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> "Site":
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class Visitor(BaseHTTPRequestHandler):
+    server: Site
+
+    def answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/html")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.answer(self.server.page)
+
+    def do_POST(self) -> None:
+        self.server.told = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.answer(b"")
+        self.server.heard.set()
+
+    def log_message(self, *_) -> None:
+        pass
+
+
+def visit(site: Site, folder: Path, *flags: str) -> dict[str, str]:
+    """Let a browser open the site until its page has told what came of it."""
+    browser = subprocess.Popen([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+                                f"--user-data-dir={folder}", "--remote-debugging-port=0", *flags, site.url],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        assert site.heard.wait(120), "the page has told nothing"
+        return site.told
+    finally:
+        browser.terminate()
+        browser.wait(30)
+
+
+@pytest.fixture
+def browser() -> Iterator[None]:
+    if BROWSER is None:
+        pytest.skip("there is no Chromium; on Debian: apt-get install chromium")
+    yield
+
+
+def drawn(server: Process) -> float:
+    return server.metric('linpix_images_completed_total{backend="linear",model="tiny",outcome="completed"}')
+
+
+def test_a_page_of_another_origin_in_a_real_browser_makes_nothing_work_for_it(browser, tiny, tmp_path):
+    with serving(tiny.parent) as server:
+        page = ATTACK.replace("TARGET", json.dumps(server.url)).replace("PICTURE", str(list(occluded())))
+        with Site(page) as site:
+            told = visit(site, tmp_path)
+        failed = "TypeError: Failed to fetch"
+        assert told == {"json": failed, "simple": failed, "read": failed, "metrics": failed, "delete": failed}
+        assert eventually(lambda: server.metric('linpix_requests_rejected_total{reason="foreign_origin"}') >= 10)
+        assert server.metric("linpix_requests_running") == server.metric("linpix_requests_waiting") == 0
+        assert drawn(server) == 0
+        for endpoint in ("generations", "edits"):
+            for outcome in ("completed", "failed", "cancelled"):
+                assert server.metric(f'linpix_requests_total{{endpoint="{endpoint}",outcome="{outcome}"}}') == 0
+        assert httpx.get(server.url + "/v1/compare/cmp-1").status_code == 404, "no comparison was begun"
+
+
+def test_a_page_of_a_listed_origin_in_a_real_browser_gets_its_images(browser, tiny, tmp_path):
+    page = """<!DOCTYPE html><script>(async () => {
+      const answer = await fetch(TARGET + "/v1/images/generations", {method: "POST", body: "{}", headers:
+        {"content-type": "application/json", authorization: "Bearer first"}});
+      await fetch("/told", {method: "POST", body: JSON.stringify(
+        {status: answer.status, id: answer.headers.get("x-request-id"), images: (await answer.json()).data.length})});
+    })()</script>"""
+    keys = private(tmp_path / "keys", line("page", "first"))
+    with Site("") as site, serving(tiny.parent, "--allowed-origins", site.url, "--api-keys", str(keys)) as server:
+        site.page = page.replace("TARGET", json.dumps(server.url)).encode()
+        told = visit(site, tmp_path / "profile")
+        assert (told["status"], told["images"]) == (200, 1)
+        assert re.fullmatch("[0-9a-f]{16}", told["id"])
+        assert drawn(server) == 1
+
+
+def test_a_name_rebound_to_this_machine_shows_a_real_browser_nothing(browser, server, tmp_path):
+    port = server.url.rsplit(":", 1)[1]
+    page, _ = browse(tmp_path, f"http://rebound.example:{port}/", "--host-resolver-rules=MAP rebound.example 127.0.0.1")
+    assert "foreign_host" in page and "LinPix draws" not in page
+
+
+@pytest.mark.parametrize(("path", "shown"), [("/", "LinPix draws"), ("/docs", "/v1/images/generations")])
+def test_our_pages_work_under_their_policy_in_a_real_browser(browser, server, tmp_path, path, shown):
+    page, console = browse(tmp_path, server.url + path)
+    assert shown in page
+    assert "Content Security Policy" not in console, console
+
+
+# --- headers ---
+
+def test_every_answer_has_the_security_headers(tiny, tmp_path):
+    path = private(tmp_path / "keys", line("a", "first"))
+    with serving(tiny.parent, "--api-keys", str(path)) as server, server.client() as client:
+        answers = [client.get(path) for path in ("/", "/docs", "/openapi.json", "/metrics", "/healthz", "/nothing",
+                                                 "/static/favicon.svg", "/static/swagger-ui.css", "/v1/models")]
+        answers += [client.get("/", headers={"host": "evil.example"}), client.put("/"),
+                    client.post("/v1/images/generations", json={}, headers=bearer("first")),
+                    client.post("/v1/images/generations", json={}, headers=bearer("first") | {"origin": ELSEWHERE}),
+                    client.post("/v1/images/generations", json={}, headers=bearer("first") | {"accept": "image/png"})]
+        assert {answer.status_code for answer in answers} == {200, 401, 403, 404, 405}
+        for answer in answers:
+            policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+            assert policy["default-src"] == "'self'"
+            assert policy["img-src"] == "'self' data: blob:"
+            assert policy["frame-ancestors"] == policy["object-src"] == policy["base-uri"] == "'none'"
+            assert "unsafe" not in policy["script-src"]
+            assert "unsafe" not in policy["style-src"] or answer.url.path == "/docs"
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "same-origin"
+            assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+            assert answer.headers["cross-origin-opener-policy"] == "same-origin"
+            assert re.fullmatch("[0-9a-f]{16}", answer.headers["x-request-id"])
+            assert "server" not in answer.headers
+
+
+# --- the port of the probes ---
+
+def probes_of(server: Process) -> str:
+    found = lambda: re.search(r"metrics and health at (http://\S+)", "".join(server.printed))  # noqa: E731
+    assert eventually(lambda: found() is not None)
+    return found()[1]
+
+
+def test_metrics_and_health_may_have_a_port_of_their_own(tiny):
+    with serving(tiny.parent, "--metrics-port", "0") as server, server.client() as client:
+        there = probes_of(server)
+        assert there != server.url
+        for path in ("/metrics", "/healthz", "/readyz"):
+            assert client.get(path).status_code == 404
+            answer = httpx.get(there + path)
+            assert answer.status_code == 200
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert httpx.get(there + path, headers={"host": "evil.example"}).status_code == 403
+        assert client.post("/v1/images/generations", json={}).status_code == 200
+        assert 'images_completed_total{backend="linear",model="tiny",outcome="completed"} 1.0' in httpx.get(
+            there + "/metrics").text
+        for path in ("/", "/v1/models", "/docs", "/openapi.json", "/static/favicon.svg"):
+            answer = httpx.get(there + path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+        assert httpx.post(there + "/v1/images/generations", json={}).status_code == 404
+        assert "/metrics" not in client.get("/openapi.json").json()["paths"]
+
+
+def test_the_port_of_the_probes_answers_until_the_last_image_is_drawn(slow):
+    with serving(slow, *EAGER, "--metrics-port", "0") as server, ThreadPoolExecutor(1) as pool, \
+            server.client() as client:
+        there = probes_of(server)
+        running = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 2}))
+        assert eventually(lambda: "linpix_requests_running 1.0" in httpx.get(there + "/metrics").text)
+        server.process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: httpx.get(there + "/readyz").status_code == 503)
+        assert httpx.get(there + "/healthz").status_code == 200
+        assert len(running.result().json()["data"]) == 2
+        assert server.process.wait(timeout=60) == 0
+
+
+def test_a_port_of_the_probes_that_is_taken_is_said(tiny, server):
+    with pytest.raises(RuntimeError, match=r"--metrics-port \d+: address already in use; choose"), \
+            serving(tiny.parent, "--metrics-port", server.url.rsplit(":", 1)[1]):
+        pass

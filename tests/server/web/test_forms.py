@@ -1,0 +1,172 @@
+"""What a form may hold, against a real server process."""
+
+import asyncio
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from fastapi import Request
+
+from server.web import forms
+from server.web.forms import FIELD_BYTES, MAX_FIELDS
+from server.web.schemas import FORM_FIELDS
+from tests.server.conftest import ROOT, eventually, serving
+from tests.server.web.test_admission import BOUNDARY, Raw, commented, error_of, part, rejected
+from tests.server.web.test_images import images_of, occluded
+
+EDIT = "/v1/images/edits"
+END = f"--{BOUNDARY}--\r\n".encode()
+IMAGE = part("image", occluded(), "a.png")
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with server.client() as client:
+        yield client
+
+
+def send(client, body: bytes, charset: str = "", **headers: str):
+    kind = f"multipart/form-data; boundary={BOUNDARY}{charset}"
+    return client.post(EDIT, content=body, headers={"content-type": kind, **headers})
+
+
+def test_the_fields_that_are_known_are_those_of_the_documentation(client):
+    schema = client.get("/openapi.json").json()
+    form = schema["paths"][EDIT]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]["$ref"]
+    assert schema["components"]["schemas"][form.rsplit("/", 1)[1]]["properties"].keys() == FORM_FIELDS
+
+
+@pytest.mark.parametrize(("charset", "name"), [
+    ("", "gr\u00fc\u00dfe"), ("; charset=utf-8", "gr\u00fc\u00dfe"), ('; CHARSET="UTF-8"', "gr\u00fc\u00dfe"),
+    ("; charset=us-ascii", "greetings")])
+def test_a_form_is_read_in_utf8(client, charset, name):
+    answer = send(client, IMAGE + part(name, b"x") + END, charset)
+    assert answer.status_code == 200 and answer.json()["warnings"] == [f"ignored: {name}"]
+
+
+@pytest.mark.parametrize("charset", ["punycode", "unicode_escape", "latin-1", "utf-16", "utf-7", "x" * 1000, "\xff"])
+def test_a_form_in_any_other_charset_is_refused_by_its_head(server, client, charset):
+    before = rejected(server, "invalid")
+    answer = client.post(EDIT, content=IMAGE + END, headers={
+        "content-type": f"multipart/form-data; boundary={BOUNDARY}; charset={charset}".encode("latin-1")})
+    assert (answer.status_code, error_of(answer)["code"]) == (415, "unsupported_media_type")
+    assert "UTF-8" in error_of(answer)["message"] and len(error_of(answer)["message"]) < 200
+    assert rejected(server, "invalid") == before + 1
+
+
+@pytest.mark.parametrize(("path", "kind", "coding", "says"), [
+    (EDIT, None, None, "multipart/form-data"), (EDIT, "application/json", None, "got 'application/json'"),
+    (EDIT, "application/x-www-form-urlencoded", None, "multipart/form-data"), (EDIT, "multipart/x", None, "multipart"),
+    (EDIT, "multipart/form-data; boundary=x", "gzip", "without a Content-Encoding, got 'gzip'"),
+    ("/v1/images/generations", "multipart/x", None, "application/json"), ("/v1/compare", "multipart/x", None, "json"),
+    ("/v1/compare", "application/jsonp", None, "json"), ("/v1/compare", None, None, "json"),
+    ("/v1/images/generations", "application/json", "gzip", "without a Content-Encoding, got 'gzip'"),
+    ("/v1/compare", "application/json", "br", "got 'br'")])
+def test_a_body_of_another_kind_is_415_before_it_is_read(server, path, kind, coding, says):
+    before = rejected(server, "invalid")
+    with Raw(server, path, "content-length: 1000000000", "expect: 100-continue",
+             *([f"content-encoding: {coding}"] if coding else []), kind=kind) as refused:
+        status, headers, error = refused.answer()
+    assert (status, error["code"], headers["connection"]) == (415, "unsupported_media_type", "close")
+    assert says in error["message"]
+    assert rejected(server, "invalid") == before + 1
+
+
+@pytest.mark.parametrize("kind", ["application/json", "APPLICATION/JSON;charset=utf-8", "application/vnd.x+json"])
+def test_json_by_any_of_its_names_is_read(client, kind):
+    answer = client.post("/v1/images/generations", content=b"{}", headers={"content-type": kind,
+                                                                           "content-encoding": "identity"})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("cut", [1, 4, 9, 10, 11, 14, 40])
+def test_a_form_that_lacks_its_end_is_no_form(client, cut):
+    body = IMAGE + part("seed", b"1") + f"--{BOUNDARY}--".encode()
+    assert send(client, body).json()["data"][0]["seed"] == 1
+    answer = send(client, body[:-cut])
+    assert answer.status_code == 400 and "form" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("name", ["image", "mask", "seed", "n", "prompt"])
+def test_a_field_that_is_given_twice_is_refused_and_none_of_it_thrown_away(client, name):
+    twice = part(name, occluded() if name in ("image", "mask") else b"1", "a.png" if name in ("image", "mask") else "")
+    answer = send(client, (IMAGE if name != "image" else b"") + twice * 2 + END)
+    assert (answer.status_code, error_of(answer)["param"]) == (400, name)
+    assert f"2 fields {name}" in error_of(answer)["message"]
+
+
+def test_unknown_fields_and_files_are_ignored_and_named_and_too_many_are_refused(client):
+    one = IMAGE + part("keep_rows", b"4") + part("seed", b"3")
+    answer = send(client, one + part("user", bytes(10**6)) + part("y" * 500, b"") + part("spare", bytes(10**6), "x")
+                  + END)
+    assert answer.json()["warnings"] == [f"ignored: spare, user, {'y' * 40}"]
+    assert np.array_equal(images_of(answer), images_of(send(client, one + END)))
+    many = b"".join(part(f"f{number}", b"") for number in range(MAX_FIELDS - 1))
+    for body, says in ((one + many + END, "Too many fields"),
+                       (IMAGE + part("spare", b"", "x") * 3 + END, "Too many files"),
+                       (one + part("prompt", b"x" * (FIELD_BYTES + 1)) + END, "exceeded maximum size")):
+        assert says in error_of(send(client, body))["message"]
+    assert send(client, IMAGE + part("prompt", b"x" * FIELD_BYTES) + END).status_code == 200
+
+
+def test_of_unknown_fields_little_is_kept():
+    many = b"".join(part(f"{number:02}" + "x" * 4000, bytes(10_000)) for number in range(MAX_FIELDS))
+
+    async def receive():
+        return {"type": "http.request", "body": many + END}
+
+    request = Request({"type": "http", "headers": [
+        (b"content-type", f"multipart/form-data; boundary={BOUNDARY}".encode())]}, receive)
+    asyncio.run(forms.read(request))
+    kept = asyncio.run(request._get_form()).multi_items()
+    assert len(kept) == MAX_FIELDS and sum(len(name) + len(value) for name, value in kept) < 100 * MAX_FIELDS
+
+
+def test_what_is_wrong_with_a_form_is_no_matter_for_the_log(tiny):
+    with serving(tiny.parent) as process, process.client() as client:
+        for body in (b"nothing", b"--boundary\r\n\0: \x00\r\n\r\n", IMAGE + b"--boundaryx",
+                     IMAGE[:60] + b"\r\n" + IMAGE):
+            assert send(client, body).status_code == 400
+        assert eventually(lambda: sum(f"POST {EDIT} 400" in line for line in process.printed) == 4)
+        assert not [line for line in process.printed if "WARNING" in line or "ERROR" in line]
+
+
+def test_a_disk_without_room_is_told_as_the_servers_failure_and_logged(tiny):
+    def small_files(process: int) -> None:
+        resource.prlimit(process, resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    body = part("image", commented(8, 2 * 2**20), "a.png") + END
+    with serving(tiny.parent, begun=small_files) as process, process.client() as client:
+        for _ in range(2):
+            answer = send(client, body)
+            assert (answer.status_code, error_of(answer)["code"]) == (503, "resources_exhausted")
+            assert answer.headers["retry-after"] == "5"
+        assert process.metric('linpix_requests_total{endpoint="edits",outcome="failed"}') == 2
+        assert rejected(process, "invalid") == 0
+        assert eventually(lambda: sum("ERROR linpix an upload could not be read" in line
+                                      for line in process.printed) == 2)
+        assert send(client, IMAGE + END).status_code == 200
+        assert eventually(lambda: process.quiet("tiny"))
+
+
+def test_memory_that_is_short_is_not_the_fault_of_the_picture():
+    program = """
+import io, resource, sys
+import numpy as np
+from PIL import Image
+from model.config import PRESETS
+from server.pictures.pictures import PictureError, read_occluded
+buffer = io.BytesIO()
+Image.new("RGBA", (4000, 4000)).save(buffer, "PNG")
+read_occluded(buffer.getvalue(), PRESETS["tiny"], mask=None, keep_rows=None)
+[size] = [line for line in open("/proc/self/status") if line.startswith("VmSize")]
+resource.setrlimit(resource.RLIMIT_AS, (int(size.split()[1]) * 1024 + 2**24, -1))
+try:
+    read_occluded(buffer.getvalue(), PRESETS["tiny"], mask=None, keep_rows=None)
+except MemoryError:
+    print("out of memory")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.stdout == "out of memory\n", done.stderr

@@ -1,0 +1,331 @@
+"""Keys: their file, their rates, and what a server does with them."""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from fastapi import Request
+from fastapi.testclient import TestClient
+
+from server.app import create_app
+from server.errors import RateLimited
+from server.settings import Settings
+from server.web import keys
+from server.web.keys import Keys
+from tests.server.conftest import ROOT, eventually, serving
+
+
+def line(name, secret, rate=""):
+    return f"{name} sha256:{hashlib.sha256(secret.encode()).hexdigest()}{f' rate={rate}' if rate else ''}\n"
+
+
+def private(path, text):
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+def bearer(secret):
+    return {"authorization": f"Bearer {secret}"}
+
+
+def linpix(*words):
+    return subprocess.run([sys.executable, str(ROOT / "linpix.py"), *map(str, words)], capture_output=True, text=True,
+                          timeout=120, check=False)
+
+
+# --- the file ---
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("plain-secret\n", "line 1: not of the form 'NAME sha256:DIGEST [rate=10/s]'; linpix key NAME"),
+    (line("a", "x") + "b sha256:secret\n", "line 2: not of the form"),
+    (line("a", "x") + "\n# rest\nb sha512:" + "0" * 64, "line 4: not of the form"),
+    (line("a", "x").strip() + " secret\n", "line 1: not of the form"),
+    (line("a", "x", "secret"), "line 1: a rate is a whole number of requests per s, min or h, such as 10/s"),
+    (line("a", "x", "0/s"), "line 1: a rate"),
+    (line("a", "x", "1.5/s"), "line 1: a rate"),
+    (line("secret", "x") + line("secret", "y"), "line 2: has the name of line 1"),
+    (line("a", "x") + line("secret", "x"), "line 2: has the key of line 1"),
+    ("a sha256:" + "0" * 63 + "secret\n", "line 1: not of the form"),
+    ("# nothing\n\n", "holds no key; linpix key NAME --file"),
+])
+def test_a_line_that_is_none_is_named_by_file_and_number_and_never_told(tmp_path, text, words):
+    path = private(tmp_path / "file", text)
+    with pytest.raises(ValueError, match="^" + re.escape(str(path))) as refused:
+        keys.read(path)
+    assert words in str(refused.value)
+    assert "secret" not in str(refused.value)
+    assert not re.search(r"[0-9a-f]{16}", str(refused.value).replace(str(path), ""))
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o644, 0o666, 0o444])
+def test_no_file_that_others_may_touch_is_accepted(tmp_path, mode):
+    path = private(tmp_path / "file", line("a", "x"))
+    path.chmod(mode)
+    with pytest.raises(ValueError, match=rf"open to others \(mode {mode:04o}\); run: chmod 600 {re.escape(str(path))}"):
+        keys.read(path)
+    path.chmod(0o400)
+    assert [key.name for key in keys.read(path)] == ["a"]
+
+
+def test_a_link_is_as_private_as_what_it_names_and_what_is_no_file_is_refused(tmp_path):
+    path = private(tmp_path / "file", line("a", "x"))
+    (tmp_path / "link").symlink_to(path)
+    assert [key.name for key in keys.read(tmp_path / "link")] == ["a"]
+    path.chmod(0o644)
+    with pytest.raises(ValueError, match="chmod 600"):
+        keys.read(tmp_path / "link")
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for name in (".", "pipe"):
+        with pytest.raises(ValueError, match="not a regular file"):
+            keys.read(tmp_path / name)
+
+
+def test_what_is_presented_is_compared_as_a_digest_with_every_key_whichever_fits(tmp_path, monkeypatch):
+    known = Keys(private(tmp_path / "file", line("a", "first") + line("b", "second") + line("c", "third")))
+    compared = []
+
+    def compare_digest(one, other):
+        compared.append((one, other))
+        return hmac.compare_digest(one, other)
+
+    class Spy:
+        pass
+
+    Spy.compare_digest = staticmethod(compare_digest)
+    monkeypatch.setattr(keys, "hmac", Spy)
+    for presented, name in (("first", "a"), ("third", "c"), ("fourth", None), ("", None), ("ü\x80", None)):
+        compared.clear()
+        found = known.find(presented)
+        assert (found and found.name) == name
+        assert {len(digest) for pair in compared for digest in pair} == {32}
+        assert [one for one, _ in compared] == [hashlib.sha256(presented.encode()).digest()] * 3
+        assert len({other for _, other in compared}) == 3
+
+
+def test_a_digest_is_no_key(tmp_path):
+    known = Keys(private(tmp_path / "file", line("a", "first")))
+    assert known.find(hashlib.sha256(b"first").hexdigest()) is None
+
+
+# --- rates ---
+
+@pytest.mark.parametrize(("rate", "size", "seconds"), [("10/s", 10, 1), ("600/min", 600, 60), ("2/h", 2, 3600)])
+def test_a_bucket_gives_its_size_at_once_and_then_as_many_as_its_rate(rate, size, seconds):
+    bucket, now = keys.bucket_of(rate), 1e6
+    assert [bucket.take(now) for _ in range(size)] == [0.0] * size
+    wait = bucket.take(now)
+    assert wait == pytest.approx(seconds / size)
+    assert bucket.take(now + wait / 2) == pytest.approx(wait / 2)
+    taken, steps = 0, 40 * size
+    for step in range(1, steps + 1):  # ten times the interval, in steps of a quarter of a request
+        taken += bucket.take(now + step * seconds / size / 4) == 0.0
+    assert 10 * size - 1 <= taken <= 10 * size
+    assert [bucket.take(now + 1e9) for _ in range(size + 1)].count(0.0) == size, "it never holds more than its size"
+
+
+# --- a changed file ---
+
+def test_a_changed_file_is_read_again_a_bad_one_is_not_and_says_so(tmp_path, caplog):
+    now = [100.0]
+    path = private(tmp_path / "file", line("a", "first", "2/h") + line("b", "second"))
+    known = Keys(path, clock=lambda: now[0])
+    for _ in range(2):
+        known.admit(known.find("first"))
+    path.write_text(line("a", "renewed", "2/h") + line("c", "third"))
+    assert known.find("first"), "nobody has looked yet"
+    now[0] += keys.LOOK_S
+    assert known.find("first") is known.find("second") is None
+    assert known.find("third").name == "c"
+    with pytest.raises(RateLimited):  # a new file is no new allowance
+        known.admit(known.find("renewed"))
+    for text, mode in (("secret stuff\n", 0o600), (line("d", "fourth"), 0o644), ("", 0o600)):
+        path.write_text(text)
+        path.chmod(mode)
+        now[0] += keys.LOOK_S
+        assert known.find("third") and not known.find("fourth")
+        assert not known.reload()
+    path.unlink()
+    now[0] += keys.LOOK_S
+    assert known.find("third")
+    assert "secret" not in caplog.text
+    assert caplog.text.count("the API keys stay as they were") == 7  # once by looking and once by asking; then gone
+    private(path, line("d", "fourth", "5/s"))
+    assert known.reload()
+    assert known.find("fourth").rate == "5/s" and not known.find("third")
+
+
+def test_a_file_that_changed_is_read_again_whatever_its_time_and_size_say(tmp_path):
+    """As after chown, or a copy that keeps times: the file may have been somebody else's until then."""
+    now = [100.0]
+    path = private(tmp_path / "file", line("a", "first"))
+    known, before = Keys(path, clock=lambda: now[0]), path.stat()
+    time.sleep(0.05)  # as coarse as the clock of a file system may be
+    with path.open("r+") as file:
+        file.write(line("a", "other"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size and path.stat().st_mtime_ns == before.st_mtime_ns
+    now[0] += keys.LOOK_S
+    assert known.find("other") and not known.find("first")
+
+
+def test_the_service_has_a_handle_that_reads_the_keys_again_and_requests_know_their_client(tiny, tmp_path):
+    path = private(tmp_path / "file", line("alice", "first"))
+    app = create_app(Settings(checkpoints=tiny.parent, api_keys=path))
+
+    @app.get("/v1/me")
+    async def me(request: Request) -> dict:
+        return {"client": request.scope["state"]["client"]}
+
+    @app.get("/me")
+    async def peer(request: Request) -> dict:
+        return {"client": request.scope["state"]["client"]}
+
+    with TestClient(app, base_url="http://localhost", client=("10.1.2.3", 5)) as client:
+        assert client.get("/v1/me", headers=bearer("first")).json() == {"client": "alice"}
+        assert client.get("/me", headers=bearer("first")).json() == {"client": "10.1.2.3"}
+        path.write_text(line("bob", "second"))
+        assert app.state.service.reload_keys()
+        assert client.get("/v1/me", headers=bearer("first")).status_code == 401
+        assert client.get("/v1/me", headers=bearer("second")).json() == {"client": "bob"}
+        path.chmod(0o640)
+        assert not app.state.service.reload_keys()
+        assert client.get("/v1/me", headers=bearer("second")).status_code == 200
+
+
+# --- the command ---
+
+def test_the_command_makes_a_key_once_and_a_line_for_its_file(tmp_path):
+    path = tmp_path / "keys"
+    made = linpix("key", "alice", "--rate", "600/min", "--file", path)
+    assert made.returncode == 0, made.stderr
+    secret = made.stdout.strip()
+    assert re.fullmatch(r"lpx_[\w-]{43}", secret)
+    assert path.read_text() == line("alice", secret, "600/min")
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text(path.read_text().rstrip("\n"))  # as some editors leave it
+    second = json.loads(linpix("key", "bob", "--file", path, "--json").stdout)
+    assert [(key.name, key.rate) for key in keys.read(path)] == [("alice", "600/min"), ("bob", "")]
+    assert Keys(path).find(second["key"]).name == "bob"
+    printed = linpix("key", "carol").stdout.splitlines()
+    assert printed[1] + "\n" == line("carol", printed[0])
+    assert len({secret, second["key"], printed[0]}) == 3
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["alice"], "has the name of line 1"), (["a b"], "letters, digits"), (["../x"], "letters, digits"),
+    (["bob", "--rate", "often"], "such as 10/s")])
+def test_the_command_refuses_what_would_spoil_the_file_and_leaves_it_as_it_is(tmp_path, words, told):
+    path = private(tmp_path / "keys", line("alice", "first"))
+    refused = linpix("key", *words, "--file", path)
+    assert refused.returncode == 2
+    assert told in refused.stderr and len(refused.stderr.splitlines()) == 1
+    assert refused.stdout == ""
+    assert path.read_text() == line("alice", "first")
+
+
+def test_the_command_adds_nothing_to_a_file_that_others_may_read(tmp_path):
+    path = private(tmp_path / "keys", "")
+    path.chmod(0o644)
+    refused = linpix("key", "alice", "--file", path)
+    assert refused.returncode == 2 and "chmod 600" in refused.stderr
+    assert path.read_text() == ""
+
+
+# --- the server ---
+
+def test_a_server_with_keys_asks_for_one(tiny, tmp_path):
+    path = private(tmp_path / "keys", "# of the test\n\n" + line("a", "first") + line("b", "second"))
+    with serving(tiny.parent, "--api-keys", str(path)) as server, server.client() as client:
+        for headers in ({}, bearer("third"), {"authorization": "Basic first"}, bearer("# of the test"), bearer("' '"),
+                        bearer(hashlib.sha256(b"first").hexdigest()), {"authorization": "first"},
+                        {"x-api-key": "first"}):
+            for method, route in (("GET", "/v1/models"), ("POST", "/v1/images/generations"),
+                                  ("DELETE", "/v1/compare/cmp-1"), ("GET", "/v1/nothing")):
+                answer = client.request(method, route, headers=headers)
+                assert answer.status_code == 401, headers
+                assert answer.json()["error"]["type"] == "authentication_error"
+                assert answer.headers["www-authenticate"] == "Bearer"
+        for secret in ("first", "second"):
+            assert client.get("/v1/models", headers=bearer(secret)).status_code == 200
+        assert client.post("/v1/images/generations", json={}, headers={"authorization": "bearer first"}
+                           ).status_code == 200
+        for open_to_all in ("/", "/docs", "/openapi.json", "/healthz", "/readyz", "/metrics", "/static/favicon.svg"):
+            assert client.get(open_to_all).status_code == 200
+        schema = client.get("/openapi.json").json()
+        assert schema["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+        for path, operations in schema["paths"].items():
+            for operation in operations.values():
+                assert operation.get("security") == ([{"key": []}] if path.startswith("/v1/") else None)
+                assert {"401", "429"} <= operation["responses"].keys() or not path.startswith("/v1/")
+                assert "403" in operation["responses"]
+        assert server.metric('linpix_requests_rejected_total{reason="unauthorized"}') == 32
+
+
+def test_a_key_has_the_requests_of_its_rate_and_no_other_key_pays_for_it(tiny, tmp_path):
+    path = private(tmp_path / "keys", line("slow", "first", "3/h") + line("free", "second"))
+    with serving(tiny.parent, "--api-keys", str(path)) as server, ThreadPoolExecutor(8) as pool, \
+            server.client() as client:
+        def ask(secret):
+            return client.post("/v1/images/generations", json={}, headers=bearer(secret))
+
+        answers = list(pool.map(ask, ["first"] * 8))
+        assert sorted(answer.status_code for answer in answers) == [200] * 3 + [429] * 5
+        for answer in answers:
+            if answer.status_code == 429:
+                assert answer.json()["error"]["code"] == "rate_limited"
+                assert answer.json()["error"]["type"] == "rate_limit_error"
+                assert 1 <= int(answer.headers["retry-after"]) <= 1200
+                assert "slow may make 3/h requests" in answer.json()["error"]["message"]
+        assert {answer.status_code for answer in pool.map(ask, ["second"] * 8)} == {200}
+        assert client.get("/readyz").status_code == 200
+        assert server.metric('linpix_requests_rejected_total{reason="rate_limited"}') == 5
+
+
+def test_retry_after_is_the_truth(tiny, tmp_path):
+    path = private(tmp_path / "keys", line("a", "first", "1/s"))
+    with serving(tiny.parent, "--api-keys", str(path)) as server, server.client() as client:
+        while client.get("/v1/models", headers=bearer("first")).status_code == 200:
+            pass
+        refused = client.get("/v1/models", headers=bearer("first"))
+        if refused.status_code == 429:  # else a second has passed between two requests
+            time.sleep(int(refused.headers["retry-after"]))
+            assert client.get("/v1/models", headers=bearer("first")).status_code == 200
+
+
+def test_a_running_server_takes_new_keys_and_drops_old_ones_with_the_file(tiny, tmp_path):
+    path = private(tmp_path / "keys", line("a", "first"))
+    with serving(tiny.parent, "--api-keys", str(path)) as server, server.client() as client:
+        def status(secret):
+            return client.get("/v1/models", headers=bearer(secret)).status_code
+
+        made = linpix("key", "b", "--file", path).stdout.strip()
+        assert eventually(lambda: status(made) == 200)
+        assert status("first") == 200
+        path.write_text(line("b", made))
+        assert eventually(lambda: status("first") == 401)
+        path.write_text("broken secret\n")
+        assert eventually(lambda: status(made) == 200 and "stay as they were" in "".join(server.printed))
+        assert status(made) == 200 and status("broken") == 401
+        assert "secret" not in "".join(server.printed)
+
+
+@pytest.mark.parametrize(("text", "mode", "words"), [
+    (line("a", "first"), 0o644, "chmod 600"), (line("a", "first"), 0o640, "chmod 600"),
+    ("first\n", 0o600, "line 1: not of the form"), ("", 0o600, "holds no key")])
+def test_a_file_that_cannot_be_used_stops_the_server_before_it_listens(tiny, tmp_path, text, mode, words):
+    path = private(tmp_path / "keys", text)
+    path.chmod(mode)
+    with pytest.raises(RuntimeError) as ended, contextlib.ExitStack() as stack:
+        stack.enter_context(serving(tiny.parent, "--api-keys", str(path)))
+    assert words in str(ended.value)
+    assert len(str(ended.value).strip().splitlines()) == 1
+    assert "first" not in str(ended.value)

@@ -1,0 +1,253 @@
+"""What /openapi.json promises: every field described and exemplified, and every example as the service has it."""
+
+import json
+from functools import partial
+
+import httpx
+import numpy as np
+import pytest
+
+from server.app import create_app
+from server.settings import Settings
+from server.web import schemas
+from tests.server.conftest import ROOT, serving, when_possible
+from tests.server.web.test_images import encode, events_of, occluded
+
+FILES = {"seven.png": encode(np.full((28, 28), 7, np.uint8)), "mask.png": occluded(14, np.zeros((28, 28), np.uint8))}
+GENERATE, EDIT, COMPARE = "/v1/images/generations", "/v1/images/edits", "/v1/compare"
+OF_THE_SERVER = {"created", "checkpoint", "bits_per_dim", "engine", "precision", "device", "sizes"}  # or of a training
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    with serving(ROOT / "checkpoints", "--models", "mnist-small") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def openapi(shipped):
+    return shipped.get("/openapi.json").json()
+
+
+def operations(openapi):
+    return {f"{method.upper()} {path}": operation for path, methods in openapi["paths"].items()
+            for method, operation in methods.items()}
+
+
+def examples(content):
+    """By name, of a body or an answer of one media type."""
+    if "example" in content:
+        return {"": content["example"]}
+    return {name: example["value"] for name, example in content.get("examples", {}).items()}
+
+
+def resolved(openapi, schema):
+    return openapi["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
+
+
+# --- nothing is left out ---
+
+def parts(schema):
+    """The schemas inside a schema, references aside."""
+    return [*schema.get("anyOf", []), *(schema[key] for key in ("items", "contentSchema") if key in schema)]
+
+
+def exemplified(schema):
+    """Whether a field has an example, is one of few values, or is made of fields that are looked at themselves."""
+    return (bool({"examples", "const", "enum", "$ref", "properties"} & schema.keys())
+            or any(map(exemplified, parts(schema))))
+
+
+def unexplained_fields(name, schema):
+    for field, inner in schema.get("properties", {}).items():
+        if not inner.get("description"):
+            yield f"{name}.{field}: description"
+        if not exemplified(inner):
+            yield f"{name}.{field}: example"
+        yield from unexplained_fields(f"{name}.{field}", inner)
+    for part in parts(schema):
+        yield from unexplained_fields(name, part)
+
+
+def unexplained_contents(name, contents):
+    for media, content in contents.items():
+        if not examples(content):
+            yield f"{name} {media}: example"
+        for schema in ("schema", "itemSchema"):
+            yield from unexplained_fields(f"{name} {media}", content.get(schema, {}))
+
+
+def unexplained(openapi):
+    for name, schema in openapi["components"]["schemas"].items():
+        yield from unexplained_fields(name, schema)
+    for name, operation in operations(openapi).items():
+        if not (operation.get("summary") and operation.get("description")):
+            yield f"{name}: summary or description"
+        for parameter in operation.get("parameters", []):
+            for word in {"description", "example"} - parameter.keys():
+                yield f"{name}, parameter {parameter['name']}: {word}"
+        body = operation.get("requestBody", {"content": {}, "description": "none"})
+        for content in body["content"].values():
+            if not body.get("description") and not resolved(openapi, content["schema"]).get("description"):
+                yield f"{name}, body: description"
+        yield from unexplained_contents(f"{name}, body", body["content"])
+        for status, answer in operation["responses"].items():
+            if answer["description"] == "Successful Response":  # FastAPI's word, where there is none
+                yield f"{name} {status}: description"
+            for header, facts in answer.get("headers", {}).items():
+                if not (facts.get("description") and ("example" in facts or exemplified(facts["schema"]))):
+                    yield f"{name} {status}, header {header}: description or example"
+            yield from unexplained_contents(f"{name} {status}", answer["content"])
+
+
+def test_every_field_parameter_body_and_answer_has_a_description_and_an_example(openapi):
+    assert list(unexplained(openapi)) == []
+
+
+def test_what_is_left_out_is_found_by_name(openapi):
+    spoilt = json.loads(json.dumps(openapi))
+    generate = spoilt["paths"][GENERATE]["post"]
+    del spoilt["components"]["schemas"]["GenerateBody"]["properties"]["n"]["description"]
+    del spoilt["components"]["schemas"]["Limits"]["properties"]["max_n"]["examples"]
+    del generate["parameters"][0]["example"], generate["requestBody"]["content"]["application/json"]["examples"]
+    del generate["responses"]["429"]["content"]["application/json"]["examples"]
+    event = generate["responses"]["200"]["content"]["text/event-stream"]["itemSchema"]["properties"]["data"]
+    del event["contentSchema"]["properties"]["seed"]["description"]
+    assert sorted(unexplained(spoilt)) == [
+        "GenerateBody.n: description", "Limits.max_n: example", f"POST {GENERATE} 200 text/event-stream.data.seed: "
+        "description", f"POST {GENERATE} 429 application/json: example", f"POST {GENERATE}, body application/json: "
+        "example", f"POST {GENERATE}, parameter X-Request-Timeout: example"]
+
+
+def test_every_example_of_an_answer_has_the_fields_of_the_answer(openapi):
+    seen = 0
+    for name, operation in operations(openapi).items():
+        for status, answer in operation["responses"].items():
+            content = answer["content"].get("application/json", {})
+            for example in examples(content).values():
+                model = getattr(schemas, content["schema"]["$ref"].rsplit("/", 1)[1])
+                model.model_validate(example)
+                assert example.keys() == model.model_fields.keys(), f"{name} {status}"
+                seen += 1
+    assert seen > 80
+
+
+# --- requests ---
+
+def form_of(fields):
+    """A body of form fields as httpx takes it; names of files stand for the files."""
+    files = {name: (value, FILES[value]) for name, value in fields.items() if str(value) in FILES}
+    return {"files": files, "data": {name: value for name, value in fields.items() if name not in files}}
+
+
+def bodies(openapi):
+    """Every body that the documentation shows: examples as they are, and, as /docs fills in a form, all fields'."""
+    for name, operation in operations(openapi).items():
+        for media, content in operation.get("requestBody", {"content": {}})["content"].items():
+            properties = resolved(openapi, content["schema"])["properties"]
+            every = {field: schema["examples"][0] for field, schema in properties.items()}
+            if media != "application/json":
+                every |= {"mask": "", "image[]": []}  # /docs leaves it to people to choose files
+            headers = {parameter["name"]: str(parameter["example"]) for parameter in operation.get("parameters", [])}
+            for title, body in (examples(content) | {"all fields": every}).items():
+                yield f"{name}, {title}", operation, media, headers, body
+
+
+def documented_events(operation):
+    return {name: events_of(text)[0] for name, text in
+            examples(operation["responses"]["200"]["content"]["text/event-stream"]).items()}
+
+
+def test_every_body_that_is_shown_gets_what_is_documented(shipped, openapi):
+    tried = []
+    with httpx.Client(base_url=shipped.url, timeout=600) as client:
+        for name, operation, media, headers, body in bodies(openapi):
+            path = name.split(",")[0].removeprefix("POST ")
+            sent = {"json": body} if media == "application/json" else form_of(body)
+            ask = partial(client.post, path, headers=headers, **sent)
+            answer = when_possible(ask)
+            assert answer.is_success, f"{name}: {answer.text}"
+            if isinstance(body, dict) and body.get("stream") is True:
+                known = documented_events(operation)
+                for event in events_of(answer.text):
+                    assert event.keys() == known[event["type"]].keys(), name
+            else:
+                [example] = examples(operation["responses"][str(answer.status_code)]["content"]["application/json"]
+                                     ).values()
+                assert answer.json().keys() == example.keys(), name
+                assert not answer.json().get("warnings"), name
+            if path == COMPARE:
+                client.delete(f"{COMPARE}/{answer.json()['id']}")
+            tried.append(name)
+    assert len(tried) >= 8
+
+
+def test_a_header_may_be_absent_and_is_never_null(openapi):
+    for path in (GENERATE, EDIT):
+        [header] = openapi["paths"][path]["post"]["parameters"]
+        assert (header["required"], header["schema"]["type"]) == (False, "number")
+        assert "anyOf" not in header["schema"] and header["schema"]["exclusiveMinimum"] == 0
+
+
+def test_every_route_answers_at_the_examples_of_its_parameters(shipped, openapi):
+    with shipped.client() as client:
+        body = {"budget": 1, "batch": [1], "backends": ["linear"]}
+        begun = when_possible(lambda: client.post(COMPARE, json=body)).json()["id"]
+        client.delete(f"{COMPARE}/{begun}")
+        for name, operation in operations(openapi).items():
+            method, path = name.split()
+            if method != "POST":
+                named = {parameter["name"]: parameter["example"] for parameter in operation.get("parameters", [])}
+                answer = client.request(method, path.format(**named))
+                assert answer.status_code == 200, f"{name}: {answer.text}"
+        [card] = client.get("/v1/models").json()["data"]
+        example = openapi["paths"]["/v1/models"]["get"]["responses"]["200"]["content"]["application/json"]["example"]
+        [shown] = example["data"]
+        same = card.keys() - OF_THE_SERVER
+        assert {key: shown[key] for key in same} == {key: card[key] for key in same}
+        assert set(shown["sizes"]) <= set(card["sizes"])
+        metrics = openapi["paths"]["/metrics"]["get"]["responses"]["200"]["content"]["text/plain"]["example"]
+        assert set(metrics.splitlines()[:2]) <= set(client.get("/metrics").text.splitlines())
+
+
+# --- errors ---
+
+@pytest.mark.parametrize(("method", "path", "request_of", "code"), [
+    ("POST", GENERATE, {"json": {"n": 17}}, "invalid_value"),
+    ("POST", GENERATE, {"json": {"model": "mnist-large"}}, "model_not_found"),
+    ("POST", GENERATE, {"content": "n=1", "headers": {"content-type": "text/plain"}}, "unsupported_media_type"),
+    ("POST", GENERATE, {"content": b" " * 1_500_000, "headers": {"content-type": "application/json"}},
+     "payload_too_large"),
+    ("POST", GENERATE, {"json": {}, "headers": {"host": "rebound.example"}}, "foreign_host"),
+    ("POST", GENERATE, {"json": {}, "headers": {"host": "localhost:8000", "origin": "https://elsewhere.example"}},
+     "foreign_origin"),
+    ("POST", EDIT, {"files": {"image": FILES["seven.png"]}}, "invalid_value"),
+    ("POST", EDIT, {"files": {"image": b"hello"}, "data": {"keep_rows": 14}}, "unsupported_media_type"),
+    ("GET", "/v1/models/{model}", {"model": "mnist-large"}, "model_not_found"),
+    ("POST", COMPARE, {"json": {"budget": 600}}, "invalid_value"),
+    ("POST", COMPARE, {"json": {}}, "conflict"),
+    ("GET", COMPARE + "/{id}", {"id": "cmp-2"}, "not_found"),
+    ("DELETE", COMPARE + "/{id}", {"id": "cmp-2"}, "not_found"),
+])
+def test_examples_of_errors_are_what_the_service_says(fresh, openapi, method, path, request_of, code):
+    named = {name: request_of[name] for name in ("model", "id") if name in request_of}
+    answer = httpx.request(method, fresh.url + path.format(**named), timeout=60,
+                           **{key: value for key, value in request_of.items() if key not in named})
+    documented = openapi["paths"][path][method.lower()]["responses"][str(answer.status_code)]
+    assert answer.json() == documented["content"]["application/json"]["examples"][code]["value"]
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    """A server whose first comparison is under way."""
+    with serving(ROOT / "checkpoints", "--models", "mnist-small") as process:
+        httpx.post(process.url + COMPARE, json={"budget": 120, "batch": [1]}, timeout=60).raise_for_status()
+        yield process
+
+
+def test_no_example_of_a_comparison_is_longer_than_this_server_allows(tiny):
+    for allowed, told in ((2, 2), (120, 10)):
+        schema = create_app(Settings(checkpoints=tiny.parent, compare_budget=allowed)).openapi()
+        examples = schema["paths"]["/v1/compare"]["post"]["requestBody"]["content"]["application/json"]["examples"]
+        assert {example["value"]["budget"] for example in examples.values()} == {told}
+        assert schema["components"]["schemas"]["CompareBody"]["properties"]["budget"]["examples"] == [told]

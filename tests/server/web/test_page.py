@@ -1,0 +1,79 @@
+"""What the web page is made of: vendored files as VENDORED.md says, and nothing from elsewhere."""
+
+import hashlib
+import re
+from html.parser import HTMLParser
+from urllib.parse import urljoin, urlsplit
+
+import pytest
+
+from server.web.routes.page import STATIC
+
+OURS = {"VENDORED.md", "favicon.svg", "index.html", "page.css", "page.js", "service.js", "parts.js", "gallery.js",
+        "samples.js", "editor.js", "completion.js", "race.js", "now.js"}
+LOADS = {"src", "href", "srcset", "action", "formaction", "poster", "data"}  # attributes that name another resource
+
+
+class References(HTMLParser):
+    """The resources that a page names, and its inline scripts and styles."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.urls: list[str] = []
+        self.inline: list[str] = []
+        self._keep = False
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.urls += [value for name, value in attributes if name in LOADS and value]
+        self._keep = tag in ("script", "style")
+
+    def handle_data(self, data: str) -> None:
+        if self._keep and data.strip():
+            self.inline.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._keep = False
+
+
+def test_the_vendored_files_are_those_of_the_list():
+    listed = dict(re.findall(r"^\| `([^`]+)` \| [^|]+ \| `([0-9a-f]{64})` \|$", (STATIC / "VENDORED.md").read_text(),
+                             re.MULTILINE))
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in STATIC.iterdir()
+             if path.name not in OURS}
+    assert found == listed
+
+
+@pytest.mark.parametrize("page", ["/", "/docs"])
+def test_a_page_names_resources_of_its_own_server_only_and_all_of_them_are_there(server, page):
+    with server.client() as client:
+        references = References(client.get(page).text)
+        here = urlsplit(server.url)
+        assert references.urls
+        for url in references.urls:
+            absolute = urljoin(server.url + page, url)
+            assert urlsplit(absolute)[:2] == here[:2], f"{page} names {url}"
+            assert client.get(absolute).status_code == 200, f"{page} names {url}"
+        for text in references.inline:
+            assert not re.search(r"https?:|[\"'(]//|@import", text), f"{page} has {text!r}"
+
+
+def test_no_stylesheet_or_script_names_a_file_elsewhere():
+    for path in STATIC.glob("*.css"):
+        css = path.read_text()
+        assert "@import" not in css
+        assert all(url.startswith("data:") for url in re.findall(r"url\(\s*[\"']?([^)\"']*)", css))
+    for path in [*STATIC.glob("*.css"), *STATIC.glob("*.js")]:
+        assert "sourceMappingURL" not in path.read_text(), f"{path.name} names a source map that is not here"
+    assert re.findall(r"(?:xlink:)?href=|url\(", (STATIC / "favicon.svg").read_text()) == []
+
+
+@pytest.mark.parametrize("path", ["/", "/static/page.js"])
+def test_a_file_comes_whole_whatever_part_of_it_is_asked_for(server, path):
+    with server.client() as client:
+        whole = client.get(path)
+        assert whole.headers["accept-ranges"] == "none"
+        for part in ("bytes=0-3", "bytes=99999999-", "bytes=x", "lines=1-2"):
+            answer = client.get(path, headers={"range": part})
+            assert (answer.status_code, answer.content) == (200, whole.content)
