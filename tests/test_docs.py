@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ from PIL import Image
 from tests.server.conftest import ROOT, Process
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DECISIONS = ROOT / "DECISIONS.md"
+LOGS = sorted((ROOT / "docs" / "log").glob("*.md"))
+LINKED = [*PAGES, DECISIONS, ROOT / "CHANGELOG.md", *LOGS]
+FOLDERS = ("csrc", "deploy", "docs", "examples", "model", "server", "tests", "training")
 NOT_RUN = [
     ("README.md", "make run     # serves on http://127.0.0.1:8000; needs Python 3.11 or later and make"),
     ("run.md", "make run"),
@@ -162,10 +167,46 @@ def test_every_block_says_what_it_is(page):
     assert all(language in ("sh", "python", "json") for language in fences[::2]), fences
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
 def test_every_link_of_a_page_leads_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        assert target.startswith("https://") or (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), f"no heading for {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name of a page: its headings, as GitHub writes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [*PAGES, DECISIONS], ids=lambda page: page.name)
+def test_every_source_file_that_a_page_names_exists(page):
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[^`\s:]*)`", page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_decisions_are_rules_of_one_line_each_with_the_file_that_holds_them():
+    text = DECISIONS.read_text().splitlines()
+    rules = [line for line in text if line.startswith("|") and line not in ("| rule | why | file |", "|---|---|---|")]
+    assert len(text) <= 150
+    assert len(rules) > 50
+    for rule in rules:
+        files = re.findall(r"`([^`]+)`", rule.strip("|").split("|")[-1])
+        assert files, f"no file: {rule}"
+        assert [path for path in files if not (ROOT / path).is_file()] == [], rule
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
+def test_the_days_of_the_log_are_newest_first(log):
+    days = re.findall(r"^## (.*)$", log.read_text(), re.M)
+    assert days
+    assert all(date.fromisoformat(day).isoformat()[:7] == log.stem for day in days)
+    assert days == sorted(set(days), reverse=True)
 
 
 def test_an_answer_that_differs_from_the_page_is_noticed():

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.server.conftest import ROOT, serving
-from tests.server.test_openai import OLD_CLIENT
+from tests.server.web.test_openai import OLD_CLIENT
 from tests.test_linpix import pixels
 
 FOLDER = ROOT / "examples"

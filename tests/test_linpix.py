@@ -82,9 +82,9 @@ def test_complete_keeps_what_is_known(tiny, tmp_path):
     (["sample", "--model", "TINY", "--state", "fp16", "--out", "OUT"], "use --defer 8 with it"),
     (["serve", "--models", "TINY", "--port", "0", "--state", "fp16"], "use --defer 8 with it"),
     (["train", "tiny", "--data", "OUT", "--out", "OUT", "--attention", "softmax", "--feature-map", "relu"],
-     "--feature-map is no option of softmax attention"),
+     "--feature-map is not an option of softmax attention"),
     (["train", "tiny", "--data", "OUT", "--out", "OUT", "--lsh-rounds", "2"],
-     "--lsh-rounds is no option of linear attention"),
+     "--lsh-rounds is not an option of linear attention"),
     (["sample", "--model", "TINY", "--seed", str(2**53 - 1), "--count", "2", "--out", "OUT"], "2^53"),
     (["complete", "missing.png", "--model", "nothing", "--out", "OUT"], "missing.png: no such file or directory; "),
     (["complete", "PICTURES", "--model", "nothing", "--out", "OUT"], "is a directory; give a file"),
@@ -193,7 +193,7 @@ def test_a_reversible_model_is_trained_resumed_and_drawn_from_by_the_eager_engin
     assert (config.residual, config.norm) == ("reversible", "pre")
     drawn = succeeds("sample", "--model", shipped, "--count", 2, "--out", tmp_path / "drawn", "--json")
     assert json.loads(drawn.stdout)["engine"] == ("eager+operator" if ops.compiled else "eager")
-    assert not ops.compiled or "it knows plain residuals only" in drawn.stderr
+    assert not ops.compiled or "it supports plain residuals only" in drawn.stderr
     succeeds("complete", next((pictures / "test").rglob("*.png")), "--model", shipped, "--keep-rows", 4, "--out",
              tmp_path / "completed")
     report = json.loads(succeeds("compare", "--model", shipped, "--backends", "linear,softmax", "--batch", 2,

@@ -50,12 +50,32 @@ def test_server_and_training_do_not_know_each_other_nor_the_command_line(path):
 
 
 def test_the_scheduler_imports_neither_torch_nor_anything_of_ours():
-    assert tops(ROOT / "server/scheduler.py") <= sys.stdlib_module_names
+    assert tops(ROOT / "server/engine/schedule/scheduler.py") <= sys.stdlib_module_names
 
 
-def test_only_the_worker_knows_both_threads_and_asyncio():
-    both = [names(path) for path in FILES if {"threading", "asyncio"} <= tops(path)]
-    assert both == ["server/worker.py"]
+def test_no_file_knows_both_threads_and_asyncio():
+    assert not [names(path) for path in FILES if {"threading", "asyncio"} <= tops(path)]
+
+
+def test_the_event_loop_and_the_engine_thread_share_nothing_that_needs_a_lock():
+    words = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore"}
+    locking = {names(path) for path in FILES if room_of(path) == "server"
+               for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+               and node.attr in words and isinstance(node.value, ast.Name) and node.value.id == "threading"}
+    assert not locking
+    threads = {names(path) for path in FILES if room_of(path) == "server" and "threading" in tops(path)}
+    assert threads == {"server/engine/thread.py", "server/engine/watchdog.py", "server/logs.py"}
+
+
+def test_only_the_engine_thread_and_bulk_work_run_quanta():
+    running = {names(path) for path in FILES for node in ast.walk(ast.parse(path.read_text()))
+               if isinstance(node, ast.Attribute) and node.attr == "run_quantum"}
+    assert running <= {"server/engine/thread.py", "server/cli/commands.py", "server/cli/draw.py"}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if room_of(path) == "server"], ids=names)
+def test_a_file_of_the_server_has_at_most_three_hundred_lines(path):
+    assert len(path.read_text().splitlines()) <= 300
 
 
 @pytest.mark.parametrize("room", ["model", "server", "training"])
@@ -71,12 +91,40 @@ def test_imports_within_a_room_go_one_way(room):
 
 
 def test_a_step_of_the_engine_reads_in_under_sixty_lines():
-    tree = ast.parse((ROOT / "server/engine.py").read_text())
+    tree = ast.parse((ROOT / "server/engine/decode/decoder.py").read_text())
     [engine] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Engine"]
     functions = [node for node in engine.body if isinstance(node, ast.FunctionDef)]
     lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
     assert lengths["quantum"] + lengths["step"] < 60
 
 
-def test_there_are_at_most_eighty_source_files():
-    assert len([path for path in FILES if path.read_text()]) <= 80
+ABOVE = {  # a room of the server imports its own files, base files, and these rooms; the rest of the server is above it
+    "pictures": set(), "engine": {"pictures"}, "compare": {"engine"}, "web": {"compare", "engine", "pictures"},
+    "cli": {"compare", "engine", "pictures", "web", "serve"}}
+BASE = {"errors", "fault_rules", "listening", "logs", "metrics", "origins", "settings"}
+
+
+def server_room(module: str) -> str:
+    """The room that a module of the server is in, or its own name for a file of the base."""
+    return module.split(".")[1]
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if room_of(path) == "server"], ids=names)
+def test_rooms_of_the_server_see_only_rooms_below_them(path):
+    own = server_room(names(path).removesuffix(".py").replace("/", "."))
+    seen = {server_room(name) for name in imports(path) if name.startswith("server.")} - {own}
+    if own in ABOVE:
+        assert seen <= BASE | ABOVE[own]
+    elif own in BASE:
+        assert seen <= BASE
+
+
+@pytest.mark.parametrize("room", sorted({path.parent for path in FILES if room_of(path) == "server"}), ids=names)
+def test_a_room_has_at_most_ten_files(room):
+    assert len([path for path in room.glob("*.py") if path.name != "__init__.py"]) <= 10
+
+
+def test_only_web_and_what_assembles_the_service_know_fastapi():
+    knowing = {server_room(names(path).removesuffix(".py").replace("/", ".")) for path in FILES
+               if room_of(path) == "server" and tops(path) & {"fastapi", "starlette"}}
+    assert knowing == {"web", "app", "probes"}

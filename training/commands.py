@@ -42,7 +42,8 @@ def train(given: argparse.Namespace) -> None:
     preset, options = PRESETS[given.preset], kind_of(given.attention).options
     for name in ("feature_map", "lsh_rounds"):
         if getattr(given, name) != getattr(preset, name) and name not in options:
-            raise ValueError(f"--{name.replace('_', '-')} is no option of {given.attention} attention; leave it out")
+            raise ValueError(f"--{name.replace('_', '-')} is not an option of {given.attention} attention; leave it "
+                             f"out")
     data = load(Path(given.data), "train", preset)
     config = dataclasses.replace(preset, attention=given.attention, twin_of=given.twin_of,
                                  feature_map=given.feature_map, lsh_rounds=given.lsh_rounds,

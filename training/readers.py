@@ -32,7 +32,7 @@ CIFAR10_RECORD = 1 + 3 * 32 * 32
 
 # What a packed file may unpack to: 50 bytes for each of its own, or the first where that is less. MNIST's largest has
 # 47 MB, of black images it would be packed into a thousandth; pictures and their archives hardly shrink at all.
-FREE_BYTES, MOST_TIMES = 64 * 2**20, 50
+FREE_BYTES, MAX_TIMES = 64 * 2**20, 50
 _FREE_PICTURE_BYTES = 2**20  # beyond 16 for each sub-pixel: text, profiles and the like
 _PICTURE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # of Pillow's; some of the others run programs
 
@@ -234,7 +234,7 @@ def _arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str,
                         "add pictures, or sort them into train/ and test/")
     flat = sorted(name for name, parts in inner.items() if len(parts) == 1)
     if flat and len(flat) < len(inner):
-        raise DataError(where, f"has pictures beside sub-folders of pictures ({flat[0]})",
+        raise DataError(where, f"has pictures next to sub-folders of pictures ({flat[0]})",
                         "move them: either all are in sub-folders, one for each class, or none")
     ordered = sorted(chosen, key=lambda name: PurePosixPath(name).parts)
     classes = () if flat else tuple(sorted({parts[0] for parts in inner.values()}, key=_numbers_by_value))
@@ -248,7 +248,7 @@ def _numbers_by_value(name: str) -> tuple[str, str]:
 def _open(path: Path) -> IO[bytes]:
     try:
         if path.exists() and not path.is_file():
-            raise DataError(path, "is no regular file", "name a file, or a folder of files")
+            raise DataError(path, "is not a regular file", "name a file, or a folder of files")
         return path.open("rb")
     except OSError as error:
         if path.is_symlink() and "annex/objects" in os.readlink(path).replace("\\", "/"):
@@ -309,14 +309,14 @@ def _decompressed(file: IO[bytes], name: object) -> Iterator[_Unpacked]:
             return
         with decompress(file) as stream:
             _refuse_what_is_no_data(stream.peek(512), name)
-            yield _Unpacked(stream, name, max(FREE_BYTES, MOST_TIMES * packed), inflates=True)
+            yield _Unpacked(stream, name, max(FREE_BYTES, MAX_TIMES * packed), inflates=True)
     except EOFError:
         raise DataError(name, "is truncated: it ends in the middle of its compressed data",
                         _FETCH_AGAIN) from None
     except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise DataError(name, f"is damaged or truncated ({error})", _FETCH_AGAIN) from error
     except tarfile.TarError as error:
-        raise DataError(name, f"is no tar archive, or a damaged one ({error})",
+        raise DataError(name, f"is not a tar archive, or is damaged ({error})",
                         "name a folder, or a tar archive (plain, gzip or xz), or " + _FETCH_AGAIN) from error
     except MemoryError:  # a header of xz may ask for a dictionary of 4 GiB
         raise DataError(name, "takes more memory to unpack than there is", "unpack it yourself, with xz") from None

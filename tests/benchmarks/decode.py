@@ -33,7 +33,7 @@ from model.checkpoint import Checkpoint
 from model.config import PRESETS, ModelConfig
 from model.packing import PRECISIONS
 from model.transformer import Transformer
-from server.engine import CompiledEngine, Engine, ImageSpec, new_engine
+from server.engine.decode.decoder import CompiledEngine, Engine, ImageSpec, new_engine
 
 EAGER_STEPS = 12  # of the eager engine, whose steps all cost the same and take long
 

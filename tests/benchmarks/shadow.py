@@ -20,8 +20,8 @@ from model import checkpoint, ops
 from model.checkpoint import Checkpoint
 from model.config import PRESETS
 from model.transformer import Transformer
-from server.batcher import QUANTUM_S, RESTORED
-from server.engine import Engine, ImageSpec, new_engine
+from server.engine.batch import QUANTUM_S, RESTORED
+from server.engine.decode.decoder import Engine, ImageSpec, new_engine
 from tests.benchmarks.decode import machine, rounded
 
 

@@ -6,7 +6,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import WAIT_MS
 from tests.server.conftest import ROOT, serving
-from tests.server.test_images import encode
+from tests.server.web.test_images import encode
 
 PICTURE = {"name": "seven.png", "mimeType": "image/png", "buffer": encode(np.full((28, 28), 7, np.uint8))}
 

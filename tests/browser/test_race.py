@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from server.figures import ENGINES, PAPER
+from server.compare.paper import ENGINES, PAPER
 from tests.browser.conftest import ROOT, says
 from tests.browser.test_page import findings
 from tests.server.conftest import EAGER, eventually, serving
@@ -209,7 +209,7 @@ def test_a_comparison_that_somebody_stopped_is_measured_and_raced_when_tried_aga
 def test_whose_comparison_it_was_matters_no_more_when_it_has_been_stopped(racing, visit):
     id = begun(racing, 5.0)
     page = visit(racing.url, panel="race").ready()
-    says(page, "#race .status", f"Watching {id}, which another visitor began")
+    says(page, "#race .status", f"Watching {id}, which another visitor started")
     assert httpx.delete(f"{racing.url}/v1/compare/{id}", timeout=60).status_code == 200
     says(page, "#race .notice", "Somebody stopped this comparison")
     page.get_by_role("button", name="Try again").click()
@@ -234,7 +234,7 @@ def test_a_comparison_of_somebody_else_is_watched(tiny, visit):
         page = visit(server.url, panel="race").ready()
         id = begun(server, 12.0)
         race(page)
-        says(page, "#race .status", f"Watching {id}, which another visitor began")
+        says(page, "#race .status", f"Watching {id}, which another visitor started")
         says(page, "#race .status", RACED)
         assert told(server, "status")["comparison"]["id"] == id, "no second one was begun"
 

@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import says
 from tests.server.conftest import EAGER, eventually, serving
-from tests.server.test_keys import line, private
+from tests.server.web.test_keys import line, private
 
 LASTING = ("--faults", "slow:every=1:ms=20")  # seconds an image: the page is seen while it is drawn
 

@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 
 CASES = int(os.environ.get("LINPIX_FUZZ_CASES", "2000"))
 BATCH = 500                # cases at most; a quarter of a target's where that is less
-MOST_PROCESSOR_S = 2.0     # of a case; the processor's seconds, which other work on the machine does not add to
-MOST_S = 60.0              # of a case by the clock: it waits for something that will not come
-MOST_GROWTH = 96 * 2**20   # bytes resident after all cases, over those after the first batch: what malloc keeps
-MOST_PEAK = 640 * 2**20    # bytes resident at the worst moment of a batch, over those at its beginning
-MOST_MEMORY = 3 * 2**30    # bytes of addresses, resident or not, that a case may ask for
+MAX_PROCESSOR_S = 2.0     # of a case; the processor's seconds, which other work on the machine does not add to
+MAX_S = 60.0              # of a case by the clock: it waits for something that will not come
+MAX_GROWTH = 96 * 2**20   # bytes resident after all cases, over those after the first batch: what malloc keeps
+MAX_PEAK = 640 * 2**20    # bytes resident at the worst moment of a batch, over those at its beginning
+MAX_MEMORY = 3 * 2**30    # bytes of addresses, resident or not, that a case may ask for
 
 Case = TypeVar("Case")
 
@@ -87,7 +87,7 @@ def fuzz(target: Target[Case], cases: int | None = None, process: int | None = N
         else:
             tally.accepted += 1
         took = _processor_s(process) - began
-        assert took <= MOST_PROCESSOR_S, f"{took:.1f} s of the processor for one case"
+        assert took <= MAX_PROCESSOR_S, f"{took:.1f} s of the processor for one case"
         tally.slowest_s = max(tally.slowest_s, took)
 
     warm, number, batch = 0, 0, max(1, min(BATCH, cases // 4))
@@ -95,15 +95,15 @@ def fuzz(target: Target[Case], cases: int | None = None, process: int | None = N
         before = _began_anew(process)
         chosen = settings(max_examples=min(batch, cases - tally.cases), deadline=None, database=None,
                           phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck))
-        with loud(), memory_for(MOST_MEMORY):
+        with loud(), memory_for(MAX_MEMORY):
             seed(number)(chosen(given(case=target.cases)(one)))()
         gc.collect()
         tally.peak = max(tally.peak, _memory("VmHWM", process) - before)
         now = _memory("VmRSS", process)
         warm, number = warm or now, number + 1
         tally.growth = now - warm
-    assert tally.growth <= MOST_GROWTH, f"{tally.cases} cases left {tally.growth / 2**20:.0f} MiB behind"
-    assert tally.peak <= MOST_PEAK, f"a batch took {tally.peak / 2**20:.0f} MiB at its worst"
+    assert tally.growth <= MAX_GROWTH, f"{tally.cases} cases left {tally.growth / 2**20:.0f} MiB behind"
+    assert tally.peak <= MAX_PEAK, f"a batch took {tally.peak / 2**20:.0f} MiB at its worst"
     return tally
 
 
@@ -119,10 +119,10 @@ def deadline() -> Iterator[None]:
     """Raise Hung in what takes too long by the clock, such as reading a pipe that nobody writes to."""
 
     def hung(*_: object) -> None:
-        raise Hung(f"no end after {MOST_S:g} s")
+        raise Hung(f"no end after {MAX_S:g} s")
 
     before = signal.signal(signal.SIGALRM, hung)
-    signal.setitimer(signal.ITIMER_REAL, MOST_S)
+    signal.setitimer(signal.ITIMER_REAL, MAX_S)
     try:
         yield
     finally:

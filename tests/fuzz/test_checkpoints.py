@@ -28,7 +28,8 @@ KINDS = {
     "file": rf"{FOLDER}/?.* is listed in SHA256SUMS but cannot be read \(.*\); restore it .*",
     "field": rf"{FOLDER}/config\.json: {FIELD}\b.*",
     "missing field": rf"{FOLDER}/config\.json lacks '(architecture|provenance)'; restore it .*",
-    "JSON": rf"{FOLDER}/config\.json: (is no regular file|is longer than|must hold an object|holds \S+, which is no|"
+    "JSON": rf"{FOLDER}/config\.json: (is not a regular file|is longer than|must hold an object|holds \S+, which is "
+            rf"not|"
             r".* is given twice|Expecting|Extra data|Unterminated|Invalid|'utf-8' codec|Exceeds the limit|"
             r"maximum recursion|Unpaired|Illegal).*",
     "too large": rf"{FOLDER}/config\.json asks for (tensors larger|\d+ layers).*",

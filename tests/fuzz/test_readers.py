@@ -30,8 +30,8 @@ KINDS = {
     "CIFAR-10": WHERE + r"(has [\d,]+ bytes, expected a multiple of|gives image [\d,]+ the label).*",
     "damaged": WHERE + r"(is damaged or truncated|is truncated: it ends in|is empty, expected data).*",
     "bomb": WHERE + r"(unpacks to over [\d,]+ bytes|takes more memory to unpack).*",
-    "archive": WHERE + r"is no tar archive, or a damaged one \(.*\): name a folder.*",
-    "no file": WHERE + r"(is no regular file|cannot be read \(.*\)): .*",
+    "archive": WHERE + r"is not a tar archive, or is damaged \(.*\): name a folder.*",
+    "no file": WHERE + r"(is not a regular file|cannot be read \(.*\)): .*",
     "not data": WHERE + r"is (a Git LFS pointer|a git-annex|an HTML or XML page).*",
     "picture": WHERE + r"(is not a readable picture \(.*\)|is \d+ x \d+ \(width x height\)|has more than 8 bits|"
                        r"is animated or has|is partly transparent|has [\d,]+ bytes, expected at most).*",

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import strategies as st
 
 import linpix
-from server import app
-from server.faults import Faults
+from server import serve as service
+from server.engine.decode.faults import Faults
 from server.settings import Settings
 from tests.fuzz.harness import Target
 
@@ -40,7 +40,7 @@ def serve(told: Told) -> None:
     printed, given = io.StringIO(), []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")}
     with mock.patch.dict(os.environ, environment | dict(told.variables), clear=True), \
-            mock.patch.object(app, "serve", given.append), mock.patch("gc.disable"), \
+            mock.patch.object(service, "serve", given.append), mock.patch("gc.disable"), \
             contextlib.redirect_stderr(printed):
         try:
             status = linpix.main(["serve", *told.flags])

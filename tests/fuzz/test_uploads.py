@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from model.config import ModelConfig
-from server.pictures import PictureError, read_occluded
+from server.pictures.pictures import PictureError, read_occluded
 from tests.fuzz.harness import Target
 from tests.fuzz.pictures import pictures
 

@@ -147,7 +147,7 @@ def test_an_archive_that_inflates_without_end_is_refused_even_where_it_is_passed
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(what, tmp_path):
     path = tmp_path / "a.png"
     {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}[what](path)
-    with refused(str(path), "is no regular file"):
+    with refused(str(path), "is not a regular file"):
         contents(path)
 
 
@@ -356,7 +356,7 @@ def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 def test_sizes_that_no_file_has_are_refused(header, tmp_path):
     """tarfile alone goes round and round a negative size, and slips on others."""
     (tmp_path / "photos.tar").write_bytes(header + bytes(10_240))
-    with refused("photos.tar", "no tar archive, or a damaged one"):
+    with refused("photos.tar", "not a tar archive, or is damaged"):
         list(tar_members(tmp_path / "photos.tar", lambda name: True))
 
 
@@ -388,5 +388,5 @@ def test_an_archive_that_ends_early_is_refused(mode, tmp_path):
 
 def test_a_file_that_is_no_archive_is_refused(tmp_path):
     (tmp_path / "data.tar").write_bytes(b"neither this nor that" * 100)
-    with refused("data.tar", "no tar archive", "name a folder"):
+    with refused("data.tar", "not a tar archive", "name a folder"):
         list(tar_members(tmp_path / "data.tar", lambda name: True))
