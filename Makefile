@@ -1,4 +1,5 @@
-# make venv | run | test | check | audit | bench | fuzz | soak | sanitize | gpu-check: all that the README's commands need.
+# make run | test | test-slow | test-all | venv | check | audit | bench | fuzz | soak | sanitize | gpu-check:
+# all that the README's commands need. run installs what serving needs; test and the others add the rest.
 PYTHON ?= python3
 VENV   ?= .venv
 # The torch to install. On Linux the plain index has CUDA builds of several gigabytes; TORCH_INDEX_URL can name
@@ -9,33 +10,48 @@ TORCH_INDEX_URL ?=
 export OMP_WAIT_POLICY ?= PASSIVE
 
 BIN   := $(VENV)/bin
-STAMP := $(VENV)/.installed
+BASE  := $(VENV)/.installed
+ALL   := $(VENV)/.installed-all
 # npm's openai, for one of the examples: 6, since 7 wants node 22. Where there is no npm, the test of it skips.
 NODE  := $(if $(shell command -v npm),$(VENV)/node_modules/.installed)
+INSTALL = $(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable
 
-.PHONY: venv run test check audit bench fuzz soak sanitize gpu-check
-venv: $(STAMP)
+.PHONY: run test test-slow test-all venv check audit bench fuzz soak sanitize gpu-check
+run: $(BASE)
+	$(BIN)/linpix serve
 
-$(STAMP): pyproject.toml setup.py $(wildcard csrc/*.* csrc/cuda/*.*)
+venv: $(ALL)
+
+$(BASE): pyproject.toml setup.py $(wildcard csrc/*.* csrc/cuda/*.*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || \
 	  $(BIN)/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH_SPEC)'
 	$(BIN)/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' > $(VENV)/constraints.txt
-	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[dev,train]'
+	$(INSTALL) .
+	touch $@
+
+$(ALL): $(BASE)
+	$(INSTALL) '.[dev,train]'
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/openai-1 'openai>=1.99,<2'
 	touch $@
 
-$(VENV)/node_modules/.installed: | $(STAMP)
+$(VENV)/node_modules/.installed: | $(ALL)
 	npm install --silent --no-save --no-package-lock --no-audit --no-fund --prefix $(VENV) 'openai@6' && touch $@ || \
 	  echo "npm could not install openai: its example is not tested"
 
-run: venv
-	$(BIN)/linpix serve
-
 # Two at a time: half of a test is waiting for a server or a browser to start. More would want more cores than a
 # server and its clients have.
+PYTEST := $(BIN)/python -m pytest -q --numprocesses 2 --dist worksteal
+
+# The contributor's set, of some minutes: every room, one real server, one browser, one training.
 test: venv $(NODE)
-	$(BIN)/python -m pytest -q --numprocesses 2 --dist worksteal
+	$(PYTEST) -m "not slow"
+
+test-slow: venv $(NODE)
+	$(PYTEST) -m slow
+
+test-all: venv $(NODE)
+	$(PYTEST)
 
 check: venv
 	$(BIN)/ruff check .
