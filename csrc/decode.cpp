@@ -87,7 +87,7 @@ int sharers(const Model& m, int threads) {
 
 }  // namespace
 
-void decode(const Kernels& kernels, const Model& m, const Rows& given, int threads, int late) {
+void decode(const Kernels& kernels, const Model& m, const Rows& given, int threads, int late_waits) {
   if (given.count == 0) return;
   std::vector<int64_t> taken(given.count);
   Rows rows = given;
@@ -95,10 +95,10 @@ void decode(const Kernels& kernels, const Model& m, const Rows& given, int threa
   const int together = sharers(m, threads);
   int64_t from = 0;
   // Few rows share out the columns; where reading weights is dear, more rows than else share one reading of them.
-  if (rows.count <= (m.far ? 8 : 4) * together) {
+  if (rows.count <= (m.exceeds_cache ? 8 : 4) * together) {
     Workplaces at(kernels, m, rows.count, true, together);
     Barrier barrier{together};
-    barrier.late = late;
+    barrier.late_waits = late_waits;
     const Piece piece{0, rows.count, 0, rows.most_steps};
     std::vector<int64_t> done(together);
     run_together(together, [&](int i) {
@@ -110,7 +110,7 @@ void decode(const Kernels& kernels, const Model& m, const Rows& given, int threa
     threads = std::min(threads, rows.count);
   }
   // As many blocks for each thread, of equal size: 12 rows are two tiles.
-  const int most_rows = m.far ? 32 : 12, rounds = (rows.count + most_rows * threads - 1) / (most_rows * threads);
+  const int most_rows = m.exceeds_cache ? 32 : 12, rounds = (rows.count + most_rows * threads - 1) / (most_rows * threads);
   const int count = rounds * threads, most = (rows.count + count - 1) / count;
   Workplaces at(kernels, m, most, false, threads);
   Blocks blocks(rows.count, count, from, rows.most_steps);

@@ -26,7 +26,7 @@ struct Matrix {
   const void* weights;  // float or bfloat16
   const float* bias;    // groups * columns
   int groups, columns, depth;  // columns and depth: multiples of TILE
-  bool far = false;            // of a model whose weights do not stay in the cache that the cores share
+  bool exceeds_cache = false;  // of a model whose weights do not stay in the cache that the cores share
 
   static constexpr int PANEL = 4;  // blocks of a panel at most
 };
@@ -43,7 +43,7 @@ struct Layer {
 
 struct Model {
   int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures, classes, subpixels;
-  bool pre_norm, gelu, elu_scale, bf16, far;  // far: as of its matrices
+  bool pre_norm, gelu, elu_scale, bf16, exceeds_cache;  // as of its matrices
   float eps;
   const Layer* layer;
   Norm norm;
@@ -82,7 +82,7 @@ struct Rows {
 struct Barrier {
   int members;
   int arrived = 0, round = 0, asleep = 0;
-  int late = 0;         // waits that were so long that somebody must have lost its core
+  int late_waits = 0;   // waits that were so long that somebody must have lost its core
   bool given_up = false;  // too many of them: whoever comes here goes home, and what is left is dealt out by rows
 };
 
@@ -133,8 +133,8 @@ struct Kernels {
 
 constexpr int PREFILL_TOKENS = 32;  // tokens of one row that go through the layers together
 
-// Every row by its number of steps; decoded, or with as many of its tokens folded in. late: what a barrier begins with, for tests.
-void decode(const Kernels&, const Model&, const Rows&, int threads, int late = 0);
+// Every row by its number of steps; decoded, or with as many of its tokens folded in. late_waits: what a barrier begins with, for tests.
+void decode(const Kernels&, const Model&, const Rows&, int threads, int late_waits = 0);
 void prefill(const Kernels&, const Model&, const Rows&, int threads);
 
 // The best that this processor can run, or the one that LINPIX_KERNEL names.

@@ -14,7 +14,7 @@ constexpr bool ON_GPU = false;
 
 // Half of the 32 MiB of last-level cache that a few cores usually share. The system's own figure is of no use: it may
 // be that of a whole socket.
-constexpr size_t FAR_BYTES = 16 << 20;
+constexpr size_t CACHE_BYTES = 16 << 20;
 
 // What model/packing.py makes of a transformer, taken apart again; see `Packed` there for the order.
 class Parts {
@@ -101,9 +101,9 @@ class Parts {
     model.layer = layers_.data();
     size_t bytes = 0;
     for (size_t i = first; i < weights.size(); ++i) bytes += weights[i].numel() * weights[i].element_size();
-    model.far = bytes > FAR_BYTES;
+    model.exceeds_cache = bytes > CACHE_BYTES;
     for (Layer& layer : layers_)
-      for (Matrix* matrix : {&layer.qkv, &layer.out, &layer.up, &layer.down}) matrix->far = model.far;
+      for (Matrix* matrix : {&layer.qkv, &layer.out, &layer.up, &layer.down}) matrix->exceeds_cache = model.exceeds_cache;
   }
 
   Model model{};

@@ -27,7 +27,7 @@ void wait(Share share) {
 #endif
     } else {  // somebody has lost its core; to yield ours would be to lose it too, and to go on missing each other
       __atomic_add_fetch(&b.asleep, 1, __ATOMIC_SEQ_CST);
-      if (sleep_while(b.round, round)) __atomic_add_fetch(&b.late, 1, __ATOMIC_RELAXED);
+      if (sleep_while(b.round, round)) __atomic_add_fetch(&b.late_waits, 1, __ATOMIC_RELAXED);
       __atomic_sub_fetch(&b.asleep, 1, __ATOMIC_SEQ_CST);
     }
   }
@@ -36,7 +36,7 @@ void wait(Share share) {
 // A late wait in every fourth step of each thread but one, and two more, are not an accident: another program is using
 // these cores. The caller decides how many threads the next call gets (model/team.py).
 void give_up_if_late(Barrier& b, int64_t steps) {
-  b.given_up = __atomic_load_n(&b.late, __ATOMIC_RELAXED) > (2 + steps / 4) * (b.members - 1);
+  b.given_up = __atomic_load_n(&b.late_waits, __ATOMIC_RELAXED) > (2 + steps / 4) * (b.members - 1);
 }
 
 struct Token {
@@ -99,24 +99,24 @@ class Pass {
   // All layers; the last one only as far as its state if nothing is to be predicted.
   void run(bool predict) {
     embed();
-    settle(x, nullptr, m.layer[0].norm1);
+    residual_norm(x, nullptr, m.layer[0].norm1);
     for (int l = 0; l < m.layers; ++l) {
       const Layer& layer = m.layer[l];
       attention(l);
       if (l == m.layers - 1 && !predict) return;
       wait(share);
-      columns(y, layer.out, [&](int r, int c, Floats s) { add_residual(r, c, s); });
+      product_share(y, layer.out, [&](int r, int c, Floats s) { add_residual(r, c, s); });
       wait(share);
-      settle(sum, &layer.norm1, layer.norm2);
+      residual_norm(sum, &layer.norm1, layer.norm2);
       if (m.gelu)
-        columns(a, layer.up, [&](int r, int c, Floats s) { store(hidden + r * layer.down.depth + c, gelu(s)); });
+        product_share(a, layer.up, [&](int r, int c, Floats s) { store(hidden + r * layer.down.depth + c, gelu(s)); });
       else
-        columns(a, layer.up,
+        product_share(a, layer.up,
                 [&](int r, int c, Floats s) { store(hidden + r * layer.down.depth + c, at_least(s, 0.0f)); });
       wait(share);
-      columns(hidden, layer.down, [&](int r, int c, Floats s) { add_residual(r, c, s); });
+      product_share(hidden, layer.down, [&](int r, int c, Floats s) { add_residual(r, c, s); });
       wait(share);
-      settle(sum, &layer.norm2, l + 1 < m.layers ? m.layer[l + 1].norm1 : Norm{});
+      residual_norm(sum, &layer.norm2, l + 1 < m.layers ? m.layer[l + 1].norm1 : Norm{});
     }
   }
 
@@ -168,7 +168,7 @@ class Pass {
 
   // This thread's share of the panels of a matrix.
   template <class Epilogue>
-  void columns(const T* from, const Matrix& w, Epilogue epilogue) {
+  void product_share(const T* from, const Matrix& w, Epilogue epilogue) {
     const int panels = w.groups * panels_of(w.columns);
     product(from, w.depth, tokens, w, share.index * panels / share.count, (share.index + 1) * panels / share.count,
             epilogue);
@@ -208,7 +208,7 @@ class Pass {
 
   // Between two sub-layers: the residual stream x from what the last one left, and a, which the next one multiplies.
   // Post-norm: x = norm(from), a = x. Pre-norm: x = from, a = norm(x).
-  void settle(const float* from, const Norm* post, Norm pre) {
+  void residual_norm(const float* from, const Norm* post, Norm pre) {
     const int n = m.d_model;
     for (int r = 0; r < tokens; ++r) {
       float* to = x + r * n;

@@ -105,7 +105,7 @@ void product(const T* a, int stride, int rows, const Matrix& m, int first, int l
         const int panel_bytes = width * LANES * m.depth * (int)sizeof(T);
         if (rows <= FEW_ROWS)
           tile_of<true>(count, wide, from, stride, block, width, m.depth, sums, AHEAD);
-        else if (m.far && tiles > 1 && i == tiles - 1)  // with this panel in a near cache, there is time for the next
+        else if (m.exceeds_cache && tiles > 1 && i == tiles - 1)  // with this panel in a near cache, there is time for the next
           tile_of<true>(count, wide, from, stride, block, width, m.depth, sums, panel_bytes);
         else
           tile_of<false>(count, wide, from, stride, block, width, m.depth, sums, 0);

@@ -144,22 +144,22 @@ class Transformer(nn.Module):
         """Where the weights are; new tensors are made on torch's default device, which must be the same."""
         return self.inputs.table.device
 
-    def begin(self, x: Tensor) -> Tensor:
+    def layer_input(self, x: Tensor) -> Tensor:
         """What the first layer is given for the embedded inputs: these, or two streams of them (2, ...)."""
         return torch.stack([x, x]) if self.config.residual == "reversible" else x
 
-    def end(self, x: Tensor) -> Tensor:
+    def output_head(self, x: Tensor) -> Tensor:
         """Mixture parameters from what the last layer gives; of two streams, from their mean."""
         with torch.autocast(x.device.type, enabled=False):  # rounded to bf16, a mean is off by a grey level
             return self.head(self.norm(x.mean(0) if self.config.residual == "reversible" else x))
 
     def _run(self, x: Tensor, attend: Attend) -> Tensor:
-        x = self.begin(x)
+        x = self.layer_input(x)
         if self._reversibly is not None and torch.is_grad_enabled():
-            return self.end(self._reversibly(self.layers, x, attend, compiled=torch.compiler.is_compiling()))
+            return self.output_head(self._reversibly(self.layers, x, attend, compiled=torch.compiler.is_compiling()))
         for index, layer in enumerate(self.layers):
             x = layer(x, index, attend)
-        return self.end(x)
+        return self.output_head(x)
 
     def start_index(self, label: int | None) -> int:
         """What stands before sub-pixel 0: the unconditional start, or the start of class `label`."""

@@ -42,7 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
     keys = Keys(settings.api_keys) if settings.api_keys else None  # a file that cannot be used is told before the wait
     catalogue = Catalogue(settings, faults)
     batchers = catalogue.read()
-    engines = {(batcher.engine.name, batcher.engine.device) for batcher in batchers.values()}
+    engines = {(batcher.decoder.name, batcher.decoder.device) for batcher in batchers.values()}
     kernel = "cuda" if ("compiled", "cuda") in engines else ops.kernel() if ("compiled", "cpu") in engines else "eager"
     metrics = Metrics([(batcher.name, batcher.backend) for batcher in batchers.values()], BACKENDS, release(), kernel)
     thread = EngineThread(settings.watchdog_timeout)

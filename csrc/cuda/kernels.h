@@ -43,14 +43,14 @@ struct AttendCall {
 };
 
 struct ProductCall {
-  const void* a;  // (rows, depth): what is multiplied; or null: what `settle` makes of sum
+  const void* a;  // (rows, depth): what is multiplied; or null: what `residual_norm` makes of sum
   Matrix weights;
   int rows;
-  // settle: x = norm_post(sum) if there is one, else sum; multiplied is norm_pre(x) if there is one, else x
+  // residual_norm: x = norm_post(sum) if there is one, else sum; multiplied is norm_pre(x) if there is one, else x
   const float* sum;
   Norm post, pre;
   int d_model;
-  float* x;        // written by settle; read by what adds it
+  float* x;        // written by residual_norm; read by what adds it
   void* out;       // (rows, columns)
   bool gelu;
 };
@@ -84,7 +84,7 @@ int causal_backward(const Sequences&, void* stream);
 
 const char* explain(int error);
 bool attends(int key_dim, int value_dim);  // whether there is a kernel for heads of this size
-constexpr int MAX_D_MODEL = 512;          // settle keeps a row in a warp's registers
+constexpr int MAX_D_MODEL = 512;          // residual_norm keeps a row in a warp's registers
 constexpr int MAX_MIXTURES = 512;         // and parameters of four rows
 constexpr int MAX_DEPTH = 2048;           // products keep their rows in a block's shared memory
 

@@ -136,7 +136,7 @@ struct Multiply {
         threads.end_group();
       });
     } else {
-      settle(threads, call, a, stride, first_row, rows);
+      residual_norm(threads, call, a, stride, first_row, rows);
     }
     threads.each([&](int) { threads.template wait<0>(); });
 
@@ -192,7 +192,8 @@ struct Multiply {
   static LINPIX_INLINE float activate(float x, bool as_gelu) { return as_gelu ? gelu(x).x : at_least(x, 0).x; }
 
   // The residual stream from what the last sub-layer left, and from it what is multiplied: see ProductCall.
-  LINPIX_BODY settle(Threads<BLOCK>& threads, const ProductCall& call, T* a, int stride, int64_t first_row, int rows) {
+  LINPIX_BODY residual_norm(Threads<BLOCK>& threads, const ProductCall& call, T* a, int stride, int64_t first_row,
+                            int rows) {
     const int n = call.d_model, depth = call.weights.depth;
     typename Threads<BLOCK>::template Own<RowPart> own;
     for (int first = 0; first < rows; first += BLOCK / WARP) {  // a row for each warp

@@ -29,7 +29,7 @@ from server.compare.backends import BACKENDS
 from server.compare.checkpoints import find_twins
 from server.compare.comparison import Comparison, ComparisonPlan
 from server.engine.batch import Batcher
-from server.engine.decode.decoder import ImageSpec, new_engine
+from server.engine.decode.decoder import ImageSpec, new_decoder
 from server.pictures import pictures
 from server.settings import Settings
 
@@ -74,14 +74,14 @@ def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher
     loaded = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
     if kind in ("GIF", "WEBP"):
         given.scale = animation.enlargement(given.count, loaded.net.config, given.scale)
-    engine = new_engine(loaded, slots, given.engine, given.precision, device=given.device,
+    engine = new_decoder(loaded, slots, given.engine, given.precision, device=given.device,
                         state=StateFormat(precision=given.state, defer=given.defer))
     return loaded, Batcher(engine)
 
 
 def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher,
              specs: Sequence[ImageSpec], **facts: object) -> None:
-    config, seeds, engine = checkpoint.net.config, [spec.seed for spec in specs], batcher.engine
+    config, seeds, engine = checkpoint.net.config, [spec.seed for spec in specs], batcher.decoder
     kind, scale = _kind(given.out), given.scale or 1
     files = [given.out] if kind else [str(Path(given.out) / f"{index:05}-{seed}.png")
                                       for index, seed in enumerate(seeds)]

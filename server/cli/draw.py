@@ -17,7 +17,7 @@ from model.config import ModelConfig
 from model.philox import MAX_SEED
 from model.team import limit_threads
 from server.engine.batch import Batcher
-from server.engine.decode.decoder import ImageSpec, new_engine
+from server.engine.decode.decoder import ImageSpec, new_decoder
 from server.engine.messages import QuantumReport, Submission
 from server.errors import NotFinite
 from server.pictures import pictures
@@ -119,7 +119,7 @@ def _draw(model: str, count: int, label: int | str | None, seed: int | None, tem
     todo = count * (config.subpixels - specs[0].prefix)
     with tqdm(total=todo, unit="sub-pixel", unit_scale=True, disable=None if progress is None else not progress,
               file=sys.stderr) as bar:
-        produced = produce(Batcher(new_engine(checkpoint, min(count, batch))), specs,
+        produced = produce(Batcher(new_decoder(checkpoint, min(count, batch))), specs,
                            advanced=lambda report: bar.update(report.subpixels))
     shape = (config.height, config.width, *([config.channels] if config.channels > 1 else []))
     return np.stack(produced.images).reshape(count, *shape)

@@ -145,11 +145,11 @@ def _parallel(net: Transformer, canvas: Tensor, t: int, start: Tensor,
     first = first_position(net.config)
     if t < first:
         return torch.full((len(canvas), 3 * net.config.mixtures), torch.nan)
-    x = net.begin(net.inputs(canvas, torch.arange(first, t + 1).expand(len(canvas), -1), start))
+    x = net.layer_input(net.inputs(canvas, torch.arange(first, t + 1).expand(len(canvas), -1), start))
     for index, layer in enumerate(net.layers):
         x = layer(x, index, attend)
         yield
-    return net.end(x[..., -1, :])
+    return net.output_head(x[..., -1, :])
 
 
 def config_of(backend: str, config: ModelConfig) -> ModelConfig:

@@ -104,7 +104,7 @@ class Comparisons:
         """In a thread: twins are read and hashed, networks built. None for a job that has been cancelled."""
         if job.status != "running":
             return None
-        served = [served.engine.checkpoint for served in self._ledger.models.values()]
+        served = [served.decoder.checkpoint for served in self._ledger.models.values()]
         twins = find_twins(checkpoint, checkpoint.folder.parent, [*served, *self._twins])
         self._twins = [twin for twin in twins if not any(twin is one for one in served)]
         return Comparison(checkpoint, twins, plan) if job.status == "running" else None

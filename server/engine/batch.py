@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from server import logs
 from server.engine.decode.bisect import Outcome, Plan, isolate
-from server.engine.decode.decoder import Engine, ImageSpec
+from server.engine.decode.decoder import Decoder, ImageSpec
 from server.engine.decode.prefill import Prefills
 from server.engine.messages import Progress, QuantumReport, Submission
 from server.engine.schedule.scheduler import ScheduledImage, Scheduler
@@ -26,17 +26,17 @@ QUANTUM_S = 0.050  # longest quantum, and longest prefill between two: how late 
 class Batcher:
     """Of the thread that runs its quanta; `busy` may be read by any thread."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, config = engine, engine.config
-        self.name, self.backend = engine.checkpoint.name, engine.checkpoint.net.attention.steps_as
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder, config = decoder, decoder.config
+        self.name, self.backend = decoder.checkpoint.name, decoder.checkpoint.net.attention.steps_as
         self.beat: Callable[[], None] = lambda: None  # called before each call of the engine
-        self.scheduler = Scheduler(engine.slots, config.subpixels)
+        self.scheduler = Scheduler(decoder.slots, config.subpixels)
         self.image_row = config.width * config.channels  # sub-pixels; also the longest quantum, as streams show rows
         self._submissions: dict[str, Submission] = {}
         self._unreported: Counter[str] = Counter()  # images of each request that no report has called finished
         self._step_seconds: dict[int, float] = {}   # of decoding alone, smoothed, by images in powers of two
         self._ended, self._went_on = 0.0, False     # when the last quantum ended, and whether there was more to do
-        self._prefills = Prefills(engine)
+        self._prefills = Prefills(decoder)
         self._hopeless = 0
 
     @property
@@ -67,7 +67,7 @@ class Batcher:
         for request in failed:
             self.cancel(request)
         plan = self.scheduler.plan(self._quantum(len(self.scheduler.decoding)))
-        steps, saturated = plan[0][1] if plan else 0, self.engine.saturated
+        steps, saturated = plan[0][1] if plan else 0, self.decoder.saturated
         began = time.perf_counter()
         outcome = self._decode(plan) if steps else Outcome()
         seconds = time.perf_counter() - began
@@ -77,15 +77,16 @@ class Batcher:
             self._check_hope(plan, outcome)
             if not outcome.retries:
                 self._learn(len(plan), seconds / steps)
-        if self.engine.fill_freed_with_nan:
+        if self.decoder.fill_freed_with_nan:
             for slot in self.scheduler.free:
-                self.engine.pool.fill_with_nan(slot)
+                self.decoder.pool.fill_with_nan(slot)
         self._ended, self._went_on = time.perf_counter(), self.busy
         report = QuantumReport(
             joined, joined_at, self._running(plan),
-            [Progress(image.request, image.index, image.position, self.engine.image(image.slot)) for image in finished],
+            [Progress(image.request, image.index, image.position, self.decoder.image(image.slot))
+             for image in finished],
             failed, self.scheduler.waiting.overtaken, len(plan), steps, sum(count for _, count in plan), seconds,
-            self._ended - since, self.engine.saturated - saturated, outcome.retries)
+            self._ended - since, self.decoder.saturated - saturated, outcome.retries)
         for image in finished:
             self._unreported[image.request] -= 1
             if not self._unreported[image.request]:
@@ -129,13 +130,13 @@ class Batcher:
     def _take(self, images: list[ScheduledImage]) -> None:
         specs = self._submissions[images[0].request].specs
         self.beat()
-        self.engine.take([image.slot for image in images], [specs[image.index] for image in images])
+        self.decoder.take([image.slot for image in images], [specs[image.index] for image in images])
         if 0 < images[0].position < self.scheduler.length:  # else there is nothing to fold in, or to draw
             self._prefills.append(images, images[0].position)
 
     def _decode(self, plan: Plan) -> Outcome:
         """Run one quantum; every image ends where the plan says, except those that the outcome names."""
-        self.engine.keep([image.slot for image, _ in plan])
+        self.decoder.keep([image.slot for image, _ in plan])
         try:
             return Outcome(lost=self._run(plan))
         except EngineLost:
@@ -147,14 +148,14 @@ class Batcher:
     def _run(self, plan: Plan) -> list[int]:
         """Decode a plan's images; returns the slots whose parameters were not finite."""
         self.beat()
-        return self.engine.quantum([image.slot for image, _ in plan], [image.position for image, _ in plan],
+        return self.decoder.quantum([image.slot for image, _ in plan], [image.position for image, _ in plan],
                                    [count for _, count in plan])
 
     def _restore(self, plan: Plan) -> None:
         for first in range(0, len(plan), RESTORED):
             some = plan[first:first + RESTORED]
             self.beat()
-            self.engine.restore([image.slot for image, _ in some], [image.position for image, _ in some])
+            self.decoder.restore([image.slot for image, _ in some], [image.position for image, _ in some])
 
     def _failures(self, plan: Plan, outcome: Outcome) -> dict[str, Exception]:
         """Requests that end because of an image in this quantum; their other images are cancelled."""
@@ -177,8 +178,8 @@ class Batcher:
 
     def _decodes_a_test_image(self, slot: int) -> bool:
         try:
-            self.engine.take([slot], [ImageSpec(seed=0)])
-            self._run([(ScheduledImage("test image", 0, 0, slot), self.engine.stride)])
+            self.decoder.take([slot], [ImageSpec(seed=0)])
+            self._run([(ScheduledImage("test image", 0, 0, slot), self.decoder.stride)])
         except EngineLost:
             raise
         except Exception:
@@ -194,7 +195,7 @@ class Batcher:
             new_row = image.position // self.image_row > (image.position - steps.get(slot, 0)) // self.image_row
             shown = new_row and self._submissions[image.request].stream
             running.append(Progress(image.request, image.index, image.position,
-                                    self.engine.image(slot) if shown else None))
+                                    self.decoder.image(slot) if shown else None))
         return running
 
     # --- how many steps fit in a quantum ---
@@ -204,7 +205,7 @@ class Batcher:
 
         As many as the engine runs in one go, or a multiple of them.
         """
-        stride = self.engine.stride
+        stride = self.decoder.stride
         seconds = self._step_seconds.get(images.bit_length())
         if seconds is None:  # from the next smaller size, as if each image cost the same
             known = [size for size in self._step_seconds if size < images.bit_length()]

@@ -10,7 +10,7 @@ from model.checkpoint import Checkpoint, CheckpointError
 from model.cuda import StateFormat
 from model.packing import choose
 from server.engine.batch import Batcher
-from server.engine.decode.decoder import new_engine
+from server.engine.decode.decoder import new_decoder
 from server.engine.decode.faults import Faults, with_faults
 from server.engine.ledger import Ledger
 from server.engine.memory import free_bytes
@@ -72,13 +72,13 @@ class Catalogue:
         outcome = "replaced" if name in ledger.models else "added"
         serving = _batchers(ledger) | {name: fresh}
         ledger.pools.serve({model: serving[model] for model in [*order, *serving] if model in serving})
-        logger.warning("SIGHUP: %s is %s: checkpoint %s", name, outcome, fresh.engine.checkpoint.digest[:16])
+        logger.warning("SIGHUP: %s is %s: checkpoint %s", name, outcome, fresh.decoder.checkpoint.digest[:16])
         ledger.metrics.reloads.labels(outcome).inc()
 
     def _remove(self, ledger: Ledger, gone: list[str]) -> None:
         none_left = len(gone) == len(ledger.models)
         for name in gone:
-            folder = ledger.models[name].engine.checkpoint.folder
+            folder = ledger.models[name].decoder.checkpoint.folder
             if left := [path for path in (folder, *checkpoint.unfinished(folder)) if path.is_dir()]:
                 self._refuse(ledger, f"{name} stays: {folder} has no config.json that can be read, but {left[0]} is "
                                      "there, so it is being written, or that was interrupted; when it is whole, send "
@@ -105,7 +105,7 @@ class Catalogue:
 
     def _changed(self, folder: Path, served: Batcher | None) -> Batcher | None:
         """The model of a folder, or None if it is the one served. Raises ValueError with the cure."""
-        if served is not None and checkpoint.digest_of(folder) == served.engine.checkpoint.digest:
+        if served is not None and checkpoint.digest_of(folder) == served.decoder.checkpoint.digest:
             return None
         return self._batcher(folder, required=served is not None)
 
@@ -128,10 +128,11 @@ class Catalogue:
             chosen = choose(loaded.net.config, *wanted, device)
             if chosen.device == "cpu":
                 _check_memory(loaded, slots, shadowed=linear and chosen.engine == "eager")
-            engine = new_engine(loaded, slots, *wanted, device=device, state=state, fill_freed_with_nan=settings.poison)
+            decoder = new_decoder(loaded, slots, *wanted, device=device, state=state,
+                                  fill_freed_with_nan=settings.poison)
         except ValueError as error:
             raise ValueError(f"{loaded.name}: {error}; or leave the model out with --models") from error
-        return Batcher(with_faults(engine, self._faults) if self._faults else engine)
+        return Batcher(with_faults(decoder, self._faults) if self._faults else decoder)
 
     def _folders(self, *, missing: bool = False) -> list[Path]:
         """missing: whether a model that is named may be missing, and there may be none."""

@@ -22,8 +22,8 @@ class ServedModel:
     def __init__(self, batcher: Batcher, max_queue: int, uploads_s: Callable[[int], float] = lambda uploads: 0.0
                  ) -> None:
         """uploads_s: seconds until so many of the uploads being decoded are done, which hold room in the queue."""
-        self.batcher, self.engine, self.name, self.backend = batcher, batcher.engine, batcher.name, batcher.backend
-        self.room = Room(batcher.engine.slots, max_queue)
+        self.batcher, self.decoder, self.name, self.backend = batcher, batcher.decoder, batcher.name, batcher.backend
+        self.room = Room(batcher.decoder.slots, max_queue)
         self.step_time, self.safety = StepTimeEstimate(), SafetyFactor()
         self._uploads_s, self._length = uploads_s, batcher.scheduler.length
         self._reserved: dict[str, Ticket] = {}  # admitted; their images are not known yet

@@ -18,7 +18,7 @@ _BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed",
 _MIN_RETRY_MS = 250  # a place that is held by a body being read is free when nobody can tell
 
 
-def body_of(error: ServiceError) -> dict[str, Any]:
+def error_json(error: ServiceError) -> dict[str, Any]:
     """The envelope as JSON, for an answer or for an `error` event inside a stream."""
     return {"error": {"message": sendable(str(error)), "type": error.type,
                       "param": None if error.param is None else sendable(error.param), "code": error.code}}
@@ -36,7 +36,7 @@ def response_of(error: ServiceError) -> JSONResponse:
         headers["retry-after-ms"] = str(max(_MIN_RETRY_MS, round(1000 * error.retry_after_s)))  # OpenAI's look here
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse(body_of(error), error.status, headers)
+    return JSONResponse(error_json(error), error.status, headers)
 
 
 def install(app: FastAPI, *, metrics: Metrics) -> None:
@@ -84,7 +84,7 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
                 headers["Allow"] = ", ".join(sorted(map(str.upper, app.openapi()["paths"][documented_path])))
             message = f"{request.method} is not allowed at {request.url.path}; allowed: {headers.get('Allow', 'GET')}"
         answer = ServiceError(message)
-        body = body_of(answer)["error"] | {"code": _BY_STATUS.get(error.status_code, "error"),
+        body = error_json(answer)["error"] | {"code": _BY_STATUS.get(error.status_code, "error"),
                                            "type": "invalid_request_error" if error.status_code < 500
                                            else "server_error"}
         if error.status_code == 400:

@@ -29,7 +29,7 @@ from server.errors import (
     Unauthorized,
     Unexpected,
 )
-from server.web.error_handlers import body_of
+from server.web.error_handlers import error_json
 from server.web.middleware.bodies import PLAIN_BYTES
 from server.web.schemas import ErrorEnvelope, ImageData, ImageEvent, ImagesResponse
 
@@ -59,7 +59,7 @@ _RETRY = {"Retry-After": {"description": "seconds until it is worth another try,
                           "schema": {"type": "integer", "minimum": 1}, "example": 12}}
 
 
-def documented(*errors: ServiceError) -> Responses:
+def error_responses(*errors: ServiceError) -> Responses:
     """The `responses` of a route that can answer these errors; those of every route come by themselves."""
     return {status: {"model": ErrorEnvelope} | answer for status, answer in _answers(errors).items()}
 
@@ -69,13 +69,13 @@ def _answers(errors: tuple[ServiceError, ...]) -> dict[int, dict[str, Any]]:
     for error in errors:
         answer = found.setdefault(error.status, {"description": _MEANING[error.status], "content": {
             "application/json": {"examples": {}}}})
-        answer["content"]["application/json"]["examples"][error.code] = {"value": body_of(error)}
+        answer["content"]["application/json"]["examples"][error.code] = {"value": error_json(error)}
         if error.retry_after_s is not None:
             answer["headers"] = _RETRY
     return found
 
 
-def answered(description: str, status: int = 200, *, example: dict[str, Any] | None = None,
+def ok_response(description: str, status: int = 200, *, example: dict[str, Any] | None = None,
              content: dict[str, Any] | None = None, links: Links | None = None) -> Responses:
     """The `responses` of a route for when all goes well.
 
@@ -99,7 +99,7 @@ def event_stream(data: type[BaseModel], events: dict[str, Any]) -> dict[str, Any
     schema = data.model_json_schema()
     _lift(schema)
     typed = "type" in schema["properties"]
-    told = {name: body_of(given) if isinstance(given, ServiceError) else
+    told = {name: error_json(given) if isinstance(given, ServiceError) else
             _filled({**given, "type": name} if typed else given, schema, {}) for name, given in events.items()}
     event = {"type": "object", "required": ["event", "data"], "properties": {
         "event": {"type": "string", "enum": list(told), "description": "what has happened"},
@@ -110,9 +110,9 @@ def event_stream(data: type[BaseModel], events: dict[str, Any]) -> dict[str, Any
         for name, data in told.items()}}}
 
 
-def drawn(kind: str, event: type[ImageEvent], *errors: ServiceError, links: Links | None = None) -> Responses:
+def image_responses(kind: str, event: type[ImageEvent], *errors: ServiceError, links: Links | None = None) -> Responses:
     """The `responses` of a route of images, whose events are of this kind. errors: its own, beside those of both."""
-    found = answered("the images, in the form that stream and Accept ask for", links=links, content={
+    found = ok_response("the images, in the form that stream and Accept ask for", links=links, content={
         "image/png": {"schema": {"type": "string", "contentMediaType": "image/png"},
                       "examples": {"the picture itself": {"value": "\x89PNG\r\n\x1a\n..."}}},
         **event_stream(event, {f"{kind}.partial_image": {"partial_image_index": 0, "rows": 14},
@@ -122,7 +122,7 @@ def drawn(kind: str, event: type[ImageEvent], *errors: ServiceError, links: Link
     found[200]["headers"] = {
         f"X-LinPix-{name.title()}": {"description": f"of a PNG: {fields[name]['description']}", "schema": fields[name]}
         for name in ("seed", "model", "checkpoint", "engine", "precision", "device", "state")}
-    return found | documented(*BODY, *DRAWING, *errors)
+    return found | error_responses(*BODY, *DRAWING, *errors)
 
 
 def describe(app: FastAPI, *, keys: bool, compare_budget: float) -> None:

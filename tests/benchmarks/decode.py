@@ -33,7 +33,7 @@ from model.checkpoint import Checkpoint
 from model.config import PRESETS, ModelConfig
 from model.packing import PRECISIONS
 from model.transformer import Transformer
-from server.engine.decode.decoder import CompiledEngine, Engine, ImageSpec, new_engine
+from server.engine.decode.decoder import CompiledDecoder, Decoder, EagerDecoder, ImageSpec, new_decoder
 
 EAGER_STEPS = 12  # of the eager engine, whose steps all cost the same and take long
 
@@ -54,8 +54,8 @@ def main() -> None:
                 continue
             floor = None
             for batch in given.batch:
-                engine = new_engine(source, batch, "compiled", precision)
-                assert isinstance(engine, CompiledEngine)
+                engine = new_decoder(source, batch, "compiled", precision)
+                assert isinstance(engine, CompiledDecoder)
                 floor = floor or engine.packed.step_bytes / read_rate(engine.packed.step_bytes)
                 steps = decode(engine, batch, given.repeat)
                 found = described(source, "compiled", precision, batch, steps, eager[batch])
@@ -139,7 +139,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def eager_step(source: Checkpoint, batch: int, repeat: int) -> float:
-    engine = Engine(source, batch)
+    engine = EagerDecoder(source, batch)
     slots = list(range(1, batch + 1))
     engine.take(slots, [ImageSpec(seed=seed) for seed in range(batch)])
     engine.quantum(slots, [0] * batch, [1] * batch)
@@ -147,7 +147,7 @@ def eager_step(source: Checkpoint, batch: int, repeat: int) -> float:
                              for _ in range(repeat)) / EAGER_STEPS
 
 
-def decode(engine: Engine, batch: int, repeat: int) -> list[float]:
+def decode(engine: Decoder, batch: int, repeat: int) -> list[float]:
     """Seconds of a step in each row of sub-pixels of the image: medians over whole decodes."""
     config, slots = engine.config, list(range(1, batch + 1))
     row = config.width * config.channels

@@ -21,11 +21,11 @@ from model.checkpoint import Checkpoint
 from model.config import PRESETS
 from model.transformer import Transformer
 from server.engine.batch import QUANTUM_S, RESTORED
-from server.engine.decode.decoder import Engine, ImageSpec, new_engine
+from server.engine.decode.decoder import Decoder, ImageSpec, new_decoder
 from tests.benchmarks.decode import machine, rounded
 
 
-def decode(engine: Engine, batch: int, steps: int, limit: int, *, shadow: bool) -> tuple[float, float]:
+def decode(engine: Decoder, batch: int, steps: int, limit: int, *, shadow: bool) -> tuple[float, float]:
     """Seconds of a decode of the first `limit` sub-pixels, and of them those of the copies."""
     slots = list(range(1, batch + 1))
     at = torch.tensor(slots)
@@ -53,7 +53,7 @@ def main() -> None:
         torch.manual_seed(0)
         source = Checkpoint(name, Transformer(PRESETS[name]).eval().requires_grad_(False), {}, "", ())
         for batch in map(int, given.batch.split(",")):
-            engine = new_engine(source, batch, given.engine)
+            engine = new_decoder(source, batch, given.engine)
             row = engine.config.width * engine.config.channels
             limit = min(engine.config.subpixels, given.limit)
             first = min(2 * row, limit)

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from model import checkpoint
 from server.cli.draw import produce
 from server.engine.batch import Batcher
-from server.engine.decode.decoder import ImageSpec, new_engine
+from server.engine.decode.decoder import ImageSpec, new_decoder
 from server.pictures import pictures
 from tests.server.conftest import Process
 from tests.soak.client import Connection, Picture, Record
@@ -106,7 +106,7 @@ class Oracle:
         self.promised = card["engine"] == "compiled"  # the eager engine rounds otherwise in another batch
         loaded = checkpoint.read(model)
         self.digest, self.config = loaded.digest, loaded.net.config
-        self._batcher = Batcher(new_engine(loaded, 1, card["engine"], card["precision"], device=card["device"]))
+        self._batcher = Batcher(new_decoder(loaded, 1, card["engine"], card["precision"], device=card["device"]))
         self.canvas, self.png = functools.cache(self._canvas), functools.cache(self._png)
 
     def _canvas(self, seed: int, picture: Picture | None = None, temperature: float = 1.0):

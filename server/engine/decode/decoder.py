@@ -1,10 +1,11 @@
-"""Engines: images in slots, advanced together a quantum at a time. Torch begins here.
+"""Decoders: images in slots, advanced together a quantum at a time. Torch begins here.
 
-Engine does it in torch, step by step, where one can read it; CompiledEngine has csrc do a quantum in one call, and
-GpuEngine a few recorded ones.
+EagerDecoder does it in torch, step by step, where one can read it; CompiledDecoder has csrc do a quantum in one call,
+and CudaDecoder replays a few recorded calls.
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class ImageSpec:
         return 0 if self.known is None else int(np.argmin(np.append(self.known, False)))
 
 
-class Engine:
+class Decoder(ABC):
     """One model's weights, its pool of slots, and what each slot's image is made of."""
 
     precision, device, state_format = "fp32", "cpu", "fp32"
@@ -70,11 +71,6 @@ class Engine:
         self.temperature = np.ones(rows, np.float32)
 
     @property
-    def name(self) -> str:
-        """eager is torch alone; with our operator for the step of linear attention it is another engine."""
-        return "eager+operator" if isinstance(self.state, RecurrentState) and self.state.operator else "eager"
-
-    @property
     def facts(self) -> dict[str, str]:
         """What answers say of how their images were made."""
         return {"model": self.checkpoint.name, "checkpoint": self.checkpoint.digest, "engine": self.name,
@@ -94,37 +90,67 @@ class Engine:
         self.canvas[at] = 0 if first.canvas is None else first.canvas
         self.known[at] = False if first.known is None else first.known
 
+    def copy(self, slots: Sequence[int]) -> None:
+        """Give the others of these slots what was prefilled in the first."""
+        self.pool.copy(slots[0], list(slots[1:]))
+
+    def image(self, slot: int) -> NDArray[np.uint8]:
+        """The sub-pixels of a slot's image, (T,); those not decoded yet are 0, or as they were given."""
+        canvas: NDArray[np.uint8] = self.canvas[slot].copy()
+        return canvas
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Of the engine, as --engine and answers have it."""
+
+    @abstractmethod
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
         """Fold the next inputs of each image into its slot, from its position on: start token, x_0, x_1 and so on.
 
         Here all from one position, a multiple of prefill_stride, and by as many steps.
         """
-        begin = int(positions[0])
-        self.net.prefill(from_numpy(self.canvas[slots]), begin + int(steps[0]), from_numpy(self.start[slots]),
-                         self.state, from_numpy(slots), begin)
 
-    def copy(self, slots: Sequence[int]) -> None:
-        """Give the others of these slots what was prefilled in the first."""
-        self.pool.copy(slots[0], list(slots[1:]))
-
+    @abstractmethod
     def keep(self, slots: Sequence[int]) -> None:
         """Shadow the state of these slots before a quantum, for the case that it throws."""
-        self.state.keep(torch.tensor(slots))
 
+    @abstractmethod
     def restore(self, slots: Sequence[int], positions: Sequence[int]) -> None:
         """Put some of the slots kept last back to their positions, where a quantum that threw found them.
 
         Bytes need no shadow: those before a position are not written, and those after it are before they are read.
         """
+
+    @abstractmethod
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
+        """Advance each slot's image from its position by its number of steps; steps must not increase.
+
+        Returns the slots whose mixture parameters were not all finite: their images are rubbish, and no other is.
+        """
+
+
+class EagerDecoder(Decoder):
+    """Torch alone, or with our operator for the step of linear attention."""
+
+    @property
+    def name(self) -> str:
+        return "eager+operator" if isinstance(self.state, RecurrentState) and self.state.operator else "eager"
+
+    def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
+        begin = int(positions[0])
+        self.net.prefill(from_numpy(self.canvas[slots]), begin + int(steps[0]), from_numpy(self.start[slots]),
+                         self.state, from_numpy(slots), begin)
+
+    def keep(self, slots: Sequence[int]) -> None:
+        self.state.keep(torch.tensor(slots))
+
+    def restore(self, slots: Sequence[int], positions: Sequence[int]) -> None:
         self.state.restore(torch.tensor(slots))
 
     @torch.inference_mode()
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
-        """Advance each slot's image from its position by its number of steps; steps must not increase.
-
-        Rows that end earlier stand last, so those still running are always the first `rows`. Returns the slots whose
-        mixture parameters were not all finite: their images are rubbish, and no other is.
-        """
+        """As Decoder.quantum. Rows that end earlier stand last: those still running are always the first `rows`."""
         index = np.array(slots)
         noise = noise_of(self.seed[index], np.array(positions)[:, None] + np.arange(steps[0]))
         at, t = from_numpy(index), torch.tensor(positions)
@@ -154,14 +180,9 @@ class Engine:
         unpredicted = t < (1 if self.config.first_marginal else 0)  # sub-pixel 0 without a start token: NaN by design
         return parameters.isfinite().all(-1) | unpredicted
 
-    def image(self, slot: int) -> NDArray[np.uint8]:
-        """The sub-pixels of a slot's image, (T,); those not decoded yet are 0, or as they were given."""
-        canvas: NDArray[np.uint8] = self.canvas[slot].copy()
-        return canvas
 
-
-class BitwiseEngine(Engine):
-    """Engines that prefill what they would have decoded, bit for bit: an image up to its position is all the shadow."""
+class BitwiseDecoder(Decoder):
+    """Prefills what it would have decoded, bit for bit: an image up to its position is all the shadow it needs."""
 
     def keep(self, slots: Sequence[int]) -> None:
         """Nothing."""
@@ -174,8 +195,8 @@ class BitwiseEngine(Engine):
             self.prefill(at[begun], np.zeros_like(lengths[begun]), lengths[begun])
 
 
-class CompiledEngine(BitwiseEngine):
-    """The same with csrc's kernels. An image does not depend on what else is in the batch, bit for bit."""
+class CompiledDecoder(BitwiseDecoder):
+    """csrc's kernels on a processor. An image does not depend on what else is in the batch, bit for bit."""
 
     name = "compiled"
 
@@ -192,7 +213,7 @@ class CompiledEngine(BitwiseEngine):
 
     @torch.inference_mode()
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
-        """As Engine.quantum, in any order of steps; one call without the GIL."""
+        """As Decoder.quantum, in any order of steps; one call without the GIL."""
         at = np.array(slots)
         rows = (at, np.array(positions), np.array(steps), self.start[at], self.seed[at], self.temperature[at])
         _, finite = self.packed.decode(from_numpy(self.canvas), from_numpy(self.known), self.S, self.z,
@@ -200,8 +221,8 @@ class CompiledEngine(BitwiseEngine):
         return [slot for slot, well in zip(slots, finite.numpy(), strict=True) if not well]
 
 
-class GpuEngine(BitwiseEngine):
-    """The same on a GPU: state, known sub-pixels and weights are there; images come back after every quantum."""
+class CudaDecoder(BitwiseDecoder):
+    """csrc's kernels on a GPU: state, known sub-pixels and weights are there; images come back after every quantum."""
 
     name, device = "compiled", "cuda"
     prefill_stride = 128
@@ -227,7 +248,7 @@ class GpuEngine(BitwiseEngine):
             super().copy(slots)
 
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
-        """As CompiledEngine.quantum. Raises EngineLost where the GPU no longer answers."""
+        """As CompiledDecoder.quantum. Raises EngineLost where the GPU no longer answers."""
         at = np.array(slots)
         with _on_gpu():
             finite = self.pool.decode(slots, positions, steps, self.start[at], self.seed[at], self.temperature[at])
@@ -250,8 +271,8 @@ def _on_gpu() -> Iterator[None]:
         raise
 
 
-def new_engine(checkpoint: Checkpoint, slots: int, engine: str = "auto", precision: str = "auto", *,
-               device: str = "auto", state: StateFormat | None = None, fill_freed_with_nan: bool = False) -> Engine:
+def new_decoder(checkpoint: Checkpoint, slots: int, engine: str = "auto", precision: str = "auto", *,
+               device: str = "auto", state: StateFormat | None = None, fill_freed_with_nan: bool = False) -> Decoder:
     """The engine of that name, precision and device, or the best that there is for this model. Raises ValueError."""
     chosen = choose(checkpoint.net.config, engine, precision, device)
     if chosen.warning:
@@ -264,11 +285,11 @@ def new_engine(checkpoint: Checkpoint, slots: int, engine: str = "auto", precisi
             free, whole = (size / 2**30 for size in torch.cuda.mem_get_info())
             raise ValueError(f"{slots} slots of {checkpoint.name} are more than the GPU has memory for, {free:.1f} GiB "
                              f"of {whole:.1f} free; lower --slots") from error
-        return GpuEngine(checkpoint, slots, pool, precision=chosen.precision, fill_freed_with_nan=fill_freed_with_nan)
+        return CudaDecoder(checkpoint, slots, pool, precision=chosen.precision, fill_freed_with_nan=fill_freed_with_nan)
     if state not in (None, StateFormat()):
         obstacle = gpu_obstacle(checkpoint.net.config, precision)
         raise ValueError("--state fp16 and --defer are for decoding on a GPU, and this model decodes on a processor"
                          f"{f': {obstacle}' if obstacle else ''}; leave the flags out")
     if chosen.engine == "eager":
-        return Engine(checkpoint, slots, fill_freed_with_nan=fill_freed_with_nan)
-    return CompiledEngine(checkpoint, slots, precision=chosen.precision, fill_freed_with_nan=fill_freed_with_nan)
+        return EagerDecoder(checkpoint, slots, fill_freed_with_nan=fill_freed_with_nan)
+    return CompiledDecoder(checkpoint, slots, precision=chosen.precision, fill_freed_with_nan=fill_freed_with_nan)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
-from server.engine.decode.decoder import Engine, ImageSpec
+from server.engine.decode.decoder import Decoder, ImageSpec
 from server.errors import EngineLost
 from server.fault_rules import Rule, parse
 
@@ -34,32 +34,32 @@ class Faults:
             raise InjectedFault(f"injected: prefill of request {self.requests}")
 
 
-def with_faults(engine: Engine, faults: Faults) -> Engine:
-    """This engine, which breaks by the rules."""
-    return cast(Engine, _Breaking(engine, faults))
+def with_faults(decoder: Decoder, faults: Faults) -> Decoder:
+    """This decoder, which breaks by the rules."""
+    return cast(Decoder, _Breaking(decoder, faults))
 
 
 class _Breaking:
-    """Has everything that its engine has, and breaks in between."""
+    """Has everything that its decoder has, and breaks in between."""
 
-    def __init__(self, engine: Engine, faults: Faults) -> None:
-        self._engine, self._faults = engine, faults
+    def __init__(self, decoder: Decoder, faults: Faults) -> None:
+        self._decoder, self._faults = decoder, faults
         self._due: list[Rule] = []     # in this quantum
         self._fresh = False            # no run of it has begun
         self._failing: set[int] = set()   # slots at which every run of it raises
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+        return getattr(self._decoder, name)
 
     def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
         self._faults.take([spec.seed for spec in specs])
         self._failing.difference_update(slots)
-        self._engine.take(slots, specs)
+        self._decoder.take(slots, specs)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Called once before each quantum, whatever becomes of it."""
-        self._due, self._fresh, self._failing = self._faults.due(self._engine.seed[slots].tolist()), True, set()
-        self._engine.keep(slots)
+        self._due, self._fresh, self._failing = self._faults.due(self._decoder.seed[slots].tolist()), True, set()
+        self._decoder.keep(slots)
 
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
         first, self._fresh = self._fresh, False
@@ -73,7 +73,7 @@ class _Breaking:
                 time.sleep(3600)
             if rule.kind == "slow":
                 time.sleep(rule.ms / 1e3)
-        lost = self._engine.quantum(slots, positions, steps)
+        lost = self._decoder.quantum(slots, positions, steps)
         # after the run, which has changed state and sub-pixels: whoever runs it again needs them as they were
         if "broken" in kinds or ("glitch" in kinds and first):
             raise InjectedFault(f"injected: {'broken' if 'broken' in kinds else 'glitch'} {name}")
@@ -86,13 +86,13 @@ class _Breaking:
         begun = [slot for slot, position in zip(slots, positions, strict=True) if position] or [*slots]
         for rule in self._due:
             if rule.kind in ("throw", "nan"):
-                chosen = ([slot for slot in slots if self._engine.seed[slot] == rule.number]
+                chosen = ([slot for slot in slots if self._decoder.seed[slot] == rule.number]
                           if rule.when == "image" else [self._faults.random.choice(begun)])
                 if rule.kind == "throw":
                     self._failing.update(chosen)
                 else:
                     for slot in chosen:
-                        self._engine.pool.fill_with_nan(slot)
+                        self._decoder.pool.fill_with_nan(slot)
 
     @property
     def saturated(self) -> int:
@@ -100,4 +100,4 @@ class _Breaking:
         if any(rule.kind == "die" for rule in self._due):
             self._due = []
             raise InjectedFault(f"injected: die after quantum {self._faults.quanta}")
-        return self._engine.saturated
+        return self._decoder.saturated

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from server import logs
-from server.engine.decode.decoder import Engine
+from server.engine.decode.decoder import Decoder
 from server.engine.schedule.scheduler import ScheduledImage
 from server.errors import EngineLost
 
@@ -29,8 +29,8 @@ class Prefill:
 class Prefills:
     """Rows that have slots and may not decode yet, one request after the other. Of the engine thread only."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
         self._waiting: deque[Prefill] = deque()
         self._token_s = 0.0  # of the last piece; 0: none was run yet
 
@@ -59,14 +59,14 @@ class Prefills:
             except EngineLost:
                 raise
             except Exception as error:
-                logger.exception("prefill of %s threw%s", self._engine.checkpoint.name,
+                logger.exception("prefill of %s threw%s", self._decoder.checkpoint.name,
                                  " again" if prefill.threw else ", and is begun again", extra=logs.of(first.request))
                 if prefill.threw:
                     failed[first.request] = error
                     self._waiting.popleft()
                 else:
                     prefill.position, prefill.threw = 0, True
-                    self._engine.pool.clear(first.slot)
+                    self._decoder.pool.clear(first.slot)
             if prefill.position == prefill.length:
                 self._waiting.popleft()
                 for row in prefill.rows:
@@ -76,13 +76,13 @@ class Prefills:
 
     def _advance(self, prefill: Prefill, left_s: float) -> None:
         """One piece: as many tokens as fit in so long, in the engine's own measure."""
-        stride = self._engine.prefill_stride
+        stride = self._decoder.prefill_stride
         most = int(left_s / self._token_s) // stride * stride if self._token_s else 0
         steps = min(max(stride, most), prefill.length - prefill.position)
         began = time.perf_counter()
-        self._engine.prefill(np.array([prefill.rows[0].slot]), np.array([prefill.position]), np.array([steps]))
+        self._decoder.prefill(np.array([prefill.rows[0].slot]), np.array([prefill.position]), np.array([steps]))
         if steps >= stride:  # a few tokens cost as much as a stride of them
             self._token_s = (time.perf_counter() - began) / steps
         if prefill.position + steps == prefill.length:
-            self._engine.copy([row.slot for row in prefill.rows])
+            self._decoder.copy([row.slot for row in prefill.rows])
         prefill.position += steps

@@ -20,7 +20,7 @@ from server.errors import (
     NotJson,
 )
 from server.web import fields
-from server.web.openapi import BODY, LEAVING, answered, documented, event_stream
+from server.web.openapi import BODY, LEAVING, error_responses, event_stream, ok_response
 from server.web.schemas import (
     COMPARE,
     REPORT,
@@ -40,9 +40,9 @@ _EVENTS = event_stream(Comparison, {
 
 
 @router.post("/v1/compare", tags=["compare"], status_code=202, response_model=Comparison,
-             responses=answered("it has begun", 202, example={"progress": 0.0},
+             responses=ok_response("it has begun", 202, example={"progress": 0.0},
                                 links={"comparison": {"id": "id"}, "cancel_comparison": {"id": "id"}})
-             | documented(InvalidRequest("budget must be at most 120 seconds, got 600", param="budget"),
+             | error_responses(InvalidRequest("budget must be at most 120 seconds, got 600", param="budget"),
                           ModelNotFound("mnist-large", ["mnist-small"]), Conflict("cmp-1"), JustCancelled("cmp-1", 0.8),
                           NotJson("text/plain"), *BODY, *LEAVING))
 async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=COMPARE)], service: ServiceDep
@@ -50,7 +50,7 @@ async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=CO
     """Compare attention backends on this machine, between live requests; one comparison at a time."""
     served = service.find(body.model)
     service.ledger.check_open()
-    if obstacle := not_compared(served.engine.checkpoint):
+    if obstacle := not_compared(served.decoder.checkpoint):
         raise InvalidRequest(obstacle, param="model")
     if body.budget > service.settings.compare_budget:
         raise InvalidRequest(f"budget must be at most {service.settings.compare_budget:g} seconds, "
@@ -60,11 +60,12 @@ async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=CO
                                       budget_s=body.budget)
     except ValueError as error:
         raise InvalidRequest(str(error), param="backends") from error
-    return service.comparisons.begin(served.name, served.engine.checkpoint, plan).to_json()
+    return service.comparisons.begin(served.name, served.decoder.checkpoint, plan).to_json()
 
 
 @router.get("/v1/compare/{id}", tags=["compare"], response_model=Comparison, operation_id="comparison",
-            responses=answered("how it stands", content=_EVENTS) | documented(ComparisonNotFound("cmp-2", ["cmp-1"])))
+            responses=ok_response("how it stands", content=_EVENTS)
+            | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
 async def comparison(id: fields.ComparisonId, service: ServiceDep,
                      accept: Annotated[str, Header(include_in_schema=False)] = "") -> Any:
     """Progress and result; as server-sent events with `Accept: text/event-stream`."""
@@ -81,8 +82,8 @@ async def _events(comparisons: Comparisons, job: Job) -> AsyncIterator[bytes]:
 
 
 @router.delete("/v1/compare/{id}", tags=["compare"], response_model=Comparison, operation_id="cancel_comparison",
-               responses=answered("how it stands then", example=_CANCELLED)
-               | documented(ComparisonNotFound("cmp-2", ["cmp-1"])))
+               responses=ok_response("how it stands then", example=_CANCELLED)
+               | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
 async def cancel_comparison(id: fields.ComparisonId, service: ServiceDep) -> dict[str, Any]:
     """Stop a comparison, whoever began it; what it has measured stays readable."""
     return service.comparisons.cancel(id).to_json()

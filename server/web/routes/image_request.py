@@ -32,7 +32,7 @@ class ImageRequest:
                  priority: str | None, ignored: list[str]) -> None:
         self.warnings: list[str] = []
         self.served = service.find(model)
-        self.config: ModelConfig = self.served.engine.config
+        self.config: ModelConfig = self.served.decoder.config
         self.n = 1 if n is None else n
         self.bulk = priority == "bulk"
         max_n = service.max_images(self.served, bulk=self.bulk)
@@ -71,7 +71,7 @@ class ImageRequest:
 
     def _label(self, label: int | str | None, prompt: str | None) -> int | None:
         """The class asked for by label, or by a prompt that names one."""
-        checkpoint = self.served.engine.checkpoint
+        checkpoint = self.served.decoder.checkpoint
         names, chosen = checkpoint.class_names, None
         if label is not None:
             chosen = checkpoint.class_of(str(label))

@@ -17,7 +17,7 @@ from server.pictures import pictures
 from server.web import fields
 from server.web.admission import AdmittingRoute, TicketDep, TimeoutHeader
 from server.web.middleware import bodies
-from server.web.openapi import drawn
+from server.web.openapi import image_responses
 from server.web.routes.image_request import ImageRequest, picture_error
 from server.web.routes.responses import respond, unless_gone
 from server.web.schemas import (
@@ -36,16 +36,17 @@ router = APIRouter(prefix="/v1/images", tags=["images"], route_class=AdmittingRo
 logger = logging.getLogger("linpix")
 
 
-_GENERATIONS = drawn("image_generation", GenerationEvent, InvalidRequest("n must be 1..16, got 17", param="n"),
-                     ModelNotFound("mnist-large", ["mnist-small"]), NotJson("text/plain"),
-                     links={"generate": {"model": "model", "seed": "data/0/seed"}})
+_GENERATIONS = image_responses("image_generation", GenerationEvent,
+                               InvalidRequest("n must be 1..16, got 17", param="n"),
+                               ModelNotFound("mnist-large", ["mnist-small"]), NotJson("text/plain"),
+                               links={"generate": {"model": "model", "seed": "data/0/seed"}})
 _FORM = {"examples": EDIT, "encoding": {"image[]": {"explode": True}}}  # so that /docs sends no part for no picture
-_EDITS = drawn("image_edit", EditEvent,
-               InvalidRequest("nothing says what to fill in: send an image with transparency, or a mask with "
-                              "transparency, or keep_rows", param="image"),
-               ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24), Exhausted(),
-               UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'",
-                                param="image"))
+_EDITS = image_responses("image_edit", EditEvent,
+                         InvalidRequest("nothing says what to fill in: send an image with transparency, or a mask with "
+                                        "transparency, or keep_rows", param="image"),
+                         ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24), Exhausted(),
+                         UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'",
+                                          param="image"))
 
 
 @router.post("/generations", response_model=ImagesResponse, operation_id="generate", responses=_GENERATIONS)

@@ -6,7 +6,7 @@ from server.engine.served import ServedModel
 from server.errors import ModelNotFound
 from server.pictures import pictures
 from server.web import fields
-from server.web.openapi import answered, documented
+from server.web.openapi import error_responses, ok_response
 from server.web.schemas import ModelCard, ModelList
 from server.web.service import ServiceDep
 
@@ -15,7 +15,7 @@ router = APIRouter(tags=["models"])
 
 
 def card_of(served: ServedModel) -> ModelCard:
-    engine, config, facts = served.engine, served.engine.config, served.engine.facts
+    engine, config, facts = served.decoder, served.decoder.config, served.decoder.facts
     return ModelCard(
         id=served.name, created=int(engine.checkpoint.provenance.get("created", 0)), checkpoint=facts["checkpoint"],
         bits_per_dim=engine.checkpoint.provenance.get("bits_per_dim") or {}, engine=facts["engine"],
@@ -25,15 +25,16 @@ def card_of(served: ServedModel) -> ModelCard:
         state_bytes=engine.checkpoint.net.attention.state_bytes, slots=engine.slots)
 
 
-@router.get("/v1/models", tags=["models"], responses=answered("all that is", links={"model": {"model": "data/0/id"}}))
+@router.get("/v1/models", tags=["models"],
+            responses=ok_response("all that is", links={"model": {"model": "data/0/id"}}))
 async def models(service: ServiceDep) -> ModelList:
     """What is loaded, the default model first."""
     return ModelList(data=[card_of(served) for served in service.ledger.models.values()])
 
 
 @router.get("/v1/models/{model}", tags=["models"], operation_id="model",
-            responses=answered("what it is", links={"generate": {"model": "id"}})
-            | documented(ModelNotFound("mnist-large", ["mnist-small"])))
+            responses=ok_response("what it is", links={"generate": {"model": "id"}})
+            | error_responses(ModelNotFound("mnist-large", ["mnist-small"])))
 async def model(model: fields.Name, service: ServiceDep) -> ModelCard:
     """One loaded model."""
     return card_of(service.find(model))

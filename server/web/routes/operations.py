@@ -8,7 +8,7 @@ from server.engine.served import ServedModel
 from server.errors import (
     Starting,
 )
-from server.web.openapi import LEAVING, answered, documented
+from server.web.openapi import LEAVING, error_responses, ok_response
 from server.web.schemas import (
     ComparisonStatus,
     Health,
@@ -32,13 +32,13 @@ _WATCHED = (f"{_STEP}_sum", f"{_STEP}_count", _ROWS, _REJECTED, "linpix_images_c
             "linpix_state_slots", "linpix_state_slots_used", "linpix_kernel_info")
 
 
-@probes.get("/metrics", response_class=Response, responses=answered("every metric", content=_TEXT))
+@probes.get("/metrics", response_class=Response, responses=ok_response("every metric", content=_TEXT))
 async def metrics(service: ServiceDep) -> Response:
     """Prometheus text."""
     return Response(service.ledger.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@router.get("/v1/status", tags=["operations"], responses=answered("how it goes"))
+@router.get("/v1/status", tags=["operations"], responses=ok_response("how it goes"))
 async def status(service: ServiceDep) -> Status:
     """Counters, queue, slots and the kernel in use, as /metrics has them, and what may be asked for."""
     ledger, settings, latest = service.ledger, service.settings, service.comparisons.latest
@@ -57,7 +57,7 @@ async def status(service: ServiceDep) -> Status:
 
 
 def _status_of(served: ServedModel, values: dict[tuple[str, ...], float]) -> ModelStatus:
-    name, backend, facts = served.name, served.backend, served.engine.facts
+    name, backend, facts = served.name, served.backend, served.decoder.facts
     return ModelStatus(
         id=name, backend=backend, engine=facts["engine"], precision=facts["precision"], device=facts["device"],
         slots=int(values["linpix_state_slots", name]), slots_used=int(values["linpix_state_slots_used", name]),
@@ -68,14 +68,15 @@ def _status_of(served: ServedModel, values: dict[tuple[str, ...], float]) -> Mod
 
 
 @probes.head("/healthz", include_in_schema=False)
-@probes.get("/healthz", responses=answered("it is"))
+@probes.get("/healthz", responses=ok_response("it is"))
 async def healthz() -> Health:
     """The process is alive."""
     return Health(status="alive")
 
 
 @probes.head("/readyz", include_in_schema=False)
-@probes.get("/readyz", responses=answered("all of it", example={"status": "ready"}) | documented(*LEAVING, Starting()))
+@probes.get("/readyz", responses=ok_response("all of it", example={"status": "ready"})
+            | error_responses(*LEAVING, Starting()))
 async def readyz(service: ServiceDep) -> Health:
     """Weights loaded, engine stepping, not draining."""
     service.ledger.check_open()

@@ -21,7 +21,7 @@ from server.engine.ledger import Ledger
 from server.engine.ticket import ImageDone, Ticket
 from server.errors import ServiceError
 from server.pictures import pictures
-from server.web.error_handlers import body_of
+from server.web.error_handlers import error_json
 from server.web.routes.image_request import ImageRequest
 
 SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30
@@ -44,7 +44,7 @@ def partial_rows(partial_images: int | None, given: int, height: int) -> set[int
 async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: Ticket, kind: str,
                   facts: dict[str, Any]) -> Response:
     """Wait for the images of a request and give them in the form asked for. Raises ServiceError."""
-    common = {"created": int(time.time()), **request.served.engine.facts, "size": request.size,
+    common = {"created": int(time.time()), **request.served.decoder.facts, "size": request.size,
               "output_format": "png", "warnings": request.warnings, **facts}
     if request.stream:
         return Stream(stream_events(ledger, request, ticket, kind, common), ticket)
@@ -60,7 +60,7 @@ async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, 
     pngs = {event.index: await encoded(request, ticket, event.canvas)
             async for event in ticket.events() if isinstance(event, ImageDone)}
     if request.png:
-        headers = {f"x-linpix-{name}": quote(value, safe="+") for name, value in request.served.engine.facts.items()}
+        headers = {f"x-linpix-{name}": quote(value, safe="+") for name, value in request.served.decoder.facts.items()}
         return Response(pngs[0], media_type="image/png", headers=headers | {"x-linpix-seed": str(request.seed)})
     data = [{"b64_json": base64.b64encode(png).decode(), "seed": request.seed + index}
             for index, png in sorted(pngs.items())]
@@ -121,7 +121,7 @@ async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, k
         ledger.release(ticket, "completed")
     except ServiceError as error:
         ledger.release(ticket, "failed")
-        yield format_sse_event(event="error", data_str=json.dumps(body_of(error)))
+        yield format_sse_event(event="error", data_str=json.dumps(error_json(error)))
 
 
 class Stream(EventSourceResponse):

@@ -16,7 +16,7 @@ from server.compare.backends import BACKENDS
 from server.compare.comparison import Comparison, ComparisonPlan
 from server.compare.jobs import Comparisons, Job
 from server.engine.batch import Batcher
-from server.engine.decode.decoder import new_engine
+from server.engine.decode.decoder import new_decoder
 from server.engine.ledger import Ledger
 from server.engine.thread import EngineThread
 from server.errors import Conflict, JustCancelled
@@ -40,7 +40,7 @@ def family(tmp_path: Path) -> Path:
 async def beginning(family: Path) -> AsyncIterator[tuple[Comparisons, Callable[[ComparisonPlan], Job]]]:
     """Comparisons of an engine thread that serves the model, and how one is begun."""
     checkpoint = checkpoints.read(family / "small")
-    batcher, thread = Batcher(new_engine(checkpoint, 1)), EngineThread()
+    batcher, thread = Batcher(new_decoder(checkpoint, 1)), EngineThread()
     metrics = Metrics([(batcher.name, batcher.backend)], BACKENDS, "1", "eager")
     ledger = Ledger({"small": batcher}, metrics, thread, max_queue=8)
     ledger.start()

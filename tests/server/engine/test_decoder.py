@@ -17,7 +17,7 @@ from model.transformer import Transformer
 from server.cli.draw import produce
 from server.engine.batch import Batcher
 from server.engine.decode.bisect import most_retries
-from server.engine.decode.decoder import Engine, GpuEngine, ImageSpec, new_engine
+from server.engine.decode.decoder import CudaDecoder, Decoder, EagerDecoder, ImageSpec, new_decoder
 from server.engine.decode.faults import Faults, with_faults
 from server.engine.messages import Submission
 from server.errors import EngineLost
@@ -46,12 +46,12 @@ class Tiny:
         self.attention, self.engine, self.operators = attention, engine, operators
         self.checkpoint, self.larger = loaded(attention), loaded(attention, side=16)
 
-    def __call__(self, slots: int, source: checkpoint.Checkpoint | None = None) -> Engine:
+    def __call__(self, slots: int, source: checkpoint.Checkpoint | None = None) -> Decoder:
         source = source or self.checkpoint
         if self.engine == "gpu":
             pool = GpuPool(source.net, slots, precision="fp32", device="cpu", operators=self.operators)
-            return GpuEngine(source, slots, pool, precision="fp32")
-        return new_engine(source, slots, self.engine, "fp32")
+            return CudaDecoder(source, slots, pool, precision="fp32")
+        return new_decoder(source, slots, self.engine, "fp32")
 
 
 @pytest.fixture(params=[("linear", "eager"), ("softmax", "eager"), ("linear", "compiled"), ("linear", "gpu"),
@@ -64,7 +64,7 @@ def tiny(request):
     return Tiny(*request.param, request.getfixturevalue("emulated").operators if request.param[1] == "gpu" else None)
 
 
-def begin(engine: Engine, slots, specs, piece=64):
+def begin(engine: Decoder, slots, specs, piece=64):
     """Give slots to images, and prefill each, so many tokens at a time."""
     for slot, spec in zip(slots, specs, strict=True):
         engine.take([slot], [spec])
@@ -72,7 +72,7 @@ def begin(engine: Engine, slots, specs, piece=64):
             engine.prefill(*(np.array([x]) for x in (slot, position, min(piece, spec.prefix - position))))
 
 
-def decode(engine: Engine, specs, quantum=8, slots=None, piece=64):
+def decode(engine: Decoder, specs, quantum=8, slots=None, piece=64):
     """All images together, `quantum` steps at a time, in the given slots."""
     slots = slots or list(range(1, len(specs) + 1))
     begin(engine, slots, specs, piece)
@@ -139,10 +139,10 @@ def test_known_sub_pixels_are_kept_wherever_they_are_and_steer_what_follows(tiny
 def test_a_prefilled_prefix_continues_as_if_it_had_been_decoded(prefix):
     """Prefill and decode agree to rounding; with seeds and weights as here, to the same bytes nearly everywhere."""
     source = loaded()
-    free = decode(Engine(source, 7), specs())
+    free = decode(EagerDecoder(source, 7), specs())
     known = np.arange(64) < prefix
     for seed, image in zip(SEEDS, free, strict=True):
-        again = decode(Engine(source, 1), [ImageSpec(seed=seed, canvas=image * known, known=known)])[0]
+        again = decode(EagerDecoder(source, 1), [ImageSpec(seed=seed, canvas=image * known, known=known)])[0]
         assert np.array_equal(again[:prefix], image[:prefix])
         assert (again == image).mean() > 0.8
 
@@ -156,7 +156,7 @@ def test_a_prefix_may_be_prefilled_in_pieces(tiny, prefix):
 
 def prefilled_slowly(batcher: Batcher, monkeypatch, seconds=0.06) -> list[tuple]:
     """What the engine is to do from now on, in order: (slots, positions, steps) of prefills, (slots,) of quanta."""
-    engine, calls = batcher.engine, []
+    engine, calls = batcher.decoder, []
     prefill, quantum = engine.prefill, engine.quantum
 
     def slowly(*numbers):
@@ -194,7 +194,7 @@ def images_of(batcher: Batcher) -> dict[tuple[str, int], Any]:
 def test_completions_of_one_picture_prefill_once_by_pieces_while_others_decode(tiny, monkeypatch):
     batcher = Batcher(tiny(5, tiny.larger))
     calls = prefilled_slowly(batcher, monkeypatch)
-    stride = batcher.engine.prefill_stride
+    stride = batcher.decoder.prefill_stride
     ask(batcher, "draw", [ImageSpec(seed=9)])
     ask(batcher, "complete", completions([1, 2, 3]))
     images = images_of(batcher)
@@ -230,7 +230,7 @@ def test_a_prefill_that_throws_is_begun_again_once_and_then_ends_its_request_alo
     ask(expected, "bad", completions([1, 2]))
     clean = images_of(expected)
     batcher, calls = Batcher(tiny(3, tiny.larger)), []
-    prefill = batcher.engine.prefill
+    prefill = batcher.decoder.prefill
 
     def thrown(*numbers):
         prefill(*numbers)  # which has changed the state
@@ -238,7 +238,7 @@ def test_a_prefill_that_throws_is_begun_again_once_and_then_ends_its_request_alo
         if 2 <= len(calls) < 2 + times:
             raise RuntimeError("at its second piece, or when it is begun again")
 
-    monkeypatch.setattr(batcher.engine, "prefill", thrown)
+    monkeypatch.setattr(batcher.decoder, "prefill", thrown)
     ask(batcher, "good", [ImageSpec(seed=9)])
     ask(batcher, "bad", completions([1, 2]))
     images, failed = {}, {}
@@ -262,14 +262,14 @@ def test_a_picture_without_a_hole_is_not_prefilled(tiny, monkeypatch):
 
 
 def test_a_wait_for_a_slot_does_not_include_the_prefill_of_who_waited(monkeypatch):
-    batcher = Batcher(Engine(loaded(side=16), 1))
-    prefill, begun = batcher.engine.prefill, []
+    batcher = Batcher(EagerDecoder(loaded(side=16), 1))
+    prefill, begun = batcher.decoder.prefill, []
 
     def noted(*given):
         begun.append(time.monotonic())
         prefill(*given)
 
-    monkeypatch.setattr(batcher.engine, "prefill", noted)
+    monkeypatch.setattr(batcher.decoder, "prefill", noted)
     ask(batcher, "complete", completions([1]))
     assert batcher.run_quantum().joined_at <= begun[0]
 
@@ -331,7 +331,7 @@ def finish(batcher: Batcher, requests: dict[str, list[int]]) -> tuple[dict[int, 
         retried += report.retries > 0
         for image in report.finished:
             images[requests[image.request][image.index]] = image.canvas
-    assert len(batcher.scheduler.free) == batcher.engine.slots
+    assert len(batcher.scheduler.free) == batcher.decoder.slots
     return images, failed, retried
 
 
@@ -355,7 +355,7 @@ def test_an_image_that_throws_ends_its_request_and_the_others_get_what_they_woul
 
 
 def test_when_nothing_can_be_decoded_every_request_ends_and_at_last_the_engine_is_lost():
-    engine, runs = Engine(loaded(), 4), []
+    engine, runs = EagerDecoder(loaded(), 4), []
     quantum = engine.quantum
     batcher = Batcher(with_faults(engine, Faults("broken:from=1")))
     batcher.beat = lambda: runs.append(1)
@@ -370,14 +370,14 @@ def test_when_nothing_can_be_decoded_every_request_ends_and_at_last_the_engine_i
 
 
 def test_rows_that_throw_whenever_they_are_alone_do_not_end_the_engine():
-    batcher = Batcher(with_faults(Engine(loaded(), 1), Faults("throw:image=13")))
+    batcher = Batcher(with_faults(EagerDecoder(loaded(), 1), Faults("throw:image=13")))
     images, failed, _ = finish(batcher, {str(number): [13] for number in range(6)} | {"good": [14]})
     assert len(failed) == 6
     assert images.keys() == {14}
 
 
 def test_after_an_error_of_ours_every_slot_is_free_and_who_waited_still_waits():
-    batcher = Batcher(Engine(loaded(), 2))
+    batcher = Batcher(EagerDecoder(loaded(), 2))
     for request in ("a", "b", "c"):
         ask(batcher, request, [ImageSpec(seed=0)])
     batcher.run_quantum()
@@ -409,7 +409,7 @@ def test_a_request_with_an_image_that_is_not_finite_ends_alone(tiny):
     for request, seeds in (("good", [1, 2]), ("bad", [3, 4]), ("later", [5])):
         ask(batcher, request, [ImageSpec(seed=seed) for seed in seeds])
     batcher.run_quantum()
-    batcher.engine.pool.fill_with_nan(3)
+    batcher.decoder.pool.fill_with_nan(3)
     report = batcher.run_quantum()
     assert report.failed.keys() == {"bad"}
     assert {image.request for image in report.running} == {"good"}
@@ -429,7 +429,7 @@ def test_a_request_with_an_image_that_is_not_finite_ends_alone(tiny):
                                       "processor: .*; leave the flags out")])
 def test_what_only_a_gpu_can_do_is_refused_on_a_processor_with_the_reason(options, message):
     with pytest.raises(ValueError, match=message):
-        new_engine(loaded(), 1, **options)
+        new_decoder(loaded(), 1, **options)
 
 
 def test_an_engine_on_a_gpu_records_its_graphs_when_it_is_loaded(emulated, monkeypatch):
@@ -438,7 +438,7 @@ def test_an_engine_on_a_gpu_records_its_graphs_when_it_is_loaded(emulated, monke
                              recorder=lambda work: recorded.append(work) or work)
     monkeypatch.setattr(ops, "gpu", True)
     monkeypatch.setattr("server.engine.decode.decoder.GpuPool", pool)
-    engine = new_engine(loaded(), 5, device="cuda")
+    engine = new_decoder(loaded(), 5, device="cuda")
     assert len(recorded) == 4  # 1, 2, 4 and 8 rows
     for rows in range(1, 6):
         slots = list(range(1, rows + 1))
@@ -450,7 +450,7 @@ def test_an_engine_on_a_gpu_records_its_graphs_when_it_is_loaded(emulated, monke
 def test_a_gpu_that_no_longer_answers_is_told_from_a_batch_that_failed(emulated, monkeypatch):
     """The error comes again when one only waits for the GPU, so the engine is lost; else the batch is."""
     source = loaded()
-    engine = GpuEngine(source, 2, GpuPool(source.net, 2, device="cpu", operators=emulated.operators))
+    engine = CudaDecoder(source, 2, GpuPool(source.net, 2, device="cpu", operators=emulated.operators))
     engine.take([1], [ImageSpec(seed=0)])
 
     def fail(*_: object) -> None:

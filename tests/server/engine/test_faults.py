@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from model import checkpoint, ops
-from server.engine.decode.decoder import Engine
+from server.engine.decode.decoder import EagerDecoder
 from server.engine.decode.faults import Faults, InjectedFault, with_faults
 from server.engine.thread import RESTARTS
 from server.fault_rules import parse
@@ -40,7 +40,7 @@ def test_a_fault_that_is_not_well_formed_is_refused_with_the_item(text, words):
         Settings(faults=text)
 
 
-class Recorded(Engine):
+class Recorded(EagerDecoder):
     """An engine that decodes nothing, and notes which slots were filled with NaN."""
 
     def quantum(self, slots, positions, steps):

@@ -7,7 +7,7 @@ import pytest
 
 from model import checkpoint
 from server.engine.batch import Batcher
-from server.engine.decode.decoder import ImageSpec, new_engine
+from server.engine.decode.decoder import ImageSpec, new_decoder
 from server.engine.messages import Submission
 from server.engine.served import ServedModel
 from server.engine.ticket import Ticket
@@ -20,7 +20,7 @@ def one_slot(tiny) -> ServedModel:
 
 
 def served(tiny, slots: int, max_queue: int) -> ServedModel:
-    return ServedModel(Batcher(new_engine(checkpoint.read(tiny), slots, "eager")), max_queue)
+    return ServedModel(Batcher(new_decoder(checkpoint.read(tiny), slots, "eager")), max_queue)
 
 
 def ticket(name: str, within_s: float = math.inf) -> Ticket:
