@@ -1,6 +1,6 @@
 """What the OpenAPI has beside routes and types: errors with the text that they really have, links, streams, examples.
 
-Fields have their descriptions and examples in fields.py and schemas.py; those of answers are put together from them.
+Fields have their descriptions and examples in fields.py and schemas.py; /docs puts those of answers together from them.
 """
 
 import json
@@ -79,9 +79,9 @@ def ok_response(description: str, status: int = 200, *, example: dict[str, Any] 
              content: dict[str, Any] | None = None, links: Links | None = None) -> Responses:
     """The `responses` of a route for when all goes well.
 
-    example: what is not its fields' example · content: beside JSON, by media type · links: by the operation id of a
-    route that is asked with what the answer holds, where it has which of its parameters; for `generate`, which has
-    none, of its body's fields.
+    example: where its fields' examples do not fit · content: besides JSON, by media type · links: by operation id of a
+    route that can be called with parts of this answer, where each of its parameters is found; for `generate`, which
+    has no parameters, each field of its body.
     """
     found: dict[str, Any] = {"description": description, "content": dict(content or {})}
     if links:
@@ -95,12 +95,12 @@ def ok_response(description: str, status: int = 200, *, example: dict[str, Any] 
 
 
 def event_stream(data: type[BaseModel], events: dict[str, Any]) -> dict[str, Any]:
-    """The `content` of a stream of server-sent events. events: by name, what is not their fields' example."""
+    """The `content` of a stream of server-sent events. events: by name, the fields that differ from their examples."""
     schema = data.model_json_schema()
     _lift(schema)
     typed = "type" in schema["properties"]
     told = {name: error_json(given) if isinstance(given, ServiceError) else
-            _filled({**given, "type": name} if typed else given, schema, {}) for name, given in events.items()}
+            _example(schema, {**given, "type": name} if typed else given) for name, given in events.items()}
     event = {"type": "object", "required": ["event", "data"], "properties": {
         "event": {"type": "string", "enum": list(told), "description": "what has happened"},
         "data": {"type": "string", "contentMediaType": "application/json", "contentSchema": schema,
@@ -151,7 +151,7 @@ def _within(schema: dict[str, Any], compare_budget: float) -> None:
 
 
 def _guarded(schema: dict[str, Any], *, keys: bool) -> None:
-    """What the guard asks of requests and answers to them; and no 422, since bad input is 400 here."""
+    """Keys, and errors that every route can answer; and no 422, since bad input is 400 here."""
     schema["components"].setdefault("securitySchemes", {})["key"] = {
         "type": "http", "scheme": "bearer",
         "description": "A key of the file of --api-keys. " + ("This server asks for one." if keys else
@@ -170,7 +170,7 @@ def _guarded(schema: dict[str, Any], *, keys: bool) -> None:
 
 
 def _finish(schema: dict[str, Any]) -> None:
-    """Descriptions and examples where readers look for them, and every example whole."""
+    """Descriptions and examples where readers look for them."""
     schemas = schema["components"]["schemas"]
     for model in schemas.values():
         _lift(model)
@@ -184,11 +184,8 @@ def _finish(schema: dict[str, Any]) -> None:
                 parameter["example"] = schema["examples"][0]
             operation["responses"] = dict(sorted(operation["responses"].items()))
             for answer in operation["responses"].values():
-                content = answer["content"].get("application/json", {})
-                for example in content.get("examples", {}).values():
-                    example["value"] = _filled(example["value"], content["schema"], schemas)
-                if content and "examples" not in content:
-                    content["example"] = _filled(content.get("example"), content["schema"], schemas)
+                for example in answer["content"].get("application/json", {}).get("examples", {}).values():
+                    example["value"]["error"].setdefault("param", None)  # FastAPI takes nulls out of examples
 
 
 def _lift(model: dict[str, Any]) -> None:
@@ -200,27 +197,11 @@ def _lift(model: dict[str, Any]) -> None:
                     field.setdefault(word, kind.pop(word))
 
 
-def _filled(given: Any, schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
-    """An example by its schema. Of an object what is not given is null if it may be, else the field's own example.
+def _example(schema: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """An event with these fields. One that is not given is null or absent if it may be, else has its own example."""
+    def field(facts: dict[str, Any]) -> Any:
+        own = facts.get("examples") or facts.get("enum") or [facts.get("default")]
+        return None if {"type": "null"} in facts.get("anyOf", []) else own[0]
 
-    FastAPI takes nulls out of the examples that it is given, so that these come back, too.
-    """
-    schema = schemas[schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
-    if given is None and "examples" in schema:
-        return schema["examples"][0]
-    if given is None and "anyOf" in schema:
-        return _filled(None, schema["anyOf"][0], schemas)
-    if given is None and schema.get("type") == "array":
-        return [_filled(None, schema["items"], schemas)]
-    if "properties" not in schema:
-        return schema.get("const", schema.get("enum", [None])[0]) if given is None else given
-    example = {}
-    for name, field in schema["properties"].items():
-        nullable = {"type": "null"} in field.get("anyOf", [])
-        if given is None or (name not in given and not nullable):
-            example[name] = _filled(None, field, schemas)
-        elif given.get(name) is not None:
-            example[name] = _filled(given[name], field, schemas)
-        elif name in schema["required"]:
-            example[name] = None
-    return example
+    example = {name: given.get(name, field(facts)) for name, facts in schema["properties"].items()}
+    return {name: value for name, value in example.items() if value is not None or name in schema["required"]}

@@ -45,8 +45,8 @@ _EDITS = image_responses("image_edit", EditEvent,
                          InvalidRequest("nothing says what to fill in: send an image with transparency, or a mask with "
                                         "transparency, or keep_rows", param="image"),
                          ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24), Exhausted(),
-                         UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'",
-                                          param="image"))
+                         UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with "
+                                          "b'hello'", param="image"))
 
 
 @router.post("/generations", response_model=ImagesResponse, operation_id="generate", responses=_GENERATIONS)
