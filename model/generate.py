@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.attention import State, attention_for
+from model.attention import attention_for
 from model.config import ModelConfig
 from model.inputs import START
 from model.mixture import draw
@@ -45,7 +45,11 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
     if given is not None:
         assert known is not None
         canvas = torch.where(given, known, canvas)
-        start = _read(net, canvas, given, start, state, slots, seeds)
+        [told] = given.any(1).nonzero(as_tuple=True)
+        if len(told):
+            scores = net.read(canvas[told], given[told], state, slots[told])
+            classes = starts_given(net, scores, np.array(seeds)[told.cpu().numpy()], start[told])
+            start = start.index_put((told,), classes)
     noise = noise_of(np.array(seeds), np.arange(prefix, config.subpixels))
     temperatures = torch.full((count,), temperature)
     for position in range(prefix, config.subpixels):
@@ -62,17 +66,15 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
     return canvas.cpu()
 
 
-def _read(net: Transformer, canvas: Tensor, given: Tensor, start: Tensor, state: State, slots: Tensor,
-          seeds: list[int]) -> Tensor:
-    """Have a model read what is given; returns start indices, of classes drawn for images without a label."""
-    [told] = given.any(1).nonzero(as_tuple=True)
-    if not len(told):
-        return start
-    scores = net.read(canvas[told], given[told], state, slots[told])
+def starts_given(net: Transformer, scores: Tensor, seeds: NDArray[np.int64], start: Tensor) -> Tensor:
+    """Start indices of images of which something was read: those without a class get one that fits what is known.
+
+    scores: (B, classes), of Transformer.read · seeds, start: (B,) · returns (B,) int64.
+    """
     if not net.config.classes:
         return start
-    u = torch.from_numpy(uniforms(np.array(seeds), np.array(0), CLASS_STREAM)[:, 0].copy())[told].to(scores.device)
-    return start.index_put((told,), torch.where(start[told] == START, START + 1 + draw_class(scores, u), start[told]))
+    u = torch.from_numpy(uniforms(seeds, np.array(0), CLASS_STREAM)[:, 0].copy()).to(scores.device)
+    return torch.where(start == START, START + 1 + draw_class(scores, u), start)
 
 
 def draw_class(scores: Tensor, u: Tensor) -> Tensor:

@@ -29,7 +29,8 @@ from server.compare.backends import BACKENDS
 from server.compare.checkpoints import find_twins
 from server.compare.comparison import Comparison, ComparisonPlan
 from server.engine.batch import Batcher
-from server.engine.decode.decoder import ImageSpec, new_decoder
+from server.engine.decode.choice import new_decoder
+from server.engine.decode.decoder import ImageSpec
 from server.pictures import pictures
 from server.settings import Settings
 

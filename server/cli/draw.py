@@ -17,7 +17,8 @@ from model.config import ModelConfig
 from model.philox import MAX_SEED
 from model.team import limit_threads
 from server.engine.batch import Batcher
-from server.engine.decode.decoder import ImageSpec, new_decoder
+from server.engine.decode.choice import new_decoder
+from server.engine.decode.decoder import ImageSpec
 from server.engine.messages import QuantumReport, Submission
 from server.errors import NotFinite
 from server.pictures import pictures

@@ -131,8 +131,9 @@ class Batcher:
         specs = self._submissions[images[0].request].specs
         self.beat()
         self.decoder.take([image.slot for image in images], [specs[image.index] for image in images])
-        if 0 < images[0].position < self.scheduler.length:  # else there is nothing to fold in, or to draw
-            self._prefills.append(images, images[0].position)
+        told, position = bool(self.decoder.told[images[0].slot]), images[0].position
+        if (told or position) and position < self.scheduler.length:  # else there is nothing to fold in, or to draw
+            self._prefills.append(images, position, read=told)
 
     def _decode(self, plan: Plan) -> Outcome:
         """Run one quantum; every image ends where the plan says, except those that the outcome names."""

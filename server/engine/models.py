@@ -10,7 +10,7 @@ from model.checkpoint import Checkpoint, CheckpointError
 from model.cuda import StateFormat
 from model.packing import choose
 from server.engine.batch import Batcher
-from server.engine.decode.decoder import new_decoder
+from server.engine.decode.choice import new_decoder
 from server.engine.decode.faults import Faults, with_faults
 from server.engine.ledger import Ledger
 from server.engine.memory import free_bytes

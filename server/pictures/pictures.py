@@ -51,6 +51,7 @@ class Occluded:
 
     canvas: NDArray[np.uint8]  # (T,), raster order, channels interleaved; holes are 0
     known: NDArray[np.bool_]   # (T,), the channels of one pixel always agree
+    read: bool = False         # by a conditional model, before it draws anything
 
     @property
     def prefix(self) -> int:
@@ -58,9 +59,12 @@ class Occluded:
         return self.known.size if self.known.all() else int(self.known.argmin())
 
     @property
-    def conditioning(self) -> Literal["prefix", "partial"]:
-        """prefix: everything known comes before the first hole, so all of it conditions all that is drawn."""
-        return "prefix" if self.prefix == self.known_count else "partial"
+    def conditioning(self) -> Literal["prefix", "full", "partial"]:
+        """prefix, full: all that is known conditions all that is drawn, as it comes before the first hole, or is read.
+
+        partial: what comes after the first hole conditions only what follows it.
+        """
+        return "prefix" if self.prefix == self.known_count else "full" if self.read else "partial"
 
     @property
     def known_count(self) -> int:
@@ -73,7 +77,7 @@ class Occluded:
 
     @property
     def known_after_last_hole(self) -> int:
-        """Known sub-pixels that can steer nothing any more; 0 where there is no hole."""
+        """Known sub-pixels that condition nothing unless they are read; 0 where there is no hole."""
         return int(self.known[::-1].argmin())  # of True alone: 0
 
 
@@ -116,7 +120,7 @@ def read_occluded(
     pixels = _block_sums(kept[..., None].view(np.uint8), config)
     means = (2 * _block_sums(colours * kept[..., None], config) + pixels) // np.maximum(2 * pixels, 1)
     return Occluded(np.where(known, means, 0).astype(np.uint8).reshape(-1),
-                    known.repeat(config.channels, axis=2).reshape(-1))
+                    known.repeat(config.channels, axis=2).reshape(-1), bool(config.patch))
 
 
 def sizes(config: ModelConfig) -> list[str]:

@@ -181,6 +181,10 @@ export class Completion {
       gallery.begin(fields.n, card, {fields, path: PATH, keyed: Boolean(key.get()), picture: sent});
       for (const record of gallery.records) gallery.repaint(record);
       const answer = await receive(gallery, response, signal);
+      if (answer.conditioning === "full") {  // a conditional model reads all that is known before it draws
+        this.given.kinds = this.given.kinds.map((kind) => kind && "steered");
+        for (const record of gallery.records) gallery.repaint(record);
+      }
       this.tell(answer, card.channels);
       task.say(`${counted(fields.n, "completion")} in ${duration((performance.now() - began) / 1000)}. Click one to enlarge it.`);
     });
@@ -217,7 +221,7 @@ export class Completion {
     const between = all - steered - late;
     const parts = [`${counted(all, "pixel")} of ${whole(this.given.kinds.length)} known.`];
     if (!all) parts[0] = "Nothing was known: the model drew it all.";
-    else if (conditioning === "prefix") parts.push("All steered everything that was drawn.");
+    else if (conditioning !== "partial") parts.push("All steered everything that was drawn.");
     else {
       parts.push(`${whole(steered)} steered everything.`);
       if (between) parts.push(`${whole(between)} steered only what follows them.`);

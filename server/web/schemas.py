@@ -97,11 +97,15 @@ class Drawn(BaseModel):
 class Conditioning(BaseModel):
     """What an edit tells beside: how much of the picture was known."""
 
-    conditioning: Literal["prefix", "partial"] = Field(description="prefix: all that was known comes before the first "
-                                                       "hole, so it conditions all that is drawn")
+    conditioning: Literal["prefix", "full", "partial"] = Field(
+        description="prefix: all known pixels come before the first hole, so they influence everything drawn; full: "
+                    "they do not, but a conditional model reads them all first; partial: known pixels influence only "
+                    "what follows them")
     known: int = Field(description="known sub-pixels", examples=[392])
-    known_before_first_hole: int = Field(description="known sub-pixels that influence everything drawn", examples=[392])
-    known_after_last_hole: int = Field(description="known sub-pixels that had no influence", examples=[0])
+    known_before_first_hole: int = Field(description="known sub-pixels before the first hole, which influence "
+                                                     "everything drawn", examples=[392])
+    known_after_last_hole: int = Field(description="known sub-pixels after the last hole, which have no influence "
+                                                   "unless conditioning is full", examples=[0])
 
 
 class ImagesResponse(Drawn):

@@ -33,7 +33,9 @@ from model.checkpoint import Checkpoint
 from model.config import PRESETS, ModelConfig
 from model.packing import PRECISIONS
 from model.transformer import Transformer
-from server.engine.decode.decoder import CompiledDecoder, Decoder, EagerDecoder, ImageSpec, new_decoder
+from server.engine.decode.choice import new_decoder
+from server.engine.decode.compiled import CompiledDecoder
+from server.engine.decode.decoder import Decoder, EagerDecoder, ImageSpec
 
 EAGER_STEPS = 12  # of the eager engine, whose steps all cost the same and take long
 

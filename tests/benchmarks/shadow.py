@@ -21,7 +21,8 @@ from model.checkpoint import Checkpoint
 from model.config import PRESETS
 from model.transformer import Transformer
 from server.engine.batch import QUANTUM_S, RESTORED
-from server.engine.decode.decoder import Decoder, ImageSpec, new_decoder
+from server.engine.decode.choice import new_decoder
+from server.engine.decode.decoder import Decoder, ImageSpec
 from tests.benchmarks.decode import machine, rounded
 
 

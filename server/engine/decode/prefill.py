@@ -18,11 +18,15 @@ logger = logging.getLogger("linpix")
 
 @dataclass(slots=True, eq=False)
 class Prefill:
-    """What the rows of a request that joined together share: `length` inputs, of which `position` are folded in."""
+    """What the rows of a request that joined together share: `length` inputs, of which `position` are folded in.
+
+    read: or all that is known of their image, as one input, for a conditional model to read.
+    """
 
     rows: list[ScheduledImage]
     length: int
     position: int = 0
+    read: bool = False
     threw: bool = False  # once, and was begun again
 
 
@@ -34,10 +38,10 @@ class Prefills:
         self._waiting: deque[Prefill] = deque()
         self._token_s = 0.0  # of the last piece; 0: none was run yet
 
-    def append(self, rows: list[ScheduledImage], length: int) -> None:
+    def append(self, rows: list[ScheduledImage], length: int, *, read: bool = False) -> None:
         for row in rows:
             row.prefilled = False
-        self._waiting.append(Prefill(rows, length))
+        self._waiting.append(Prefill(rows, 1 if read else length, read=read))
 
     def clear(self) -> None:
         self._waiting.clear()
@@ -75,7 +79,11 @@ class Prefills:
         return failed
 
     def _advance(self, prefill: Prefill, left_s: float) -> None:
-        """One piece: as many tokens as fit in so long, in the engine's own measure."""
+        """One piece: as many tokens as fit in so long, in the decoder's own measure."""
+        if prefill.read:
+            self._decoder.read([row.slot for row in prefill.rows])
+            prefill.position = 1
+            return
         stride = self._decoder.prefill_stride
         most = int(left_s / self._token_s) // stride * stride if self._token_s else 0
         steps = min(max(stride, most), prefill.length - prefill.position)

@@ -16,7 +16,7 @@ from server.compare.backends import BACKENDS
 from server.compare.comparison import Comparison, ComparisonPlan
 from server.compare.jobs import Comparisons, Job
 from server.engine.batch import Batcher
-from server.engine.decode.decoder import new_decoder
+from server.engine.decode.choice import new_decoder
 from server.engine.ledger import Ledger
 from server.engine.thread import EngineThread
 from server.errors import Conflict, JustCancelled

@@ -17,7 +17,9 @@ from model.transformer import Transformer
 from server.cli.draw import produce
 from server.engine.batch import Batcher
 from server.engine.decode.bisect import most_retries
-from server.engine.decode.decoder import CudaDecoder, Decoder, EagerDecoder, ImageSpec, new_decoder
+from server.engine.decode.choice import new_decoder
+from server.engine.decode.compiled import CudaDecoder
+from server.engine.decode.decoder import Decoder, EagerDecoder, ImageSpec
 from server.engine.decode.faults import Faults, with_faults
 from server.engine.messages import Submission
 from server.errors import EngineLost
@@ -25,14 +27,13 @@ from server.errors import EngineLost
 SEEDS = list(range(100, 107))
 
 
-# a model that skips the layers amid background, and could hear known pixels that follow
-CONDITIONAL = {"background": 0, "background_dim": 16, "patch": 4, "following": ((0, 1, 0), (1, 0, 0)),
-               "look_ups": ("previous", "row", "column", "class")}
+# a model that skips the layers amid background
+BACKGROUND = {"background": 0, "background_dim": 16, "look_ups": ("previous", "row", "column", "class")}
 
 
 def loaded(kind="linear", side=8) -> checkpoint.Checkpoint:
-    """kind: of attention, or conditional."""
-    options = CONDITIONAL if kind == "conditional" else {"attention": kind}
+    """kind: of attention, or background."""
+    options = BACKGROUND if kind == "background" else {"attention": kind}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = Transformer(dataclasses.replace(PRESETS["tiny"], height=side, width=side, **options)).eval()
@@ -55,7 +56,7 @@ class Tiny:
 
 
 @pytest.fixture(params=[("linear", "eager"), ("softmax", "eager"), ("linear", "compiled"), ("linear", "gpu"),
-                        ("conditional", "eager"), ("conditional", "compiled")],
+                        ("background", "eager"), ("background", "compiled")],
                 ids="-".join)
 def tiny(request):
     """gpu: emulated."""
@@ -437,7 +438,7 @@ def test_an_engine_on_a_gpu_records_its_graphs_when_it_is_loaded(emulated, monke
     pool = functools.partial(GpuPool, device="cpu", operators=emulated.operators,
                              recorder=lambda work: recorded.append(work) or work)
     monkeypatch.setattr(ops, "gpu", True)
-    monkeypatch.setattr("server.engine.decode.decoder.GpuPool", pool)
+    monkeypatch.setattr("server.engine.decode.choice.GpuPool", pool)
     engine = new_decoder(loaded(), 5, device="cuda")
     assert len(recorded) == 4  # 1, 2, 4 and 8 rows
     for rows in range(1, 6):

@@ -7,7 +7,8 @@ import pytest
 
 from model import checkpoint
 from server.engine.batch import Batcher
-from server.engine.decode.decoder import ImageSpec, new_decoder
+from server.engine.decode.choice import new_decoder
+from server.engine.decode.decoder import ImageSpec
 from server.engine.messages import Submission
 from server.engine.served import ServedModel
 from server.engine.ticket import Ticket

@@ -1,5 +1,6 @@
 """Uploads become sub-pixels by stated rules, and nothing but PictureError comes of bad ones."""
 
+import dataclasses
 import io
 import runpy
 import struct
@@ -97,6 +98,8 @@ def test_counts_are_in_subpixels(holes, expected):
     assert (occluded.conditioning, occluded.known_count, occluded.known_before_first_hole,
             occluded.known_after_last_hole) == expected
     assert occluded.prefix == occluded.known_before_first_hole
+    told = read(encode(with_alpha(noise(8, 8, 3), alpha.reshape(8, 8))), dataclasses.replace(COLOUR, patch=4))
+    assert told.conditioning == expected[0].replace("partial", "full")
 
 
 # What is a hole

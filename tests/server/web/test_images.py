@@ -1,6 +1,7 @@
 """Generations and edits over HTTP, against a real server process."""
 
 import base64
+import dataclasses
 import io
 import json
 
@@ -9,8 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from model import checkpoint
 from model.config import PRESETS
 from model.packing import choose
+from model.transformer import Transformer
+from tests.server.conftest import serving
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
 
@@ -299,3 +303,28 @@ def test_a_stream_shows_every_image_row_however_fast_its_images_are_drawn(server
     answer = httpx.post(server.url + "/v1/images/generations", json={"n": 16, "stream": True}, timeout=60)
     shown = [(event["image_index"], event["rows"]) for event in events_of(answer.text) if "rows" in event]
     assert sorted(shown) == [(index, row) for index in range(16) for row in range(1, 9)]
+
+
+# --- a model that reads all that is known ---
+
+@pytest.fixture(scope="module")
+def conditional(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("conditional") / "tiny"
+    config = dataclasses.replace(PRESETS["tiny"], patch=4, following=((0, 1, 0), (1, 0, 0)), background=0,
+                                 background_dim=16, look_ups=("previous", "row", "column", "class"))
+    checkpoint.save(folder, Transformer(config), {"class_names": [str(label) for label in range(10)]}, "# tiny")
+    with serving(folder.parent) as process, process.client() as client:
+        yield client
+
+
+def test_a_conditional_model_says_that_it_heard_every_known_pixel(conditional):
+    alpha = np.full((8, 8), 255, np.uint8)
+    alpha[2:5, 3:6] = 0
+    answer = edit(conditional, encode(np.stack([PICTURE, alpha], -1)), n=3, seed=4).json()
+    assert (answer["conditioning"], answer["known"], answer["known_before_first_hole"]) == ("full", 55, 19)
+    drawn = [pixels(base64.b64decode(item["b64_json"])) for item in answer["data"]]
+    assert all(np.array_equal(image[alpha > 0], PICTURE[alpha > 0]) for image in drawn)
+    assert len({image.tobytes() for image in drawn}) == 3
+    alone = edit(conditional, encode(np.stack([PICTURE, alpha], -1)), seed=5)
+    assert np.array_equal(images_of(alone)[0], drawn[1])
+    assert edit(conditional, seed=5).json()["conditioning"] == "prefix"

@@ -1,0 +1,37 @@
+"""Which decoder a model gets, of those that can run it here."""
+
+import logging
+
+import torch
+
+from model.checkpoint import Checkpoint
+from model.cuda import GpuPool, StateFormat
+from model.packing import choose, gpu_obstacle
+from server.engine.decode.compiled import CompiledDecoder, CudaDecoder
+from server.engine.decode.decoder import Decoder, EagerDecoder
+
+logger = logging.getLogger(__name__)
+
+
+def new_decoder(checkpoint: Checkpoint, slots: int, engine: str = "auto", precision: str = "auto", *,
+               device: str = "auto", state: StateFormat | None = None, fill_freed_with_nan: bool = False) -> Decoder:
+    """The engine of that name, precision and device, or the best that there is for this model. Raises ValueError."""
+    chosen = choose(checkpoint.net.config, engine, precision, device)
+    if chosen.warning:
+        logger.warning("%s: %s", checkpoint.name, chosen.warning)
+    if chosen.device == "cuda":
+        try:
+            pool = GpuPool(checkpoint.net, slots, precision=chosen.precision, state=state)
+            pool.record(slots)
+        except torch.OutOfMemoryError as error:
+            free, whole = (size / 2**30 for size in torch.cuda.mem_get_info())
+            raise ValueError(f"{slots} slots of {checkpoint.name} are more than the GPU has memory for, {free:.1f} GiB "
+                             f"of {whole:.1f} free; lower --slots") from error
+        return CudaDecoder(checkpoint, slots, pool, precision=chosen.precision, fill_freed_with_nan=fill_freed_with_nan)
+    if state not in (None, StateFormat()):
+        obstacle = gpu_obstacle(checkpoint.net.config, precision)
+        raise ValueError("--state fp16 and --defer are for decoding on a GPU, and this model decodes on a processor"
+                         f"{f': {obstacle}' if obstacle else ''}; leave the flags out")
+    if chosen.engine == "eager":
+        return EagerDecoder(checkpoint, slots, fill_freed_with_nan=fill_freed_with_nan)
+    return CompiledDecoder(checkpoint, slots, precision=chosen.precision, fill_freed_with_nan=fill_freed_with_nan)

@@ -1,0 +1,114 @@
+"""Decoders that run csrc's kernels: a quantum is one call on a processor, and a few recorded ones on a GPU."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import from_numpy
+
+from model.attention.linear import RecurrentState
+from model.checkpoint import Checkpoint
+from model.cuda import GpuPool
+from model.packing import PRECISIONS, pack
+from server.engine.decode.decoder import Decoder, ImageSpec, Numbers
+from server.errors import EngineLost
+
+
+class BitwiseDecoder(Decoder):
+    """Prefills what it would have decoded, bit for bit: an image up to its position is all the shadow it needs.
+
+    But where the model has read what is known: what was then drawn cannot be folded in without it.
+    """
+
+    def keep(self, slots: Sequence[int]) -> None:
+        if told := [slot for slot in slots if self.told[slot]]:
+            self.state.keep(torch.tensor(told))
+
+    def restore(self, slots: Sequence[int], positions: Sequence[int]) -> None:
+        if told := [slot for slot in slots if self.told[slot]]:
+            self.state.restore(torch.tensor(told))
+        positions = [position for slot, position in zip(slots, positions, strict=True) if not self.told[slot]]
+        slots = [slot for slot in slots if not self.told[slot]]
+        for slot in slots:
+            self.pool.clear(slot)
+        at, lengths = np.array(slots), np.array(positions)
+        if (begun := lengths > 0).any():
+            self.prefill(at[begun], np.zeros_like(lengths[begun]), lengths[begun])
+
+
+class CompiledDecoder(BitwiseDecoder):
+    """csrc's kernels on a processor. An image does not depend on what else is in the batch, bit for bit."""
+
+    name = "compiled"
+
+    def __init__(self, checkpoint: Checkpoint, slots: int, *, precision: str = "fp32",
+                 fill_freed_with_nan: bool = False) -> None:
+        super().__init__(checkpoint, slots, fill_freed_with_nan=fill_freed_with_nan)
+        assert isinstance(self.state, RecurrentState)
+        self.precision = precision
+        self.packed, self.S, self.z = pack(self.net, PRECISIONS[precision]), self.state.S, self.state.z
+
+    def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
+        self.packed.prefill(from_numpy(self.canvas), self.S, self.z, from_numpy(slots), from_numpy(positions),
+                            from_numpy(steps), from_numpy(self.start[slots]), last=self.state.last)
+
+    @torch.inference_mode()
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
+        """As Decoder.quantum, in any order of steps; one call without the GIL."""
+        at = np.array(slots)
+        rows = (at, np.array(positions), np.array(steps), self.start[at], self.seed[at], self.temperature[at])
+        _, finite = self.packed.decode(from_numpy(self.canvas), from_numpy(self.known), self.S, self.z,
+                                       *map(from_numpy, rows), last=self.state.last,
+                                       told=from_numpy(self.told[at]) if self.net.patches is not None else None)
+        return [slot for slot, well in zip(slots, finite.numpy(), strict=True) if not well]
+
+
+class CudaDecoder(BitwiseDecoder):
+    """csrc's kernels on a GPU: state, known sub-pixels and weights are there; images come back after every quantum."""
+
+    name, device = "compiled", "cuda"
+    prefill_stride = 128
+    pool: GpuPool
+
+    def __init__(self, checkpoint: Checkpoint, slots: int, pool: GpuPool, *, precision: str = "bf16",
+                 fill_freed_with_nan: bool = False) -> None:
+        super().__init__(checkpoint, slots, fill_freed_with_nan=fill_freed_with_nan, pool=pool)
+        self.precision, self.stride, self.state_format = precision, pool.stride, str(pool.format)
+
+    def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
+        with _on_gpu():
+            self.pool.put(slots, *(None if given is None else from_numpy(given)
+                                   for given in (specs[0].canvas, specs[0].known)))
+            super().take(slots, specs)
+
+    def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
+        with _on_gpu():
+            self.pool.prefill(slots, positions, steps, self.start[slots])
+
+    def copy(self, slots: Sequence[int]) -> None:
+        with _on_gpu():
+            super().copy(slots)
+
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
+        """As CompiledDecoder.quantum. Raises EngineLost where the GPU no longer answers."""
+        at = np.array(slots)
+        with _on_gpu():
+            finite = self.pool.decode(slots, positions, steps, self.start[at], self.seed[at], self.temperature[at])
+            self.canvas[at] = self.pool.images(slots).numpy()
+            self.saturated = self.pool.saturated()
+        return [slot for slot, well in zip(slots, finite, strict=True) if not well]
+
+
+@contextmanager
+def _on_gpu() -> Iterator[None]:
+    """An error that the GPU goes on giving is no longer one of this batch: EngineLost."""
+    try:
+        yield
+    except RuntimeError as error:
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as still:
+            raise EngineLost(f"the GPU no longer answers ({str(still).splitlines()[0]}); "
+                             "the process ends, for its supervisor to start it again") from error
+        raise

@@ -1,0 +1,134 @@
+"""Conditional models in slots: what is known is read once for a request, and heard wherever it is."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from model import checkpoint, ops
+from model.config import PRESETS
+from model.generate import generate
+from model.transformer import Transformer
+from server.engine.batch import Batcher
+from server.engine.decode.choice import new_decoder
+from server.engine.decode.decoder import ImageSpec
+from server.engine.decode.faults import Faults, with_faults
+from server.engine.messages import Submission
+
+CONFIG = dataclasses.replace(
+    PRESETS["tiny"], height=8, width=8, background=0, background_dim=16, patch=4, following=((0, 1, 0), (1, 0, 0)),
+    look_ups=("previous", "row", "column", "class"))
+RANDOM = np.random.default_rng(0)
+PICTURE, KNOWN = RANDOM.integers(0, 256, 64, dtype=np.uint8), RANDOM.random(64) < 0.5
+KNOWN[:3] = True, True, False
+
+
+@pytest.fixture(scope="module")
+def source() -> checkpoint.Checkpoint:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(CONFIG).eval()
+        for parameter in net.parameters():  # away from zeros and ones, so that what is read matters
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return checkpoint.Checkpoint("tiny", net, {}, "", tuple("0123456789"))
+
+
+@pytest.fixture(params=["eager", "compiled"])
+def decoder(request, source):
+    if request.param == "compiled" and not ops.compiled:
+        pytest.skip(ops.why())
+    return lambda slots: new_decoder(source, slots, request.param, "fp32")
+
+
+def drawn(batcher: Batcher, **requests: list[ImageSpec]) -> dict[str, np.ndarray]:
+    """The images of requests that come together, by request."""
+    found: dict[str, dict[int, np.ndarray]] = {name: {} for name in requests}
+    for name, specs in requests.items():
+        batcher.submit(Submission(name, specs))
+    while batcher.busy:
+        report = batcher.run_quantum()
+        assert not report.failed
+        for image in report.finished:
+            found[image.request][image.index] = image.canvas
+    return {name: np.stack([images[index] for index in sorted(images)]) for name, images in found.items()}
+
+
+def edits(*seeds: int, picture=PICTURE, known=KNOWN, label=None) -> list[ImageSpec]:
+    return [ImageSpec(seed=seed, canvas=picture, known=known, label=label) for seed in seeds]
+
+
+@pytest.mark.parametrize("label", [None, 3])
+def test_completions_are_those_of_the_plain_decode_loop(decoder, source, label):
+    seeds = list(range(40, 48))
+    expected = generate(source.net, seeds, labels=[label] * 8, known=torch.from_numpy(PICTURE).expand(8, -1),
+                        given=torch.from_numpy(KNOWN).expand(8, -1)).numpy()
+    found = drawn(Batcher(decoder(8)), request=edits(*seeds, label=label))["request"]
+    assert np.array_equal(found[:, KNOWN], expected[:, KNOWN])
+    assert (found == expected).mean() > 0.95  # batches of another size round otherwise
+
+
+def test_every_known_sub_pixel_is_heard_and_no_hidden_one(decoder):
+    before = drawn(Batcher(decoder(1)), a=edits(5))["a"]
+    hidden = np.where(KNOWN, PICTURE, 255 - PICTURE)
+    assert np.array_equal(drawn(Batcher(decoder(1)), a=edits(5, picture=hidden))["a"], before)
+    later = PICTURE.copy()
+    later[32:] = 255 - later[32:]
+    changed = drawn(Batcher(decoder(1)), a=edits(5, picture=later, label=3))["a"]
+    assert not np.array_equal(changed[0, :24], drawn(Batcher(decoder(1)), a=edits(5, label=3))["a"][0, :24])
+
+
+def test_an_image_is_the_same_in_any_company_and_however_many_share_a_reading(decoder):
+    specs = edits(1, 2, 3)
+    together = drawn(Batcher(decoder(6)), a=specs, b=edits(9, label=4), c=[ImageSpec(seed=1), ImageSpec(seed=2)])
+    turns = drawn(Batcher(decoder(2)), a=specs)["a"]  # the third gets a slot, and reads, later
+    alone = np.concatenate([drawn(Batcher(decoder(1)), a=[spec])["a"] for spec in specs])
+    assert np.array_equal(turns, alone) or decoder(1).name != "compiled"
+    assert np.array_equal(together["a"], alone) or decoder(1).name != "compiled"
+    assert (together["a"] == alone).mean() > 0.9
+
+
+def test_images_that_share_a_reading_have_classes_of_their_own(decoder):
+    some = decoder(32)
+    some.take(list(range(1, 33)), edits(*range(32)))
+    some.read(list(range(1, 33)))
+    assert len(set(some.start[1:].tolist())) > 3
+    assert (some.start[1:] > 256).all()
+
+
+def test_nothing_known_draws_as_without_a_picture_and_all_known_draws_nothing(decoder):
+    nothing = edits(1, 2, known=np.zeros(64, np.bool_))
+    found = drawn(Batcher(decoder(4)), a=nothing, b=[ImageSpec(seed=1), ImageSpec(seed=2)])
+    assert np.array_equal(found["a"], found["b"])
+    assert np.array_equal(drawn(Batcher(decoder(1)), a=edits(1, known=np.ones(64, np.bool_)))["a"][0], PICTURE)
+
+
+def test_a_quantum_that_throws_half_way_is_put_back_to_what_was_read(decoder):
+    clean = drawn(Batcher(decoder(3)), a=edits(1, 2), b=[ImageSpec(seed=3)])
+    broken = Batcher(with_faults(decoder(3), Faults("glitch:every=2")))
+    again = drawn(broken, a=edits(1, 2), b=[ImageSpec(seed=3)])
+    assert all((again[name] == images).mean() > 0.9 for name, images in clean.items())
+    assert broken.decoder.name != "compiled" or all(np.array_equal(again[name], clean[name]) for name in clean)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_reading_that_throws_is_begun_again_once_and_then_ends_its_request(decoder, monkeypatch, times):
+    expected = drawn(Batcher(decoder(2)), a=edits(1, 2))["a"]
+    batcher, left = Batcher(decoder(2)), [times]
+    read = batcher.decoder.read
+
+    def thrown(slots):
+        read(slots)
+        if left[0]:
+            left[0] -= 1
+            raise RuntimeError("after it has changed the state")
+
+    monkeypatch.setattr(batcher.decoder, "read", thrown)
+    batcher.submit(Submission("a", edits(1, 2)))
+    images, failed = {}, {}
+    while batcher.busy:
+        report = batcher.run_quantum()
+        failed |= report.failed
+        images |= {image.index: image.canvas for image in report.finished}
+    assert failed.keys() == ({"a"} if times == 2 else set())
+    assert times == 2 or np.array_equal(np.stack([images[0], images[1]]), expected)
