@@ -210,7 +210,7 @@ def test_a_loaded_picture_goes_along_to_another_model(shipped, visit, tmp_path):
     np.testing.assert_allclose(sent(page)[:16, :, :3], mean[:16], atol=2)
     page.get_by_role("button", name="Clear").click()
     page.locator("#file").set_input_files(written(tmp_path, "notes.png", b"no picture"))
-    says(page, "#completion .notice", "notes.png is no picture")
+    says(page, "#completion .notice", "notes.png is not a picture")
     choose("mnist-small")
     expect(page.locator("#editor-hint")).to_be_visible()
     choose("cifar10-small")

@@ -35,7 +35,7 @@ KINDS = {
     "not data": WHERE + r"is (a Git LFS pointer|a git-annex|an HTML or XML page).*",
     "picture": WHERE + r"(is not a readable picture \(.*\)|is \d+ x \d+ \(width x height\)|has more than 8 bits|"
                        r"is animated or has|is partly transparent|has [\d,]+ bytes, expected at most).*",
-    "folder": WHERE + r"(holds no pictures|has pictures beside|has no pictures for|has train/ and).*",
+    "folder": WHERE + r"(holds no pictures|has pictures next to|has no pictures for|has train/ and).*",
 }
 NAMES = ["a.png", "train/cat/a.png", "test/dog/b.jpg", "../a.png", "/etc/a.png", "x/../../a.png", "a.png/",
          "\udcff.png", "-" * 300 + ".png", "./train/./a.png", "C:\\a.png", "a\n.png", "test_batch.bin", ""]

@@ -295,7 +295,7 @@ def test_an_archive_reads_as_the_folder_that_was_packed(tmp_path):
     (["notes.txt", ".hidden.png", "__MACOSX/a.png"], ["holds no pictures"]),
     (["a.png"], ["no pictures for the train split"]),
     (["test/a.png"], ["no pictures for the train split"]),
-    (["a.png", "cat/b.png"], ["a.png", "beside sub-folders"]),
+    (["a.png", "cat/b.png"], ["a.png", "next to sub-folders"]),
     (["train/a.png", "val/a.png"], ["rename val/ to test/"]),
 ], ids=["empty", "no pictures", "one picture", "test alone", "mixed", "val"])
 def test_a_folder_that_says_no_clear_thing_is_refused(names, words, tmp_path):

@@ -400,7 +400,7 @@ def test_what_is_no_twin_is_refused(theirs, message):
 
 def test_a_model_that_skips_background_is_not_compared_and_is_nobodys_twin(tmp_path):
     skips = make(name="skips", twin_of="small", background=0)
-    with pytest.raises(ValueError, match="skips background, which only linear attention does"):
+    with pytest.raises(ValueError, match="skips background, which other kinds of attention cannot do"):
         Comparison(skips, (), plan())
     for one in (make(), skips):
         checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")

@@ -284,7 +284,7 @@ def test_a_key_has_the_requests_of_its_rate_and_no_other_key_pays_for_it(tiny, t
                 assert answer.json()["error"]["code"] == "rate_limited"
                 assert answer.json()["error"]["type"] == "rate_limit_error"
                 assert 1 <= int(answer.headers["retry-after"]) <= 1200
-                assert "slow may make 3/h requests" in answer.json()["error"]["message"]
+                assert "API key 'slow' is over its limit of 3/h" in answer.json()["error"]["message"]
         assert {answer.status_code for answer in pool.map(ask, ["second"] * 8)} == {200}
         assert client.get("/readyz").status_code == 200
         assert server.metric('linpix_requests_rejected_total{reason="rate_limited"}') == 5
