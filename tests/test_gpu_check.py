@@ -9,6 +9,8 @@ import pytest
 from model import checkpoint, ops
 from tests.gpu_check import ROOT, Check, commands, examine, training, write_pictures
 
+pytestmark = pytest.mark.slow
+
 WELL, BADLY = [[sys.executable, "-c", f"print('one'); print('two'); raise SystemExit({status})"] for status in (0, 3)]
 WITHOUT_OVERLAP_ONLY = [sys.executable, "-c", "import os; raise SystemExit(os.environ['LINPIX_OVERLAP'] != '0')"]
 TELL = [sys.executable, "-c", "import os; print('LINPIX_OVERLAP is', os.environ['LINPIX_OVERLAP'])"]

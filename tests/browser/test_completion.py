@@ -12,6 +12,8 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Visit, says, written
 
+pytestmark = pytest.mark.slow
+
 TOP_OF_SEVEN = [(8, 5), (20, 5), (17, 13)]  # in pixels of a 28 x 28 image
 
 

@@ -5,10 +5,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import says
 from tests.server.conftest import EAGER, eventually, serving
+
+pytestmark = pytest.mark.slow
 
 
 def test_now_follows_what_the_service_does(slow, visit):

@@ -8,6 +8,8 @@ from tests.browser.conftest import WAIT_MS
 from tests.server.conftest import ROOT, serving
 from tests.server.web.test_images import encode
 
+pytestmark = pytest.mark.slow
+
 PICTURE = {"name": "seven.png", "mimeType": "image/png", "buffer": encode(np.full((28, 28), 7, np.uint8))}
 
 

@@ -57,6 +57,7 @@ def test_nothing_is_wider_than_the_smallest_screen(shipped, visit):
         assert page.evaluate("document.documentElement.scrollWidth") <= 320, panel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "scheme"), LOOKS, ids=NAMES)
 def test_everybody_can_use_every_panel(shipped, visit, size, scheme):
     """axe-core, with the panels empty and in use; and nothing is wider than the screen."""

@@ -15,6 +15,8 @@ from tests.browser.conftest import ROOT, says
 from tests.browser.test_page import findings
 from tests.server.conftest import EAGER, eventually, serving
 
+pytestmark = pytest.mark.slow
+
 LANES = """items => items.map(item => [item.querySelector('h3').innerText.replace(/\\s+/g, ' '),
                                        item.querySelector('.count').innerText])"""
 RACED = r"Every lane draws the same image|While .+ drew one image"  # of tiny's slowest lane in less than a second

@@ -4,11 +4,14 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import says
 from tests.server.conftest import EAGER, eventually, serving
 from tests.server.web.test_keys import line, private
+
+pytestmark = pytest.mark.slow
 
 LASTING = ("--faults", "slow:every=1:ms=20")  # seconds an image: the page is seen while it is drawn
 

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from model.checkpoint import CheckpointError, read
 from tests.fuzz.harness import Target
 
+pytestmark = pytest.mark.slow
+
 FOLDER = r".*/fuzzed"
 FIELD = (r"(format_version|height|width|channels|layers|heads|key_dim|value_dim|d_model|d_ff|mixtures|attention|"
          r"feature_map|random_features|lsh_\w+|eps|norm|residual|reversible residuals|activation|look_ups|"

@@ -12,6 +12,8 @@ from tests.fuzz.harness import Target
 from tests.fuzz.pictures import pictures
 from tests.server.conftest import serving
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Sent:

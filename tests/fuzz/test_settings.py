@@ -15,6 +15,8 @@ from server.engine.decode.faults import Faults
 from server.settings import Settings
 from tests.fuzz.harness import Target
 
+pytestmark = pytest.mark.slow
+
 NAMES = sorted(Settings.model_fields)
 ANY_TEXT = ("host", "metrics_host", "models", "checkpoints", "api_keys", "trusted_proxies")  # found wrong when used
 VALUES = ["", "0", "1", "-1", "8000", "65535", "65536", "1e3", "0.5", "-0.0", "nan", "inf", "-inf", "1e400", "9" * 400,

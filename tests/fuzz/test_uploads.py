@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import strategies as st
 
 from model.config import ModelConfig
 from server.pictures.pictures import PictureError, read_occluded
 from tests.fuzz.harness import Target
 from tests.fuzz.pictures import pictures
+
+pytestmark = pytest.mark.slow
 
 CONFIGS = [ModelConfig(height=8, width=8), ModelConfig(height=8, width=8, channels=3), ModelConfig(height=4, width=12)]
 PARAM = "(image|mask)"

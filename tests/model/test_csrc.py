@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 ARM = ("aarch64-linux-gnu-g++", "qemu-aarch64")
 

@@ -36,6 +36,8 @@ from tests.benchmarks.cuda import markdown, measure, state_traffic
 from tests.model.test_ops import step_inputs
 from tests.model.test_packing import images_of, log_probs_of, net_of
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 CUDA = ROOT / "csrc/cuda"
 TORCH = Path(torch.__file__).parent

@@ -282,6 +282,7 @@ def test_decoding_holds_no_lock_of_pythons():
     assert len(beats) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["portable", "avx2", "avx512", "avx512bf16"])
 def test_every_version_of_the_kernels_that_this_processor_runs_is_right(kernel):
     """In a process of its own, since the choice is made once: the forced test above, and the bitwise one."""

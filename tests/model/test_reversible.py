@@ -128,6 +128,7 @@ def test_autocast_reaches_into_the_way_back(attention, monkeypatch):
     assert largest_difference(found, gradients(net, bf16=True)) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attention", "compiled"), [*((kind, False) for kind in KINDS), ("lsh", True)])
 def test_on_the_way_back_a_residual_gives_again_what_it_gave(attention, compiled, monkeypatch):
     """So random rotations are the same ones; and drawing them again leaves the random numbers alone."""

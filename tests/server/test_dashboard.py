@@ -22,6 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.conftest import EAGER, ROOT, Process, eventually, serving
 from tests.server.web.test_images import occluded
 
+pytestmark = pytest.mark.slow
+
 DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/linpix.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES = {f"{panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]}

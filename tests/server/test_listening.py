@@ -13,6 +13,8 @@ import pytest
 from server.listening import listen, url_of
 from tests.server.conftest import ROOT, eventually, serving
 
+pytestmark = pytest.mark.slow
+
 
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:

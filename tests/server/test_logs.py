@@ -17,6 +17,8 @@ from tests.server.conftest import Process, eventually, serving
 from tests.server.web.test_images import occluded
 from tests.server.web.test_keys import bearer, line, private
 
+pytestmark = pytest.mark.slow
+
 KEY, OTHER, PROMPT, QUERY, PATH = ("lpx_the-key-of-the-test", "lpx_a-key-of-nobody", "a prompt of somebody's",
                                    "query-secret", "path-secret")
 

@@ -113,6 +113,7 @@ def test_a_request_lasts_until_its_last_byte_is_made_and_so_does_its_deadline(ti
         assert 'linpix_requests_total{endpoint="generations",outcome="failed"} 2.0' in client.get("/metrics").text
 
 
+@pytest.mark.slow
 def test_freed_slots_may_be_poisoned_without_anybody_noticing(tiny):
     with serving(tiny.parent, "--poison", "true", "--slots", "3") as server, ThreadPoolExecutor(8) as pool, \
             server.client() as client:
@@ -122,6 +123,7 @@ def test_freed_slots_may_be_poisoned_without_anybody_noticing(tiny):
     assert len(values) <= 2  # one image, but for the rounding of another batch size
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())
 def test_a_softmax_model_is_served_beside_a_linear_one_whatever_engine_that_is_to_have(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path / "tiny")
@@ -148,6 +150,7 @@ def test_a_seed_gives_the_same_bytes_over_http_among_twenty_others_and_from_the_
     assert base64.b64decode(served["b64_json"]) == (tmp_path / "out/00000-77.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_what_a_save_leaves_beside_checkpoints_is_not_served(tiny, tmp_path):
     for name in ("tiny", "tiny.old", "tiny.new"):
         shutil.copytree(tiny, tmp_path / name)
@@ -345,12 +348,14 @@ def test_a_bad_comparison_is_refused(server, body, param, words):
     assert words in answer.json()["error"]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "words"), [
     (["--models", "big"], "there is no model 'big'"),
     (["--slots", "0"], "--slots"),
     (["--slots", "x"], "--slots"),
     (["--slots", "10000000", "--models", "SLOW"], "lower --slots"),  # 629 GiB, at 66 KiB a slot
     (["--engine", "eager", "--precision", "bf16"], "--precision fp32"),
+    (["--state", "fp16"], "use --defer 8 with it"),
     (["--api-keys", "missing"], "missing"),
     (["--faults", "burn:at=1"], "--faults (LINPIX_FAULTS): 'burn:at=1': a fault is one of throw"),
     (["--watchdog-timeout", "0"], "--watchdog-timeout"),
@@ -396,6 +401,7 @@ def test_an_image_that_is_not_finite_fails_its_request_and_not_its_neighbours(ti
         assert process.metric('linpix_requests_total{endpoint="generations",outcome="failed"}') == 2
 
 
+@pytest.mark.slow
 def test_a_model_with_lsh_attention_is_left_out_of_the_service_and_refused_by_name(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path / "tiny")
     with torch.random.fork_rng():

@@ -20,6 +20,8 @@ from tests.soak.loads import Plan, Soak, closed_loop
 from tests.soak.phases import PHASES
 from tests.soak.service import Oracle
 
+pytestmark = pytest.mark.slow
+
 SOFT_FILES = 512  # a shell's limit is 1,024 or less
 
 

@@ -26,6 +26,8 @@ from training.experiments import duplication as duplicating
 from training.experiments.record import Record, Sitting
 from training.experiments.tokens import Duplication, Learner, Recipe, TokenModel, kind_config, learn, update_s
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 COPY = copying.Settings(kinds=("linear", "lsh-2"), updates=120, drop=80, batch=4, word=6, layers=1, heads=2, width=16,
                         feed_forward=16, chunk=4, compile=False)

@@ -139,6 +139,7 @@ def test_the_training_benchmark_runs_in_tiny_form_and_its_ways_compute_the_same(
     assert all(one["images_per_second"] > 0 and one["ratio"] > 0 for one in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile_", [False, True])
 def test_lsh_attention_learns_and_is_exported_with_a_card_that_names_its_exception(stripes, tmp_path, compile_):
     model = dataclasses.replace(TINY, attention="lsh", lsh_rounds=2, lsh_buckets=4, lsh_chunk=16)
@@ -152,8 +153,8 @@ def test_lsh_attention_learns_and_is_exported_with_a_card_that_names_its_excepti
     assert "not strictly autoregressive" in (tmp_path / "shipped/README.md").read_text()
 
 
-@pytest.mark.parametrize("compile_", [False, True])
-@pytest.mark.parametrize("name", get_args(FeatureMap))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "compile_"), [*((name, False) for name in get_args(FeatureMap)), ("random", True)])
 def test_every_feature_map_learns(stripes, tmp_path, name, compile_):
     run = Run(dataclasses.replace(TINY, feature_map=name), dataclasses.replace(SETTINGS, compile=compile_))
     before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
@@ -162,6 +163,7 @@ def test_every_feature_map_learns(stripes, tmp_path, name, compile_):
     assert checkpoint.load(tmp_path / "run").config.feature_map == name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile_", [False, True])
 def test_reversible_layers_learn_with_a_feed_forward_in_chunks(stripes, tmp_path, compile_):
     run = Run(dataclasses.replace(TINY, residual="reversible"),
@@ -301,6 +303,7 @@ def test_a_setting_that_cannot_work_is_refused_with_its_value(field, value):
         TrainConfig(**{field: value})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_run_resumes_from_its_last_save(tmp_path, number):
     """The real command in a real process: SIGTERM saves and exits 0; after SIGKILL the last save is there."""

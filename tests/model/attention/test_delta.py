@@ -248,6 +248,7 @@ def test_what_is_kept_for_the_gradient_is_a_state_for_each_chunk():
     assert operator(*given)[1].shape == (205 // CHUNK, 2, 8, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["portable", "avx2", "avx512"])
 def test_every_version_of_the_kernel_that_this_processor_runs_is_right(kernel):
     """In a process of its own, since the choice is made once."""

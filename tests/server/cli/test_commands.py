@@ -207,6 +207,7 @@ def test_a_terminal_shows_the_images_a_bar_below_them_and_what_was_made(slow, tm
     assert written.count("\x1b[") > 100 and "A\r" in written  # it was drawn over itself
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
 def test_a_terminal_that_cannot_has_the_bar_alone(tiny, tmp_path, environment):
     written, _ = on_terminal("sample", "--model", tiny, "--out", tmp_path / "out.png", **environment)

@@ -29,6 +29,8 @@ from server.compare.comparison import Comparison, ComparisonPlan
 from server.compare.measure import integrate
 from server.engine import memory
 
+pytestmark = pytest.mark.slow
+
 CONFIG = ModelConfig(height=4, width=5, layers=2, heads=2, key_dim=4, value_dim=4, d_model=16, d_ff=16,
                      mixtures=2, classes=3, neighbours=((-1, 0, 0),))
 TICK = 0.001

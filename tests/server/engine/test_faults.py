@@ -19,6 +19,8 @@ from server.settings import Settings
 from tests.server.conftest import EAGER, Process, eventually, serving
 from tests.server.web.test_images import events_of
 
+pytestmark = pytest.mark.slow
+
 PATH = "/v1/images/generations"
 BESIDE = "slow:every=1:ms=20"  # so that requests that come together are decoded together
 

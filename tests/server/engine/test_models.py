@@ -29,6 +29,8 @@ from tests.server.conftest import Process, eventually, serving
 from tests.server.web.test_images import events_of
 from tests.server.web.test_leaving import GENERATIONS, SLOW, alone
 
+pytestmark = pytest.mark.slow
+
 bitwise = pytest.mark.skipif(not ops.compiled, reason=ops.why())
 
 

@@ -26,6 +26,8 @@ from server.web.middleware.connection import connection
 from tests.server.conftest import EAGER, Process, eventually, serving
 from tests.server.web.test_images import events_of, occluded
 
+pytestmark = pytest.mark.slow
+
 GENERATE, EDIT = "/v1/images/generations", "/v1/images/edits"
 STEP_S = 0.06  # of PACED, which takes one step a quantum: an image of 64 steps takes 3.84 s on any machine
 PACED = ("--faults", f"slow:every=1:ms={STEP_S * 1e3:.0f}")

@@ -18,6 +18,8 @@ from tests.server.web.test_exposure import probes_of
 from tests.server.web.test_keys import line, private
 from tests.server.web.test_leaving import GENERATIONS, SLOW, head, post, rest_of
 
+pytestmark = pytest.mark.slow
+
 HOST = b"host: localhost\r\n"
 
 

@@ -388,6 +388,7 @@ def probes_of(server: Process) -> str:
     return found()[1]
 
 
+@pytest.mark.slow
 def test_metrics_and_health_may_have_a_port_of_their_own(tiny):
     with serving(tiny.parent, "--metrics-port", "0") as server, server.client() as client:
         there = probes_of(server)
@@ -408,6 +409,7 @@ def test_metrics_and_health_may_have_a_port_of_their_own(tiny):
         assert "/metrics" not in client.get("/openapi.json").json()["paths"]
 
 
+@pytest.mark.slow
 def test_the_port_of_the_probes_answers_until_the_last_image_is_drawn(slow):
     with serving(slow, *EAGER, "--metrics-port", "0") as server, ThreadPoolExecutor(1) as pool, \
             server.client() as client:

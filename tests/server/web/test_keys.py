@@ -318,6 +318,7 @@ def test_a_running_server_takes_new_keys_and_drops_old_ones_with_the_file(tiny, 
         assert "secret" not in "".join(server.printed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "mode", "words"), [
     (line("a", "first"), 0o644, "chmod 600"), (line("a", "first"), 0o640, "chmod 600"),
     ("first\n", 0o600, "line 1: not of the form"), ("", 0o600, "holds no key")])

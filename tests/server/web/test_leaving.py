@@ -23,6 +23,8 @@ from PIL import Image
 from tests.server.conftest import ROOT, Process, eventually, serving
 from tests.server.web.test_images import events_of, occluded
 
+pytestmark = pytest.mark.slow
+
 GENERATIONS, EDITS = "/v1/images/generations", "/v1/images/edits"
 SLOW = "slow:every=1:ms=30"  # so a quantum is one step, and an image of `tiny` takes two seconds
 

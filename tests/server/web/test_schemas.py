@@ -17,6 +17,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("LINPIX_TEST_EXAMPLES", "50"))  # a route
 
 
