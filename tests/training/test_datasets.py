@@ -63,6 +63,7 @@ def test_cifar10_is_read_as_published(data, caplog):
     assert not caplog.records  # its sum is known
 
 
+@pytest.mark.slow
 def test_the_mean_of_cifar10_for_training_is_the_published_one(data):
     train = load(data / "cifar10", "train", CIFAR10)
     assert np.bincount(train.labels).tolist() == [5000] * 10

@@ -69,7 +69,7 @@ def form_called(name: str, request: pytest.FixtureRequest) -> Form:
     return {"reference": in_torch, "operator": by_operator}[name]
 
 
-ON_GPU = ["emulated", pytest.param("cuda", marks=pytest.mark.cuda)]
+ON_GPU = [pytest.param("emulated", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 @pytest.fixture(params=["reference", "operator", *ON_GPU])
@@ -217,6 +217,7 @@ def test_a_token_leaves_no_trace_in_earlier_results(form, at):
     assert not torch.equal(before[:, :, at:], after[:, :, at:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("D", "M"), [(5, 4), (33, 64)])
 def test_what_threads_compute_does_not_depend_on_their_order(emulated, D, M):
     """A result that changes with it lacks a barrier."""
@@ -231,6 +232,7 @@ def test_what_threads_compute_does_not_depend_on_their_order(emulated, D, M):
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_heads_too_large_for_a_block_are_refused(emulated):
     q, k, v = (torch.randn(1, 3, 1, size) for size in (65, 65, 8))
     with pytest.raises(RuntimeError, match="heads must be of size 64 at most on a GPU, got 65 and 8"):

@@ -55,9 +55,11 @@ class Tiny:
         return new_decoder(source, slots, self.engine, "fp32")
 
 
-@pytest.fixture(params=[("linear", "eager"), ("softmax", "eager"), ("linear", "compiled"), ("linear", "gpu"),
-                        ("background", "eager"), ("background", "compiled")],
-                ids="-".join)
+KINDS = [("linear", "eager"), ("softmax", "eager"), ("linear", "compiled"),
+         pytest.param(("linear", "gpu"), marks=pytest.mark.slow), ("background", "eager"), ("background", "compiled")]
+
+
+@pytest.fixture(params=KINDS, ids="-".join)
 def tiny(request):
     """gpu: emulated."""
     if request.param[1] == "compiled" and not ops.compiled:
@@ -433,6 +435,7 @@ def test_what_only_a_gpu_can_do_is_refused_on_a_processor_with_the_reason(option
         new_decoder(loaded(), 1, **options)
 
 
+@pytest.mark.slow
 def test_an_engine_on_a_gpu_records_its_graphs_when_it_is_loaded(emulated, monkeypatch):
     recorded = []
     pool = functools.partial(GpuPool, device="cpu", operators=emulated.operators,
@@ -448,6 +451,7 @@ def test_an_engine_on_a_gpu_records_its_graphs_when_it_is_loaded(emulated, monke
     assert len(recorded) == 4
 
 
+@pytest.mark.slow
 def test_a_gpu_that_no_longer_answers_is_told_from_a_batch_that_failed(emulated, monkeypatch):
     """The error comes again when one only waits for the GPU, so the engine is lost; else the batch is."""
     source = loaded()
