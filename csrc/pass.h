@@ -33,10 +33,10 @@ void wait(Share share) {
   }
 }
 
-// A late wait in every fourth step of each thread but one, and two more, are not an accident: another program is using
+// A late wait in one of sixteen steps of each thread but one, and two more, are no accident: another program is using
 // these cores. The caller decides how many threads the next call gets (model/team.py).
 void give_up_if_late(Barrier& b, int64_t steps) {
-  b.given_up = __atomic_load_n(&b.late_waits, __ATOMIC_RELAXED) > (2 + steps / 4) * (b.members - 1);
+  b.given_up = __atomic_load_n(&b.late_waits, __ATOMIC_RELAXED) > (2 + steps / 16) * (b.members - 1);
 }
 
 struct Token {

@@ -14,10 +14,13 @@ from pathlib import Path
 
 import torch
 
+FIRST = 4                 # calls on one thread at the beginning; the very first one warms up, and is not counted
 ALONE_EVERY = 512         # calls: one of so many runs on one thread, to know how long that takes
-PAUSE, MAX_PAUSE = 8, 256  # calls on one thread after a lost comparison: twice as many after each, up to a limit
+PAUSE, MAX_PAUSE = 8, 1024  # calls on one thread after a lost comparison: twice as many after each, up to a limit
+SETTLED = 64              # calls without a loss after which losses before them are forgotten
 WON = 0.9                 # threads have to take at most this part of the time of one thread
-FORGET = 0.3              # weight of a new measurement
+FORGET = 0.15             # weight of a new measurement
+HICCUP = 2.0              # times as long as one thread takes: what is longer counts as so long
 SHARED = 8                # rows a thread: with more, each thread has rows of its own, and waits for no other
 
 
@@ -25,9 +28,10 @@ SHARED = 8                # rows a thread: with more, each thread has rows of it
 class _Size:
     """What is known of steps with a number of rows between two powers of two."""
 
-    alone_s: float = math.inf  # a step on one thread; inf: not measured
-    since_alone: int = 0       # calls since then
-    alone_left: int = 0        # calls that still run on one thread
+    alone_s: float = math.inf  # a step on one thread, smoothed; inf: not measured
+    alone_left: int = FIRST    # calls that still run on one thread
+    together: int = 0          # calls since the last that several threads lost
+    together_s: float = 0.0    # a step of these, smoothed
     pause: int = PAUSE
 
 
@@ -52,22 +56,32 @@ class Team:
     def choose(self, rows: int, threads: int) -> int:
         """1 or all of them."""
         size = self._sizes.setdefault(rows.bit_length(), _Size())
-        if size.alone_left > 0 or size.alone_s == math.inf or size.since_alone >= ALONE_EVERY:
-            return 1
-        return threads
+        return 1 if size.alone_left > 0 or size.together % ALONE_EVERY == ALONE_EVERY - 1 else threads
 
     def learn(self, rows: int, threads: int, step_s: float) -> None:
-        """That a step of so many rows took so long on so many threads."""
+        """That a step of so many rows took so long on so many threads.
+
+        A busy neighbour makes some calls slow and others not, so means are compared. One slow call among many is an
+        accident; and a few fast ones do not make up for the losses before them.
+        """
         size = self._sizes[rows.bit_length()]
         if threads == 1:
-            size.alone_s = step_s if size.alone_s == math.inf else (1 - FORGET) * size.alone_s + FORGET * step_s
-            size.alone_left, size.since_alone = max(0, size.alone_left - 1), 0
+            if size.alone_left < FIRST or size.alone_s < math.inf:
+                size.alone_s = _smoothed(size.alone_s, step_s)
+            size.alone_left = max(0, size.alone_left - 1)
+            size.together += size.together > 0
             return
-        size.since_alone += 1
-        if step_s <= WON * size.alone_s:
+        step_s = min(step_s, HICCUP * size.alone_s)
+        size.together_s = _smoothed(size.together_s if size.together else math.inf, step_s)
+        size.together += 1
+        if size.together_s > WON * size.alone_s:
+            size.alone_left, size.pause, size.together = size.pause, min(2 * size.pause, MAX_PAUSE), 0
+        elif size.together >= SETTLED:
             size.pause = PAUSE
-        else:
-            size.alone_left, size.pause = size.pause, min(2 * size.pause, MAX_PAUSE)
+
+
+def _smoothed(before: float, now: float) -> float:
+    return now if before == math.inf else (1 - FORGET) * before + FORGET * now
 
 
 def usable_cores(root: Path = Path("/")) -> int:

@@ -448,7 +448,7 @@ void threads_that_keep_each_other_waiting_stop_at_the_same_step() {
     } calls[] = {{-(1 << 30), 0, 4, 4}, {1 << 20, 4, 10, 5}};
     for (const auto& call : calls) {
       Barrier barrier{2};
-      barrier.late = call.late;
+      barrier.late_waits = call.late;
       run_together(2, [&](int i) {
         const int64_t reached = kernels_portable.decode(net.m, rows, {0, 3, call.from, call.to}, 3,
                                                         Share{i, 2, &barrier}, scratch[i], scratch[2]);
