@@ -1,20 +1,33 @@
-"""The service. A map of its rooms; a room imports only its own files, base files, and rooms above it in this list.
+"""The service: a map of its packages. Each imports only its own files, base files, and packages below it in this list.
 
-base          settings, errors, metrics, logs, origins, listening, fault_rules: what every room may use
-pictures/     uploads in, PNG out: size and orientation, occlusion, and one decoding thread pool shared fairly
-engine/       what is admitted (on the event loop), and the thread that decodes it
-  schedule/     plain Python: who waits and runs, how long a step takes, when each image will be done
-  decode/       one quantum: prefill, decode, and what happens when an image fails
-compare/      the benchmark of attention backends, live and from the command line
-web/          HTTP: what is asked for, admission, answers
+app, serve    app.py puts routes and middleware together; serve.py runs them until a signal
+cli/          the commands that decode without a server: sample, complete, compare, doctor, key
+web/          HTTP: requests, admission, answers; probes.py serves metrics and health on a port of their own
   middleware/   what every request passes before a route
   routes/       one file for each group of routes
-cli/          the commands that decode without a server: sample, complete, compare, doctor, key
-app, serve    app.py puts routes and middleware together; serve.py runs them until a signal
+compare/      the benchmark of attention kinds, live and from the command line
+engine/       what is admitted (on the event loop), and the thread that decodes it
+  decode/       one quantum: prefill, decode, and what happens when an image fails
+  schedule/     plain Python: who waits and runs, how long a step takes, when each image will be done
+pictures/     uploads in, PNG out: size and orientation, occlusion, and one thread pool shared fairly
+base          settings, errors, metrics, logs, origins, listening, fault_rules: what every package may use
+static/       the web page, which uses nothing but the API
 
-To follow one request, read web/routes/images.py and web/admission.py (it is read and checked), engine/ledger.py (it
-is admitted, reported and released), engine/thread.py and engine/batch.py (its images are decoded, a quantum at a time).
-The event loop owns the ledger; the engine thread owns scheduler, slots and decoders; they share nothing, and talk by
-engine/messages.py. To add a route, begin with web/routes/operations.py; a metric, metrics.py; an attention kind,
-model/attention/.
+To follow one request, read these files in this order:
+  web/admission.py           its ticket, made from its head, and released when its answer has been sent
+  web/routes/images.py       its fields are checked; the route asks Ledger.admit for room, and submits its images
+  engine/ledger.py           all requests and how they end; engine/served.py decides whether a model has room
+  engine/thread.py           the engine thread runs the quanta of all models, and reports each to the ledger
+  engine/batch.py            one quantum of one model; schedule/scheduler.py says which images are in it
+  engine/decode/compiled.py  one call into csrc/; decoder.py does the same in torch, and choice.py chooses
+The event loop owns the ledger; the engine thread owns scheduler, slots and decoders. They share nothing, and send each
+other the messages of engine/messages.py.
+
+To add
+  a route           a function in web/routes/ (a new file needs a line in app.py), its answer in web/schemas.py; every
+                    field and parameter needs a description and an example
+  a metric          declare it in metrics.py, update it where engine/ledger.py reports, and list it in
+                    tests/server/test_dashboard.py
+  an attention kind a file in model/attention/ and its line in model/attention/__init__.py, its name in
+                    model/config.py, and in compare/backends.py to compare it
 """

@@ -47,9 +47,12 @@ class Settings(BaseSettings):
                                     "comparison")
     compare_budget: float = Field(120.0, gt=0, le=3600, description="longest comparison that may be asked for over "
                                                                     "HTTP, in seconds")
-    engine: Literal["auto", "eager", "compiled"] = Field("auto", description="engine of linear models")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="precision of matrix products")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where linear models decode")
+    engine: Literal["auto", "eager", "compiled"] = Field("auto", description="engine of linear models: torch (eager), "
+                                                         "or the kernels of csrc/ (compiled); auto: compiled if it can")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="precision of matrix products; auto: bf16 "
+                                                       "where the hardware multiplies in it")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where linear models decode; auto: on a GPU if "
+                                                                       "there is one")
     state: Literal["fp32", "fp16"] = Field("fp32", description="precision of the recurrent state on a GPU; fp16 needs "
                                                                "--defer")
     defer: int = Field(1, ge=1, le=64, description="tokens that a GPU adds to the state at a time")
