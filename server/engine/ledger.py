@@ -120,7 +120,7 @@ class Ledger:
               timeout_s: float = math.inf, known: int | None = None) -> None:
         """Give a request room for all its images, now that it is read. timeout_s: from its head.
 
-        known: sub-pixels before the first unknown one; None: the picture is not decoded yet. Raises Draining,
+        known: sub-pixels that need no step; None: the picture is not decoded yet. Raises Draining,
         EngineGone, DeadlinePassed, ClientLimit, QueueFull or DeadlineUnreachable; it then holds nothing.
         """
         ticket.timeout_s, ticket.stream = min(ticket.timeout_s, timeout_s), stream
@@ -139,12 +139,13 @@ class Ledger:
 
     def submit(self, ticket: Ticket, specs: Sequence[ImageSpec]) -> None:
         """Hand an admitted request's images to the engine thread. Raises DeadlinePassed or DeadlineUnreachable."""
-        served, known = self._at[ticket.id], specs[0].prefix
+        served, first = self._at[ticket.id], specs[0]
         ticket.check_time()
+        ticket.prefix = first.prefix
         if ticket.known is None:
             with self._refusing(ticket):
-                served.queue(ticket, known)
-        ticket.rows = [known // served.batcher.image_row] * len(specs)
+                served.queue(ticket, first.known_count if served.decoder.config.patch else first.prefix)
+        ticket.rows = [ticket.prefix // served.batcher.image_row] * len(specs)
         ticket.outcome = "cancelled"  # unless something else ends it
         self._thread.submit(served.batcher, Submission(ticket.id, specs, ticket.bulk, ticket.stream))
 
@@ -241,7 +242,7 @@ class Ledger:
         before, rows = ticket.rows[image.index], image.position // image_row
         if rows == before:
             return
-        if before == (ticket.known or 0) // image_row:
+        if before == ticket.prefix // image_row:
             self.metrics.first_row.observe(now - ticket.began)
         ticket.rows[image.index] = rows
         if ticket.stream and image.canvas is not None:

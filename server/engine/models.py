@@ -127,7 +127,8 @@ class Catalogue:
         try:
             chosen = choose(loaded.net.config, *wanted, device)
             if chosen.device == "cpu":
-                _check_memory(loaded, slots, shadowed=linear and chosen.engine == "eager")
+                shadowed = linear and (chosen.engine == "eager" or bool(loaded.net.config.patch))
+                _check_memory(loaded, slots, shadowed=shadowed)
             decoder = new_decoder(loaded, slots, *wanted, device=device, state=state,
                                   fill_freed_with_nan=settings.poison)
         except ValueError as error:
@@ -162,7 +163,7 @@ def _batchers(ledger: Ledger) -> dict[str, Batcher]:
 
 
 def _check_memory(source: Checkpoint, slots: int, *, shadowed: bool) -> None:
-    """shadowed: whether the slots are copied before each quantum."""
+    """shadowed: whether slots are copied before each quantum, all of them or those of edits."""
     attention = source.net.attention
     needed, free = (1 + shadowed) * attention.state_bytes * (slots + 1), free_bytes()
     if needed > free:

@@ -42,7 +42,8 @@ class Ticket:
     stream: bool = False
     images: int = 0                                            # room for so many
     bulk: bool = False
-    known: int | None = None       # sub-pixels known before each image's first unknown one; None: not read yet
+    known: int | None = None       # sub-pixels of each image that need no step; None: not read yet
+    prefix: int = 0                # of these, before the first unknown one
     joined: int = 0                # images that have had a slot
     done: int = 0                  # images that are finished
     rows: list[int] = field(default_factory=list)  # image rows finished, by image

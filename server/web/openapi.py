@@ -69,7 +69,9 @@ def _answers(errors: tuple[ServiceError, ...]) -> dict[int, dict[str, Any]]:
     for error in errors:
         answer = found.setdefault(error.status, {"description": _MEANING[error.status], "content": {
             "application/json": {"examples": {}}}})
-        answer["content"]["application/json"]["examples"][error.code] = {"value": error_json(error)}
+        examples = answer["content"]["application/json"]["examples"]
+        name = error.code if error.code not in examples else f"{error.code}, {type(error).__name__}"
+        examples[name] = {"value": error_json(error)}
         if error.retry_after_s is not None:
             answer["headers"] = _RETRY
     return found

@@ -36,6 +36,11 @@ class ImageSpec:
         """Known sub-pixels before the first unknown one: they are prefilled or read, not decoded."""
         return 0 if self.known is None else int(np.argmin(np.append(self.known, False)))
 
+    @property
+    def known_count(self) -> int:
+        """Known sub-pixels."""
+        return 0 if self.known is None else int(self.known.sum())
+
 
 class Decoder(ABC):
     """One model's weights, its pool of slots, and what each slot's image is made of."""

@@ -25,14 +25,14 @@ def card_of(served: ServedModel) -> ModelCard:
         state_bytes=engine.checkpoint.net.attention.state_bytes, slots=engine.slots)
 
 
-@router.get("/v1/models", tags=["models"],
+@router.get("/v1/models",
             responses=ok_response("all that is", links={"model": {"model": "data/0/id"}}))
 async def models(service: ServiceDep) -> ModelList:
     """What is loaded, the default model first."""
     return ModelList(data=[card_of(served) for served in service.ledger.models.values()])
 
 
-@router.get("/v1/models/{model}", tags=["models"], operation_id="model",
+@router.get("/v1/models/{model}", operation_id="model",
             responses=ok_response("what it is", links={"generate": {"model": "id"}})
             | error_responses(ModelNotFound("mnist-large", ["mnist-small"])))
 async def model(model: fields.Name, service: ServiceDep) -> ModelCard:

@@ -99,7 +99,7 @@ async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, k
                         common: dict[str, Any]) -> AsyncIterator[bytes]:
     """Server-sent events of one request."""
     shown = dict.fromkeys(range(request.n), 0)
-    given = (ticket.known or 0) // request.served.batcher.image_row
+    given = ticket.prefix // request.served.batcher.image_row
     rows = partial_rows(request.partial_images, given, request.config.height)
     try:
         async for event in ticket.events(PING_S):

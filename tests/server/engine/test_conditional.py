@@ -22,6 +22,7 @@ CONFIG = dataclasses.replace(
 RANDOM = np.random.default_rng(0)
 PICTURE, KNOWN = RANDOM.integers(0, 256, 64, dtype=np.uint8), RANDOM.random(64) < 0.5
 KNOWN[:3] = True, True, False
+DARK = np.where(np.arange(64) % 13 == 5, PICTURE, 0).astype(np.uint8)  # most of what is drawn of it skips the layers
 
 
 @pytest.fixture(scope="module")
@@ -59,33 +60,48 @@ def edits(*seeds: int, picture=PICTURE, known=KNOWN, label=None) -> list[ImageSp
 
 
 @pytest.mark.parametrize("label", [None, 3])
-def test_completions_are_those_of_the_plain_decode_loop(decoder, source, label):
+@pytest.mark.parametrize("picture", [PICTURE, DARK], ids=["noise", "dark"])
+def test_completions_are_those_of_the_plain_decode_loop(decoder, source, picture, label):
     seeds = list(range(40, 48))
-    expected = generate(source.net, seeds, labels=[label] * 8, known=torch.from_numpy(PICTURE).expand(8, -1),
+    expected = generate(source.net, seeds, labels=[label] * 8, known=torch.from_numpy(picture).expand(8, -1),
                         given=torch.from_numpy(KNOWN).expand(8, -1)).numpy()
-    found = drawn(Batcher(decoder(8)), request=edits(*seeds, label=label))["request"]
+    found = drawn(Batcher(decoder(8)), request=edits(*seeds, picture=picture, label=label))["request"]
     assert np.array_equal(found[:, KNOWN], expected[:, KNOWN])
     assert (found == expected).mean() > 0.95  # batches of another size round otherwise
 
 
-def test_every_known_sub_pixel_is_heard_and_no_hidden_one(decoder):
+def test_no_hidden_sub_pixel_is_heard(decoder):
     before = drawn(Batcher(decoder(1)), a=edits(5))["a"]
     hidden = np.where(KNOWN, PICTURE, 255 - PICTURE)
     assert np.array_equal(drawn(Batcher(decoder(1)), a=edits(5, picture=hidden))["a"], before)
-    later = PICTURE.copy()
-    later[32:] = 255 - later[32:]
-    changed = drawn(Batcher(decoder(1)), a=edits(5, picture=later, label=3))["a"]
-    assert not np.array_equal(changed[0, :24], drawn(Batcher(decoder(1)), a=edits(5, label=3))["a"][0, :24])
 
 
-def test_an_image_is_the_same_in_any_company_and_however_many_share_a_reading(decoder):
-    specs = edits(1, 2, 3)
-    together = drawn(Batcher(decoder(6)), a=specs, b=edits(9, label=4), c=[ImageSpec(seed=1), ImageSpec(seed=2)])
+def test_what_is_known_in_each_square_changes_what_is_drawn_first(decoder):
+    """By the state after reading: what is drawn may stay the same by chance."""
+    def state_of(picture):
+        one = decoder(1)
+        one.take([1], edits(5, picture=picture, label=3))
+        one.read([1])
+        assert one.start[1] == 256 + 1 + 3
+        return one.state.S[1].clone()
+
+    before = state_of(PICTURE)
+    for y, x in ((0, 0), (0, 4), (4, 0), (4, 4)):
+        changed = PICTURE.reshape(8, 8).copy()
+        changed[y:y + 4, x:x + 4] = 255 - changed[y:y + 4, x:x + 4]
+        assert float((state_of(changed.reshape(-1)) - before).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("picture", [PICTURE, DARK], ids=["noise", "dark"])
+def test_an_image_is_the_same_in_any_company_and_however_many_share_a_reading(decoder, picture):
+    specs, other = edits(1, 2, 3, picture=picture), [ImageSpec(seed=1), ImageSpec(seed=2)]
+    together = drawn(Batcher(decoder(6)), a=specs, b=edits(9, label=4), c=other)
     turns = drawn(Batcher(decoder(2)), a=specs)["a"]  # the third gets a slot, and reads, later
     alone = np.concatenate([drawn(Batcher(decoder(1)), a=[spec])["a"] for spec in specs])
-    assert np.array_equal(turns, alone) or decoder(1).name != "compiled"
-    assert np.array_equal(together["a"], alone) or decoder(1).name != "compiled"
-    assert (together["a"] == alone).mean() > 0.9
+    undisturbed = np.concatenate([drawn(Batcher(decoder(1)), c=[spec])["c"] for spec in other])
+    for found, expected in ((together["a"], alone), (turns, alone), (together["c"], undisturbed)):
+        assert (found == expected).mean() > 0.9
+        assert np.array_equal(found, expected) or decoder(1).name != "compiled"
 
 
 def test_images_that_share_a_reading_have_classes_of_their_own(decoder):
@@ -96,17 +112,29 @@ def test_images_that_share_a_reading_have_classes_of_their_own(decoder):
     assert (some.start[1:] > 256).all()
 
 
-def test_nothing_known_draws_as_without_a_picture_and_all_known_draws_nothing(decoder):
+def test_nothing_known_draws_as_without_a_picture_and_all_known_draws_nothing(decoder, monkeypatch):
     nothing = edits(1, 2, known=np.zeros(64, np.bool_))
     found = drawn(Batcher(decoder(4)), a=nothing, b=[ImageSpec(seed=1), ImageSpec(seed=2)])
     assert np.array_equal(found["a"], found["b"])
-    assert np.array_equal(drawn(Batcher(decoder(1)), a=edits(1, known=np.ones(64, np.bool_)))["a"][0], PICTURE)
+    whole = Batcher(decoder(1))
+    monkeypatch.setattr(whole.decoder, "read", None)
+    assert np.array_equal(drawn(whole, a=edits(1, known=np.ones(64, np.bool_)))["a"][0], PICTURE)
 
 
-def test_a_quantum_that_throws_half_way_is_put_back_to_what_was_read(decoder):
-    clean = drawn(Batcher(decoder(3)), a=edits(1, 2), b=[ImageSpec(seed=3)])
+def test_a_request_that_leaves_before_its_reading_frees_its_slots(decoder):
+    batcher = Batcher(decoder(2))
+    batcher.submit(Submission("gone", edits(1, 2)))
+    batcher._join()
+    batcher.cancel("gone")
+    found = drawn(batcher, a=[ImageSpec(seed=7)])["a"]
+    assert np.array_equal(found, drawn(Batcher(decoder(2)), a=[ImageSpec(seed=7)])["a"])
+
+
+@pytest.mark.parametrize("picture", [PICTURE, DARK], ids=["noise", "dark"])
+def test_a_quantum_that_throws_half_way_is_put_back_to_what_was_read(decoder, picture):
+    clean = drawn(Batcher(decoder(3)), a=edits(1, 2, picture=picture), b=[ImageSpec(seed=3)])
     broken = Batcher(with_faults(decoder(3), Faults("glitch:every=2")))
-    again = drawn(broken, a=edits(1, 2), b=[ImageSpec(seed=3)])
+    again = drawn(broken, a=edits(1, 2, picture=picture), b=[ImageSpec(seed=3)])
     assert all((again[name] == images).mean() > 0.9 for name, images in clean.items())
     assert broken.decoder.name != "compiled" or all(np.array_equal(again[name], clean[name]) for name in clean)
 
