@@ -16,7 +16,7 @@ HEADINGS = ("load", "requests", "images/s", "good/s", "queue, s", "first row, s"
 def line(result: Result) -> str:
     """One result in words."""
     outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(result.outcomes.items()))
-    state = "FAILED" if result.failures else "MISSED" if result.missed else "NOT RUN" if result.skipped else "well"
+    state = "FAILED" if result.failures else "MISSED" if result.missed else "NOT RUN" if result.skipped else "passed"
     told = [outcomes, *result.notes, *result.missed, *result.failures]
     return "; ".join([f"{result.name}: {state}", *filter(None, told)])
 
@@ -41,7 +41,7 @@ def row(result: Result) -> tuple[str, ...]:
             *(" / ".join(f"{value:.0f}" if value >= 100 else f"{value:.2g}" for value in result.spans.get(name, []))
               for name in ("queue", "first row", "whole")),
             "" if result.growth is None else f"{result.growth:.2f}",
-            "failed" if result.failures else "missed" if result.missed else "not run" if result.skipped else "well")
+            "failed" if result.failures else "missed" if result.missed else "not run" if result.skipped else "passed")
 
 
 def number(value: float | None) -> str:
