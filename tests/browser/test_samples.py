@@ -169,6 +169,7 @@ def test_the_keyboard_alone_is_enough(shipped, visit):
     expect(picture).to_be_focused()
 
 
+@pytest.mark.slow
 def test_drawing_anew_while_drawing_stops_the_earlier_request(slow, visit):
     with serving(slow, *EAGER, "--slots", "8") as server:
         page = visit(server.url).ready()

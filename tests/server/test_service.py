@@ -83,6 +83,7 @@ def test_an_engine_that_fails_answers_the_requests_it_ran_and_goes_on(tiny):
         assert 'linpix_state_slots_used{model="tiny"} 0.0' in client.get("/metrics").text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_over_its_time_is_504_and_frees_its_slots(slow, stream):
     with serving(slow, *EAGER, "--request-timeout", "0.3") as server, server.client() as client:
@@ -249,6 +250,7 @@ def test_a_full_queue_is_429_and_says_when_to_come_back(slow):
         assert server.metric('linpix_requests_rejected_total{reason="queue_full"}') == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_slots(slow, stream):
     with serving(slow, *EAGER, "--slots", "4") as server:

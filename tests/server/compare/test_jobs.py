@@ -175,6 +175,7 @@ def test_what_is_wrong_with_a_twin_is_told_without_where_the_checkpoints_are(fam
         assert eventually(lambda: any(f"{family}/small-softmax" in line for line in process.printed))
 
 
+@pytest.mark.slow
 def test_begin_and_cancel_over_http_is_paced(family):
     with serving(family, "--models", "small") as process, process.client() as client:
         codes, until_then = [], time.monotonic() + 2.5

@@ -308,6 +308,7 @@ def drawn(server: Process) -> float:
     return server.metric('linpix_images_completed_total{backend="linear",model="tiny",outcome="completed"}')
 
 
+@pytest.mark.slow
 def test_a_page_of_another_origin_in_a_real_browser_makes_nothing_work_for_it(browser, tiny, tmp_path):
     with serving(tiny.parent) as server:
         page = ATTACK.replace("TARGET", json.dumps(server.url)).replace("PICTURE", str(list(occluded())))
@@ -324,6 +325,7 @@ def test_a_page_of_another_origin_in_a_real_browser_makes_nothing_work_for_it(br
         assert httpx.get(server.url + "/v1/compare/cmp-1").status_code == 404, "no comparison was begun"
 
 
+@pytest.mark.slow
 def test_a_page_of_a_listed_origin_in_a_real_browser_gets_its_images(browser, tiny, tmp_path):
     page = """<!DOCTYPE html><script>(async () => {
       const answer = await fetch(TARGET + "/v1/images/generations", {method: "POST", body: "{}", headers:
@@ -340,12 +342,14 @@ def test_a_page_of_a_listed_origin_in_a_real_browser_gets_its_images(browser, ti
         assert drawn(server) == 1
 
 
+@pytest.mark.slow
 def test_a_name_rebound_to_this_machine_shows_a_real_browser_nothing(browser, server, tmp_path):
     port = server.url.rsplit(":", 1)[1]
     page, _ = browse(tmp_path, f"http://rebound.example:{port}/", "--host-resolver-rules=MAP rebound.example 127.0.0.1")
     assert "foreign_host" in page and "LinPix draws" not in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "shown"), [("/", "LinPix draws"), ("/docs", "/v1/images/generations")])
 def test_our_pages_work_under_their_policy_in_a_real_browser(browser, server, tmp_path, path, shown):
     page, console = browse(tmp_path, server.url + path)

@@ -290,6 +290,7 @@ def test_a_key_has_the_requests_of_its_rate_and_no_other_key_pays_for_it(tiny, t
         assert server.metric('linpix_requests_rejected_total{reason="rate_limited"}') == 5
 
 
+@pytest.mark.slow
 def test_retry_after_is_the_truth(tiny, tmp_path):
     path = private(tmp_path / "keys", line("a", "first", "1/s"))
     with serving(tiny.parent, "--api-keys", str(path)) as server, server.client() as client:
@@ -301,6 +302,7 @@ def test_retry_after_is_the_truth(tiny, tmp_path):
             assert client.get("/v1/models", headers=bearer("first")).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_running_server_takes_new_keys_and_drops_old_ones_with_the_file(tiny, tmp_path):
     path = private(tmp_path / "keys", line("a", "first"))
     with serving(tiny.parent, "--api-keys", str(path)) as server, server.client() as client:
