@@ -6,6 +6,7 @@ import subprocess
 
 import httpx
 import numpy as np
+import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
