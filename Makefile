@@ -56,7 +56,7 @@ test-all: venv $(NODE)
 check: venv
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive linpix.py model server setup.py training
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive linpix model server setup.py training
 
 # Known vulnerabilities of what is installed. It asks a database on the network, so it is no part of check.
 audit: venv

@@ -58,7 +58,7 @@ class BuildKernels(build_ext):
         return name.replace(".", os.sep) + ".so"  # not a Python module: no tag of a Python version
 
     def build_extension(self, extension: Extension) -> None:
-        places = [Path(self.get_ext_fullpath(extension.name)).parent, *([Path("model")] if self.editable_mode else [])]
+        places = [Path(self.get_ext_fullpath(extension.name)).parent, *[Path("linpix/model")] * self.editable_mode]
         kind = extension.name.split("_")[1]
         for stale in (path for place in places for path in place.glob(f"liblinpix_{kind}*.so")):
             stale.unlink()  # should this build fail, the last one's must not be taken for its own
@@ -74,11 +74,11 @@ class BuildKernels(build_ext):
         jobs = [("common", f"csrc/{name}.cpp", headers) for name in ("ops", "causal", "delta", "decode", "team")]
         jobs += [(name, "csrc/kernels.cpp", [*flags, f"-DLINPIX_ISA={name}"])
                  for name, flags in INSTRUCTION_SETS.items()]
-        objects = []
         try:
-            for name, source, flags in jobs:
-                objects += self.compiler.compile([source], output_dir=os.path.join(self.build_temp, name),
-                                                 extra_postargs=common + flags)
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                made = [pool.submit(self.compiler.compile, [source], output_dir=os.path.join(self.build_temp, name),
+                                    extra_postargs=common + flags) for name, source, flags in reversed(jobs)]
+                objects = [path for one in made for path in one.result()]
             self.compiler.link_shared_object(objects, self.get_ext_fullpath(extension.name),
                                              libraries=["torch_cpu", "pthread"], library_dirs=[str(torch / "lib")],
                                              target_lang="c++")
@@ -122,7 +122,7 @@ class BuildKernels(build_ext):
 
 schemas = re.search(r"^SCHEMAS = (\d+)", Path("model/ops.py").read_text(), re.MULTILINE)
 assert schemas, "model/ops.py says which version of the operators' schemas this is"
-libraries = [Extension(f"model.liblinpix_{kind}_{schemas[1]}", [source], optional=True,
+libraries = [Extension(f"linpix.model.liblinpix_{kind}_{schemas[1]}", [source], optional=True,
                        depends=sorted(map(str, Path("csrc").glob("**/*.*"))))
              for kind, source in (("cpu", "csrc/ops.cpp"), ("cuda", "csrc/cuda/ops.cpp"))]
 setup(ext_modules=libraries, cmdclass={"build_ext": BuildKernels})

@@ -87,19 +87,15 @@ int sharers(const Model& m, int threads) {
 
 }  // namespace
 
-void decode(const Kernels& kernels, const Model& m, const Rows& given, int threads, int late_waits) {
-  if (given.count == 0) return;
-  std::vector<int64_t> taken(given.count);
-  Rows rows = given;
-  rows.taken = taken.data();
+void decode(const Kernels& kernels, const Model& m, const Rows& rows, int threads, double patience) {
+  if (rows.count == 0) return;
   const int together = sharers(m, threads);
   int64_t from = 0;
   // Few rows share out the columns; where reading weights is dear, more rows than else share one reading of them.
   if (rows.count <= (m.exceeds_cache ? 8 : 4) * together) {
     Workplaces at(kernels, m, rows.count, true, together);
-    Barrier barrier{together};
-    barrier.late_waits = late_waits;
-    const Piece piece{0, rows.count, 0, rows.most_steps};
+    Barrier barrier{together, patience};
+    const Piece piece{0, rows.count, 0, rows.most_passes};
     std::vector<int64_t> done(together);
     run_together(together, [&](int i) {
       done[i] = kernels.decode(m, rows, piece, rows.count, Share{i, together, &barrier}, at.own[i].get(),
@@ -113,7 +109,7 @@ void decode(const Kernels& kernels, const Model& m, const Rows& given, int threa
   const int most_rows = m.exceeds_cache ? 32 : 12, rounds = (rows.count + most_rows * threads - 1) / (most_rows * threads);
   const int count = rounds * threads, most = (rows.count + count - 1) / count;
   Workplaces at(kernels, m, most, false, threads);
-  Blocks blocks(rows.count, count, from, rows.most_steps);
+  Blocks blocks(rows.count, count, from, rows.most_passes);
   run_together(threads, [&](int i) {
     for (int block = -1; (block = blocks.next(block)) >= 0;)
       kernels.decode(m, rows, blocks[block], most, Share{0, 1, nullptr}, at.own[i].get(), at.common[i].get());

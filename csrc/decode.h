@@ -1,6 +1,7 @@
 // What the kernels work on: plain pointers and sizes, checked by ops.cpp and by nobody after it.
 #pragma once
 
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -65,29 +66,35 @@ struct Model {
 // The rows of one call, and the pools that their slots index.
 struct Rows {
   int count;
-  int64_t most_steps;
+  int64_t most_steps, most_passes;
   uint8_t* canvas;    // (N, T)
   const bool* known;  // (N, T)
   float *S, *z;       // (N, L, H, D, M) and (N, L, H, D)
   float* last;        // (N, project.columns): what is kept of the last token's features, of models with a background
   const bool* told;   // (count): whether the model has read what is known; null: of no row. What is known is no token then
-  int64_t* taken;     // (count): steps that each row has taken; decode makes them, and whoever works on a row writes them
+  int64_t* taken;     // (count): steps that each row has taken in this call; whoever works on a row writes them
+  int64_t* passes;    // (count): of these, those that went through the layers
   const int64_t *slots, *positions, *steps, *start, *seeds;  // (count)
   const float* temperatures;                                 // (count)
   float* log_probs;  // (count, most_steps)
   bool* finite;      // (count)
 };
 
+double seconds_now();  // of a clock that only goes forward
+
 // Threads that take the same steps side by side, each its share of the columns. One alone never waits.
 struct Barrier {
   int members;
+  double patience = INFINITY;  // seconds a pass: threads that take longer must have lost their cores to another program
+  double began = seconds_now();
   int arrived = 0, round = 0, asleep = 0;
-  int late_waits = 0;   // waits that were so long that somebody must have lost its core
-  bool given_up = false;  // too many of them: whoever comes here goes home, and what is left is dealt out by rows
+  bool given_up = false;  // whoever comes here goes home, and what is left is dealt out by rows
 };
 
-// Sleep while a number is so, at most until it is said to have changed; returns whether it took over 200 us.
-bool sleep_while(int& number, int so);
+// Whether so many passes took too long for it.
+void give_up_if_late(Barrier& barrier, int64_t passes);
+// Sleep while a number is so, at most until it is said to have changed.
+void sleep_while(int& number, int so);
 void say_changed(int& number);
 
 struct Share {
@@ -96,7 +103,7 @@ struct Share {
 };
 
 // Some of a call's rows, and some of its passes: in each, a row takes one step through the layers, and those that skip
-// them. So after n passes a row has taken n steps at least, and most_steps passes are always enough.
+// them. So after n passes a row has taken n steps at least. A call ends after most_passes, or when all steps are taken.
 struct Piece {
   int first, last;           // rows first .. last-1
   int64_t from = 0, to = 0;  // passes from .. to-1
@@ -133,8 +140,8 @@ struct Kernels {
 
 constexpr int PREFILL_TOKENS = 32;  // tokens of one row that go through the layers together
 
-// Every row by its number of steps; decoded, or with as many of its tokens folded in. late_waits: what a barrier begins with, for tests.
-void decode(const Kernels&, const Model&, const Rows&, int threads, int late_waits = 0);
+// Every row by its number of steps; decoded, or with as many of its tokens folded in. patience: see Barrier.
+void decode(const Kernels&, const Model&, const Rows&, int threads, double patience);
 void prefill(const Kernels&, const Model&, const Rows&, int threads);
 
 // The best that this processor can run, or the one that LINPIX_KERNEL names.

@@ -49,6 +49,7 @@ int64_t decode(const Model& m, const Rows& rows, Piece piece, int most, Share sh
       int r = 0;
       for (int row = piece.first; row < piece.last; ++row) {
         if (rows.taken[row] >= rows.steps[row]) continue;
+        ++rows.passes[row];
         finish_subpixel(m, rows, row, rows.taken[row]++, pass.parameters + r++ * width, pass.scratch);
         run_ahead(m, rows, row, pass);
       }

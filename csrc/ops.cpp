@@ -164,13 +164,12 @@ void check_not_deferred(const char* op, const Maybe& pairs, const Maybe& scale, 
                   "is float32 and written at every step");
 }
 
-std::tuple<Tensor, Tensor> decode_quantum(Tensor canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs,
-                                          const Maybe& scale, Maybe saturated, Maybe last, const Maybe& told,
-                                          const Tensor& slots,
-                                          const Tensor& positions, const Tensor& steps, const Tensor& start,
-                                          const Tensor& seeds, const Tensor& temperatures,
-                                          const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes,
-                                          double eps, int64_t most, int64_t threads) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
+    Tensor canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated, Maybe last,
+    const Maybe& told, const Tensor& slots, const Tensor& positions, const Tensor& steps, const Tensor& start,
+    const Tensor& seeds, const Tensor& temperatures, const std::vector<Tensor>& weights,
+    const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t most_passes, int64_t threads,
+    double patience) {
   const char* op = "decode_quantum";
   check_not_deferred(op, pairs, scale, saturated);
   const Parts parts(op, weights, sizes, eps);
@@ -187,16 +186,21 @@ std::tuple<Tensor, Tensor> decode_quantum(Tensor canvas, const Tensor& known, Te
   for (int64_t i = 0; i < B; ++i)
     STD_TORCH_CHECK(rows.temperatures[i] >= 0, op, ": temperatures must be at least 0, got ", rows.temperatures[i]);
   rows.steps = real.data();
+  STD_TORCH_CHECK(most_passes >= 0, op, ": most_passes must be at least 0, got ", most_passes);
   rows.most_steps = most;
+  rows.most_passes = std::min(most, most_passes);
   for (int64_t i = 0; i < B; ++i)
     STD_TORCH_CHECK(real[i] <= most, op, ": row ", i, " takes ", real[i], " steps, and most is ", most);
   Tensor log_probs = torch::stable::new_zeros(temperatures, {B, rows.most_steps});
   Tensor finite = torch::stable::new_empty(known, {B});
+  Tensor taken = torch::stable::new_zeros(steps, {B}), passes = torch::stable::new_zeros(steps, {B});
   rows.log_probs = (float*)log_probs.data_ptr();
   rows.finite = (bool*)finite.data_ptr();
+  rows.taken = (int64_t*)taken.data_ptr();
+  rows.passes = (int64_t*)passes.data_ptr();
   std::memset(rows.finite, true, B);
-  decode(chosen_kernels(), m, rows, (int)threads);
-  return {log_probs, finite};
+  decode(chosen_kernels(), m, rows, (int)threads, patience);
+  return {log_probs, finite, taken, passes};
 }
 
 void prefill_slots(const Tensor& canvas, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated,

@@ -27,16 +27,10 @@ void wait(Share share) {
 #endif
     } else {  // somebody has lost its core; to yield ours would be to lose it too, and to go on missing each other
       __atomic_add_fetch(&b.asleep, 1, __ATOMIC_SEQ_CST);
-      if (sleep_while(b.round, round)) __atomic_add_fetch(&b.late_waits, 1, __ATOMIC_RELAXED);
+      sleep_while(b.round, round);
       __atomic_sub_fetch(&b.asleep, 1, __ATOMIC_SEQ_CST);
     }
   }
-}
-
-// A late wait in one of sixteen steps of each thread but one, and two more, are no accident: another program is using
-// these cores. The caller decides how many threads the next call gets (model/team.py).
-void give_up_if_late(Barrier& b, int64_t steps) {
-  b.given_up = __atomic_load_n(&b.late_waits, __ATOMIC_RELAXED) > (2 + steps / 16) * (b.members - 1);
 }
 
 struct Token {

@@ -24,6 +24,7 @@ namespace linpix {
 namespace {
 
 constexpr uint64_t MAX_THREADS = 4096;  // threads
+constexpr int HICCUP = 8;    // passes: what takes no longer than so many is no reason to give up
 constexpr int SPINS = 2000;  // of some 40 cycles: 20 to 30 microseconds
 
 void pause_briefly() {
@@ -77,14 +78,20 @@ Team* team = new Team;
 
 }  // namespace
 
-bool sleep_while([[maybe_unused]] int& number, [[maybe_unused]] int so) {
-  const auto began = std::chrono::steady_clock::now();
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void give_up_if_late(Barrier& b, int64_t passes) {
+  b.given_up = seconds_now() - b.began > b.patience * (double)(passes + HICCUP);
+}
+
+void sleep_while([[maybe_unused]] int& number, [[maybe_unused]] int so) {
 #if defined(__linux__)
   syscall(SYS_futex, &number, FUTEX_WAIT_PRIVATE, so, nullptr, nullptr, 0);
 #else
   sched_yield();
 #endif
-  return std::chrono::steady_clock::now() - began > std::chrono::microseconds(200);
 }
 
 void say_changed([[maybe_unused]] int& number) {

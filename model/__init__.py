@@ -15,6 +15,6 @@
 Layers, heads, key dim, value dim and mixtures are L, H, D, M and K.
 """
 
-from model.checkpoint import load
+from .checkpoint import load
 
 __all__ = ["load"]

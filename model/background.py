@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.config import ModelConfig
-from model.inputs import START
+from .config import ModelConfig
+from .inputs import START
 
 
 class BackgroundHead(nn.Module):
@@ -23,8 +23,9 @@ class BackgroundHead(nn.Module):
         self.subpixels, self.class_rows = config.subpixels, config.classes + 1
         self.project = nn.Linear(config.d_model, config.background_dim, bias=False)
         # rows: position, class (none, 0, 1, ...), known background that follows (0, 1, ...)
-        self.table = nn.Parameter(0.1 * torch.randn(self.subpixels + self.class_rows + len(config.following) + 1,
-                                                    config.background_dim))
+        self.table = nn.Parameter(torch.empty(self.subpixels + self.class_rows + len(config.following) + 1,
+                                              config.background_dim))
+        nn.init.normal_(self.table, std=0.1)
         self.head = nn.Linear(config.background_dim, 3 * config.mixtures)
         logit_probs, means, log_scales = self.head.bias.detach().chunk(3)  # to begin with: almost surely background
         logit_probs[0], means[0], log_scales[:] = 3.0, config.background / 127.5 - 1, -1.0

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from model.config import ModelConfig
-from model.transformer import Transformer
+from .config import ModelConfig
+from .transformer import Transformer
 
 FORMAT_VERSION = 1
 SHARD_BYTES = 16 * 2**20  # hosts of git repositories warn about larger files
@@ -210,13 +211,22 @@ def _listed(names: Iterable[str]) -> str:
     return text if len(text) <= 400 else text[:397] + "..."
 
 
+class _WithoutValues(TorchFunctionMode):
+    """Initializes no weights: on "meta", that would import torch's compiler, which takes a second."""
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def _shapes(folder: Path, config: ModelConfig, got: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     """Of every tensor that the configuration asks for, found without memory for any."""
     if config.layers > len(got):
         raise CheckpointError(f"{folder / 'config.json'} asks for {config.layers} layers, and there are {len(got)} "
                               "tensors; config.json and the tensors belong to different models")
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _WithoutValues():
             return {name: tensor.shape for name, tensor in Transformer(config).state_dict().items()}
     except (RuntimeError, OverflowError) as error:
         raise CheckpointError(f"{folder / 'config.json'} asks for tensors larger than any memory; restore it from "

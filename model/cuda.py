@@ -1,6 +1,7 @@
 """Decoding on a GPU: a pool of slots in its memory, and a CUDA graph for each number of rows."""
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -13,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.attention import PADDING_SLOT
-from model.inputs import START
-from model.packing import PRECISIONS, pack, state_scale
-from model.transformer import Transformer
+from .attention import PADDING_SLOT
+from .inputs import START
+from .packing import PRECISIONS, pack, state_scale
+from .transformer import Transformer
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a graph; the rest of a batch is padding
 Numbers = NDArray[np.int64] | Sequence[int]
@@ -210,9 +211,10 @@ class GpuPool:
         """What a graph holds: `stride` steps of every row that has some left, and where that leads."""
         slots, positions, steps, start, seeds = rows.numbers
         packed = self._packed
-        _, finite = self._operators.decode_quantum(
+        _, finite, *_ = self._operators.decode_quantum(
             self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated, None, None, slots,
-            positions, steps, start, seeds, rows.temperatures, packed.weights, packed.sizes, packed.eps, self.stride, 1)
+            positions, steps, start, seeds, rows.temperatures, packed.weights, packed.sizes, packed.eps, self.stride,
+            self.stride, 1, math.inf)
         rows.finite &= finite
         taken = steps.clamp(max=self.stride)
         positions += taken

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.config import ModelConfig
-from model.philox import uniforms
+from .config import ModelConfig
+from .philox import uniforms
 
 
 def phi(x: Tensor) -> Tensor:

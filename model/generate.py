@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.attention import attention_for
-from model.config import ModelConfig
-from model.inputs import START
-from model.mixture import draw
-from model.philox import uniforms
-from model.transformer import Transformer
+from .attention import attention_for
+from .config import ModelConfig
+from .inputs import START
+from .mixture import draw
+from .philox import uniforms
+from .transformer import Transformer
 
 CLASS_STREAM = 1  # of Philox: what class an image has that was asked for without one
 SMALL = 10**8  # multiplications in a step; below, waking a second thread costs more than it saves

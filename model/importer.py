@@ -17,8 +17,8 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from model.config import AttentionKind, ModelConfig
-from model.transformer import Transformer
+from .config import AttentionKind, ModelConfig
+from .transformer import Transformer
 
 _SHAPES = {28 * 28: (28, 28, 1), 32 * 32 * 3: (32, 32, 3)}  # by T: height, width, channels
 _ALWAYS_ZERO = (1.0,) + (0.0,) * 255  # sub-pixel 0 of all 70,000 MNIST images

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.config import ModelConfig, Neighbour
+from .config import ModelConfig, Neighbour
 
 START = 256    # previous value at t = 0, unconditionally; START + 1 + c starts class c
 OUTSIDE = 256  # value of a neighbour that lies outside the image
@@ -29,7 +29,8 @@ class InputEmbedding(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        t = torch.arange(config.subpixels)
+        # Not on "meta", where checkpoints are checked: to divide there imports torch's compiler, which takes a second.
+        t = torch.arange(config.subpixels, device="cpu")
         place = {"position": t,
                  "row": t // (config.width * config.channels),
                  "column": t // config.channels % config.width,
@@ -54,20 +55,24 @@ class InputEmbedding(nn.Module):
             tables.append(rows)
             rows += OUTSIDE + 1 if neighbour in config.neighbours else FOLLOWING_OUTSIDE + 1
         # (T, number of values looked up): where a value stands, whether that is outside, its table's first row
-        self.register_buffer("source", torch.stack(source, 1).clamp(0, config.subpixels - 1), persistent=False)
-        self.register_buffer("outside", torch.stack(outside, 1), persistent=False)
-        self.register_buffer("base", torch.stack(base, 1), persistent=False)
-        self.register_buffer("positional", torch.stack(positional, 1) if positional else
-                             torch.zeros(config.subpixels, 0, dtype=torch.int64), persistent=False)
-        table = torch.randn(rows, config.d_model)
-        if config.channels == 3:  # similar values begin with similar rows; tried with colours only
+        for buffer, indices in (("source", torch.stack(source, 1).clamp(0, config.subpixels - 1)),
+                                ("outside", torch.stack(outside, 1)), ("base", torch.stack(base, 1)),
+                                ("positional", torch.stack(positional, 1) if positional else t.new_zeros(len(t), 0))):
+            self.register_buffer(buffer, indices.to(torch.get_default_device()), persistent=False)
+        self.table = nn.Parameter(torch.empty(rows, config.d_model))
+        if not self.table.is_meta:
+            self._initialize(self.table.data.normal_(), tables)
+
+    def _initialize(self, table: Tensor, tables: list[int]) -> None:
+        """tables: the first rows of those of values."""
+        if self.config.channels == 3:  # similar values begin with similar rows; tried with colours only
             for first in tables:
                 walk = table[first:first + 256].cumsum(0)
                 walk -= walk.mean(0)
                 table[first:first + 256] = walk / walk.std()
-        if config.following:  # most of them are unknown most of the time: a constant that should not drown the rest
-            table[tables[1 + len(config.neighbours)]:] *= 0.4
-        self.table = nn.Parameter(table * 0.5)
+        if self.config.following:  # most are unknown most of the time: a constant that should not drown the rest
+            table[tables[1 + len(self.config.neighbours)]:] *= 0.4
+        table *= 0.5
 
     def values(self, canvas: Tensor, t: Tensor, start: Tensor, known: Tensor | None = None) -> Tensor:
         """What is looked up at each position: the previous value, the neighbours', the following ones'.
@@ -141,12 +146,15 @@ class PatchEmbedding(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         side, size = config.patch, config.patch**2 * config.channels
-        t = torch.arange(config.subpixels).view(config.height // side, side, -1, side * config.channels)
-        self.register_buffer("members", t.transpose(1, 2).reshape(-1, size), persistent=False)  # (patches, size)
+        t = torch.arange(config.subpixels, device="cpu").view(config.height // side, side, -1, side * config.channels)
+        self.register_buffer("members", t.transpose(1, 2).reshape(-1, size).to(torch.get_default_device()),
+                             persistent=False)  # (patches, size)
         self.linear = nn.Linear(2 * size, config.d_model)
         nn.init.normal_(self.linear.weight, std=0.35)
-        self.place = nn.Parameter(torch.randn(config.patches, config.d_model) * 0.3)
-        self.query = nn.Parameter(torch.randn(config.d_model) * 0.3)
+        self.place = nn.Parameter(torch.empty(config.patches, config.d_model))
+        self.query = nn.Parameter(torch.empty(config.d_model))
+        for values in (self.place, self.query):
+            nn.init.normal_(values, std=0.3)
 
     def told(self, known: Tensor) -> Tensor:
         """Which patches hold anything known. known: (B, T) bool; returns (B, patches)."""

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.features import phi
+from .features import phi
 
 GPU_HEADS = (8, 16, 32)  # key and value dims, alike, that the CUDA kernels are made for
 GPU_MAX_HEAD = 64  # either, of attention over whole sequences
 SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-SCHEMAS = 6  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
+SCHEMAS = 7  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
 
 _library = torch.library.Library("linpix", "DEF")
 RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"
@@ -30,12 +30,14 @@ RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Te
 # last and told belong to models that skip the layers amid background, or that hear all that is known: last (N,
 # background_dim) is a pool, told (B,) whether what is known of a row was read. pairs, scale and saturated belong to
 # deferred state, which a GPU's memory wants; a processor's does not: None there.
-# most: steps, or tokens, of any row, since a number that lies on a GPU would have to be waited for.
+# most: steps, or tokens, of any row, since a number that lies on a GPU would have to be waited for. most_passes: a row
+# stops after so many, or when its steps are taken; here nothing but a processor skips, and has fewer passes than steps.
+# patience: seconds a pass; threads that share its columns and take longer on average go on without sharing.
 DECODE_QUANTUM = (
     "decode_quantum(Tensor(a!) canvas, Tensor known, Tensor(b!) S, Tensor(c!) z, Tensor(d!)? pairs, Tensor? scale,"
     " Tensor(e!)? saturated, Tensor(f!)? last, Tensor? told, Tensor slots, Tensor positions, Tensor steps,"
-    " Tensor start, Tensor seeds,"
-    " Tensor temperatures, Tensor[] weights, int[] sizes, float eps, int most, int threads) -> (Tensor, Tensor)")
+    " Tensor start, Tensor seeds, Tensor temperatures, Tensor[] weights, int[] sizes, float eps, int most,"
+    " int most_passes, int threads, float patience) -> (Tensor, Tensor, Tensor, Tensor)")
 PREFILL = (
     "prefill(Tensor canvas, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor? scale, Tensor(d!)? saturated,"
     " Tensor(e!)? last, Tensor slots, Tensor positions, Tensor steps, Tensor start, Tensor[] weights, int[] sizes,"
@@ -268,7 +270,7 @@ def _causal_attention_gradient(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor, 
 def _refuse_second_gradient(operator: str) -> None:
     def refuse(ctx: Any, *_: Tensor) -> None:
         raise RuntimeError(f"the gradient of {operator} cannot be differentiated again; differentiate "
-                           f"model.ops.{operator}_reference twice")
+                           f"linpix.model.ops.{operator}_reference twice")
 
     torch.library.register_autograd(f"linpix::{operator}_backward", refuse)
 
@@ -298,8 +300,9 @@ def _decode_quantum_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, p
                           scale: Tensor | None, saturated: Tensor | None, last: Tensor | None, told: Tensor | None,
                           slots: Tensor, positions: Tensor, steps: Tensor, start: Tensor, seeds: Tensor,
                           temperatures: Tensor, weights: list[Tensor], sizes: list[int], eps: float, most: int,
-                          threads: int) -> tuple[Tensor, Tensor]:
-    return temperatures.new_empty(slots.shape[0], most), known.new_empty(slots.shape[0])
+                          most_passes: int, threads: int, patience: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (temperatures.new_empty(slots.shape[0], most), known.new_empty(slots.shape[0]), steps.new_empty(steps.shape),
+            steps.new_empty(steps.shape))
 
 
 @torch.library.register_fake("linpix::prefill")

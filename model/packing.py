@@ -1,14 +1,15 @@
-"""The compiled engine's door: which models it can run, and their weights in the layout that csrc reads."""
+"""Models for the compiled engine: which of them it can run, and their weights in the layout that csrc reads."""
 
+import time
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from model import ops
-from model.config import ModelConfig
-from model.team import Team
-from model.transformer import Layer, Transformer
+from . import ops
+from .config import ModelConfig
+from .team import Team
+from .transformer import Layer, Transformer
 
 TILE = 16   # columns of a block: those of one AVX-512 register
 GPU_TILE = 32  # columns and depth are padded to multiples of it on a GPU
@@ -93,8 +94,9 @@ class Packed:
 
     def decode(self, canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor,
                steps: Tensor, start: Tensor, seeds: Tensor, temperatures: Tensor, *, last: Tensor | None = None,
-               told: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Advance each of B rows from its position by its number of steps.
+               told: Tensor | None = None, passes: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Advance each of B rows from its position by its number of steps, or until it has gone through the layers in
+        `passes` of them and the next would be one more.
 
         Pools, indexed by slot: canvas (N, T) uint8, changed in place but where known (N, T) bool is set ·
         S (N, L, H, D, M), z (N, L, H, D) and, of a model with a background, last (N, background_dim) float32, changed
@@ -102,14 +104,17 @@ class Packed:
         computed · temperatures (B,) float32 · told (B,) bool, whether what is known was read, and is skipped; none if
         absent.
         Returns the log-probability of each sub-pixel at temperature 1, (B, most steps) float32 in nats, 0 after a
-        row's last, and (B,) bool, false where a row's parameters were not finite.
+        row's last; (B,) bool, false where a row's parameters were not finite; and, (B,) int64 each, the steps that a
+        row took and those of them that went through the layers.
         """
         most = int(steps.numpy()[slots.numpy() != 0].max(initial=0))  # not torch's: see server/engine/decode/decoder.py
-        with self.team.call(len(slots), most) as threads:
-            log_probs, finite = torch.ops.linpix.decode_quantum(
-                canvas, known, S, z, None, None, None, last, told, slots, positions, steps, start, seeds, temperatures,
-                self.weights, self.sizes, self.eps, most, threads)
-        return log_probs, finite
+        threads, patience = self.team.choose(len(slots))
+        began = time.perf_counter()
+        log_probs, finite, taken, passed = torch.ops.linpix.decode_quantum(
+            canvas, known, S, z, None, None, None, last, told, slots, positions, steps, start, seeds, temperatures,
+            self.weights, self.sizes, self.eps, most, most if passes is None else passes, threads, patience)
+        self.team.learn(len(slots), threads, int(passed.numpy().max(initial=0)), time.perf_counter() - began)
+        return log_probs, finite, taken, passed
 
     def prefill(self, canvas: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor, steps: Tensor,
                 start: Tensor, *, last: Tensor | None = None) -> None:

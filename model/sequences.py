@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.inputs import InputEmbedding, PatchEmbedding
+from .inputs import InputEmbedding, PatchEmbedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Sequences:
     skipped_image: Tensor    # sub-pixels amid background, which do not
     skipped_t: Tensor
     skipped_following: Tensor  # known background that follows each, in following neighbours
-    last: Tensor             # of each that skips: the packed place of the token before it, N where there is none
+    last: Tensor             # of each that skips: the packed place of the token before it; N + image, if there is none
     order: Tensor            # (N,): packed place -> place in a list of all patches, then queries, then sub-pixels
     query_place: Tensor      # packed places of queries and sub-pixels
     pixel_place: Tensor
@@ -86,4 +86,5 @@ def sequences_of(inputs: InputEmbedding, patches: PatchEmbedding | None, canvas:
     return Sequences(
         canvas, known, start, patch_image, patch, query_image, pixel_image, pixel_t, values[pixel_image, pixel_t],
         skipped_image, skipped_t, inputs.known_background(values[skipped_image, skipped_t]),
-        torch.where(none, len(places), before), places.argsort(), query_place, pixel_place, offsets, seats, longest)
+        torch.where(none, len(places) + skipped_image, before), places.argsort(), query_place, pixel_place,
+        offsets, seats, longest)

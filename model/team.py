@@ -1,14 +1,12 @@
 """How many threads a decoder uses: all that it may have, or one where other programs need the same cores.
 
-Threads that share the columns of one step wait for each other several times in it. When another program has one of
+Threads that share the columns of one pass wait for each other several times in it. When another program has one of
 their cores, each wait lasts until the operating system gives it back, and one thread alone is several times faster.
 """
 
 import math
 import os
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,18 +18,18 @@ PAUSE, MAX_PAUSE = 8, 1024  # calls on one thread after a lost comparison: twice
 SETTLED = 64              # calls without a loss after which losses before them are forgotten
 WON = 0.9                 # threads have to take at most this part of the time of one thread
 FORGET = 0.15             # weight of a new measurement
-HICCUP = 2.0              # times as long as one thread takes: what is longer counts as so long
+PATIENCE = 2.0            # times as long as one thread: threads that take longer go on alone in the middle of a call
 SHARED = 8                # rows a thread: with more, each thread has rows of its own, and waits for no other
 
 
 @dataclass(slots=True)
 class _Size:
-    """What is known of steps with a number of rows between two powers of two."""
+    """What is known of passes with a number of rows between two powers of two."""
 
-    alone_s: float = math.inf  # a step on one thread, smoothed; inf: not measured
+    alone_s: float = math.inf  # a pass on one thread, smoothed; inf: not measured
     alone_left: int = FIRST    # calls that still run on one thread
     together: int = 0          # calls since the last that several threads lost
-    together_s: float = 0.0    # a step of these, smoothed
+    together_s: float = 0.0    # a pass of these, smoothed
     pause: int = PAUSE
 
 
@@ -41,38 +39,34 @@ class Team:
 
     _sizes: dict[int, _Size] = field(default_factory=dict)
 
-    @contextmanager
-    def call(self, rows: int, steps: int) -> Iterator[int]:
-        """The number of threads for a call of so many rows and steps; how long the block takes is measured."""
+    def choose(self, rows: int) -> tuple[int, float]:
+        """Threads for a call of so many rows, 1 or all; and for how long they may share passes, in seconds a pass."""
         threads = torch.get_num_threads()
-        if threads == 1 or steps == 0 or rows > SHARED * threads:
-            yield threads
-            return
-        chosen = self.choose(rows, threads)
-        began = time.perf_counter()
-        yield chosen
-        self.learn(rows, chosen, (time.perf_counter() - began) / steps)
-
-    def choose(self, rows: int, threads: int) -> int:
-        """1 or all of them."""
+        if threads == 1 or rows > SHARED * threads:
+            return threads, math.inf
         size = self._sizes.setdefault(rows.bit_length(), _Size())
-        return 1 if size.alone_left > 0 or size.together % ALONE_EVERY == ALONE_EVERY - 1 else threads
+        if size.alone_left > 0 or size.together % ALONE_EVERY == ALONE_EVERY - 1:
+            return 1, math.inf
+        return threads, PATIENCE * size.alone_s
 
-    def learn(self, rows: int, threads: int, step_s: float) -> None:
-        """That a step of so many rows took so long on so many threads.
+    def learn(self, rows: int, threads: int, passes: int, seconds: float) -> None:
+        """That a call of so many rows went through the layers so often, and took so long on so many threads.
 
         A busy neighbour makes some calls slow and others not, so means are compared. One slow call among many is an
         accident; and a few fast ones do not make up for the losses before them.
         """
-        size = self._sizes[rows.bit_length()]
+        size = self._sizes.get(rows.bit_length())
+        if size is None or rows > SHARED * torch.get_num_threads() or not passes:
+            return
+        pass_s = seconds / passes
         if threads == 1:
             if size.alone_left < FIRST or size.alone_s < math.inf:
-                size.alone_s = _smoothed(size.alone_s, step_s)
+                size.alone_s = _smoothed(size.alone_s, pass_s)
             size.alone_left = max(0, size.alone_left - 1)
             size.together += size.together > 0
             return
-        step_s = min(step_s, HICCUP * size.alone_s)
-        size.together_s = _smoothed(size.together_s if size.together else math.inf, step_s)
+        pass_s = min(pass_s, PATIENCE * size.alone_s)
+        size.together_s = _smoothed(size.together_s if size.together else math.inf, pass_s)
         size.together += 1
         if size.together_s > WON * size.alone_s:
             size.alone_left, size.pause, size.together = size.pause, min(2 * size.pause, MAX_PAUSE), 0

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from model import reversible
-from model.attention import PADDING_SLOT, State, attention_for
-from model.background import BackgroundHead
-from model.config import ModelConfig
-from model.inputs import START, InputEmbedding, PatchEmbedding
-from model.sequences import Sequences, sequences_of
+from . import reversible
+from .attention import PADDING_SLOT, State, attention_for
+from .background import BackgroundHead
+from .config import ModelConfig
+from .inputs import START, InputEmbedding, PatchEmbedding
+from .sequences import Sequences, sequences_of
 
 PREFILL_TOKENS = 32  # of an image that go through the layers together: always the same, since others round otherwise
 
@@ -197,12 +197,15 @@ class Transformer(nn.Module):
         with torch.autocast(features.device.type, enabled=False):  # see `end`
             return self._predicted(s, features)
 
-    def _predicted(self, s: Sequences, features: Tensor) -> Prediction:
+    def _predicted(self, s: Sequences, features: Tensor, before: Tensor | None = None) -> Prediction:
+        """before: (B, background_dim), `project` of the last token before these of each image; 0 if absent."""
         predicted = self.head(features.index_select(0, s.pixel_place))
         parameters = predicted.new_zeros(s.canvas.numel(), predicted.shape[1]).index_copy(
             0, s.pixel_image * self.config.subpixels + s.pixel_t, predicted)
         if self.background is not None:
-            last = F.pad(self.background.project(features), (0, 0, 0, 1)).index_select(0, s.last)
+            last = self.background.project(features)
+            last = F.pad(last, (0, 0, 0, len(s.canvas))) if before is None else torch.cat([last, before])
+            last = last.index_select(0, s.last)
             skipped = self.background(last, s.skipped_t, s.start[s.skipped_image],
                                       s.skipped_following)
             parameters = parameters.index_copy(0, s.skipped_image * self.config.subpixels + s.skipped_t, skipped)
@@ -270,6 +273,40 @@ class Transformer(nn.Module):
         features = [self._fold(self.sequences(canvas[i:i + 1], start, known[i:i + 1], end=0), state, slot)
                     for i, slot in enumerate(slots)]
         return torch.empty(len(slots), 0) if self.class_head is None else self.class_head(torch.cat(features))
+
+    @torch.inference_mode()
+    def parameters_between(self, canvas: Tensor, begin: int, end: int, start: Tensor, state: State, slots: Tensor,
+                           known: Tensor | None = None) -> Tensor:
+        """The parallel form by pieces: mixture parameters of sub-pixels begin .. end - 1, and their trace in the slots.
+
+        canvas: (B, T) uint8, known before `end` · start: (B,) · slots: (B,), clear where begin is 0, else as the call
+        that ended at `begin` left them · known: (B, T) bool, what a conditional model reads first; nothing if absent.
+        Images of a packed model must be one image, with classes that differ.
+        Returns (B, end - begin, 3 * K); NaN at position 0 for a model without a start token, 0 where `known`.
+        """
+        if self.config.packed:
+            return self._packed_between(canvas, begin, end, start, state, slots, known)
+        first = 1 if self.config.first_marginal else 0
+        t = torch.arange(max(begin, first), end).expand(len(canvas), -1)
+        if not t.shape[1]:
+            return torch.full((len(canvas), 1, 3 * self.config.mixtures), torch.nan)
+        parameters = self._run(self.inputs(canvas, t, start),
+                               partial(state.prefill, slots=slots, held=max(begin - first, 0)))
+        return F.pad(parameters, (0, 0, end - begin - t.shape[1], 0), value=torch.nan)
+
+    def _packed_between(self, canvas: Tensor, begin: int, end: int, start: Tensor, state: State, slots: Tensor,
+                        known: Tensor | None) -> Tensor:
+        s = sequences_of(self.inputs, None if begin else self.patches, canvas, start, known, begin=begin, end=end)
+        assert len(s.order) == s.longest * len(canvas), "images differ, and padding would be folded into their slots"
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return s.packed(state.prefill(layer, s.padded(q), s.padded(k), s.padded(v), slots, begin))
+
+        features = self.features(s, attend) if len(s.order) else torch.empty(0, self.config.d_model)
+        parameters = self._predicted(s, features, state.last[slots]).parameters
+        if self.background is not None and len(s.order):
+            state.last[slots] = self.background.project(features[s.offsets[1:] - 1])
+        return parameters[:, begin:end]
 
     def _fold(self, s: Sequences, state: State, slot: Tensor, held: int = 0) -> Tensor:
         """One image's tokens into its slot; returns the last one's final features, (1, d_model) or none.

@@ -1,15 +1,15 @@
 """The service: a map of its packages. Each imports only its own files, base files, and packages below it in this list.
 
 app, serve    app.py puts routes and middleware together; serve.py runs them until a signal
-cli/          the commands that decode without a server: sample, complete, compare, doctor, key
+cli/          the commands that work without a server: sample, complete, score, compare, doctor, key
 web/          HTTP: requests, admission, answers; probes.py serves metrics and health on a port of their own
   middleware/   what every request passes before a route
   routes/       one file for each group of routes
 compare/      the benchmark of attention kinds, live and from the command line
 engine/       what is admitted (on the event loop), and the thread that decodes it
-  decode/       one quantum: prefill, decode, and what happens when an image fails
+  decode/       one quantum: prefill, decode, and what happens when an image fails; likelihoods between quanta
   schedule/     plain Python: who waits and runs, how long a step takes, when each image will be done
-pictures/     uploads in, PNG out: size and orientation, occlusion, and one thread pool shared fairly
+pictures/     uploads in, PNG out: size, orientation, occlusion, photographed digits, and one thread pool shared fairly
 base          settings, errors, metrics, logs, origins, listening, fault_rules: what every package may use
 static/       the web page, which uses nothing but the API
 

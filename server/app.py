@@ -7,22 +7,23 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
 
-from model import ops
-from server.compare.backends import BACKENDS
-from server.compare.jobs import Comparisons
-from server.engine.decode.faults import Faults
-from server.engine.ledger import Ledger
-from server.engine.models import Catalogue
-from server.engine.thread import EngineThread
-from server.metrics import Metrics
-from server.origins import Hosts, Origins
-from server.settings import Settings
-from server.web import error_handlers, openapi
-from server.web.keys import Keys
-from server.web.middleware import stack
-from server.web.middleware.bodies import BodyBudget, UploadDrain
-from server.web.routes import compare, images, models, operations, page
-from server.web.service import Service
+from linpix.model import ops
+
+from .compare.backends import BACKENDS
+from .compare.jobs import Comparisons
+from .engine.decode.faults import Faults
+from .engine.ledger import Ledger
+from .engine.models import Catalogue
+from .engine.thread import EngineThread
+from .metrics import Metrics
+from .origins import Hosts, Origins
+from .settings import Settings
+from .web import error_handlers, openapi
+from .web.keys import Keys
+from .web.middleware import stack
+from .web.middleware.bodies import BodyBudget, UploadDrain
+from .web.routes import compare, images, likelihoods, models, operations, page
+from .web.service import Service
 
 logger = logging.getLogger("linpix")
 
@@ -60,14 +61,14 @@ def create_app(settings: Settings) -> FastAPI:
                   description="Autoregressive image generators built as linear transformers. The images routes have "
                               "the shape of OpenAI's Images API.")
     app.state.service = Service(settings, ledger, Comparisons(ledger, thread), catalogue, intake, keys)
-    app.include_router(images.router)
-    for routes in (models, compare, operations, page):
+    app.router.routes.extend(images.router.routes)  # included, each request would look for its route twice
+    for routes in (likelihoods, models, compare, operations, page):
         app.include_router(routes.router)
     if settings.metrics_port is None:
         app.include_router(operations.probes)
     app.mount("/static", page.Static(directory=page.STATIC), name="static")
     error_handlers.install(app, metrics=metrics)
     stack.install(app, hosts=Hosts(settings.host, settings.allowed_hosts), origins=Origins(settings.allowed_origins),
-                  bodies=BodyBudget(settings, metrics), keys=keys, metrics=metrics, intake=intake)
+                  bodies=BodyBudget(settings, metrics, intake), keys=keys)
     openapi.describe(app, keys=keys is not None, compare_budget=settings.compare_budget)
     return app

@@ -32,6 +32,15 @@ class InvalidRequest(ServiceError):
     status, type, code = 400, "invalid_request_error", "invalid_value"
 
 
+class Impossible(InvalidRequest):
+    """A likelihood of 0, whose logarithm JSON cannot hold."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"the first sub-pixel has a value that {model} takes for impossible: no picture that it was "
+                         "trained on begins with it; send another picture, or keep the first pixel with a mask",
+                         param="image")
+
+
 class NotHTTP(InvalidRequest):
     code = "invalid_http"
 

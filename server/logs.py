@@ -69,6 +69,7 @@ class Lines(logging.Handler):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor, self._lost = descriptor, 0
+        self._counting = threading.RLock()  # not the handler's, which logging.shutdown() holds while it flushes
         # Its put may be called in the middle of itself: the collector may run a __del__ that logs, anywhere.
         self._queue: SimpleQueue[str | threading.Event] = SimpleQueue()
         threading.Thread(target=self._write_for_ever, name="log", daemon=True).start()
@@ -85,9 +86,8 @@ class Lines(logging.Handler):
             self._count_lost(1)
 
     def _count_lost(self, lines: int) -> None:
-        self.acquire()
-        self._lost += lines
-        self.release()
+        with self._counting:
+            self._lost += lines
 
     def flush(self) -> None:
         """Wait until all is written that was logged before, or for a moment."""

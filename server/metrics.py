@@ -8,7 +8,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-ENDPOINTS = ("generations", "edits")
+ENDPOINTS = ("generations", "edits", "likelihoods")
 FAULTS = ("not_finite", "threw")
 OUTCOMES = ("completed", "cancelled", "failed")
 RELOADS = ("added", "replaced", "removed", "refused", "unchanged")
@@ -46,7 +46,8 @@ class Metrics:
         self.requests_waiting = Gauge("linpix_requests_waiting", "Requests with no image in a slot yet.",
                                       registry=registry)
         self.images_waiting = Gauge("linpix_images_waiting", "Images with no slot yet; a large upload that is being "
-                                    "read counts as one, interactive.", ("model", "priority"), registry=registry)
+                                    "read, and a likelihood, count as one, interactive.", ("model", "priority"),
+                                    registry=registry)
         self.bodies_reading = Gauge("linpix_request_bodies_reading", "Requests whose body is being read.",
                                     registry=registry)
         self.deadlines_passed = Counter("linpix_deadlines_passed", "Requests whose time was up, by where they were.",

@@ -5,6 +5,7 @@ that was looked up, which is the attacker's where a name of his was rebound to t
 Sec-Fetch-Site tell whose page it is.
 """
 
+import functools
 import ipaddress
 import re
 from collections.abc import Mapping
@@ -19,12 +20,14 @@ def entries(text: str) -> list[str]:
     return [part.strip().lower() for part in text.split(",") if part.strip()]
 
 
+@functools.lru_cache(64)  # nearly all requests name the same few
 def _name(host: str) -> str | None:
     """The name or address in a Host header, in lower case, without port, brackets and final dot; None if malformed."""
     found = _HOST.fullmatch(host.strip())
     return found[1].strip("[]").lower().removesuffix(".") if found else None
 
 
+@functools.lru_cache(64)
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(name)

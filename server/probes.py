@@ -8,16 +8,16 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from server import logs
-from server.listening import AT_ONCE, url_of
-from server.origins import Hosts, Origins
-from server.web import error_handlers
-from server.web.middleware import stack
-from server.web.middleware.bodies import BodyBudget
-from server.web.middleware.connection import connection
-from server.web.middleware.headers import SECURITY_HEADERS
-from server.web.routes import operations
-from server.web.service import Service
+from . import logs
+from .listening import AT_ONCE, url_of
+from .origins import Hosts, Origins
+from .web import error_handlers
+from .web.middleware import stack
+from .web.middleware.bodies import BodyBudget
+from .web.middleware.connection import connection
+from .web.middleware.headers import SECURITY_HEADERS
+from .web.routes import operations
+from .web.service import Service
 
 # of every server of ours: the log is ours alone, and tells no queries, nor (as warnings) what is no HTTP, or asks for
 # another protocol; nor does an answer tell what made it; and no web sockets, which would pass by the guard
@@ -35,7 +35,7 @@ class Probes(uvicorn.Server):
         app.include_router(operations.probes)
         error_handlers.install(app, metrics=metrics)
         stack.install(app, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
-                      bodies=BodyBudget(settings, metrics), keys=None, metrics=metrics, intake=service.intake)
+                      bodies=BodyBudget(settings, metrics, service.intake), keys=None)
         super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False,
                                         http=connection(settings.head_timeout, SECURITY_HEADERS),
                                         **UVICORN))

@@ -12,17 +12,17 @@ from typing import Any
 
 import uvicorn
 
-from server import logs
-from server.app import create_app
-from server.engine.memory import collect
-from server.errors import Draining
-from server.listening import WAITING, listen, tell_seldom, url_of
-from server.origins import only_here
-from server.probes import UVICORN, Probes
-from server.settings import Settings
-from server.web.middleware.connection import connection
-from server.web.middleware.headers import SECURITY_HEADERS
-from server.web.service import Service
+from . import logs
+from .app import create_app
+from .engine.memory import collect
+from .errors import Draining
+from .listening import WAITING, listen, tell_seldom, url_of
+from .origins import only_here
+from .probes import UVICORN, Probes
+from .settings import Settings
+from .web.middleware.connection import connection
+from .web.middleware.headers import SECURITY_HEADERS
+from .web.service import Service
 
 logger = logging.getLogger("linpix")
 LINGER_S = 0.2  # for whoever has connected before the door was closed to be told, rather than to be cut off
@@ -46,7 +46,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         collect()
-        gc.enable()  # linpix.py had it wait
+        gc.enable()  # linpix/__main__.py had it wait
         await super().startup(sockets)
         if self.started:
             self._loop = asyncio.get_running_loop()  # from here on there are servers to close: signals drain
@@ -59,7 +59,7 @@ class Server(uvicorn.Server):
                 await self._probes.begin()
             if hasattr(signal, "SIGHUP"):
                 self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix.py held it back
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py held it back
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         await super().shutdown(sockets)

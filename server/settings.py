@@ -7,8 +7,8 @@ from pydantic import Field, field_validator
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from server.fault_rules import parse
-from server.origins import Hosts, Origins
+from .fault_rules import parse
+from .origins import Hosts, Origins
 
 HIDDEN: JsonDict = {"hidden": True}  # from --help
 

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin starve others
+os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])  # `python -m linpix` in any folder is this one
 
 import pytest
 import torch
 
-from model import checkpoint, ops
-from model.config import PRESETS
-from model.transformer import Transformer
+from linpix.model import checkpoint, ops
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
 
 _ROOT = Path(__file__).resolve().parents[1]
 

@@ -87,7 +87,7 @@ def commands(python: str, out: Path, data: Path) -> dict[str, Command]:
     sanitizer = shutil.which("compute-sanitizer") or "compute-sanitizer"
     return {
         "build": [python, "setup.py", "-q", "build_ext", "--inplace", "--parallel=2"],  # CUDA beside the processor's
-        "look": [python, "-c", "from model import ops; import sys; sys.exit(ops.why_no_gpu())"],
+        "look": [python, "-c", "from linpix.model import ops; import sys; sys.exit(ops.why_no_gpu())"],
         "attention": tests("tests/model/attention/test_linear.py"),
         "decoding": decoding,
         "eager": training(python, "mnist", "cuda", data, data / "eager", "--no-compile"),

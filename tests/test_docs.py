@@ -66,7 +66,7 @@ class Reader:
         self.own: list[Process] = []
         command = folder / "bin" / "linpix"
         command.parent.mkdir()
-        command.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(ROOT / "linpix.py")])} "$@"\n')
+        command.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-m", "linpix"])} "$@"\n')
         command.chmod(0o755)
         (folder / "checkpoints").mkdir()
         for shipped in (ROOT / "checkpoints").iterdir():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from model import checkpoint, ops
+from linpix.model import checkpoint, ops
 from tests.gpu_check import ROOT, Check, commands, examine, training, write_pictures
 
 pytestmark = pytest.mark.slow
@@ -115,7 +115,7 @@ def test_training_runs_as_the_check_runs_it(tmp_path):
     check = Check(tmp_path)
     command = training(sys.executable, "tiny", "cpu", tmp_path, tmp_path / "run", "--no-compile")
     hide = "import sys; sys.modules |= dict.fromkeys(('fastapi', 'pydantic', 'pydantic_settings', 'uvicorn')); "
-    as_module = [*command[:1], "-c", f"{hide}import linpix; sys.exit(linpix.main())", *command[3:]]
+    as_module = [*command[:1], "-c", f"{hide}from linpix.__main__ import main; sys.exit(main())", *command[3:]]
     assert check.step("training", as_module, 120), (tmp_path / "log.txt").read_text()
     assert "160 images" in rows(check)["training"][2]
     assert checkpoint.read(tmp_path / "run").provenance["images"] == 160

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from linpix import main
-from model import checkpoint, ops
+from linpix.__main__ import main
+from linpix.model import checkpoint, ops
 
 ENGINE = "compiled" if ops.compiled else "eager"  # of --engine auto
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def linpix(*arguments, **environment):
-    return subprocess.run([sys.executable, str(ROOT / "linpix.py"), *map(str, arguments)], capture_output=True,
+    return subprocess.run([sys.executable, "-m", "linpix", *map(str, arguments)], capture_output=True,
                           text=True, timeout=120, check=False,
                           env=os.environ | {"OMP_NUM_THREADS": "1"} | environment)
 

@@ -5,21 +5,24 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from model import checkpoint as checkpoints
-from model.attention import kind_of
-from model.config import PRESETS, ModelConfig
-from model.importer import import_reference
-from model.packing import PRECISIONS, choose, pack
-from training.datasets import load
-from training.evaluate import evaluate as evaluate_net
-from training.experiments import conduct, study
-from training.export import card, first_marginal, provenance, sample_grid
-from training.export import export as export_run
-from training.loop import train as train_run
-from training.run import Run, TrainConfig
+from linpix.model import checkpoint as checkpoints
+from linpix.model.attention import kind_of
+from linpix.model.config import PRESETS, ModelConfig
+from linpix.model.importer import import_reference
+from linpix.model.packing import PRECISIONS, choose, pack
+
+from .datasets import load
+from .evaluate import accuracy
+from .evaluate import evaluate as evaluate_net
+from .experiments import conduct, study
+from .export import card, first_marginal, provenance, sample_grid
+from .export import export as export_run
+from .loop import train as train_run
+from .run import Run, TrainConfig
 
 
 def _choose_device(given: argparse.Namespace) -> None:
@@ -77,16 +80,26 @@ def evaluate(given: argparse.Namespace) -> None:
         raise ValueError(f"--grid {given.grid}: its folder does not exist; make it first")
     found = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
     data = load(Path(given.data), "test", found.net.config)
+    known = found.net.config.classes
+    if given.labels and not (known and len(data.classes) == known):
+        raise ValueError(f"--labels all: {found.name} knows {known} classes, and the test images have "
+                         f"{len(data.classes)}; leave it out, or give the model's own data")
     chosen = choose(found.net.config, given.engine, given.precision)
     packed = pack(found.net, PRECISIONS[chosen.precision]) if chosen.engine == "compiled" else None
     measured = evaluate_net(found.net, data.images[:given.limit], packed=packed, progress=sys.stderr.isatty())
     text = (f"{measured.bits_per_dim:.4f} bits/dim +- {measured.interval:.4f} (95 %), {measured.images:,} test images "
             f"in {measured.seconds:.0f} s")
+    classes: dict[str, Any] = {}
+    if given.labels:
+        named = accuracy(found.net, data.images[:given.limit], data.labels[:given.limit], progress=sys.stderr.isatty())
+        text += (f"; the most probable class is right for {named.accuracy:.4f} +- {named.interval:.4f} of them, in "
+                 f"{named.seconds:.0f} s")
+        classes = {"labels": dataclasses.asdict(named)}
     if given.grid:
         Path(given.grid).write_bytes(sample_grid(found.net, 100))
         text += f"; samples in {given.grid}"
     result = {"model": found.name, "checkpoint": found.digest, "engine": chosen.engine,
-              "precision": chosen.precision, **dataclasses.asdict(measured)}
+              "precision": chosen.precision, **dataclasses.asdict(measured), **classes}
     print(json.dumps(result) if given.json else text)
 
 

@@ -19,9 +19,10 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from model.config import ModelConfig
-from training import readers
-from training.readers import DataError, Shape, Split
+from linpix.model.config import ModelConfig
+
+from . import readers
+from .readers import DataError, Shape, Split
 
 _log = logging.getLogger(__name__)
 

@@ -10,18 +10,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from model import mixture
-from model.attention.linear import RecurrentState
-from model.config import bits_per_dim
-from model.inputs import START
-from model.packing import Packed
-from model.transformer import Transformer
+from linpix.model import mixture
+from linpix.model.attention.linear import RecurrentState
+from linpix.model.config import bits_per_dim
+from linpix.model.inputs import START
+from linpix.model.likelihood import Scoring
+from linpix.model.packing import Packed
+from linpix.model.transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     bits_per_dim: float  # mean over images
     interval: float      # half the width of the mean's 95 % interval, images taken as independent
+    images: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    accuracy: float  # share of images whose most probable class is the right one, all equally probable before
+    interval: float  # half the width of its 95 % interval
     images: int
     seconds: float
 
@@ -35,10 +44,27 @@ def evaluate(net: Transformer, images: NDArray[np.uint8], *, packed: Packed | No
     return summary(bits, time.perf_counter() - began)
 
 
+def accuracy(net: Transformer, images: NDArray[np.uint8], labels: NDArray[np.int64], *, progress: bool = False
+             ) -> Accuracy:
+    """How often the class under which an image (count, T) is most probable is its own."""
+    began = time.perf_counter()
+    classes = range(net.config.classes)
+    right = [Scoring(net, image, labels=classes).complete().totals.argmax() == label
+             for image, label in zip(tqdm(images, disable=not progress, desc="classes", unit="image"), labels,
+                                     strict=True)]
+    mean, interval = _mean(torch.tensor(right, dtype=torch.float64))
+    return Accuracy(mean, interval, len(right), time.perf_counter() - began)
+
+
 def summary(bits: Tensor, seconds: float) -> Evaluation:
     """Mean and interval of images' bits/dim (count,)."""
-    interval = 1.96 * float(bits.std()) / math.sqrt(len(bits)) if len(bits) > 1 else 0.0
-    return Evaluation(float(bits.mean()), interval, len(bits), seconds)
+    return Evaluation(*_mean(bits), len(bits), seconds)
+
+
+def _mean(values: Tensor) -> tuple[float, float]:
+    """Of values (count,), and half the width of its 95 % interval."""
+    interval = 1.96 * float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return float(values.mean()), interval
 
 
 def bits_of(net: Transformer, images: NDArray[np.uint8], *, batch: int = 16, progress: bool = False) -> Tensor:
@@ -65,7 +91,7 @@ def stepped_bits_of(net: Transformer, packed: Packed, images: NDArray[np.uint8],
         rows = len(canvas) - 1
         state = RecurrentState(net.config, rows)
         nothing = torch.zeros(rows, dtype=torch.int64)
-        log_probs, finite = packed.decode(
+        log_probs, finite, *_ = packed.decode(
             canvas, torch.ones_like(canvas, dtype=torch.bool), state.S, state.z, torch.arange(1, rows + 1), nothing,
             torch.full_like(nothing, net.config.subpixels), torch.full_like(nothing, START), nothing, torch.ones(rows),
             last=state.last)

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from model import checkpoint
-from model.attention import attention_for
-from model.config import ModelConfig
-from model.generate import generate, tile
-from model.transformer import Transformer
-from training.datasets import Dataset
-from training.evaluate import bits_of
+from linpix.model import checkpoint
+from linpix.model.attention import attention_for
+from linpix.model.config import ModelConfig
+from linpix.model.generate import generate, tile
+from linpix.model.transformer import Transformer
+
+from .datasets import Dataset
+from .evaluate import bits_of
 
 _ATTRIBUTION = {
     "mnist": "MNIST, by Yann LeCun, Corinna Cortes and Christopher J.C. Burges: 60,000 training images",

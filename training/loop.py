@@ -21,16 +21,17 @@ from torch._inductor.exc import InvalidCxxCompiler
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from model import checkpoint, mixture
-from model.config import ModelConfig, bits_per_dim
-from model.inputs import START
-from model.sequences import Sequences
-from model.transformer import Transformer
-from training.datasets import Dataset
-from training.evaluate import evaluate
-from training.export import card, provenance, sample_grid
-from training.masks import known_of
-from training.run import Run, TrainConfig, stop_signals
+from linpix.model import checkpoint, mixture
+from linpix.model.config import ModelConfig, bits_per_dim
+from linpix.model.inputs import START
+from linpix.model.sequences import Sequences
+from linpix.model.transformer import Transformer
+
+from .datasets import Dataset
+from .evaluate import evaluate
+from .export import card, provenance, sample_grid
+from .masks import known_of
+from .run import Run, TrainConfig, stop_signals
 
 
 class Batches:

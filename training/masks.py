@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from model.config import ModelConfig
+from linpix.model.config import ModelConfig
 
 Mask = Literal["half", "hole", "window", "brush", "scattered", "rows"]
 SHARES = {"half": 0.25, "hole": 0.25, "window": 0.07, "brush": 0.18, "scattered": 0.20, "rows": 0.05}

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from model.checkpoint import Checkpoint
-from model.config import ModelConfig
-from model.transformer import Transformer
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.config import ModelConfig
+from linpix.model.transformer import Transformer
 
 Optimizer = Literal["adamw", "radam", "muon"]
 STATE_VERSION = 1

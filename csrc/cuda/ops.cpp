@@ -138,13 +138,11 @@ class Call {
   std::vector<Tensor> held_;
 };
 
-std::tuple<Tensor, Tensor> decode_quantum(Tensor canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs,
-                                          const Maybe& scale, Maybe saturated, Maybe, const Maybe&,
-                                          const Tensor& slots,
-                                          const Tensor& positions, const Tensor& steps, const Tensor& start,
-                                          const Tensor& seeds, const Tensor& temperatures,
-                                          const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes,
-                                          double eps, int64_t most, int64_t) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
+    Tensor canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated, Maybe,
+    const Maybe&, const Tensor& slots, const Tensor& positions, const Tensor& steps, const Tensor& start,
+    const Tensor& seeds, const Tensor& temperatures, const std::vector<Tensor>& weights,
+    const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t, int64_t, double) {
   const char* op = "decode_quantum";
   const Device device(S);
   Call call(op, canvas, S, z, pairs, scale, saturated, slots, steps, start, weights, sizes, eps, most, 1);
@@ -160,7 +158,8 @@ std::tuple<Tensor, Tensor> decode_quantum(Tensor canvas, const Tensor& known, Te
   rows.log_probs = (float*)log_probs.data_ptr();
   rows.finite = (bool*)finite.data_ptr();
   if (B) check(op, decode(call.pass, (int)most, device.stream));
-  return {log_probs, finite};
+  const Tensor taken = torch::stable::clone(steps);  // none is skipped here
+  return {log_probs, finite, taken, torch::stable::clone(taken)};
 }
 
 void prefill_slots(const Tensor& canvas, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated, Maybe,

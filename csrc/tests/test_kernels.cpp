@@ -363,7 +363,7 @@ struct Batch {
   std::vector<float> decode(std::vector<int64_t> at, std::vector<int64_t> positions, std::vector<int64_t> steps,
                             std::vector<int64_t> seeds, int threads) {
     return decode(at, positions, steps, seeds,
-                  [&](const Rows& rows) { linpix::decode(kernels_portable, m, rows, threads); });
+                  [&](const Rows& rows) { linpix::decode(kernels_portable, m, rows, threads, INFINITY); });
   }
   std::vector<float> decode(std::vector<int64_t> at, std::vector<int64_t> positions, std::vector<int64_t> steps,
                             std::vector<int64_t> seeds, const std::function<void(const Rows&)>& run) {
@@ -372,9 +372,11 @@ struct Batch {
     std::vector<int64_t> start(at.size(), 256);
     std::vector<float> heat(at.size(), 1), log_probs(at.size() * most);
     std::vector<char> finite(at.size(), 1);
+    passes.assign(at.size(), 0), taken.assign(at.size(), 0);
     Rows rows = pools(at, start, steps);
-    rows.most_steps = most, rows.positions = positions.data(), rows.seeds = seeds.data();
+    rows.most_steps = rows.most_passes = most, rows.positions = positions.data(), rows.seeds = seeds.data();
     rows.temperatures = heat.data(), rows.log_probs = log_probs.data(), rows.finite = (bool*)finite.data();
+    rows.passes = passes.data(), rows.taken = taken.data();
     run(rows);
     for (char fine : finite) expect(fine, "parameters are finite");
     return log_probs;
@@ -396,6 +398,7 @@ struct Batch {
   std::vector<uint8_t> canvas;
   std::vector<char> known;
   std::vector<float> S, z, last;
+  std::vector<int64_t> passes, taken;  // of the rows of the last call
 };
 
 std::vector<int64_t> counting(int n, int64_t from) {
@@ -432,10 +435,7 @@ void threads_that_keep_each_other_waiting_stop_at_the_same_step() {
   const Net net({2, 2, 8, 8, 16, 128, 3, true, true, false});
   Batch expected(net.m, 3), batch(net.m, 3);
   expected.decode(counting(3, 1), {0, 0, 0}, {10, 10, 10}, counting(3, 0), 1);
-  batch.decode(counting(3, 1), {0, 0, 0}, {10, 10, 10}, counting(3, 0), [&](const Rows& given) {
-    int64_t taken[3] = {};
-    Rows rows = given;
-    rows.taken = taken;
+  batch.decode(counting(3, 1), {0, 0, 0}, {10, 10, 10}, counting(3, 0), [&](const Rows& rows) {
     const Sizes sizes = kernels_portable.sizes(net.m, 3);
     void* scratch[3];
     for (int i = 0; i < 3; ++i) {
@@ -443,12 +443,11 @@ void threads_that_keep_each_other_waiting_stop_at_the_same_step() {
       std::memset(scratch[i] = std::aligned_alloc(64, bytes), 0, bytes);
     }
     const struct {
-      int late;  // so far
+      double patience;
       int64_t from, to, reached;
-    } calls[] = {{-(1 << 30), 0, 4, 4}, {1 << 20, 4, 10, 5}};
+    } calls[] = {{INFINITY, 0, 4, 4}, {0, 4, 10, 5}};
     for (const auto& call : calls) {
-      Barrier barrier{2};
-      barrier.late_waits = call.late;
+      Barrier barrier{2, call.patience};
       run_together(2, [&](int i) {
         const int64_t reached = kernels_portable.decode(net.m, rows, {0, 3, call.from, call.to}, 3,
                                                         Share{i, 2, &barrier}, scratch[i], scratch[2]);
@@ -471,9 +470,10 @@ void what_is_left_when_sharing_is_given_up_is_dealt_out(bool background) {
     Batch batch(net.m, 3);
     const std::vector<float> found =
         batch.decode(counting(3, 1), {0, 0, 0}, steps, counting(3, 0),
-                     [&](const Rows& rows) { linpix::decode(kernels_portable, net.m, rows, 2, 1 << 20); });
+                     [&](const Rows& rows) { linpix::decode(kernels_portable, net.m, rows, 2, 0); });
     expect(found == log_probs && batch.canvas == expected.canvas && batch.S == expected.S && batch.z == expected.z,
            "what is left is dealt out, bit for bit");
+    expect(batch.passes == expected.passes && (background || batch.passes == steps), "passes are counted once");
   }
 }
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model.config import AttentionKind, ModelConfig
+from ..config import AttentionKind, ModelConfig
 
 PADDING_SLOT = 0
 
@@ -105,7 +105,7 @@ _CLASSES: dict[AttentionKind, str] = {"linear": "LinearAttention", "softmax": "S
 
 def kind_of(name: AttentionKind) -> type[Attention]:
     """The class of a kind of attention."""
-    kind: type[Attention] = getattr(import_module(f"model.attention.{name}"), _CLASSES[name])
+    kind: type[Attention] = getattr(import_module(f"linpix.model.attention.{name}"), _CLASSES[name])
     return kind
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model import ops
-from model.attention import Attention, State, side_by_side
-from model.config import ModelConfig
-from model.features import feature_map, phi
+from .. import ops
+from ..config import ModelConfig
+from ..features import feature_map, phi
+from . import Attention, State, side_by_side
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mapped: Callable[[Tensor], Tensor] = phi) -> Tensor:

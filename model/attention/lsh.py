@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.attention import Attention
+from . import Attention
 
 SELF = 1e5  # taken off the score of a token with itself: it attends there only if nothing else is allowed
 

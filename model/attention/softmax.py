@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.attention import Attention, State, side_by_side
-from model.config import ModelConfig
+from ..config import ModelConfig
+from . import Attention, State, side_by_side
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from model.config import ModelConfig
-from model.generate import tile
+from linpix.model.config import ModelConfig
+from linpix.model.generate import tile
 
 Picture = NDArray[np.uint8]
 UNDRAWN = 48                     # grey of what is not drawn yet; black would pass for the background of a digit

@@ -17,22 +17,24 @@ from PIL import Image
 from pydantic import ValidationError
 from tqdm import tqdm
 
-from model import checkpoint as checkpoints
-from model import ops
-from model.checkpoint import Checkpoint
-from model.cuda import StateFormat
-from server import serve as service
-from server.cli import animation, preview
-from server.cli.draw import class_of, produce, seeds_from
-from server.compare import report
-from server.compare.backends import BACKENDS
-from server.compare.checkpoints import find_twins
-from server.compare.comparison import Comparison, ComparisonPlan
-from server.engine.batch import Batcher
-from server.engine.decode.choice import new_decoder
-from server.engine.decode.decoder import ImageSpec
-from server.pictures import pictures
-from server.settings import Settings
+from linpix.model import checkpoint as checkpoints
+from linpix.model import ops
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.cuda import StateFormat
+
+from .. import serve as service
+from ..compare import report
+from ..compare.backends import BACKENDS
+from ..compare.checkpoints import find_twins
+from ..compare.comparison import Comparison, ComparisonPlan
+from ..engine.batch import Batcher
+from ..engine.decode.choice import new_decoder
+from ..engine.decode.decoder import ImageSpec
+from ..pictures import pictures, uploads
+from ..pictures.overlay import Overlay
+from ..settings import Settings
+from . import animation, preview
+from .draw import class_of, produce, seeds_from
 
 
 def serve(given: argparse.Namespace) -> None:
@@ -58,13 +60,21 @@ def sample(given: argparse.Namespace) -> None:
 def complete(given: argparse.Namespace) -> None:
     picture = Path(given.image).read_bytes()  # before the model: a wrong path is told at once
     mask = Path(given.mask).read_bytes() if given.mask else None
+    if given.lay_back and (_kind(given.out) or given.scale):
+        raise ValueError("--lay-back writes one PNG per image at the size of the picture: give a folder as --out, and "
+                         "no --scale")
     checkpoint, batcher = _batcher(given, min(given.count, given.batch))
     label = class_of(given.label, checkpoint)
-    occluded = pictures.read_occluded(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows)
+    upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
+                          preparation=given.prepare, lay_back=given.lay_back)
+    occluded = upload.occluded
+    facts: dict[str, object] = {"crop": upload.crop}
+    if upload.prepared is not None:
+        facts["prepared"] = {"inverted": upload.prepared.inverted, "box": upload.box}
     _produce(given, checkpoint, batcher,
              [ImageSpec(seed=seed, temperature=given.temperature, label=label, canvas=occluded.canvas,
                         known=occluded.known) for seed in seeds_from(given.seed, given.count)],
-             conditioning=occluded.conditioning, known=occluded.known_count)
+             upload.overlay, conditioning=occluded.conditioning, known=occluded.known_count, **facts)
 
 
 def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher]:
@@ -81,7 +91,7 @@ def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher
 
 
 def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher,
-             specs: Sequence[ImageSpec], **facts: object) -> None:
+             specs: Sequence[ImageSpec], overlay: Overlay | None = None, **facts: object) -> None:
     config, seeds, engine = checkpoint.net.config, [spec.seed for spec in specs], batcher.decoder
     kind, scale = _kind(given.out), given.scale or 1
     files = [given.out] if kind else [str(Path(given.out) / f"{index:05}-{seed}.png")
@@ -91,7 +101,8 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
 
         def done(index: int, image: NDArray[np.uint8]) -> None:
             if not kind:  # at once: an interruption then loses only what is not finished
-                _write(files[index], pictures.png(image, config, scale))
+                _write(files[index], pictures.png(image, config, scale) if overlay is None else
+                       overlay.png(image.reshape(config.height, config.width, config.channels)))
             progress.done(index, image)
 
         produced = produce(batcher, specs, done, progress.advanced)

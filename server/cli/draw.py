@@ -11,17 +11,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from tqdm import tqdm
 
-from model import checkpoint as checkpoints
-from model.checkpoint import Checkpoint
-from model.config import ModelConfig
-from model.philox import MAX_SEED
-from model.team import limit_threads
-from server.engine.batch import Batcher
-from server.engine.decode.choice import new_decoder
-from server.engine.decode.decoder import ImageSpec
-from server.engine.messages import QuantumReport, Submission
-from server.errors import NotFinite
-from server.pictures import pictures
+from linpix.model import checkpoint as checkpoints
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.config import ModelConfig
+from linpix.model.philox import MAX_SEED
+from linpix.model.team import limit_threads
+
+from ..engine.batch import Batcher
+from ..engine.decode.choice import new_decoder
+from ..engine.decode.decoder import ImageSpec
+from ..engine.messages import QuantumReport, Submission
+from ..errors import NotFinite
+from ..pictures import pictures
+from ..pictures.uploads import Preparation, reduce_and_prepare
 
 Pictures = NDArray[np.uint8]  # (N, height, width), or (N, height, width, 3) of colour models
 
@@ -93,14 +95,30 @@ def sample(model: str, count: int = 1, *, label: int | str | None = None, seed: 
 
 def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, label: int | str | None = None,
              seed: int | None = None, temperature: float = 1.0, batch: int = 64, checkpoints: str | None = None,
-             progress: bool | None = None) -> Pictures:
+             progress: bool | None = None, prepare: Preparation = "none") -> Pictures:
     """Complete an image: known pixels stay, and the others are drawn `count` times. As `sample` in everything else.
 
     image: uint8 (height, width), or (height, width, 3) of colour models, of the model's size · known: bool
-    (height, width).
+    (height, width) · prepare: "mnist" takes a photographed digit, grey of any size, brings it to MNIST's size and
+    place, and completes that.
     """
+    if prepare == "mnist":
+        image, known = prepared(np.asarray(image), np.asarray(known))
+    elif prepare != "none":
+        raise ValueError(f"prepare must be none or mnist, got {prepare!r}")
     return _draw(model, count, label, seed, temperature, batch, checkpoints, progress, (np.asarray(image),
                                                                                         np.asarray(known)))
+
+
+def prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """A grey picture of any size as MNIST shows digits, and what of it is known. Raises ValueError."""
+    if image.dtype != np.uint8 or image.ndim != 2:
+        raise ValueError(f"image must be uint8 of shape (height, width), got {image.dtype} of shape {image.shape}")
+    if known.dtype != np.bool_ or known.shape != image.shape:
+        raise ValueError(f"known must be bool of shape {image.shape}, true for pixels that stay, got {known.dtype} of "
+                         f"shape {known.shape}")
+    found = reduce_and_prepare(image.astype(np.uint8), known.astype(np.bool_))
+    return found.canvas, found.known
 
 
 def _draw(model: str, count: int, label: int | str | None, seed: int | None, temperature: float, batch: int,

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from tqdm import tqdm
 
-from model.config import ModelConfig
-from server.cli.animation import Film, Picture, grid
-from server.engine.decode.decoder import ImageSpec
-from server.engine.messages import QuantumReport
+from linpix.model.config import ModelConfig
+
+from ..engine.decode.decoder import ImageSpec
+from ..engine.messages import QuantumReport
+from .animation import Film, Picture, grid
 
 REDRAWN_S = 0.1                  # between pictures on a terminal
 TRUE_COLOURS = 2**24

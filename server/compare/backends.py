@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from model.attention import State, attention_for
-from model.attention.linear import RecurrentState
-from model.config import ModelConfig
-from model.generate import decode_threads, draw_subpixel
-from model.inputs import START
-from model.packing import PRECISIONS, choose, pack
-from model.transformer import Attend, Transformer
+from linpix.model.attention import State, attention_for
+from linpix.model.attention.linear import RecurrentState
+from linpix.model.config import ModelConfig
+from linpix.model.generate import decode_threads, draw_subpixel
+from linpix.model.inputs import START
+from linpix.model.packing import PRECISIONS, choose, pack
+from linpix.model.transformer import Attend, Transformer
 
 QUANTUM_S = 0.05     # a call of the compiled engine lasts so long at most: live requests wait for its end
 PASS_SIZE = 2**19    # tokens x d_model x hashings of a parallel pass, at most: bounds memory, and more is no faster

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
-from model import checkpoint as checkpoints
-from model.attention import kind_of
-from model.checkpoint import Checkpoint
-from model.config import AttentionKind, ModelConfig
-from server.compare.backends import BACKENDS, FORMS, config_of
+from linpix.model import checkpoint as checkpoints
+from linpix.model.attention import kind_of
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.config import AttentionKind, ModelConfig
+
+from .backends import BACKENDS, FORMS, config_of
 
 # What may differ between twins
 _FREE = {"attention", "twin_of", "eps", "first_marginal",

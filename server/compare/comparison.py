@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from model.checkpoint import Checkpoint
-from model.packing import choose
-from server.compare.backends import (
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.packing import choose
+
+from ..engine.memory import free_bytes
+from .backends import (
     BACKENDS,
     FORMS,
     Backend,
@@ -20,10 +22,9 @@ from server.compare.backends import (
     random_net,
     state_bytes,
 )
-from server.compare.checkpoints import sources_of
-from server.compare.measure import Cell, CellKind, Measurement, OutOfTime, Stopwatch
-from server.compare.results import circumstances, findings
-from server.engine.memory import free_bytes
+from .checkpoints import sources_of
+from .measure import Cell, CellKind, Measurement, OutOfTime, Stopwatch
+from .results import circumstances, findings
 
 UNIT_S = 0.05        # a unit of work ends after this, so that live requests get their turn
 ROUNDS = 40          # over the positions of one cell, at most

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from model.checkpoint import Checkpoint
-from server.compare.checkpoints import find_twins
-from server.compare.comparison import Comparison, ComparisonPlan
-from server.engine.ledger import Ledger
-from server.engine.thread import EngineThread
-from server.errors import ComparisonNotFound, Conflict, JustCancelled
+from linpix.model.checkpoint import Checkpoint
+
+from ..engine.ledger import Ledger
+from ..engine.thread import EngineThread
+from ..errors import ComparisonNotFound, Conflict, JustCancelled
+from .checkpoints import find_twins
+from .comparison import Comparison, ComparisonPlan
 
 logger = logging.getLogger("linpix")
 PAUSE_S = 1.0  # after a cancelled comparison: to begin costs others' images time, and to cancel costs nothing

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from model.checkpoint import Checkpoint
-from model.config import ModelConfig
-from model.generate import noise_of
-from server.compare.backends import Backend, first_position, rows_together
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.config import ModelConfig
+from linpix.model.generate import noise_of
+
+from .backends import Backend, first_position, rows_together
 
 CellKind = tuple[str, str]    # backend, engine
 BURST, BURST_S = 4, 0.05  # a step is taken so often, or for so long, in a row, and the quickest counts

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from xml.sax.saxutils import escape
 
-from server.compare.paper import ENGINES, Report, Result, dataset_of, duration, machine_of, order_of, title_of
+from .paper import ENGINES, Report, Result, dataset_of, duration, machine_of, order_of, title_of
 
 _HEIGHT, _TOP, _BOTTOM = 430, 92, 352    # pixels; the plots stand between top and bottom
 _LEFT, _WIDE = 70, 380                   # of the step plot

@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from server.compare.paper import (
+from .paper import (
     DATASETS,
     ENGINES,
     Report,
@@ -22,7 +22,7 @@ from server.compare.paper import (
     results_of,
     title_of,
 )
-from server.compare.plot import svg
+from .plot import svg
 
 
 def write(report: Report, folder: Path) -> None:

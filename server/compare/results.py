@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from model import checkpoint as checkpoints
-from model.attention import attention_for
-from model.checkpoint import Checkpoint
-from model.config import ModelConfig
-from server.compare.backends import config_of, state_bytes
-from server.compare.measure import Cell, Measurement
-from server.compare.paper import PAPER, Report, Result, listed
+from linpix.model import checkpoint as checkpoints
+from linpix.model.attention import attention_for
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.config import ModelConfig
+
+from .backends import config_of, state_bytes
+from .measure import Cell, Measurement
+from .paper import PAPER, Report, Result, listed
 
 
 def circumstances(checkpoint: Checkpoint, sources: dict[str, Checkpoint | None], budget_s: float,

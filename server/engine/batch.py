@@ -9,13 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from server import logs
-from server.engine.decode.bisect import Outcome, Plan, isolate
-from server.engine.decode.decoder import Decoder, ImageSpec
-from server.engine.decode.prefill import Prefills
-from server.engine.messages import Progress, QuantumReport, Submission
-from server.engine.schedule.scheduler import ScheduledImage, Scheduler
-from server.errors import EngineLost, NotFinite
+from .. import logs
+from ..errors import EngineLost, NotFinite
+from .decode.bisect import Outcome, Plan, isolate
+from .decode.decoder import Decoder, ImageSpec
+from .decode.prefill import Prefills
+from .messages import Progress, QuantumReport, Submission
+from .schedule.passes import PassesLearned, expected_passes
+from .schedule.scheduler import ScheduledImage, Scheduler
 
 logger = logging.getLogger("linpix")
 RESTORED = 2       # images put back in one call: a prefill of everything they have, while the watchdog waits
@@ -37,6 +38,8 @@ class Batcher:
         self._step_seconds: dict[int, float] = {}   # of decoding alone, smoothed, by images in powers of two
         self._ended, self._went_on = 0.0, False     # when the last quantum ended, and whether there was more to do
         self._prefills = Prefills(decoder)
+        self._advances: dict[int, tuple[int, int]] = {}  # of a quantum: where each slot's image got, in how many passes
+        self._passes = PassesLearned(config.subpixels)
         self._hopeless = 0
 
     @property
@@ -67,12 +70,15 @@ class Batcher:
         for request in failed:
             self.cancel(request)
         plan = self.scheduler.plan(self._quantum(len(self.scheduler.decoding)))
-        steps, saturated = plan[0][1] if plan else 0, self.decoder.saturated
+        saturated = self.decoder.saturated
         began = time.perf_counter()
-        outcome = self._decode(plan) if steps else Outcome()
+        outcome = self._decode(plan) if plan and plan[0][1] else Outcome()
         seconds = time.perf_counter() - began
         failed |= self._failures(plan, outcome)
+        plan, steps = self._done(plan)
         finished = self.scheduler.advance(plan)
+        for image in finished if self.decoder.skips else []:
+            self._passes.finish(image.slot, bool(self.decoder.told[image.slot]))
         if steps:
             self._check_hope(plan, outcome)
             if not outcome.retries:
@@ -83,10 +89,10 @@ class Batcher:
         self._ended, self._went_on = time.perf_counter(), self.busy
         report = QuantumReport(
             joined, joined_at, self._running(plan),
-            [Progress(image.request, image.index, image.position, self.decoder.image(image.slot))
+            [Progress(image.request, image.index, image.position, 0, self.decoder.image(image.slot))
              for image in finished],
             failed, self.scheduler.waiting.overtaken, len(plan), steps, sum(count for _, count in plan), seconds,
-            self._ended - since, self.decoder.saturated - saturated, outcome.retries)
+            self._ended - since, self.decoder.saturated - saturated, outcome.retries, self._passes.ratios)
         for image in finished:
             self._unreported[image.request] -= 1
             if not self._unreported[image.request]:
@@ -131,12 +137,15 @@ class Batcher:
         specs = self._submissions[images[0].request].specs
         self.beat()
         self.decoder.take([image.slot for image in images], [specs[image.index] for image in images])
+        for image in images:
+            self._passes.begin(image.slot)
         told, position = bool(self.decoder.told[images[0].slot]), images[0].position
         if (told or position) and position < self.scheduler.length:  # else there is nothing to fold in, or to draw
             self._prefills.append(images, position, read=told)
 
     def _decode(self, plan: Plan) -> Outcome:
-        """Run one quantum; every image ends where the plan says, except those that the outcome names."""
+        """Run one quantum; every image ends where _done says, except those that the outcome names."""
+        self._advances.clear()
         self.decoder.keep([image.slot for image, _ in plan])
         try:
             return Outcome(lost=self._run(plan))
@@ -149,8 +158,21 @@ class Batcher:
     def _run(self, plan: Plan) -> list[int]:
         """Decode a plan's images; returns the slots whose parameters were not finite."""
         self.beat()
-        return self.decoder.quantum([image.slot for image, _ in plan], [image.position for image, _ in plan],
-                                   [count for _, count in plan])
+        slots = [image.slot for image, _ in plan]
+        done = self.decoder.quantum(slots, [image.position for image, _ in plan], [count for _, count in plan])
+        self._advances |= zip(slots, zip(done.positions, done.passes, strict=True), strict=True)
+        return done.lost
+
+    def _done(self, plan: Plan) -> tuple[Plan, int]:
+        """A plan with the steps that were taken; and the most passes of an image, at least 1 if there were any."""
+        done, most = [], min(1, plan[0][1]) if plan else 0
+        for image, count in plan:
+            position, passes = self._advances.get(image.slot, (image.position, 0)) if count else (image.position, 0)
+            if self.decoder.skips and count:
+                self._passes.add(image.slot, self.decoder.left(image.slot, image.position), passes)
+            done.append((image, position - image.position))
+            most = max(most, passes)
+        return done, most
 
     def _restore(self, plan: Plan) -> None:
         for first in range(0, len(plan), RESTORED):
@@ -195,7 +217,9 @@ class Batcher:
         for slot, image in self.scheduler.running.items():
             new_row = image.position // self.image_row > (image.position - steps.get(slot, 0)) // self.image_row
             shown = new_row and self._submissions[image.request].stream
-            running.append(Progress(image.request, image.index, image.position,
+            left = expected_passes(self._passes.ratios, self.decoder.left(slot, image.position), self.scheduler.length,
+                                   bool(self.decoder.told[slot]))
+            running.append(Progress(image.request, image.index, image.position, left,
                                     self.decoder.image(slot) if shown else None))
         return running
 

@@ -12,26 +12,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from server import logs
-from server.engine.batch import Batcher
-from server.engine.decode.decoder import ImageSpec
-from server.engine.messages import Progress, QuantumReport, Submission
-from server.engine.pools import Pools
-from server.engine.served import ServedModel
-from server.engine.thread import EngineThread
-from server.engine.ticket import ImageDone, RowsDone, Ticket
-from server.errors import (
-    ClientLimit,
-    DeadlinePassed,
-    Draining,
-    EngineFailed,
-    EngineGone,
-    Exhausted,
-    NotFinite,
-    ServiceError,
-)
-from server.metrics import Metrics
-from server.pictures.turns import Decoders
+from linpix.model.likelihood import Scoring
+
+from .. import logs
+from ..errors import ClientLimit, DeadlinePassed, Draining, EngineFailed, EngineGone, Exhausted, ServiceError
+from ..metrics import Metrics
+from ..pictures.turns import Decoders
+from .batch import Batcher
+from .decode.decoder import ImageSpec
+from .decode.scoring import Score
+from .messages import Progress, QuantumReport, Submission
+from .pools import Pools
+from .served import ServedModel
+from .thread import EngineThread
+from .ticket import ImageDone, RowsDone, Scored, Ticket
 
 logger = logging.getLogger("linpix")
 T = TypeVar("T")
@@ -83,21 +77,18 @@ class Ledger:
         if self.gone:
             raise EngineGone(self.gone)
 
-    def ticket(self, id: str, endpoint: str, client: str, timeout_s: float = math.inf) -> Ticket:
-        """For a request whose head was read; it holds nothing yet. Raises Draining or EngineGone.
+    @contextlib.contextmanager
+    def holding(self, id: str, endpoint: str, client: str, timeout_s: float = math.inf) -> Iterator[Ticket]:
+        """The whole way of a request whose head was read: whatever ends it, what it holds is free afterwards, and it
+        is counted. Raises Draining or EngineGone.
 
         timeout_s: allowed by the client, who may allow less in the body.
         """
         ticket = Ticket(id, endpoint, client, min(timeout_s, self._timeout_s))
-        with self._refusing(ticket):
-            self.check_open()
-        return ticket
-
-    @contextlib.contextmanager
-    def holding(self, ticket: Ticket) -> Iterator[None]:
-        """The whole way of a request: whatever ends it, what it holds is free afterwards, and it is counted."""
         try:
-            yield
+            with self._refusing(ticket):
+                self.check_open()
+            yield ticket
         except Exception as error:
             if ticket.outcome or isinstance(error, Exhausted):
                 ticket.outcome = "failed"
@@ -110,22 +101,23 @@ class Ledger:
         return (max(served.room_left() for served in self.models.values()) > 0
                 and (not self._client_images or self._images_of(client) < self._client_images))
 
-    def reserve(self, ticket: Ticket) -> None:
+    def reserve(self, ticket: Ticket, *, draws: bool) -> None:
         """Room for one image of an upload that is still to be read, at the model with most room. Raises as admit."""
         served = max(self.models.values(), key=ServedModel.room_left)
         # with several models, the body tells which one it asks for, and another may be faster
-        self._admit(ticket, served, 1, False, None, check_deadline=len(self.models) == 1)
+        self._admit(ticket, served, 1, False, None, check_deadline=draws and len(self.models) == 1)
 
     def admit(self, ticket: Ticket, served: ServedModel, images: int, *, stream: bool = False, bulk: bool = False,
-              timeout_s: float = math.inf, known: int | None = None) -> None:
+              timeout_s: float = math.inf, known: int | None = None, scores: bool = False) -> None:
         """Give a request room for all its images, now that it is read. timeout_s: from its head.
 
-        known: sub-pixels that need no step; None: the picture is not decoded yet. Raises Draining,
-        EngineGone, DeadlinePassed, ClientLimit, QueueFull or DeadlineUnreachable; it then holds nothing.
+        known: sub-pixels that need no step; None: the picture is not decoded yet · scores: as in Ticket.
+        Raises Draining, EngineGone, DeadlinePassed, ClientLimit, QueueFull or DeadlineUnreachable; it then holds
+        nothing.
         """
-        ticket.timeout_s, ticket.stream = min(ticket.timeout_s, timeout_s), stream
+        ticket.timeout_s, ticket.stream, ticket.scores = min(ticket.timeout_s, timeout_s), stream, scores
         ticket.check_time()
-        self._admit(ticket, served, images, bulk, known)
+        self._admit(ticket, served, images, bulk, known, check_deadline=not scores)
 
     def _admit(self, ticket: Ticket, served: ServedModel, images: int, bulk: bool, known: int | None, *,
                check_deadline: bool = True) -> None:
@@ -147,7 +139,15 @@ class Ledger:
                 served.queue(ticket, first.known_count if served.decoder.config.patch else first.prefix)
         ticket.rows = [ticket.prefix // served.batcher.image_row] * len(specs)
         ticket.outcome = "cancelled"  # unless something else ends it
+        ticket.expiry = asyncio.get_running_loop().call_at(
+            ticket.deadline, lambda: ticket.send(DeadlinePassed(ticket.timeout_s)))
         self._thread.submit(served.batcher, Submission(ticket.id, specs, ticket.bulk, ticket.stream))
+
+    def score(self, ticket: Ticket, scoring: Scoring) -> None:
+        """Have an admitted request's image scored. Raises DeadlinePassed."""
+        ticket.check_time()
+        ticket.outcome = "cancelled"  # unless something else ends it
+        self._thread.score(Score(ticket.id, ticket.client, scoring))
 
     async def decode_upload(self, ticket: Ticket, read: Callable[[], T]) -> T:
         """What `read` makes of an upload, in a thread. Raises DeadlineUnreachable or DeadlinePassed."""
@@ -161,6 +161,8 @@ class Ledger:
         if ticket.released:
             return
         ticket.released, ticket.outcome = True, outcome or ticket.outcome
+        if ticket.expiry is not None:
+            ticket.expiry.cancel()
         if ticket.late:
             self.metrics.deadlines_passed.labels("running" if ticket.joined else "waiting").inc()
         served = self._at.pop(ticket.id, None)
@@ -175,6 +177,7 @@ class Ledger:
         served.leave(ticket)
         if ticket.outcome and ticket.undone:
             self._thread.cancel(served.batcher, ticket.id)
+        if ticket.outcome and ticket.undone and not ticket.scores:
             self.metrics.images_completed.labels(served.name, served.backend, ticket.outcome).inc(ticket.undone)
         self.pools.forget_idle()
 
@@ -249,15 +252,15 @@ class Ledger:
             for finished in range(before + 1, rows + 1):
                 ticket.send(RowsDone(image.index, finished, image.canvas))
 
-    def _failed(self, served: ServedModel, request: str, error: Exception) -> None:
+    def _failed(self, served: ServedModel, request: str, error: Exception,
+                cure: str = "another seed or temperature may succeed") -> None:
         logger.error("a request of %s ends alone: %s: %s", served.name, type(error).__name__, error,
                      extra=logs.of(request))
-        known = isinstance(error, NotFinite)
+        known = isinstance(error, FloatingPointError)
         self.metrics.faults_isolated.labels(served.name, "not_finite" if known else "threw").inc()
-        message = str(error) if known else (f"the engine failed on an image of this request ({type(error).__name__}), "
-                                            "also without the rest of its batch")
-        if (ticket := served.ticket(request)) is not None:
-            ticket.send(EngineFailed(f"{message}; another seed or temperature may succeed"))
+        message = str(error) if known else f"the engine failed on an image of this request ({type(error).__name__})"
+        if (ticket := self.tickets.get(request)) is not None:
+            ticket.send(EngineFailed(f"{message}; {cure}"))
 
     def _count(self, served: ServedModel, report: QuantumReport) -> None:
         metrics, model = self.metrics, (served.name, served.backend)
@@ -270,6 +273,14 @@ class Ledger:
             metrics.engine_step.labels(*model).observe(report.seconds / report.steps)
             metrics.engine_step_batch_size.observe(report.images)
         self.pools.count_slots(served.name)
+
+    def score_done(self, request: str, error: Exception | None) -> None:
+        if (ticket := self.tickets.get(request)) is None:  # it has left meanwhile
+            return
+        if error is not None:
+            self._failed(self._at[request], request, error, "try again, or with another model")
+        else:
+            ticket.send(Scored())
 
     def batch_lost(self, batcher: Batcher | None, requests: Sequence[str], error: ServiceError) -> None:
         self.metrics.engine_restarts.inc()

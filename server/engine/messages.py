@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.decode.decoder import ImageSpec
+from .decode.decoder import ImageSpec
+from .schedule.passes import Ratios
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Progress:
     request: str
     index: int     # among the request's images
     position: int  # sub-pixels done, known ones included
+    left: float    # passes through the layers that it still needs, as far as one can tell
     canvas: NDArray[np.uint8] | None = None  # (T,): of a finished image, or of a stream's with a new image row
 
 
@@ -40,9 +42,10 @@ class QuantumReport:
     failed: dict[str, Exception]  # requests that are over: NotFinite, or what the decoder raised
     overtaken: int            # of the queue, as for bulk_is_next
     images: int               # in the quantum
-    steps: int                # of the longest image
+    steps: int                # passes through the layers, of the image with most of them; at least 1 if there are any
     subpixels: int            # of all images
     seconds: float            # of decoding, without prefill
     cycle_s: float            # from the end of the quantum before, or from waking up
     saturated: int            # elements of state that were clamped
     retries: int              # runs of the quantum after the first
+    ratios: Ratios            # for expected_passes

@@ -4,17 +4,18 @@ import asyncio
 import logging
 from pathlib import Path
 
-from model import checkpoint
-from model.attention import attention_for
-from model.checkpoint import Checkpoint, CheckpointError
-from model.cuda import StateFormat
-from model.packing import choose
-from server.engine.batch import Batcher
-from server.engine.decode.choice import new_decoder
-from server.engine.decode.faults import Faults, with_faults
-from server.engine.ledger import Ledger
-from server.engine.memory import free_bytes
-from server.settings import Settings
+from linpix.model import checkpoint
+from linpix.model.attention import attention_for
+from linpix.model.checkpoint import Checkpoint, CheckpointError
+from linpix.model.cuda import StateFormat
+from linpix.model.packing import choose
+
+from ..settings import Settings
+from .batch import Batcher
+from .decode.choice import new_decoder
+from .decode.faults import Faults, with_faults
+from .ledger import Ledger
+from .memory import free_bytes
 
 logger = logging.getLogger("linpix")
 _FIRST = ("mnist", "mnist-small")  # the default model, where they exist

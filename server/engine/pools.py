@@ -5,11 +5,11 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 
-from server.engine.batch import Batcher
-from server.engine.memory import collect
-from server.engine.served import ServedModel
-from server.engine.thread import EngineThread
-from server.metrics import PRIORITIES, Metrics
+from ..metrics import PRIORITIES, Metrics
+from .batch import Batcher
+from .memory import collect
+from .served import ServedModel
+from .thread import EngineThread
 
 COLLECT_S = 1.0  # after the last request of a model that is no longer served, its memory is given back
 AGAIN_S = 6.0    # and again, if something kept it then: uvicorn's keep-alive, and a second

@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable
 from itertools import chain
 
-from server.engine.batch import QUANTUM_S, Batcher
-from server.engine.messages import QuantumReport
-from server.engine.schedule.forecast import Outlook, Remaining, Room, latest_end, queue_order
-from server.engine.schedule.step_time import MIN_FACTOR, SafetyFactor, StepTimeEstimate
-from server.engine.ticket import Ticket
-from server.errors import DeadlineUnreachable, QueueFull
+from ..errors import DeadlineUnreachable, QueueFull
+from .batch import QUANTUM_S, Batcher
+from .messages import QuantumReport
+from .schedule.forecast import Outlook, Remaining, Room, latest_end, queue_order
+from .schedule.passes import UNKNOWN, expected_passes
+from .schedule.step_time import MIN_FACTOR, SafetyFactor, StepTimeEstimate
+from .ticket import Ticket
 
 STALE_S = 5.0  # measurements of an idle model are forgotten: if they were wrong and every request was refused because
                # of them, nothing would correct them
@@ -32,6 +33,8 @@ class ServedModel:
         self._in_slots = 0
         self._last: QuantumReport | None = None
         self._last_at = 0.0
+        self._ratios = UNKNOWN
+        self._in_progress: list[Remaining] | None = None  # as _running gives them, until it has to count again
 
     def ticket(self, request: str) -> Ticket | None:
         """The ticket of a request whose images wait or run."""
@@ -77,7 +80,7 @@ class ServedModel:
                 waiting, limit = sum(self._waiting), self.room.max_queue
             room_s = max(self._outlook().until_room(self.room, images, bulk, self.step_time), self._uploads_s(images))
             raise QueueFull(waiting, images, limit, room_s)
-        ticket.images, ticket.bulk, ticket.known = images, bulk, known
+        ticket.images, ticket.bulk, ticket.known, ticket.promised = images, bulk, known, math.inf
         (self._reserved if known is None else self._queued)[ticket.id] = ticket
         self._waiting[bulk] += images
         if check_deadline:
@@ -93,7 +96,9 @@ class ServedModel:
         """Take back what a ticket holds here."""
         if (self._reserved.pop(ticket.id, None) or self._queued.pop(ticket.id, None)) is not None:
             self._waiting[ticket.bulk] -= ticket.images - ticket.joined
-            self._in_slots -= ticket.joined - ticket.done
+            if ticket.joined > ticket.done:
+                self._in_slots -= ticket.joined - ticket.done
+                self._in_progress = None
 
     def settle(self, ticket: Ticket) -> None:
         """A ticket's images are all finished, or its time is up: learn whether the prediction held."""
@@ -109,7 +114,8 @@ class ServedModel:
         images = min(self.room.slots, len(running) + sum(self._waiting)) if running else 0
         if not self.step_time.confident(images, left_s):
             return
-        bound = latest_end(self.room.slots, self._length, sum(image.steps for image in running), sum(self._waiting))
+        longest = max(self._length * max(ratios) for ratios in self._ratios)
+        bound = latest_end(self.room.slots, longest, sum(image.steps for image in running), sum(self._waiting))
         if bound * self.step_time.slowest(self.room.slots) * factor <= left_s:  # nearly always
             return
         needed_s = self._outlook(ticket).until_done(ticket.id, self.step_time)
@@ -129,7 +135,7 @@ class ServedModel:
         step_s, late = self.step_time(min(images + 1, self.room.slots)), []
         for ticket in self._queued.values():
             left_s = ticket.left_s - QUANTUM_S  # the next report comes so much later
-            alone_s = (self._length - (ticket.known or 0)) * step_s
+            alone_s = self._passes(ticket.known or 0) * step_s
             if ticket.joined or ticket.late or alone_s * MIN_FACTOR <= left_s:  # nearly always
                 continue
             if (self.step_time.confident(images + 1 if images else 0, left_s)
@@ -160,19 +166,27 @@ class ServedModel:
 
     def apply(self, report: QuantumReport) -> None:
         """Keep what a report says of all images together."""
-        self._last, self._last_at = report, time.monotonic()
+        self._last, self._last_at, self._ratios = report, time.monotonic(), report.ratios
+        self._in_progress = None
         if report.steps and not report.retries:
             self.step_time.learn(report.images, report.steps, report.cycle_s)
 
     def emptied(self) -> None:
         """The slots are empty: the engine thread was restarted."""
-        self._last = None
+        self._last = self._in_progress = None
+
+    def _passes(self, known: int) -> float:
+        """Passes that an image will probably need of which so many sub-pixels are known."""
+        told = bool(known and self.decoder.config.patch)
+        return expected_passes(self._ratios, self._length - known, self._length, told)
 
     def _running(self) -> list[Remaining]:
-        if self._last is None:
-            return []
-        return [Remaining(image.request, self._length - image.position, ticket.bulk) for image in self._last.running
-                if (ticket := self._queued.get(image.request)) is not None]
+        """Images in slots. Counted once a report, though every admission asks."""
+        if self._in_progress is None:
+            self._in_progress = [Remaining(image.request, image.left, ticket.bulk)
+                                 for image in (self._last.running if self._last else [])
+                                 if (ticket := self._queued.get(image.request)) is not None]
+        return self._in_progress
 
     def _outlook(self, ticket: Ticket | None = None) -> Outlook:
         """Everything admitted. Images that are not read yet count as whole ones, but this ticket's as if all known."""
@@ -180,6 +194,6 @@ class ServedModel:
         for other in chain(self._queued.values(), self._reserved.values()):
             known = other.known if other.known is not None else self._length if other is ticket else 0
             classes[other.bulk].extend(
-                [Remaining(other.id, self._length - known, other.bulk)] * (other.images - other.joined))
+                [Remaining(other.id, self._passes(known), other.bulk)] * (other.images - other.joined))
         overtaken = self._last.overtaken if self._last else 0
         return Outlook(self.room.slots, self._length, self._running(), queue_order(*classes, overtaken))

@@ -15,10 +15,11 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NoReturn, Protocol
 
-from server.engine.batch import Batcher
-from server.engine.messages import QuantumReport, Submission
-from server.engine.watchdog import Watchdog
-from server.errors import BatchFailed, EngineFailed, EngineGone, EngineLost, ServiceError
+from ..errors import BatchFailed, EngineFailed, EngineGone, EngineLost, ServiceError
+from .batch import Batcher
+from .decode.scoring import Score, Scores
+from .messages import QuantumReport, Submission
+from .watchdog import Watchdog
 
 logger = logging.getLogger("linpix")
 LAST_WORDS_S = 1.0  # for answers to reach their clients before a process without an engine exits
@@ -36,6 +37,8 @@ class Reports(Protocol):
     def batch_lost(self, batcher: Batcher | None, requests: Sequence[str], error: ServiceError) -> None:
         """The thread died and was restarted; these requests lost an image."""
 
+    def score_done(self, request: str, error: Exception | None) -> None: ...
+
     def engine_gone(self, why: str, error: ServiceError) -> None:
         """This process decodes nothing any more, and is about to exit."""
 
@@ -47,6 +50,7 @@ class EngineThread:
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._batchers: Sequence[Batcher] = ()  # replaced, never changed: the watchdog reads it
         self._current: Batcher | None = None    # whose quantum is under way
+        self._scores = Scores()
         self._background: Iterator[None] | None = None
         self._running = False
         self._tell: Callable[..., object]
@@ -74,7 +78,11 @@ class EngineThread:
         self._inbox.put(partial(batcher.submit, submission))
 
     def cancel(self, batcher: Batcher, request: str) -> None:
-        self._inbox.put(partial(batcher.cancel, request))
+        self._inbox.put(partial(self._cancel, batcher, request))
+
+    def score(self, score: Score) -> None:
+        """Score an image in pieces, at most one after each round of quanta."""
+        self._inbox.put(partial(self._scores.append, score))
 
     def run_in_background(self, work: Iterator[None]) -> None:
         """Run a generator between quanta, one `next` at a time, in place of the one before."""
@@ -86,8 +94,8 @@ class EngineThread:
 
     @property
     def decoding(self) -> bool:
-        """Whether a model has images to decode."""
-        return any(batcher.busy for batcher in self._batchers)
+        """Whether a model has images to decode or to score."""
+        return self._scores.busy or any(batcher.busy for batcher in self._batchers)
 
     @property
     def heartbeat_age_s(self) -> float:
@@ -134,7 +142,10 @@ class EngineThread:
             return True
 
     def _round(self) -> bool:
-        """Run a quantum of each busy model; returns whether there was one. Keeps no reference to any model."""
+        """Run a quantum of each busy model, and then a piece of a likelihood; returns whether there was any work.
+
+        Keeps no reference to any model.
+        """
         live = False
         for batcher in self._batchers:
             if batcher.busy:
@@ -142,7 +153,16 @@ class EngineThread:
                 self._watchdog.beat()
                 self._report(self._reports.quantum_done, batcher, batcher.run_quantum())
                 self._current = None
+        if self._scores.busy:
+            self._watchdog.beat()
+            if (ended := self._scores.advance(drawing=live)) is not None:
+                self._report(self._reports.score_done, *ended)
+            live = True
         return live
+
+    def _cancel(self, batcher: Batcher, request: str) -> None:
+        batcher.cancel(request)
+        self._scores.cancel(request)
 
     def _serve(self, batchers: Sequence[Batcher]) -> None:
         for batcher in batchers:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from server.errors import DeadlinePassed, ServiceError
+from ..errors import DeadlinePassed, ServiceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,12 @@ class ImageDone:
     canvas: NDArray[np.uint8]
 
 
-Event = RowsDone | ImageDone | ServiceError
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The request's image is scored."""
+
+
+Event = RowsDone | ImageDone | Scored | ServiceError
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +46,7 @@ class Ticket:
     began: float = field(default_factory=time.monotonic)       # when its head was read
     stream: bool = False
     images: int = 0                                            # room for so many
+    scores: bool = False           # its image is not drawn but scored: its place is in the queue, and never a slot
     bulk: bool = False
     known: int | None = None       # sub-pixels of each image that need no step; None: not read yet
     prefix: int = 0                # of these, before the first unknown one
@@ -51,6 +57,7 @@ class Ticket:
     promised: float = float("inf")     # when it was predicted to be done; inf: no prediction was needed
     late: bool = False             # its deadline has passed
     released: bool = False
+    expiry: asyncio.TimerHandle | None = None  # sends DeadlinePassed at the deadline, once its images are queued
     _events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
 
     @property
@@ -95,12 +102,19 @@ class Ticket:
         done = 0
         while done < self.images:
             event: Event | None = None
-            async with self.in_time():
-                with contextlib.suppress(TimeoutError):  # of this wait alone: a deadline is not seen as one in here
-                    async with asyncio.timeout(patience_s):
-                        event = await self._events.get()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    event = await self._events.get()
             if isinstance(event, ServiceError):
                 self.late |= isinstance(event, DeadlinePassed)
                 raise event
+            assert not isinstance(event, Scored)
             done += isinstance(event, ImageDone)
             yield event
+
+    async def scored(self) -> None:
+        """Wait until the request's image is scored. Raises the ServiceError that ended the request early."""
+        async with self.in_time():
+            event = await self._events.get()
+        if isinstance(event, ServiceError):
+            raise event

@@ -1,24 +1,23 @@
 """Between a client's picture and the model's sub-pixels: decoding uploads, finding the holes, writing PNG.
 
 A picture of the model's size comes through unchanged. A larger one is cropped around its centre to the
-model's aspect ratio; each model pixel is then the mean of its block of known pixels, so that what an editor
-leaves behind in transparent areas never bleeds into the rest, and is a hole if the middle of its block is.
+model's aspect ratio, and reduced by the rule of coverage.py. prepare.py does more for photographed digits.
 """
 
 import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from model.config import ModelConfig
-from server.pictures import sanitise
+from linpix.model.config import ModelConfig
+
+from . import coverage, sanitise
 
 LARGEST_SIDE = 1024           # of an answer, in pixels; enlarging by nearest neighbour adds nothing but bytes
 LARGEST_UPLOAD = 4096 * 4096  # pixels, as the header declares them; Pillow spends 4 bytes on most kinds
@@ -26,7 +25,6 @@ MAX_SCANS = 500              # of one JPEG: each costs 33 bytes of upload, and a
 MAX_SCANNED = 32 * LARGEST_UPLOAD  # pixels of all passes: 11 ms for 16 million; encoders make some ten passes
 OPAQUE = 128                  # alpha from here on is known
 
-_Scalar = TypeVar("_Scalar", bound=np.generic)
 _UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
             5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
             8: Image.Transpose.ROTATE_90}  # by EXIF's orientation
@@ -49,7 +47,7 @@ class PictureError(ValueError):
 class Occluded:
     """One image of the model's size with holes; every count is in sub-pixels."""
 
-    canvas: NDArray[np.uint8]  # (T,), raster order, channels interleaved; holes are 0
+    canvas: NDArray[np.uint8]  # (T,), raster order, channels interleaved; holes are 0, or what was beneath them
     known: NDArray[np.bool_]   # (T,), the channels of one pixel always agree
     read: bool = False         # by a conditional model, before it draws anything
 
@@ -81,46 +79,77 @@ class Occluded:
         return int(self.known[::-1].argmin())  # of True alone: 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoded:
+    """An upload before it is brought to the model's size. H and W are those of its crop."""
+
+    colours: NDArray[np.uint8]       # (H, W, channels)
+    kept: NDArray[np.bool_]          # what is no hole; of any size, to be stretched over the colours
+    crop: tuple[int, int, int, int]  # left, top, width, height in the upload
+
+
 def read_occluded(
-    image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: int | None
+    image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: int | None, beneath: bool = False
 ) -> Occluded:
+    """Decode a PNG, JPEG or WebP, and find its holes, as `decode` says. Raises PictureError, or MemoryError.
+
+    beneath: keep the values under the holes, means of whole pixels; everything is a hole where nothing says otherwise.
+    """
+    decoded = decode(image, config, mask=mask, keep_rows=keep_rows, unmarked=beneath)
+    found = occluded(decoded, config)
+    if not beneath:
+        return found
+    whole = occluded(replace(decoded, kept=np.ones_like(decoded.kept)), config)
+    return replace(found, canvas=np.where(found.known, found.canvas, whole.canvas))
+
+
+def occluded(decoded: Decoded, config: ModelConfig) -> Occluded:
+    """At the model's size."""
+    values, known = coverage.reduced(decoded.colours, decoded.kept, config.height, config.width)
+    return Occluded(values.reshape(-1), known.reshape(-1).repeat(config.channels), bool(config.patch))
+
+
+def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: int | None,
+           channels: int | None = None, whole: bool = False, unmarked: bool = False) -> Decoded:
     """Decode a PNG, JPEG or WebP, and find its holes. Raises PictureError for any upload, or MemoryError.
 
     A given mask (holes where its alpha is under 128; its colours do not count) or keep_rows (holes from that
     row of the model's image on) decides alone, and transparent parts of the image then show black beneath.
     Without either the holes are where the image's own alpha is under 128, and other pixels keep their
-    colours whatever their alpha. A mask may have any size: it is cropped as the image is, then resized by
-    nearest neighbour. An opaque mask or alpha channel leaves nothing to fill.
+    colours whatever their alpha. A mask may have any size: it is cropped as the image is. An opaque mask or
+    alpha channel leaves nothing to fill.
+    channels: 1 or 3, if not the model's · whole: not cropped; keep_rows then makes no holes here, and transparent
+    parts show what differs most from the opaque ones, black or white · unmarked: everything is a hole where nothing
+    says otherwise.
     """
     if mask is not None and keep_rows is not None:
         raise PictureError("mask and keep_rows both say what to fill in; send one of them", "mask")
     if keep_rows is not None and not 0 <= keep_rows <= config.height:
         raise PictureError(f"keep_rows must be from 0 to {config.height}, the rows of the model's image, "
                            f"got {keep_rows}", "keep_rows")
-    colours, alpha = _read(image, "image", config)
-    height, width = colours.shape[:2]
+    ratio = None if whole else (config.width, config.height)
+    colours, alpha, crop = _read(image, "image", config, channels or config.channels, ratio)
     if mask is not None:
-        _, painted = _read(mask, "mask", config)
+        _, painted, _ = _read(mask, "mask", config, 1, crop[2:])
         if painted is None:
             raise PictureError("mask has no alpha channel; send a PNG or WebP whose transparent pixels are "
                                "the ones to fill in", "mask")
-        kept = _nearest(painted, height, width) >= OPAQUE
+        kept = painted >= OPAQUE
     elif keep_rows is not None:
-        kept = np.ones((height, width), np.bool_)
-        kept[_edges(height, config.height)[keep_rows]:] = False
-    elif alpha is not None:
+        kept = np.arange(config.height)[:, None].repeat(config.width, axis=1) < (config.height if whole else keep_rows)
+    elif alpha is not None and not (unmarked and (alpha >= OPAQUE).all()):
         kept = alpha >= OPAQUE
+    elif unmarked:
+        kept = np.zeros(colours.shape[:2], np.bool_)
     else:
         raise PictureError("nothing says what to fill in: send an image with transparency, or a mask with "
                            "transparency, or keep_rows", "image")
     if alpha is not None and (mask is not None or keep_rows is not None):
-        colours = ((colours * alpha[..., None].astype(np.uint16) + 127) // 255).astype(np.uint8)
-
-    known = _nearest(kept, config.height, config.width)[..., None]
-    pixels = _block_sums(kept[..., None].view(np.uint8), config)
-    means = (2 * _block_sums(colours * kept[..., None], config) + pixels) // np.maximum(2 * pixels, 1)
-    return Occluded(np.where(known, means, 0).astype(np.uint8).reshape(-1),
-                    known.repeat(config.channels, axis=2).reshape(-1), bool(config.patch))
+        opaque = colours[alpha >= OPAQUE]
+        behind = 255 if whole and opaque.size and opaque.mean() < 128 else 0
+        share = alpha[..., None].astype(np.uint16)
+        colours = ((colours * share + behind * (255 - share) + 127) // 255).astype(np.uint8)
+    return Decoded(colours, kept, crop)
 
 
 def sizes(config: ModelConfig) -> list[str]:
@@ -150,12 +179,8 @@ def png(canvas: NDArray[np.uint8], config: ModelConfig, factor: int = 1, rows: i
         picture[rows:] = 0
     picture = picture.repeat(factor, axis=0).repeat(factor, axis=1)
     out = io.BytesIO()
-    Image.fromarray(picture[..., 0] if _mode(config) == "L" else picture).save(out, "PNG")
+    Image.fromarray(picture[..., 0] if config.channels == 1 else picture).save(out, "PNG")
     return out.getvalue()
-
-
-def _mode(config: ModelConfig) -> str:
-    return "L" if config.channels == 1 else "RGB"
 
 
 @contextmanager
@@ -176,17 +201,18 @@ def _too_large(param: str, got: str) -> PictureError:
     return PictureError(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), got {got}", param, 413)
 
 
-def _read(data: bytes, param: str, config: ModelConfig) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
-    """Colours (H, W, channels) and alpha (H, W), if any, cropped to the model's aspect ratio."""
-    mode = _mode(config)
+def _read(data: bytes, param: str, config: ModelConfig, channels: int, ratio: tuple[int, int] | None
+          ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None, tuple[int, int, int, int]]:
+    """Colours (H, W, channels) and alpha (H, W), if any, cropped to an aspect ratio (width, height), and the crop."""
     with _blaming(param):
         picture = _upright(data, param)
         width, height = picture.size
-        if param == "image" and (width < config.width or height < config.height):
+        if param == "image" and ratio and (width < config.width or height < config.height):
             raise PictureError(f"image must have at least the model's {config.width}x{config.height} pixels "
                                f"(width x height), got {width}x{height}", param)
-        crop_width = min(width, max(1, round(height * config.width / config.height)))
-        crop_height = min(height, max(1, round(width * config.height / config.width)))
+        across, down = ratio or picture.size
+        crop_width = min(width, max(1, round(height * across / down)))
+        crop_height = min(height, max(1, round(width * down / across)))
         left, top = (width - crop_width) // 2, (height - crop_height) // 2
         picture = picture.crop((left, top, left + crop_width, top + crop_height))
 
@@ -199,7 +225,8 @@ def _read(data: bytes, param: str, config: ModelConfig) -> tuple[NDArray[np.uint
         elif picture.has_transparency_data:
             picture = picture.convert("RGBA")
             alpha = np.asarray(picture.getchannel("A"))
-        return np.asarray(picture.convert(mode)).reshape(crop_height, crop_width, config.channels), alpha
+        colours = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
+        return colours.reshape(crop_height, crop_width, channels), alpha, (left, top, crop_width, crop_height)
 
 
 def _upright(data: bytes, param: str) -> Image.Image:
@@ -234,22 +261,3 @@ def _eight_bit(transparent: object, raw_mode: object) -> object:
     if isinstance(transparent, tuple) and raw_mode == "RGB;16B":
         return tuple(value >> 8 for value in transparent)
     return transparent
-
-
-def _edges(length: int, parts: int) -> list[int]:
-    """The parts + 1 bounds of equal blocks along `length` pixels, rounded half up."""
-    return [(2 * length * part + parts) // (2 * parts) for part in range(parts + 1)]
-
-
-def _nearest(pixels: NDArray[_Scalar], height: int, width: int) -> NDArray[_Scalar]:
-    """Resize (H, W) to (height, width); when reducing, what it picks lies inside the blocks of _edges."""
-    rows, columns = (length * (2 * np.arange(parts) + 1) // (2 * parts)
-                     for length, parts in zip(pixels.shape, (height, width), strict=True))
-    return pixels[np.ix_(rows, columns)]
-
-
-def _block_sums(pixels: NDArray[np.uint8], config: ModelConfig) -> NDArray[np.uint64]:
-    """(H, W, C) to (height, width, C)."""
-    strips = [pixels[top:bottom].sum(axis=0, dtype=np.uint64)  # reduceat is 20 times slower along this axis
-              for top, bottom in pairwise(_edges(pixels.shape[0], config.height))]
-    return np.add.reduceat(np.stack(strips), _edges(pixels.shape[1], config.width)[:-1], axis=1)

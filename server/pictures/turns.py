@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from server.errors import DeadlineUnreachable
+from ..errors import DeadlineUnreachable
 
-PLACES = 2  # the largest upload takes 430 MB while it is decoded
+PLACES = 2  # the largest upload takes 430 MB while it is decoded, 550 if it is to be laid back
 T = TypeVar("T")
 
 

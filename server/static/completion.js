@@ -1,7 +1,7 @@
 // Completion: a picture that is drawn or loaded, its holes filled in several ways at once.
 import {call, decode, json, key, Problem} from "./service.js";
 import {$, counted, duration, fieldsOf, models, Task, whole} from "./parts.js";
-import {Board, pngOf} from "./editor.js";
+import {Board, GUIDE, pngOf} from "./editor.js";
 import {Gallery} from "./gallery.js";
 import {PATH as SAMPLES, receive} from "./samples.js";
 
@@ -11,6 +11,12 @@ const TINTS = {  // what black and white become
   between: [[58, 28, 92], [216, 184, 255]],
   unused: [[92, 52, 0], [255, 206, 120]],
 };
+
+function formOf(fields) {
+  const form = new FormData();
+  for (const [name, value] of Object.entries(fields)) form.set(name, value);
+  return form;
+}
 
 export class Completion {
   constructor(viewer) {
@@ -36,6 +42,7 @@ export class Completion {
     }
     $("brush").addEventListener("input", () => { this.board.brush = $("brush").valueAsNumber; });
     $("colour").addEventListener("input", () => this.ink());
+    $("prepare").addEventListener("change", () => this.board.source && this.load(this.board.source, $("prepare").checked));
     $("mark").addEventListener("change", () => this.gallery.records.forEach((record) => this.gallery.repaint(record)));
     this.receivePictures();
   }
@@ -53,6 +60,7 @@ export class Completion {
     if (board.take(card)) {
       if (task.status.textContent === this.said) task.say("");  // of a picture that is on another board
       const free = board.source || !board.touched;  // no drawing that is somebody's own
+      this.frame(null);
       if (!free || board.source === this.loading) this.loading = null;  // what is still read was for another board
       if (source && board.source !== source && free && !this.loading) this.load(source);
     }
@@ -103,11 +111,12 @@ export class Completion {
 
   clear() {
     this.loading = null;
+    this.frame(null);
     this.board.clear();
   }
 
   /** Put a picture on the board; it is kept, to be put on that of another model too. */
-  async load(blob) {
+  async load(blob, prepare) {
     const {board, task} = this;
     this.loading = blob;
     task.notice.clear();
@@ -122,10 +131,54 @@ export class Completion {
     if (this.loading === blob) {  // else another picture was chosen meanwhile
       this.loading = null;
       board.source = blob;
+      const what = blob.name ? `${blob.name} is loaded` : "The picture is loaded";
       board.load(bitmap);
-      this.settle(blob.name ? `${blob.name} is loaded` : "The picture is loaded");
+      this.frame(bitmap, board.cropped);
+      const can = board.shape === "28,28,1";
+      $("preparing").hidden = !can;
+      if ($("prepare").checked = can && (prepare ?? (board.inverted && bitmap.width > 28))) {
+        await this.prepare(blob, bitmap, what, prepare);
+      } else this.settle(what);
     }
     bitmap.close();
+  }
+
+  /** The server finds the digit; the board gets what the model is to see of it. */
+  prepare(blob, bitmap, what, asked) {
+    return this.task.start(async (signal) => {
+      const {board} = this;
+      let answer;
+      try {
+        answer = await json(PATH, {body: formOf({image: blob, model: models.chosen.id, prepare: "mnist",
+          ...(!board.holes && {keep_rows: 28})}), signal});
+      } catch (problem) {
+        if (asked || problem.status !== 400) throw problem;
+        $("prepare").checked = false;  // it only looked like a digit
+        this.settle(what);
+        return;
+      }
+      const {prepared, crop} = answer;
+      if (board.source !== blob) return;
+      board.load(await createImageBitmap(await decode(prepared.b64_json)));
+      this.frame(bitmap, crop);
+      this.settle(`${what} and prepared`);
+    });
+  }
+
+  /** A loaded picture, and in it what the model sees: left, top, right, bottom. */
+  frame(picture, crop) {
+    $("upload").hidden = !picture;
+    if (!picture) return;
+    const canvas = $("upload-canvas");
+    const scale = 270 / Math.max(picture.width, picture.height);
+    canvas.width = picture.width * scale;
+    canvas.height = picture.height * scale;
+    const context = canvas.getContext("2d");
+    context.drawImage(picture, 0, 0, canvas.width, canvas.height);
+    const [left, top, right, bottom] = crop.map((side) => side * scale);
+    context.strokeStyle = GUIDE;
+    context.lineWidth = 8;
+    context.strokeRect(left, top, right - left, bottom - top);
   }
 
   /** A picture without holes gets one, so that there is something to complete. */
@@ -147,6 +200,7 @@ export class Completion {
   /** Put an image of ours on the board. */
   async adopt(base64, what) {
     this.loading = this.board.source = null;
+    this.frame(null);
     this.board.load(await createImageBitmap(await decode(base64)));
     this.settle(what);
   }
@@ -171,9 +225,7 @@ export class Completion {
       const [fields, card] = [fieldsOf(this.form), models.chosen];
       const picture = board.image();
       const sent = await pngOf(picture);
-      const body = new FormData();
-      body.set("image", sent, "picture.png");
-      for (const [name, value] of Object.entries({...fields, stream: true})) body.set(name, value);
+      const body = formOf({image: sent, ...fields, stream: true});
       task.say(`Completing in ${counted(fields.n, "way")}.`);
       const response = await call(PATH, {body, accept: "text/event-stream", signal});
       const began = performance.now();

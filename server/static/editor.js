@@ -1,7 +1,7 @@
 // The drawing board: sub-pixels with ink, those that are known, and strokes that change either.
 
 const HOLE = [["#2a3342", "#3d4a5e"], ["#e3ded2", "#c9c2b2"]];  // hatching in the dark and in the light
-const GUIDE = "#e07a5f";
+export const GUIDE = "#e07a5f";
 
 export class Board {
   constructor(canvas) {
@@ -160,6 +160,8 @@ export class Board {
     context.imageSmoothingQuality = "high";
     const [w, h] = [bitmap.width * fine / theirs, bitmap.height * fine / theirs];
     context.drawImage(bitmap, Math.round((wide - w) / 2), Math.round((tall - h) / 2), w, h);
+    const [left, top] = [(bitmap.width - this.width * theirs) / 2, (bitmap.height - this.height * theirs) / 2];
+    this.cropped = [left, top, bitmap.width - left, bitmap.height - top];
     const {data} = context.getImageData(0, 0, wide, tall);
     const edge = (at) => Math.round(at * fine);
     this.change(() => {

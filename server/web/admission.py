@@ -2,24 +2,23 @@
 
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, Header, Request, Response
+from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 from starlette.types import Receive, Scope, Send
 
-from server.engine.ledger import Ledger
-from server.engine.ticket import Ticket
-from server.errors import DeadlinePassed, InvalidRequest, shown
-from server.web import forms
-from server.web.fields import Timeout
-from server.web.middleware.bodies import body_of, client_of
-from server.web.service import service_of
+from ..errors import InvalidRequest, shown
+from . import forms
+from .fields import Timeout
+from .middleware.bodies import LIKELIHOODS, UPLOADS, body_of
+from .service import service_of
 
 HEADER = "X-Request-Timeout"
-TimeoutHeader = Annotated[Timeout | None, Header(alias=HEADER)]
 _timeout: TypeAdapter[float] = TypeAdapter(Timeout)
+TIMEOUT_PARAMETER = {"name": HEADER, "in": "header", "required": False, "schema": {"title": HEADER,
+                                                                                   **_timeout.json_schema()}}
 
 
 class AdmittingRoute(APIRoute):
@@ -30,23 +29,10 @@ class AdmittingRoute(APIRoute):
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle, endpoint = super().get_route_handler(), self.path.rsplit("/", 1)[1]
+        handle = super().get_route_handler()
 
         async def admitting(http: Request) -> Response:
-            ledger, body, client = service_of(http).ledger, body_of(http.scope), client_of(http.scope)
-            timeout_s = timeout_of(http)
-            ticket = http.state.ticket = ledger.ticket(http.state.request_id, endpoint, client,
-                                                       math.inf if timeout_s is None else timeout_s)
-            body.until(ticket.deadline, DeadlinePassed(ticket.timeout_s))
-
-            async def respond() -> Response:
-                if endpoint == "edits":
-                    if body.large and (body.take_place() or not ledger.has_room(client)):  # no room: to be refused
-                        ledger.reserve(ticket)
-                    await forms.read(http)
-                return await handle(http)
-
-            return _Holding(ledger, ticket, respond)
+            return _Holding(http, handle, self.path)
 
         return admitting
 
@@ -57,29 +43,29 @@ class _Holding(Response):
     Errors raised before the first byte reach the error handlers as those of a route do.
     """
 
-    def __init__(self, ledger: Ledger, ticket: Ticket, respond: Callable[[], Awaitable[Response]]) -> None:
-        self._ledger, self._ticket, self._respond = ledger, ticket, respond
+    def __init__(self, http: Request, handle: Callable[[Request], Awaitable[Response]], path: str) -> None:
+        self._http, self._handle, self._path = http, handle, path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._ledger.holding(self._ticket):
-            response = await self._respond()
+        http, ledger, body = self._http, service_of(self._http).ledger, body_of(scope)
+        http.state.timeout_s = timeout_s = timeout_of(http)
+        endpoint = self._path.rsplit("/", 1)[1]
+        with ledger.holding(http.state.request_id, endpoint, http.state.client, timeout_s) as ticket:
+            http.state.ticket = ticket
+            body.until(ticket.deadline, ticket.timeout_s)
+            if self._path in UPLOADS:
+                if body.large and (body.take_place() or not ledger.has_room(ticket.client)):  # no room: to be refused
+                    ledger.reserve(ticket, draws=self._path != LIKELIHOODS)
+                await forms.read(http)
+            response = await self._handle(http)
             await response(scope, receive, send)
 
 
-async def _ticket(http: Request) -> Ticket:  # not a plain function, as in service.py
-    ticket = http.state.ticket
-    assert isinstance(ticket, Ticket)
-    return ticket
-
-
-TicketDep = Annotated[Ticket, Depends(_ticket)]
-
-
-def timeout_of(http: Request) -> float | None:
+def timeout_of(http: Request) -> float:
     """What the header allows, seconds. Raises InvalidRequest."""
-    text = http.headers.get(HEADER)
+    text = body_of(http.scope).headers.get(HEADER.lower())
     if text is None:
-        return None
+        return math.inf
     try:
         return _timeout.validate_python(text)
     except ValidationError:

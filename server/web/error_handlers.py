@@ -9,8 +9,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from server.errors import Exhausted, InvalidRequest, ModelNotFound, NotJson, ServiceError, in_seconds, shown
-from server.metrics import Metrics
+from ..errors import Exhausted, InvalidRequest, ModelNotFound, NotJson, ServiceError, in_seconds, shown
+from ..metrics import Metrics
 
 logger = logging.getLogger("linpix")
 _BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",

@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from model.philox import MAX_SEED
+from linpix.model.philox import MAX_SEED
+
+from ..pictures.uploads import Preparation
 
 
 def _plain(value: object) -> object:
@@ -45,6 +47,14 @@ Priority = Annotated[Literal["interactive", "bulk"],
 
 KeptRows = Annotated[int, Field(description="image rows of the model's size to keep; the rows below are filled in; "
                                 "not together with a mask", examples=[14]), Plain]
+
+Prepare = Annotated[Preparation, Field(description="mnist: find the digit in a photograph or scan, dark or light, and "
+                                       "bring it to MNIST's size and place; for models of 28x28 grey pixels; none (the "
+                                       "default): the middle of the picture, in the model's aspect ratio",
+                                       examples=["none"])]
+LayBack = Annotated[bool, Field(description="answer with the upload itself, its hidden parts filled in; at most 1024 "
+                                "pixels a side; not together with size or partial_images; default: the model's picture",
+                                examples=[False])]
 
 # --- what answers, events and statuses have in common ---
 

@@ -6,12 +6,14 @@ from collections import Counter
 from fastapi import Request
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from server.errors import Exhausted, InvalidRequest, ServiceError
-from server.web.schemas import FORM_FIELDS, FORM_LISTS
+from ..errors import Exhausted, InvalidRequest, ServiceError
+from .likelihood_schemas import LIKELIHOOD_FIELDS
+from .schemas import FORM_FIELDS, FORM_LISTS
 
 logger = logging.getLogger("linpix")
 # What is in memory as long as a form is read: up to 1 MiB of each file, and 4 bytes a character of a known field.
 MAX_FILES, MAX_FIELDS, FIELD_BYTES = 3, 64, 2**12
+_KNOWN = FORM_FIELDS | LIKELIHOOD_FIELDS  # of one form or another: routes ignore those that are not theirs
 NAME_CHARACTERS = 80  # of an unknown field, for the warning that names it
 
 
@@ -22,11 +24,11 @@ class _Form(MultiPartParser):
 
     def on_headers_finished(self) -> None:
         super().on_headers_finished()
-        if self._current_part.field_name not in FORM_FIELDS:
+        if self._current_part.field_name not in _KNOWN:
             self._current_part.field_name = self._current_part.field_name[:NAME_CHARACTERS]
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._current_part.field_name in FORM_FIELDS:
+        if self._current_part.field_name in _KNOWN:
             super().on_part_data(data, start, end)
 
     def on_end(self) -> None:
@@ -51,6 +53,6 @@ async def read(http: Request) -> None:
         await form.close()
         raise InvalidRequest("the form ends before its closing boundary: send all of it")
     for name, times in Counter(name for name, _ in form.multi_items()).items():
-        if times > 1 and name in FORM_FIELDS and name not in FORM_LISTS:
+        if times > 1 and name in _KNOWN and name not in FORM_LISTS:
             await form.close()
             raise InvalidRequest(f"the form has {times} fields {name}; send one", param=name)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from server.errors import RateLimited
+from ..errors import RateLimited
 
 logger = logging.getLogger("linpix")
 LOOK_S = 1.0  # a changed file is noticed by the first request that comes so long after the last look

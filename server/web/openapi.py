@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.sse import format_sse_event
 from pydantic import BaseModel
 
-from server.errors import (
+from ..errors import (
     BatchFailed,
     BodyTimeout,
     BodyTooLarge,
@@ -29,9 +29,9 @@ from server.errors import (
     Unauthorized,
     Unexpected,
 )
-from server.web.error_handlers import error_json
-from server.web.middleware.bodies import PLAIN_BYTES
-from server.web.schemas import ErrorEnvelope, ImageData, ImageEvent, ImagesResponse
+from .error_handlers import error_json
+from .middleware.bodies import PLAIN_BYTES
+from .schemas import ErrorEnvelope, ImageData, ImageEvent, ImagesResponse
 
 Responses = dict[int | str, dict[str, Any]]  # of a route, as FastAPI has them
 Links = dict[str, dict[str, str]]
@@ -45,6 +45,9 @@ DRAWING = (QueueFull(254, 4, 256, 12.0), ClientLimit(256, 1, 256, 3.0), Unexpect
 _HOSTS = (ForeignHost("rebound.example"),)  # of every route
 _CLIENTS = (Unauthorized(presented=False), ForeignOrigin("origin https://elsewhere.example", "localhost:8000"),
             RateLimited("alice", "600/min", 1))  # of every route under /v1/
+
+PNG = {"image/png": {"schema": {"type": "string", "contentMediaType": "image/png"},
+                     "examples": {"the picture itself": {"value": "\x89PNG\r\n\x1a\n..."}}}}
 
 _MEANING = {
     400: "bad input: the message says what was got and what is allowed", 401: "no key, or not one of this server's",
@@ -115,16 +118,19 @@ def event_stream(data: type[BaseModel], events: dict[str, Any]) -> dict[str, Any
 def image_responses(kind: str, event: type[ImageEvent], *errors: ServiceError, links: Links | None = None) -> Responses:
     """The `responses` of a route of images, whose events are of this kind. errors: its own, beside those of both."""
     found = ok_response("the images, in the form that stream and Accept ask for", links=links, content={
-        "image/png": {"schema": {"type": "string", "contentMediaType": "image/png"},
-                      "examples": {"the picture itself": {"value": "\x89PNG\r\n\x1a\n..."}}},
-        **event_stream(event, {f"{kind}.partial_image": {"partial_image_index": 0, "rows": 14},
+        **PNG, **event_stream(event, {f"{kind}.partial_image": {"partial_image_index": 0, "rows": 14},
                                f"{kind}.completed": {}, "error": DeadlinePassed(30.0)})})
-    fields = {name: field for model in (ImageData, ImagesResponse)
-              for name, field in model.model_json_schema()["properties"].items()}
-    found[200]["headers"] = {
-        f"X-LinPix-{name.title()}": {"description": f"of a PNG: {fields[name]['description']}", "schema": fields[name]}
-        for name in ("seed", "model", "checkpoint", "engine", "precision", "device", "state")}
+    found[200]["headers"] = png_headers(ImageData, ImagesResponse)
     return found | error_responses(*BODY, *DRAWING, *errors)
+
+
+def png_headers(*answers: type[BaseModel]) -> dict[str, Any]:
+    """The headers of an answer that is a PNG: what these answers in JSON have beside it."""
+    fields = {name: field for model in answers for name, field in model.model_json_schema()["properties"].items()}
+    return {f"X-LinPix-{name.title().replace('_', '-')}": {"description": f"of a PNG: {fields[name]['description']}",
+                                         "schema": fields[name]}
+            for name in ("seed", "model", "checkpoint", "engine", "precision", "device", "state", "bits_per_dim",
+                         "log_likelihood") if name in fields}
 
 
 def describe(app: FastAPI, *, keys: bool, compare_budget: float) -> None:

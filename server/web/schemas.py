@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from server.compare.backends import BACKENDS
-from server.web import fields
+from ..compare.backends import BACKENDS
+from . import fields
 
 
 class GenerateBody(BaseModel):
@@ -39,7 +39,7 @@ EDIT: dict[str, Any] = {
 
 
 FORM_LISTS = ("image[]",)  # fields of the form of an edit that may be there more than once, and all of them
-FORM_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", *GenerateBody.model_fields})
+FORM_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", "prepare", "lay_back", *GenerateBody.model_fields})
 
 
 class CompareBody(BaseModel):
@@ -94,8 +94,21 @@ class Drawn(BaseModel):
     warnings: list[str] = Field(description="parts of the request that were ignored", examples=[[]])
 
 
+Sides = Annotated[list[float], Field(min_length=4, max_length=4)]
+
+
+class Prepared(BaseModel):
+    """What `prepare` did."""
+
+    inverted: bool = Field(description="whether the ink was darker than the paper", examples=[True])
+    box: Sides = Field(description="the figure: left, top, right, bottom in pixels of the upload; of a figure that "
+                       "runs into a hole, with the part of the hole that it may take", examples=[[212, 96, 388, 410]])
+    b64_json: str = Field(description="what the model sees: a PNG in base64, transparent where it is to be drawn",
+                          examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAQAAADYBBcf..."])
+
+
 class Conditioning(BaseModel):
-    """What an edit tells beside: how much of the picture was known."""
+    """How much of a picture was known."""
 
     conditioning: Literal["prefix", "full", "partial"] = Field(
         description="prefix: all known pixels come before the first hole, so they influence everything drawn; full: "
@@ -108,11 +121,19 @@ class Conditioning(BaseModel):
                                                    "unless conditioning is full", examples=[0])
 
 
+class UploadFacts(Conditioning):
+    """What an edit tells beside: what part of the picture the model saw, and how much of it was known."""
+
+    crop: Sides = Field(description="what the model's picture shows: left, top, right, bottom in pixels of the upload, "
+                        "as its EXIF turns it; with prepare it may go beyond the upload", examples=[[0, 0, 28, 28]])
+    prepared: Prepared | None = Field(None, description="null without prepare")
+
+
 class ImagesResponse(Drawn):
     data: list[ImageData] = Field(description="the images, in the order of their seeds")
 
 
-class EditResponse(Conditioning, ImagesResponse):
+class EditResponse(UploadFacts, ImagesResponse):
     pass
 
 
@@ -132,7 +153,7 @@ class GenerationEvent(ImageEvent):
     type: Literal["image_generation.partial_image", "image_generation.completed"] = Field(description="as `event`")
 
 
-class EditEvent(Conditioning, ImageEvent):
+class EditEvent(UploadFacts, ImageEvent):
     type: Literal["image_edit.partial_image", "image_edit.completed"] = Field(description="as `event`")
 
 

@@ -5,14 +5,14 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from server.compare.jobs import Comparisons
-from server.engine.ledger import Ledger
-from server.engine.models import Catalogue
-from server.engine.served import ServedModel
-from server.errors import ModelNotFound
-from server.settings import Settings
-from server.web.keys import Keys
-from server.web.middleware.bodies import UploadDrain
+from ..compare.jobs import Comparisons
+from ..engine.ledger import Ledger
+from ..engine.models import Catalogue
+from ..engine.served import ServedModel
+from ..errors import ModelNotFound
+from ..settings import Settings
+from .keys import Keys
+from .middleware.bodies import UploadDrain
 
 
 @dataclass(frozen=True, slots=True)

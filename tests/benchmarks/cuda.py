@@ -27,13 +27,13 @@ from typing import Any
 
 import torch
 
-from model import checkpoint, ops
-from model.attention.linear import RecurrentState
-from model.config import PRESETS, ModelConfig
-from model.cuda import OVERLAP, GpuPool, StateFormat
-from model.generate import draw_subpixel
-from model.inputs import START
-from model.transformer import Transformer
+from linpix.model import checkpoint, ops
+from linpix.model.attention.linear import RecurrentState
+from linpix.model.config import PRESETS, ModelConfig
+from linpix.model.cuda import OVERLAP, GpuPool, StateFormat
+from linpix.model.generate import draw_subpixel
+from linpix.model.inputs import START
+from linpix.model.transformer import Transformer
 
 FORMATS = (StateFormat(), StateFormat(defer=8), StateFormat(precision="fp16", defer=8))
 EAGER_STEPS = 16  # of the eager engine, whose steps all cost the same

@@ -28,14 +28,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from model import checkpoint, ops
-from model.checkpoint import Checkpoint
-from model.config import PRESETS, ModelConfig
-from model.packing import PRECISIONS
-from model.transformer import Transformer
-from server.engine.decode.choice import new_decoder
-from server.engine.decode.compiled import CompiledDecoder
-from server.engine.decode.decoder import Decoder, EagerDecoder, ImageSpec
+from linpix.model import checkpoint, ops
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.config import PRESETS, ModelConfig
+from linpix.model.packing import PRECISIONS
+from linpix.model.transformer import Transformer
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.compiled import CompiledDecoder
+from linpix.server.engine.decode.decoder import Decoder, EagerDecoder, ImageSpec
 
 EAGER_STEPS = 12  # of the eager engine, whose steps all cost the same and take long
 

@@ -21,14 +21,14 @@ from pathlib import Path
 import httpx
 import torch
 
-from model import checkpoint
-from model.config import PRESETS
-from model.transformer import Transformer
-from tests.server.conftest import ROOT, serving
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
+from tests.server.conftest import serving
 
 
 def sampled(model: str, batch: int, rounds: int, folder: Path) -> float:
-    command = [sys.executable, str(ROOT / "linpix.py"), "sample", "--model", model, "--count", str(batch * rounds),
+    command = [sys.executable, "-m", "linpix", "sample", "--model", model, "--count", str(batch * rounds),
                "--batch", str(batch), "--out", str(folder), "--json"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return float(json.loads(printed)["images_per_second"])

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from model import checkpoint
-from model.config import PRESETS
-from server.engine.batch import Batcher
-from server.engine.decode.choice import new_decoder
-from server.engine.decode.decoder import ImageSpec
-from server.engine.messages import Submission
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS
+from linpix.server.engine.batch import Batcher
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.decoder import ImageSpec
+from linpix.server.engine.messages import Submission
+from linpix.training import datasets
 from tests.server.conftest import ROOT
-from training import datasets
 
 SIDE, SURE, WAYS = 28, 0.9, 16
 Images = NDArray[np.uint8]  # (N, 784)

@@ -64,7 +64,7 @@ def main() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, str(ROOT / "linpix.py"), "serve", "--port", str(port), "--checkpoints",
+    command = [sys.executable, "-m", "linpix", "serve", "--port", str(port), "--checkpoints",
                str(given.checkpoints), "--slots", str(given.slots)]
     command += ["--models", given.models] if given.models else []
     process, first = ready_after(command, url)

@@ -16,13 +16,13 @@ import time
 
 import torch
 
-from model import checkpoint, ops
-from model.checkpoint import Checkpoint
-from model.config import PRESETS
-from model.transformer import Transformer
-from server.engine.batch import QUANTUM_S, RESTORED
-from server.engine.decode.choice import new_decoder
-from server.engine.decode.decoder import Decoder, ImageSpec
+from linpix.model import checkpoint, ops
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
+from linpix.server.engine.batch import QUANTUM_S, RESTORED
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.decoder import Decoder, ImageSpec
 from tests.benchmarks.decode import machine, rounded
 
 

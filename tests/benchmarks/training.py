@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model import checkpoint, ops
-from model.config import PRESETS
-from model.features import phi
-from training.loop import loss_function
-from training.run import Run, TrainConfig
+from linpix.model import checkpoint, ops
+from linpix.model.config import PRESETS
+from linpix.model.features import phi
+from linpix.training.loop import loss_function
+from linpix.training.run import Run, TrainConfig
 
 Parallel = Callable[..., Tensor]
 

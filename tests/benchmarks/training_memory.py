@@ -26,13 +26,13 @@ from pathlib import Path
 
 import torch
 
-from model import checkpoint
-from model.config import PRESETS
-from model.inputs import START
-from model.transformer import Transformer
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.inputs import START
+from linpix.model.transformer import Transformer
+from linpix.training.loop import loss_function
+from linpix.training.run import TrainConfig
 from tests.benchmarks.decode import machine
-from training.loop import loss_function
-from training.run import TrainConfig
 
 FORMS = {"plain": ("plain", False), "chunked": ("plain", True), "reversible": ("reversible", False),
          "both": ("reversible", True)}

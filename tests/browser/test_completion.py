@@ -161,6 +161,8 @@ def test_a_dark_digit_on_white_paper_is_inverted(shipped, visit, tmp_path):
     pixels = digit(shipped.url, 5)
     paper = png(np.pad(255 - pixels, ((0, 0), (14, 14)), constant_values=255).repeat(10, 0).repeat(10, 1))  # 560 x 280
     page.locator("#file").set_input_files(written(tmp_path, "paper.png", paper))
+    says(page, "#completion .status", "paper.png is loaded and prepared")
+    page.get_by_label("Prepare as an MNIST digit").uncheck()
     says(page, "#completion .status", "dark on light, so it is inverted")
     complete(page, 1)
     np.testing.assert_allclose(sent(page)[:14, :, 0].astype(int), pixels[:14], atol=2)
@@ -311,3 +313,46 @@ def test_a_sample_can_be_taken_over_and_completed(shipped, visit):
     says(page, "#completion .status", r"The image of seed \d+, cropped to 28 . 28. Its lower half")
     complete(page, 3)
     assert len(results(page)) == 3
+
+
+def photograph(pixels: np.ndarray) -> np.ndarray:
+    """A digit in ink on yellowish paper, off its centre: 600 x 400, in RGB."""
+    paper = np.full((400, 600, 3), (226, 220, 190), np.uint8)
+    ink = np.asarray(Image.fromarray(pixels).resize((224, 224), Image.Resampling.BICUBIC))[..., None] / 255
+    paper[100:324, 40:264] = paper[100:324, 40:264] * (1 - ink) + np.array([40, 40, 80]) * ink
+    return paper
+
+
+def test_a_photographed_digit_is_prepared_by_itself_and_the_page_shows_what_the_model_sees(shipped, visit, tmp_path):
+    visitor, page = begin(visit, shipped)
+    expect(page.locator("#upload")).to_be_hidden()
+    pixels = digit(shipped.url, 7)
+    page.locator("#file").set_input_files(written(tmp_path, "photo.png", png(photograph(pixels))))
+    says(page, "#completion .status", "photo.png is loaded and prepared, cropped to 28 . 28. Its lower half")
+    box = page.get_by_label("Prepare as an MNIST digit")
+    expect(box).to_be_checked()
+    visitor.keep("completion-prepared-1280-light")
+    complete(page, 2)
+    top = sent(page)[:14, :, 0]
+    assert max(np.corrcoef(np.roll(pixels, (down, across), (0, 1))[:14].ravel(), top.ravel())[0, 1]
+               for down in (-2, -1, 0, 1, 2) for across in (-2, -1, 0, 1, 2)) > 0.85
+    box.uncheck()
+    says(page, "#completion .status", "photo.png is loaded, cropped to 28 . 28. It was dark on light")
+    visitor.keep("completion-cropped-1280-light")
+    page.locator("#completion-form [name=model]").select_option("cifar10-small")
+    says(page, "#completion .status", "photo.png is loaded, cropped to 32 . 32")
+    expect(box).to_be_hidden()
+    visitor.keep("completion-cropped-colour-1280-light")
+    page.get_by_role("button", name="Clear").click()
+    expect(page.locator("#upload")).to_be_hidden()
+
+
+def test_a_picture_without_a_digit_is_said_with_a_cure(shipped, visit, tmp_path):
+    _, page = begin(visit, shipped)
+    page.locator("#file").set_input_files(written(tmp_path, "blank.png", png(np.full((300, 300), 220, np.uint8))))
+    says(page, "#completion .status", "blank.png is loaded, cropped")
+    page.get_by_label("Prepare as an MNIST digit").check()
+    says(page, "#completion .notice", "no ink was found: send a picture in which")
+    page.get_by_label("Prepare as an MNIST digit").uncheck()
+    says(page, "#completion .status", "blank.png is loaded, cropped")
+    expect(page.locator("#completion .notice")).to_be_hidden()

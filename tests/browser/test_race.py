@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from server.compare.paper import ENGINES, PAPER
+from linpix.server.compare.paper import ENGINES, PAPER
 from tests.browser.conftest import ROOT, says
 from tests.browser.test_page import findings
 from tests.server.conftest import EAGER, eventually, serving
@@ -277,7 +277,7 @@ def test_a_race_of_another_model_is_called_so(tiny, tmp_path, visit):
 
 def test_the_race_of_the_shipped_models_can_be_looked_at(visit):
     """With screenshots; the figures are this machine's."""
-    with serving(ROOT / "checkpoints", "--compare-budget", "20", "--models", "mnist-small") as server:
+    with serving(ROOT / "checkpoints", "--compare-budget", "10", "--models", "mnist-small") as server:
         visitor = visit(server.url, panel="race")
         page = visitor.ready()
         visitor.keep("race-waiting-1280-light")
@@ -286,7 +286,7 @@ def test_the_race_of_the_shipped_models_can_be_looked_at(visit):
         visitor.keep("race-measuring-1280-light")
         says(page, "#race .status", "Every lane draws the same image")
         expect(page.locator("#figures td", has_text="0.970").first).to_be_visible()
-        page.wait_for_timeout(4000)
+        page.wait_for_timeout(2000)
         visitor.keep("race-1280-light")
         page.get_by_role("button", name="Skip to the end").click()
         says(page, "#race .status", "While")
@@ -296,7 +296,7 @@ def test_the_race_of_the_shipped_models_can_be_looked_at(visit):
             says(other.ready(), "#race .status", "Measured before")
             other.page.get_by_role("button", name="Race again").click()
             says(other.page, "#race .status", "Every lane draws the same image")
-            other.page.wait_for_timeout(3000)
+            other.page.wait_for_timeout(1000)
             other.keep(f"race-{size[0]}-{scheme}")
             assert findings(other.page) == []
             assert other.page.evaluate("document.documentElement.scrollWidth") <= size[0]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from model import checkpoint
+from linpix.model import checkpoint
 from tests.benchmarks.decode import machine
 from tests.fuzz.harness import HEAD, Tally, Target, fuzz
 

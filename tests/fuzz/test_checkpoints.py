@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from model.checkpoint import CheckpointError, read
+from linpix.model.checkpoint import CheckpointError, read
 from tests.fuzz.harness import Target
 
 pytestmark = pytest.mark.slow

@@ -18,9 +18,17 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
+from linpix.training.readers import (
+    CIFAR10_RECORD,
+    DataError,
+    contents,
+    read_cifar10,
+    read_idx,
+    read_pictures,
+    tar_members,
+)
 from tests.fuzz.harness import Target
 from tests.fuzz.pictures import encode, pictures
-from training.readers import CIFAR10_RECORD, DataError, contents, read_cifar10, read_idx, read_pictures, tar_members
 
 SHAPE = (8, 8, 1)
 WHERE = r".*/fuzzed(/\S*)? "

@@ -9,10 +9,10 @@ from unittest import mock
 import pytest
 from hypothesis import strategies as st
 
-import linpix
-from server import serve as service
-from server.engine.decode.faults import Faults
-from server.settings import Settings
+from linpix.__main__ import main
+from linpix.server import serve as service
+from linpix.server.engine.decode.faults import Faults
+from linpix.server.settings import Settings
 from tests.fuzz.harness import Target
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ def serve(told: Told) -> None:
             mock.patch.object(service, "serve", given.append), mock.patch("gc.disable"), \
             contextlib.redirect_stderr(printed):
         try:
-            status = linpix.main(["serve", *told.flags])
+            status = main(["serve", *told.flags])
         except SystemExit as error:  # argparse
             status = error.code
     if status:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import strategies as st
 
-from model.config import ModelConfig
-from server.pictures.pictures import PictureError, read_occluded
+from linpix.model.config import ModelConfig
+from linpix.server.pictures.pictures import PictureError, read_occluded
 from tests.fuzz.harness import Target
 from tests.fuzz.pictures import pictures
 

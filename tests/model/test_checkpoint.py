@@ -5,6 +5,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,11 +14,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from model import checkpoint, load
-from model.checkpoint import CheckpointError, read, save
-from model.config import PRESETS, ModelConfig
-from model.transformer import Transformer
+from linpix.model import checkpoint, load
+from linpix.model.checkpoint import CheckpointError, read, save
+from linpix.model.config import PRESETS, ModelConfig
+from linpix.model.transformer import Transformer
 
+ROOT = Path(__file__).resolve().parents[2]
 PROVENANCE = {"data": "random", "steps": 3, "class_names": list("abcdefghij")}
 
 
@@ -202,6 +205,20 @@ def test_a_configuration_that_asks_for_more_than_there_is_costs_nothing(change, 
     with pytest.raises(CheckpointError, match=r"config\.json"):
         read(folder)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
+
+
+def test_reading_a_checkpoint_does_not_wait_for_torchs_compiler():
+    """Importing it takes as long as importing torch, at each start of a command or a server."""
+    code = """if True:
+        import sys
+        from linpix.model import load
+        for folder in sys.argv[1:]:
+            load(folder)
+        print(sys.modules.keys() & {"torch._dynamo", "sympy"})"""
+    shipped = [path.parent for path in (ROOT / "checkpoints").glob("*/config.json")]
+    assert len(shipped) > 3
+    ended = subprocess.run([sys.executable, "-c", code, *shipped], capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "set()\n", ended.stderr
 
 
 def test_shapes_are_found_without_memory(folder):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.attention import attention_for
-from model.config import PRESETS, ModelConfig, bits_per_dim
+from linpix.model.attention import attention_for
+from linpix.model.config import PRESETS, ModelConfig, bits_per_dim
 
 COIN = (0.5, 0.5) + (0.0,) * 254
 

@@ -23,15 +23,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model import checkpoint, ops, packing
-from model.attention.linear import RecurrentState
-from model.config import PRESETS
-from model.cuda import BUCKETS, OVERLAP, GpuPool, StateFormat
-from model.features import phi
-from model.generate import generate
-from model.inputs import START
-from model.ops import recurrent_step_reference
-from model.packing import choose, gpu_obstacle, pack_tiles, state_scale
+from linpix.model import checkpoint, ops, packing
+from linpix.model.attention.linear import RecurrentState
+from linpix.model.config import PRESETS
+from linpix.model.cuda import BUCKETS, OVERLAP, GpuPool, StateFormat
+from linpix.model.features import phi
+from linpix.model.generate import generate
+from linpix.model.inputs import START
+from linpix.model.ops import recurrent_step_reference
+from linpix.model.packing import choose, gpu_obstacle, pack_tiles, state_scale
 from tests.benchmarks.cuda import markdown, measure, state_traffic
 from tests.model.test_ops import step_inputs
 from tests.model.test_packing import images_of, log_probs_of, net_of
@@ -85,10 +85,10 @@ def log_probs(pool: GpuPool, images: Tensor, slots: list[int]) -> tuple[Tensor, 
     for slot, image in zip(slots, images, strict=True):
         pool.put([slot], image, known)
     at = torch.tensor(slots, device=pool.device)
-    found, finite = pool._operators.decode_quantum(
+    found, finite, *_ = pool._operators.decode_quantum(
         pool.canvas, pool.known, pool.S, pool.z, pool.pairs, pool.scale, pool._saturated, None, None, at, at * 0,
         at * 0 + steps, at * 0 + START, at, torch.ones(len(slots), device=pool.device), pool._packed.weights,
-        pool._packed.sizes, pool._packed.eps, steps, 1)
+        pool._packed.sizes, pool._packed.eps, steps, steps, 1, math.inf)
     return found.cpu(), finite.cpu()
 
 
@@ -565,7 +565,8 @@ def test_tensors_that_do_not_fit_are_refused(emulated, change, message):
              "saturated": None, "last": None, "told": None, "slots": one, "positions": one * 0,
              "steps": one, "start": one + 255, "seeds": one,
              "temperatures": torch.ones(1), "weights": pool._packed.weights, "sizes": pool._packed.sizes, "eps": 1e-6,
-             "most": 1, "threads": 1}
+             "most": 1, "most_passes": 1, "threads": 1,
+             "patience": math.inf}
     [(name, how)] = change.items()
     with pytest.raises(RuntimeError, match=message):
         emulated.operators.decode_quantum(*(given | {name: how(given[name])}).values())
@@ -720,15 +721,21 @@ def test_an_install_beside_a_torch_with_cuda_compiles_the_library_or_says_what_i
     (torch_folder / "version.py").write_text("cuda: Optional[str] = '13.0'\n")
     (home / "bin").mkdir(parents=True)
     programs.mkdir()
+    for name in ("cc", "c++"):  # what is made here does not run, so it need not be fast
+        (programs / name).write_text(f'#!/bin/sh\nexec {name} "$@" -O0\n')
+        (programs / name).chmod(0o755)
     if compiler == "broken":
         (home / "bin/nvcc").write_text("#!/bin/sh\nexit 1\n")
         (home / "bin/nvcc").chmod(0o755)
-    variables = {"PYTHONPATH": str(tmp_path / "site")} | ({} if compiler == "there" else {"CUDA_HOME": str(home)})
+    variables = {"PYTHONPATH": str(tmp_path / "site"), "CC": str(programs / "cc"), "CXX": str(programs / "c++"),
+                 "NVCC_APPEND_FLAGS": "-Xcicc=-O0 -Xptxas=-O0 -Xcompiler=-O0"}
+    if compiler != "there":
+        variables["CUDA_HOME"] = str(home)
     ended = subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--build-lib", tmp_path / "built",
                             "--build-temp", tmp_path / "objects"], cwd=ROOT, env=os.environ | variables,
                            capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
-    built = {path.name for path in (tmp_path / "built/model").iterdir()}
+    built = {path.name for path in (tmp_path / "built/linpix/model").iterdir()}
     assert f"liblinpix_cpu_{ops.SCHEMAS}.so" in built
     assert (f"liblinpix_cuda_{ops.SCHEMAS}.so" in built) == (compiler == "there")
     warning = re.search(r"LinPix will decode on the processor. Install the CUDA 13.0 toolkit", ended.stderr)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from model.config import FeatureMap, ModelConfig
-from model.features import directions, feature_map, phi, polynomial_features, random_features, relu_features
+from linpix.model.config import FeatureMap, ModelConfig
+from linpix.model.features import directions, feature_map, phi, polynomial_features, random_features, relu_features
 from tests.model.attention.test_linear import tokens
 
 

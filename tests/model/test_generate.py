@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from model import checkpoint
-from model.config import PRESETS
-from model.generate import decode_threads, draw_subpixel, generate, noise_of
-from model.mixture import log_likelihood
-from model.philox import uniforms
-from model.transformer import Transformer
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.generate import decode_threads, draw_subpixel, generate, noise_of
+from linpix.model.mixture import log_likelihood
+from linpix.model.philox import uniforms
+from linpix.model.transformer import Transformer
 
 ATTENTIONS = ["linear", "softmax"]
 SEEDS = [5, 6, 2**40 + 7, 2**53 - 1]

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model import checkpoint
-from model.attention import attention_for
-from model.config import bits_per_dim
-from model.generate import generate
-from model.importer import ImporterError, import_reference
-from model.inputs import START
-from model.mixture import log_likelihood
+from linpix.model import checkpoint
+from linpix.model.attention import attention_for
+from linpix.model.config import bits_per_dim
+from linpix.model.generate import generate
+from linpix.model.importer import ImporterError, import_reference
+from linpix.model.inputs import START
+from linpix.model.mixture import log_likelihood
 
 ATTENTIONS = ["linear", "softmax"]
 HEADS = 2

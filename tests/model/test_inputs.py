@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 import torch
 
-from model.config import ModelConfig
-from model.inputs import FOLLOWING_OUTSIDE, OUTSIDE, START, UNKNOWN, InputEmbedding, PatchEmbedding
+from linpix.model.config import ModelConfig
+from linpix.model.inputs import FOLLOWING_OUTSIDE, OUTSIDE, START, UNKNOWN, InputEmbedding, PatchEmbedding
 
 CONFIG = ModelConfig(height=4, width=5, channels=3, d_model=8, classes=2,
                      look_ups=("previous", "position", "row", "column", "channel"),

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig, bits_per_dim
-from model.mixture import draw, log_likelihood
-from model.philox import uniforms
+from linpix.model.config import ModelConfig, bits_per_dim
+from linpix.model.mixture import draw, log_likelihood
+from linpix.model.philox import uniforms
 
 DRAWS = 1_000_000
 DIGITS = 1200  # of a reference that subtracts probabilities: 1 - e^-2000 must not be 1

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from model import ops
-from model.features import phi
-from model.ops import recurrent_step_reference
+from linpix.model import ops
+from linpix.model.features import phi
+from linpix.model.ops import recurrent_step_reference
 
 EPS = 1e-6
 NEEDS_KERNELS = pytest.mark.skipif(not ops.compiled, reason=ops.why())
@@ -145,7 +145,8 @@ def test_what_cannot_be_is_an_error_that_says_what_it_saw(name, change, message)
 
 @NEEDS_KERNELS
 def test_without_the_library_everything_is_computed_in_torch():
-    code = ("import torch; from model import ops; assert not ops.compiled and ops.kernel() == 'none', ops.kernel(); "
+    code = ("import torch; from linpix.model import ops; "
+            "assert not ops.compiled and ops.kernel() == 'none', ops.kernel(); "
             "q = torch.ones(1, 1, 1, 2); "
             "print(torch.ops.linpix.recurrent_step(q, q, q, torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2), "
             "torch.tensor([1]), 1e-6)); print(ops.why())")

@@ -1,6 +1,7 @@
 """The compiled engine against the transformer that it was packed from, and against itself, bit for bit."""
 
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -11,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from model import mixture, ops
-from model.attention.linear import RecurrentState
-from model.config import PRESETS, ModelConfig
-from model.generate import generate
-from model.inputs import START
-from model.packing import PRECISIONS, Packed, choose, pack, pack_bias, pack_matrix
-from model.transformer import Transformer
+from linpix.model import mixture, ops
+from linpix.model.attention.linear import RecurrentState
+from linpix.model.config import PRESETS, ModelConfig
+from linpix.model.generate import generate
+from linpix.model.inputs import START
+from linpix.model.packing import PRECISIONS, Packed, choose, pack, pack_bias, pack_matrix
+from linpix.model.transformer import Transformer
 
 pytestmark = pytest.mark.skipif(not ops.compiled, reason=ops.why())
 
@@ -70,11 +71,12 @@ class Pool:
         self.known = torch.zeros(slots + 1, config.subpixels, dtype=torch.bool)
 
     def decode(self, slots: list[int], positions: list[int], steps: list[int], seeds: list[int], *,
-               start: int = START, temperatures: list[float] | None = None) -> tuple[Tensor, Tensor]:
+               start: int = START, temperatures: list[float] | None = None,
+               passes: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         at = torch.tensor(slots)
         return self.packed.decode(self.canvas, self.known, self.S, self.z, at, torch.tensor(positions),
                                   torch.tensor(steps), torch.full_like(at, start), torch.tensor(seeds),
-                                  torch.tensor(temperatures or [1.0] * len(slots)), last=self.last)
+                                  torch.tensor(temperatures or [1.0] * len(slots)), last=self.last, passes=passes)
 
     def prefill(self, slots: list[int], lengths: list[int], positions: list[int] | None = None) -> None:
         at, begin = torch.tensor(slots), torch.tensor(positions or [0] * len(slots))
@@ -124,7 +126,7 @@ def test_forced_decoding_gives_the_transformers_log_probabilities(shape, rows, t
         for precision, bound in (("fp32", 1e-4), ("bf16", 0.5 if config.patch else 0.1)):
             pool = Pool(config, pack(net, PRECISIONS[precision]), rows)
             pool.canvas[1:], pool.known[:] = images, True
-            found, finite = pool.decode(list(range(1, rows + 1)), [0] * rows, [config.subpixels] * rows, [0] * rows)
+            found, finite, *_ = pool.decode(list(range(1, rows + 1)), [0] * rows, [config.subpixels] * rows, [0] * rows)
             assert bool(finite.all())
             assert float((found - exact).abs().max()) < bound
             assert torch.equal(pool.canvas[1:], images)
@@ -157,7 +159,7 @@ def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precis
     config = SHAPES[shape]
     packed, T = pack(net_of(config), PRECISIONS[precision]), config.subpixels
     alone = Pool(config, packed, 1)
-    log_probs, _ = alone.decode([1], [0], [T], [77])
+    log_probs, *_ = alone.decode([1], [0], [T], [77])
     for rows, k, slot in ((1, 5, 1), (2, T, 2), (7, 13, 3), (64, 8, 50)):
         random = np.random.default_rng(rows)
         pool = Pool(config, packed, 80)
@@ -177,7 +179,7 @@ def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precis
             if not here:
                 continue
             steps = [min(k, T - at[s]) if s == slot else min(int(random.integers(0, k + 1)), T - at[s]) for s in here]
-            probs, _ = pool.decode(here, [at[s] for s in here], steps, [seeds[slots.index(s)] for s in here],
+            probs, *_ = pool.decode(here, [at[s] for s in here], steps, [seeds[slots.index(s)] for s in here],
                                    temperatures=[heat[slots.index(s)] for s in here])
             if slot in here:
                 found.append(probs[here.index(slot), : steps[here.index(slot)]])
@@ -186,6 +188,29 @@ def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precis
         assert torch.equal(pool.canvas[slot], alone.canvas[1])
         assert torch.equal(torch.cat(found), log_probs[0])
         assert same(pool.holds(slot), alone.holds(1))
+
+
+@pytest.mark.parametrize("shape", ["tiny", "background", "conditional"])
+def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(shape):
+    config, rows = SHAPES[shape], 5
+    T, slots, packed = config.subpixels, list(range(1, rows + 1)), pack(net_of(config), torch.float32)
+    whole, parts = Pool(config, packed, rows), Pool(config, packed, rows)
+    for pool in (whole, parts):  # background in places, so that rows skip the layers at different times
+        pool.canvas[1:] = config.background or 0
+        pool.known[1:] = torch.arange(rows)[:, None] * 7 > torch.arange(T) % 29
+    expected, _, taken, all_passes = whole.decode(slots, [0] * rows, [T] * rows, slots)
+    assert taken.tolist() == [T] * rows
+    at, passes, found = [0] * rows, torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, T)
+    while min(at) < T:
+        probs, _, taken, passed = parts.decode(slots, at, [T - t for t in at], slots, passes=3)
+        assert int(passed.max()) <= 3 and bool((taken >= passed).all())
+        for row, (t, count) in enumerate(zip(at, taken.tolist(), strict=True)):
+            assert count >= min(3, T - t)
+            found[row, t:t + count] = probs[row, :count]
+            at[row] = t + count
+        passes += passed
+    assert torch.equal(found, expected) and torch.equal(parts.canvas, whole.canvas) and torch.equal(passes, all_passes)
+    assert bool((passes < T).any()) == (config.background is not None)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -226,8 +251,8 @@ def test_prefill_leaves_what_the_transformers_prefill_leaves(shape):
 def test_rows_of_the_padding_slot_are_left_out():
     packed = pack(net_of(TINY), torch.float32)
     alone, padded = Pool(TINY, packed, 2), Pool(TINY, packed, 2)
-    probs, _ = alone.decode([2], [0], [64], [9])
-    padded_probs, finite = padded.decode([0, 2, 0], [0, 0, 0], [64, 64, 64], [1, 9, 2])
+    probs, *_ = alone.decode([2], [0], [64], [9])
+    padded_probs, finite, *_ = padded.decode([0, 2, 0], [0, 0, 0], [64, 64, 64], [1, 9, 2])
     assert torch.equal(padded.canvas[2], alone.canvas[2]) and torch.equal(padded_probs[1], probs[0])
     assert not bool(padded_probs[[0, 2]].any()) and not bool(padded.S[0].any()) and bool(finite.all())
 
@@ -238,7 +263,7 @@ def test_a_row_that_is_not_finite_is_named_and_the_others_are_as_they_were():
     sick.S[7] = torch.nan
     slots = list(range(1, 21))
     clean.decode(slots, [0] * 20, [10] * 20, slots)
-    _, finite = sick.decode(slots, [0] * 20, [10] * 20, slots)
+    _, finite, *_ = sick.decode(slots, [0] * 20, [10] * 20, slots)
     assert [slot for slot, fine in zip(slots, finite.tolist(), strict=True) if not fine] == [7]
     others = [slot for slot in slots if slot != 7]
     assert torch.equal(sick.canvas[others], clean.canvas[others]) and torch.equal(sick.S[others], clean.S[others])
@@ -286,8 +311,8 @@ def test_decoding_holds_no_lock_of_pythons():
 @pytest.mark.parametrize("kernel", ["portable", "avx2", "avx512", "avx512bf16"])
 def test_every_version_of_the_kernels_that_this_processor_runs_is_right(kernel):
     """In a process of its own, since the choice is made once: the forced test above, and the bitwise one."""
-    asked = subprocess.run([sys.executable, "-c", "from model import ops; print(ops.kernel())"], capture_output=True,
-                           text=True, env=os.environ | {"LINPIX_KERNEL": kernel})
+    asked = subprocess.run([sys.executable, "-c", "from linpix.model import ops; print(ops.kernel())"],
+                           capture_output=True, text=True, env=os.environ | {"LINPIX_KERNEL": kernel})
     if "on this processor" in asked.stderr:
         return  # this machine cannot; another one's test run can
     assert asked.stdout.strip() == kernel, asked.stderr
@@ -314,7 +339,8 @@ def arguments(**changes):
     given = {"canvas": pool.canvas, "known": pool.known, "S": pool.S, "z": pool.z, "pairs": None, "scale": None,
              "saturated": None, "last": None, "told": None, "slots": torch.tensor([1, 5, 3]), "positions": row,
              "steps": row + 4, "start": row + START, "seeds": row, "temperatures": torch.ones(3),
-             "weights": packed.weights, "sizes": packed.sizes, "eps": 1e-6, "most": 4, "threads": 2}
+             "weights": packed.weights, "sizes": packed.sizes, "eps": 1e-6, "most": 4, "most_passes": 4,
+             "threads": 2, "patience": math.inf}
     return given | {name: change(given[name]) for name, change in changes.items()}
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import philox
-from model.philox import MAX_SEED, philox4x32, uniforms
+from linpix.model import philox
+from linpix.model.philox import MAX_SEED, philox4x32, uniforms
 
 
 def words(text: str) -> np.ndarray:

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from model import mixture, ops
-from model.attention import attention_for
-from model.config import ModelConfig
-from model.generate import draw_class, generate
-from model.inputs import START
-from model.packing import pack
-from model.transformer import Transformer
+from linpix.model import mixture, ops
+from linpix.model.attention import attention_for
+from linpix.model.config import ModelConfig
+from linpix.model.generate import draw_class, generate
+from linpix.model.inputs import START
+from linpix.model.packing import pack
+from linpix.model.transformer import Transformer
 
 BOTH = ModelConfig(height=8, width=8, layers=2, heads=2, key_dim=8, value_dim=6, d_model=16, d_ff=32, mixtures=2,
                    classes=3, look_ups=("previous", "row", "column", "class"),
@@ -213,9 +213,9 @@ def test_the_compiled_engine_gives_what_is_hidden_its_probability_given_what_is_
         drawn = images.clone()
         hidden = torch.zeros(7, config.subpixels, dtype=torch.bool)
         hidden[slots] = known
-        found, finite = packed.decode(drawn, hidden, state.S, state.z, slots, nothing,
-                                      torch.full_like(nothing, config.subpixels), start, torch.arange(6), torch.ones(6),
-                                      last=state.last, told=told)
+        found, finite, _, passes = packed.decode(drawn, hidden, state.S, state.z, slots, nothing,
+                                              torch.full_like(nothing, config.subpixels), start, torch.arange(6),
+                                              torch.ones(6), last=state.last, told=told)
     finally:
         torch.set_num_threads(before)
     assert bool(finite.all())
@@ -223,6 +223,8 @@ def test_the_compiled_engine_gives_what_is_hidden_its_probability_given_what_is_
     assert bool((found[known] == 0).all())
     # what was drawn is likely as the transformer says: once more by the parallel form, of these images
     with torch.no_grad():
-        parameters = net.double().predict(net.sequences(drawn[slots], start, known)).parameters
+        sequences = net.sequences(drawn[slots], start, known)
+        parameters = net.double().predict(sequences).parameters
         expected = mixture.log_likelihood(parameters, drawn[slots]).masked_fill(known, 0)
     assert float((found - expected).abs().max()) < 1e-3
+    assert torch.equal(passes, sequences.pixel_image.bincount(minlength=6))

@@ -1,21 +1,31 @@
 """How many threads a decoder uses, with invented times, and how many cores it may use, with invented control groups."""
 
 import itertools
+import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from model.team import ALONE_EVERY, FIRST, MAX_PAUSE, PAUSE, SHARED, Team, limit_threads, usable_cores
+from linpix.model.team import ALONE_EVERY, FIRST, MAX_PAUSE, PAUSE, SHARED, Team, limit_threads, usable_cores
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 def run(team: Team, calls: int, alone_s: float, together_s: float, rows: int = 1) -> list[int]:
     """The threads of so many calls when a step takes so long on one thread, or on both."""
     chosen = []
     for _ in range(calls):
-        threads = team.choose(rows, 2)
-        team.learn(rows, threads, alone_s if threads == 1 else together_s)
+        threads, _ = team.choose(rows)
+        team.learn(rows, threads, 1, alone_s if threads == 1 else together_s)
         chosen.append(threads)
     return chosen
 
@@ -62,10 +72,9 @@ def test_each_size_of_batch_is_decided_for_itself():
 
 
 def test_rows_enough_for_every_thread_are_not_measured():
-    threads = torch.get_num_threads()
-    team = Team()
-    with team.call(SHARED * threads + 1, 28) as chosen:
-        assert chosen == threads
+    threads, team = torch.get_num_threads(), Team()
+    assert team.choose(SHARED * threads + 1) == (threads, math.inf)
+    team.learn(SHARED * threads + 1, threads, 28, 1.0)
     assert not team._sizes
 
 
@@ -109,12 +118,8 @@ def test_a_process_has_no_more_cores_than_its_affinity(tmp_path):
 
 @pytest.mark.parametrize(("wanted", "left"), [("", 1), ("7", 7)])
 def test_threads_are_limited_unless_the_user_says_how_many(monkeypatch, wanted, left):
-    before = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", wanted)
-    monkeypatch.setattr("model.team.usable_cores", lambda: 1)
+    monkeypatch.setattr("linpix.model.team.usable_cores", lambda: 1)
     torch.set_num_threads(7)
-    try:
-        limit_threads()
-        assert torch.get_num_threads() == left
-    finally:
-        torch.set_num_threads(before)
+    limit_threads()
+    assert torch.get_num_threads() == left

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention import PADDING_SLOT, State, attention_for
-from model.config import PRESETS, ModelConfig
-from model.inputs import START
-from model.transformer import Transformer
+from linpix.model.attention import PADDING_SLOT, State, attention_for
+from linpix.model.config import PRESETS, ModelConfig
+from linpix.model.inputs import START
+from linpix.model.transformer import Transformer
 
 ATTENTIONS = {"linear": {"attention": "linear"}, "softmax": {"attention": "softmax"}}
 ATTENTIONS |= {f"linear, {name}": {"feature_map": name, "random_features": 5}

@@ -16,9 +16,9 @@ import httpx
 import pytest
 import torch
 
-from model import checkpoint
-from model.config import PRESETS
-from model.transformer import Transformer
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
 
 ROOT = Path(__file__).resolve().parents[2]
 EAGER = ("--engine", "eager")  # flags that make `slow` slow
@@ -28,7 +28,7 @@ class Process:
     """`linpix serve` and what it printed. before: words of a command that runs it, and becomes it."""
 
     def __init__(self, checkpoints: Path, *flags: str, before: Sequence[str] = (),
-                 program: Sequence[str] = (str(ROOT / "linpix.py"),),
+                 program: Sequence[str] = ("-m", "linpix",),
                  begun: Callable[[int], None] = lambda pid: None) -> None:
         """program: how Python is asked for it · begun: called while it starts."""
         command = [*before, sys.executable, *program, "serve", "--port", "0", "--checkpoints", str(checkpoints), *flags]

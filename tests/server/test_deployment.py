@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import yaml
 
-from server.origins import Hosts
-from server.settings import Settings
+from linpix.server.origins import Hosts
+from linpix.server.settings import Settings
 from tests.server.conftest import ROOT, serving
 from tests.server.web.test_images import encode
 
@@ -90,7 +90,7 @@ def test_every_copy_finds_its_source():
 
 
 def test_the_image_holds_what_its_packages_need_and_nothing_private():
-    for path in ("linpix.py", "pyproject.toml", "server/static/index.html", "model/ops.py", "training/loop.py",
+    for path in ("linpix/__main__.py", "pyproject.toml", "server/static/index.html", "model/ops.py", "training/loop.py",
                  "checkpoints/mnist-small/config.json", "csrc/recurrent.cpp"):
         assert in_context(path), path
     for path in (".git/config", ".env", ".venv/bin/python", "tests/conftest.py", "runs/a", "model/__pycache__/ops.pyc",

@@ -10,7 +10,7 @@ import sys
 import httpx
 import pytest
 
-from server.listening import listen, url_of
+from linpix.server.listening import listen, url_of
 from tests.server.conftest import ROOT, eventually, serving
 
 pytestmark = pytest.mark.slow
@@ -72,15 +72,17 @@ def test_an_address_of_ipv6_is_told_in_brackets(tiny):
 
 
 TAKEN_WHEN_IT_READS = """
-import socket, sys, linpix, server.app
+import socket, sys
+from linpix.server import app
+from linpix.__main__ import main
 
 def reading(settings):
     for port in (settings.port, settings.metrics_port):
         socket.create_connection(("127.0.0.1", port)).close()
     raise ValueError("both are taken")
 
-server.app.create_app = reading
-sys.exit(linpix.main())
+app.create_app = reading
+sys.exit(main())
 """
 
 
@@ -93,7 +95,7 @@ def test_both_ports_are_taken_before_the_weights_are_read():
 
 def test_one_port_for_both_is_refused_before_the_weights_are_read():
     port = str(free_port())
-    ended = subprocess.run([sys.executable, str(ROOT / "linpix.py"), "serve", "--port", port, "--metrics-port", port,
+    ended = subprocess.run([sys.executable, "-m", "linpix", "serve", "--port", port, "--metrics-port", port,
                             "--checkpoints", "missing"], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert f"--metrics-port {port}: address already in use; choose another --metrics-port" in ended.stderr
@@ -126,7 +128,7 @@ def test_a_standard_error_that_takes_nothing_ends_no_service(tiny, broken):
     else:
         end, to = os.pipe()
         os.close(end)
-    process = subprocess.Popen([sys.executable, str(ROOT / "linpix.py"), "serve", "--port", str(port),
+    process = subprocess.Popen([sys.executable, "-m", "linpix", "serve", "--port", str(port),
                                 "--checkpoints", str(tiny.parent)], stderr=to)
     os.close(to)
     try:

@@ -6,13 +6,14 @@ import json
 import logging
 import os
 import re
+import time
 
 import pytest
 from fastapi.testclient import TestClient
 
-from server import logs
-from server.app import create_app
-from server.settings import Settings
+from linpix.server import logs
+from linpix.server.app import create_app
+from linpix.server.settings import Settings
 from tests.server.conftest import Process, eventually, serving
 from tests.server.web.test_images import occluded
 from tests.server.web.test_keys import bearer, line, private
@@ -183,6 +184,20 @@ def test_whoever_logs_does_not_wait_for_a_reader_that_has_stopped_and_what_is_lo
         handler.emit(info("heard again"))
         handler.flush()
         assert reader.readline() == "heard again\n"
+    os.close(writing)
+
+
+def test_the_end_of_logging_which_holds_the_lock_waits_for_the_last_line_alone(monkeypatch):
+    monkeypatch.setattr(logs, "PATIENCE_S", 20.0)
+    reading, writing = os.pipe()
+    handler = logs.Lines(writing)
+    handler.emit(info("the last"))
+    began = time.monotonic()
+    with handler.lock:
+        handler.flush()
+    assert time.monotonic() - began < 10
+    assert os.read(reading, 100) == b"the last\n"
+    os.close(reading)
     os.close(writing)
 
 

@@ -18,15 +18,15 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from model import checkpoint, ops
-from model.config import PRESETS
-from model.transformer import Transformer
-from server.app import create_app
-from server.compare.backends import BACKENDS
-from server.pictures import pictures
-from server.settings import Settings
-from server.web.routes import responses
-from tests.server.conftest import EAGER, ROOT, eventually, serving
+from linpix.model import checkpoint, ops
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
+from linpix.server.app import create_app
+from linpix.server.compare.backends import BACKENDS
+from linpix.server.pictures import pictures
+from linpix.server.settings import Settings
+from linpix.server.web.routes import responses
+from tests.server.conftest import EAGER, eventually, serving
 from tests.server.web.test_images import events_of, occluded
 
 
@@ -146,7 +146,7 @@ def test_a_seed_gives_the_same_bytes_over_http_among_twenty_others_and_from_the_
         bodies.insert(11, {"seed": 77, "label": 3})
         answers = list(pool.map(lambda body: client.post("/v1/images/generations", json=body), bodies))
     [served] = answers[11].json()["data"]
-    subprocess.run([sys.executable, str(ROOT / "linpix.py"), "sample", "--model", str(tiny), "--seed", "77", "--label",
+    subprocess.run([sys.executable, "-m", "linpix", "sample", "--model", str(tiny), "--seed", "77", "--label",
                     "3", "--out", str(tmp_path / "out")], check=True, capture_output=True)
     assert base64.b64decode(served["b64_json"]) == (tmp_path / "out/00000-77.png").read_bytes()
 
@@ -367,7 +367,7 @@ def test_a_bad_comparison_is_refused(server, body, param, words):
 def test_a_setting_that_cannot_work_stops_the_server_before_it_listens(tiny, slow, flags, words):
     flags = [str(slow / "slow") if flag == "SLOW" else flag for flag in flags]
     flags = flags if "--checkpoints" in flags else [*flags, "--checkpoints", str(tiny.parent)]
-    ended = subprocess.run([sys.executable, str(ROOT / "linpix.py"), "serve", "--port", "0", *flags],
+    ended = subprocess.run([sys.executable, "-m", "linpix", "serve", "--port", "0", *flags],
                            capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert words in ended.stderr
@@ -376,7 +376,7 @@ def test_a_setting_that_cannot_work_stops_the_server_before_it_listens(tiny, slo
 
 def test_a_port_that_is_taken_is_said_in_a_line(tiny, server):
     port = server.url.rsplit(":", 1)[1]
-    ended = subprocess.run([sys.executable, str(ROOT / "linpix.py"), "serve", "--port", port,
+    ended = subprocess.run([sys.executable, "-m", "linpix", "serve", "--port", port,
                             "--checkpoints", str(tiny.parent)], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert ended.stderr == (f"linpix serve: --host 127.0.0.1 and --port {port}: address already in use; choose another "

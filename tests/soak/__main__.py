@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from model import checkpoint
-from model.config import PRESETS
-from model.transformer import Transformer
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
 from tests.soak import report
 from tests.soak.loads import Plan, Result, Soak
 from tests.soak.phases import PHASES

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from model import checkpoint
-from model.transformer import Transformer
+from linpix.model import checkpoint
+from linpix.model.transformer import Transformer
 from tests.soak.checks import measured, otherwise, unanswered
 from tests.soak.client import Record
 from tests.soak.loads import Result, Soak, closed_loop, gather

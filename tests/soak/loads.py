@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from server.settings import Settings
+from linpix.server.settings import Settings
 from tests.soak.client import Ask, Connection, Record
 from tests.soak.service import Oracle, Service
 

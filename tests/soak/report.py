@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from model import ops
+from linpix.model import ops
 from tests.soak.loads import Plan, Result
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,12 +11,12 @@ import httpx
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from model import checkpoint
-from server.cli.draw import produce
-from server.engine.batch import Batcher
-from server.engine.decode.choice import new_decoder
-from server.engine.decode.decoder import ImageSpec
-from server.pictures import pictures
+from linpix.model import checkpoint
+from linpix.server.cli.draw import produce
+from linpix.server.engine.batch import Batcher
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.decoder import ImageSpec
+from linpix.server.pictures import pictures
 from tests.server.conftest import Process
 from tests.soak.client import Connection, Picture, Record
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from model import checkpoint, ops
-from model.config import PRESETS
-from model.transformer import Transformer
+from linpix.model import checkpoint, ops
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
 from tests.soak import report
 from tests.soak.checks import accounted, measured, of_histogram
 from tests.soak.client import Ask, Record

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from model.config import PRESETS
-from training import datasets
-from training.datasets import load
-from training.readers import DataError
+from linpix.model.config import PRESETS
+from linpix.training import datasets
+from linpix.training.datasets import load
+from linpix.training.readers import DataError
 
 MNIST, CIFAR10, TINY = PRESETS["mnist"], PRESETS["cifar10"], PRESETS["tiny"]
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}

@@ -1,10 +1,18 @@
+import dataclasses
+import json
+
+import numpy as np
 import pytest
 import torch
 
-from model import checkpoint, ops
-from model.packing import PRECISIONS, pack
-from training.datasets import load
-from training.evaluate import bits_of, stepped_bits_of
+from linpix.__main__ import main
+from linpix.model import checkpoint, ops
+from linpix.model.config import PRESETS
+from linpix.model.likelihood import Scoring
+from linpix.model.packing import PRECISIONS, pack
+from linpix.model.transformer import Transformer
+from linpix.training.datasets import load
+from linpix.training.evaluate import accuracy, bits_of, stepped_bits_of
 
 
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())
@@ -19,3 +27,31 @@ def test_the_compiled_engine_gives_the_shipped_model_its_bits_per_dim(data, prec
     assert float((stepped - exact).abs().max()) < 3 * bound
     assert float((stepped.mean() - exact.mean()).abs()) < bound
     assert stepped.dtype == torch.float64
+
+
+def test_accuracy_is_the_share_of_images_whose_most_probable_class_is_theirs(tiny):
+    net = checkpoint.read(tiny).net
+    images = torch.randint(0, 256, (4, 64), dtype=torch.uint8).numpy()
+    likeliest = np.stack([Scoring(net, image, labels=range(10)).complete().totals for image in images]).argmax(1)
+    assert accuracy(net, images, likeliest).accuracy == 1
+    labels = np.where(np.arange(4) < 3, likeliest, (likeliest + 1) % 10)
+    measured = accuracy(net, images, labels)
+    assert (measured.accuracy, measured.images) == (0.75, 4)
+    assert measured.interval == pytest.approx(1.96 * 0.25)
+
+
+@pytest.mark.slow
+def test_evaluate_tells_how_often_the_class_is_right(data, capsys):
+    flags = ["--data", str(data / "mnist"), "--limit", "10", "--labels", "all", "--json"]
+    assert main(["evaluate", "mnist-conditional", *flags]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["labels"]["accuracy"] > 0.7 and measured["labels"]["images"] == measured["images"] == 10
+
+
+@pytest.mark.slow
+def test_a_model_that_knows_other_classes_is_refused(data, capsys, tmp_path):
+    config = dataclasses.replace(PRESETS["mnist-small"], classes=0, look_ups=("previous", "row", "column"))
+    checkpoint.save(tmp_path / "nameless", Transformer(config), {"data": "mnist"}, "# nameless")
+    flags = ["--data", str(data / "mnist"), "--limit", "1", "--labels", "all"]
+    assert main(["evaluate", str(tmp_path / "nameless"), *flags]) == 2
+    assert "knows 0 classes" in capsys.readouterr().err

@@ -17,14 +17,14 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-import linpix
-from model.attention import attention_for
-from model.attention.lsh import SELF
-from training.experiments import ExperimentName, conduct, scaling, study
-from training.experiments import copy as copying
-from training.experiments import duplication as duplicating
-from training.experiments.record import Record, Sitting
-from training.experiments.tokens import Duplication, Learner, Recipe, TokenModel, kind_config, learn, update_s
+from linpix.__main__ import main
+from linpix.model.attention import attention_for
+from linpix.model.attention.lsh import SELF
+from linpix.training.experiments import ExperimentName, conduct, scaling, study
+from linpix.training.experiments import copy as copying
+from linpix.training.experiments import duplication as duplicating
+from linpix.training.experiments.record import Record, Sitting
+from linpix.training.experiments.tokens import Duplication, Learner, Recipe, TokenModel, kind_config, learn, update_s
 
 pytestmark = pytest.mark.slow
 
@@ -365,7 +365,7 @@ def test_settings_that_cannot_work_are_refused_with_their_value(settings, change
 
 def test_without_matplotlib_nothing_begins(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("training.experiments.find_spec", lambda name: None)
+    monkeypatch.setattr("linpix.training.experiments.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'linpix\[train\]'"):
         run("copy", COPY, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -375,7 +375,7 @@ def test_without_matplotlib_nothing_begins(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_command_that_is_killed_goes_on_when_called_again(tmp_path, number):
-    command = [sys.executable, str(ROOT / "linpix.py"), "experiment", "copy", "--out", str(tmp_path / "out"), "--kinds",
+    command = [sys.executable, "-m", "linpix", "experiment", "copy", "--out", str(tmp_path / "out"), "--kinds",
                "linear", "--updates", "100000", "--batch", "1", "--word", "2", "--layers", "1", "--heads", "1",
                "--width", "4", "--feed-forward", "4", "--chunk", "4", "--no-compile", "--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -399,7 +399,7 @@ def test_the_command_that_is_killed_goes_on_when_called_again(tmp_path, number):
 @pytest.mark.parametrize("name", get_args(ExperimentName))
 def test_every_setting_is_a_flag(name, capsys):
     with pytest.raises(SystemExit, match="0"):
-        linpix.main(["experiment", name, "--help"])
+        main(["experiment", name, "--help"])
     printed = capsys.readouterr().out
     for field in dataclasses.fields(study(name).settings_type):
         assert f"--{field.name.replace('_', '-')}" in printed
@@ -408,7 +408,7 @@ def test_every_setting_is_a_flag(name, capsys):
 
 
 def test_flags_are_settings_and_lists_are_comma_separated(tmp_path):
-    assert linpix.main(["experiment", "copy", "--out", str(tmp_path / "out"), "--kinds", "linear,lsh-2", "--batch", "3",
+    assert main(["experiment", "copy", "--out", str(tmp_path / "out"), "--kinds", "linear,lsh-2", "--batch", "3",
                         "--no-compile", "--max-minutes", "0", "--device", "cpu"]) == 0
     kept = json.loads((tmp_path / "out/experiment.json").read_text())
     assert kept["settings"] == json.loads(json.dumps(dataclasses.asdict(
@@ -419,6 +419,6 @@ def test_flags_are_settings_and_lists_are_comma_separated(tmp_path):
 def test_what_the_user_can_mend_is_one_line(tmp_path, capsys):
     (tmp_path / "letter.txt").write_text("dear")
     for arguments, words in ((["--out", str(tmp_path / "letter.txt")], "give a folder"), (["--batch", "0"], "got 0")):
-        assert linpix.main(["experiment", "copy", *arguments]) == 2
+        assert main(["experiment", "copy", *arguments]) == 2
         printed = capsys.readouterr().err
         assert words in printed and len(printed.strip().splitlines()) == 1

@@ -15,17 +15,17 @@ import pytest
 import torch
 from PIL import Image
 
-from model import checkpoint, mixture
-from model.config import PRESETS, AttentionKind, FeatureMap
-from model.generate import generate
-from model.inputs import START
-from model.transformer import Transformer
+from linpix.model import checkpoint, mixture
+from linpix.model.config import PRESETS, AttentionKind, FeatureMap
+from linpix.model.generate import generate
+from linpix.model.inputs import START
+from linpix.model.transformer import Transformer
+from linpix.training.datasets import Dataset
+from linpix.training.evaluate import evaluate
+from linpix.training.export import export
+from linpix.training.loop import Batches, train
+from linpix.training.run import Run, TrainConfig
 from tests.benchmarks import training as benchmark
-from training.datasets import Dataset
-from training.evaluate import evaluate
-from training.export import export
-from training.loop import Batches, train
-from training.run import Run, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = PRESETS["tiny"]
@@ -139,11 +139,12 @@ def test_the_training_benchmark_runs_in_tiny_form_and_its_ways_compute_the_same(
     assert all(one["images_per_second"] > 0 and one["ratio"] > 0 for one in results)
 
 
+LSH = dataclasses.replace(TINY, attention="lsh", lsh_rounds=2, lsh_buckets=4, lsh_chunk=16)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("compile_", [False, True])
-def test_lsh_attention_learns_and_is_exported_with_a_card_that_names_its_exception(stripes, tmp_path, compile_):
-    model = dataclasses.replace(TINY, attention="lsh", lsh_rounds=2, lsh_buckets=4, lsh_chunk=16)
-    run = Run(model, dataclasses.replace(SETTINGS, compile=compile_))
+def test_lsh_attention_learns_and_is_exported_with_a_card_that_names_its_exception(stripes, tmp_path):
+    run = Run(LSH, SETTINGS)
     before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
     train(run, stripes, tmp_path / "run", command="test")
     export(tmp_path / "run", tmp_path / "shipped", lambda config: stripes)
@@ -164,9 +165,9 @@ def test_every_feature_map_learns(stripes, tmp_path, name, compile_):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compile_", [False, True])
-def test_reversible_layers_learn_with_a_feed_forward_in_chunks(stripes, tmp_path, compile_):
-    run = Run(dataclasses.replace(TINY, residual="reversible"),
+@pytest.mark.parametrize(("model", "compile_"), [(TINY, False), (LSH, True)], ids=["plain", "lsh, compiled"])
+def test_reversible_layers_learn_with_a_feed_forward_in_chunks(stripes, tmp_path, model, compile_):
+    run = Run(dataclasses.replace(model, residual="reversible"),
               dataclasses.replace(SETTINGS, compile=compile_, feed_forward_chunks=4))
     assert {layer.chunks for layer in run.net.layers} == {4}
     before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
@@ -312,7 +313,7 @@ def test_a_killed_run_resumes_from_its_last_save(tmp_path, number):
         folder = pictures / str(index % 4)
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((8, 8), 60 * (index % 4), np.uint8)).save(folder / f"{index}.png")
-    command = [sys.executable, str(ROOT / "linpix.py"), "train", "tiny", "--data", str(pictures), "--out",
+    command = [sys.executable, "-m", "linpix", "train", "tiny", "--data", str(pictures), "--out",
                str(tmp_path / "run"), "--no-compile", "--batch", "4", "--save-minutes", "0.01", "--resume"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from model.config import PRESETS, ModelConfig
-from training.masks import SHARES, known_of
+from linpix.model.config import PRESETS, ModelConfig
+from linpix.training.masks import SHARES, known_of
 
 MNIST, CIFAR10 = PRESETS["mnist"], PRESETS["cifar10"]
 

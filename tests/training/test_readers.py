@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from training import readers
-from training.readers import (
+from linpix.training import readers
+from linpix.training.readers import (
     CIFAR10_RECORD,
     DataError,
     contents,

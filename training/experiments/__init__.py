@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from training.experiments.record import Record, Sitting
+from .record import Record, Sitting
 
 ExperimentName = Literal["scaling", "copy", "duplication"]
 _COLOURS = {"linear": "#2a8fd8", "softmax": "#d9622b", "softmax-matrix": "#e6a03c", "full": "#1a9e77",
@@ -58,7 +58,7 @@ class Experiment(ABC):
 
 def study(name: str) -> type[Experiment]:
     """The class of an experiment."""
-    found: type[Experiment] = import_module(f"training.experiments.{name}").Study
+    found: type[Experiment] = import_module(f"linpix.training.experiments.{name}").Study
     return found
 
 

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, get_args
 
-from model.config import AttentionKind, ModelConfig
-from training.experiments import Experiment, check_kinds, colour
-from training.experiments.record import Row, Sitting, table
-from training.experiments.tokens import (
+from linpix.model.config import AttentionKind, ModelConfig
+
+from ..run import setting
+from . import Experiment, check_kinds, colour
+from .record import Row, Sitting, table
+from .tokens import (
     EVERY,
     FIELDS,
     Duplication,
@@ -18,7 +20,6 @@ from training.experiments.tokens import (
     learn,
     update_s,
 )
-from training.run import setting
 
 BAR = 0.05  # nats, which linear and softmax are to end under
 

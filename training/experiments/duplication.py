@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 
-from model.attention import attention_for
-from model.config import ModelConfig
-from training.experiments import Experiment, check_kinds, colour
-from training.experiments.record import Sitting, table
-from training.experiments.tokens import (
+from linpix.model.attention import attention_for
+from linpix.model.config import ModelConfig
+
+from ..run import setting
+from . import Experiment, check_kinds, colour
+from .record import Sitting, table
+from .tokens import (
     FIELDS,
     Duplication,
     Learner,
@@ -20,7 +22,6 @@ from training.experiments.tokens import (
     kind_config,
     learn,
 )
-from training.run import setting
 
 EVALUATED = ("full", "lsh-8", "lsh-4", "lsh-2", "lsh-1")
 PAPER = {  # accuracy in per cent, by trained kind, in the order of EVALUATED; lsh-8 was not trained

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from model import checkpoint
-from training.run import stop_signals
+from linpix.model import checkpoint
+
+from ..run import stop_signals
 
 VERSION = 1
 Row = dict[str, Any]

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from model.attention import attention_for
-from model.config import AttentionKind, ModelConfig
-from training.experiments import Experiment, check_kinds, colour
-from training.experiments.record import Row, Sitting, table
-from training.run import setting
+from linpix.model.attention import attention_for
+from linpix.model.config import AttentionKind, ModelConfig
+
+from ..run import setting
+from . import Experiment, check_kinds, colour
+from .record import Row, Sitting, table
 
 BARS = {"linear": 1.1, "lsh": 1.3}  # exponents at the top end, of time and of memory, at most
 QUICK_S = 0.5

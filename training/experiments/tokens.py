@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from model.attention import attention_for
-from model.config import ModelConfig
-from model.transformer import Layer
-from training.experiments.record import Record, Row, Sitting
-from training.loop import can_compile
+from linpix.model.attention import attention_for
+from linpix.model.config import ModelConfig
+from linpix.model.transformer import Layer
+
+from ..loop import can_compile
+from .record import Record, Row, Sitting
 
 FIELDS = ("kind", "update", "seconds", "loss", "accuracy")  # of the table that learn fills; for seconds see clock
 EVERY = 50   # updates a row

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from server.engine.schedule.scheduler import ScheduledImage
-from server.errors import EngineLost
+from ...errors import EngineLost
+from ..schedule.scheduler import ScheduledImage
 
 Plan = list[tuple[ScheduledImage, int]]  # each row with its number of steps, most steps first
 

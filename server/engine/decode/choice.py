@@ -4,11 +4,12 @@ import logging
 
 import torch
 
-from model.checkpoint import Checkpoint
-from model.cuda import GpuPool, StateFormat
-from model.packing import choose, gpu_obstacle
-from server.engine.decode.compiled import CompiledDecoder, CudaDecoder
-from server.engine.decode.decoder import Decoder, EagerDecoder
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.cuda import GpuPool, StateFormat
+from linpix.model.packing import choose, gpu_obstacle
+
+from .compiled import CompiledDecoder, CudaDecoder
+from .decoder import Decoder, EagerDecoder
 
 logger = logging.getLogger(__name__)
 

@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import from_numpy
 
-from model.attention.linear import RecurrentState
-from model.checkpoint import Checkpoint
-from model.cuda import GpuPool
-from model.packing import PRECISIONS, pack
-from server.engine.decode.decoder import Decoder, ImageSpec, Numbers
-from server.errors import EngineLost
+from linpix.model.attention.linear import RecurrentState
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.cuda import GpuPool
+from linpix.model.packing import PRECISIONS, pack
+
+from ...errors import EngineLost
+from .decoder import Advance, Decoder, ImageSpec, Numbers, advanced
 
 
 class BitwiseDecoder(Decoder):
@@ -54,14 +55,17 @@ class CompiledDecoder(BitwiseDecoder):
                             from_numpy(steps), from_numpy(self.start[slots]), last=self.state.last)
 
     @torch.inference_mode()
-    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
         """As Decoder.quantum, in any order of steps; one call without the GIL."""
-        at = np.array(slots)
-        rows = (at, np.array(positions), np.array(steps), self.start[at], self.seed[at], self.temperature[at])
-        _, finite = self.packed.decode(from_numpy(self.canvas), from_numpy(self.known), self.S, self.z,
-                                       *map(from_numpy, rows), last=self.state.last,
-                                       told=from_numpy(self.told[at]) if self.net.patches is not None else None)
-        return [slot for slot, well in zip(slots, finite.numpy(), strict=True) if not well]
+        at, where, most = np.array(slots), np.array(positions), np.array(steps)
+        if self.skips:
+            most = self.config.subpixels - where
+        rows = (at, where, most, self.start[at], self.seed[at], self.temperature[at])
+        _, finite, taken, passes = self.packed.decode(
+            from_numpy(self.canvas), from_numpy(self.known), self.S, self.z, *map(from_numpy, rows), passes=max(steps),
+            last=self.state.last, told=from_numpy(self.told[at]) if self.net.patches is not None else None)
+        return Advance((where + taken.numpy()).tolist(), passes.tolist(),
+                       [slot for slot, well in zip(slots, finite.numpy(), strict=True) if not well])
 
 
 class CudaDecoder(BitwiseDecoder):
@@ -90,14 +94,14 @@ class CudaDecoder(BitwiseDecoder):
         with _on_gpu():
             super().copy(slots)
 
-    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
         """As CompiledDecoder.quantum. Raises EngineLost where the GPU no longer answers."""
         at = np.array(slots)
         with _on_gpu():
             finite = self.pool.decode(slots, positions, steps, self.start[at], self.seed[at], self.temperature[at])
             self.canvas[at] = self.pool.images(slots).numpy()
             self.saturated = self.pool.saturated()
-        return [slot for slot, well in zip(slots, finite, strict=True) if not well]
+        return advanced(slots, positions, steps, finite)
 
 
 @contextmanager

@@ -6,17 +6,18 @@ EagerDecoder does it in torch, step by step, where one can read it; the decoders
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, from_numpy
 
-from model.attention import PADDING_SLOT, SlotPool, attention_for
-from model.attention.linear import RecurrentState
-from model.checkpoint import Checkpoint
-from model.generate import decode_threads, draw_subpixel, noise_of, starts_given
-from model.transformer import PREFILL_TOKENS
+from linpix.model.attention import PADDING_SLOT, SlotPool, attention_for
+from linpix.model.attention.linear import RecurrentState
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.generate import decode_threads, draw_subpixel, noise_of, starts_given
+from linpix.model.transformer import PREFILL_TOKENS
 
 Numbers = NDArray[np.int64]  # (B,)
 
@@ -42,6 +43,14 @@ class ImageSpec:
         return 0 if self.known is None else int(self.known.sum())
 
 
+class Advance(NamedTuple):
+    """What a quantum did, by row."""
+
+    positions: list[int]  # where the images are now
+    passes: list[int]     # steps that went through the layers
+    lost: list[int]       # slots whose mixture parameters were not all finite: their images are rubbish, no other is
+
+
 class Decoder(ABC):
     """One model's weights, its pool of slots, and what each slot's image is made of."""
 
@@ -55,6 +64,7 @@ class Decoder(ABC):
         """fill_freed_with_nan: for debugging, so that reading a freed slot shows · pool: if not in this memory."""
         self.fill_freed_with_nan = fill_freed_with_nan
         self.checkpoint, self.net, self.config = checkpoint, checkpoint.net, checkpoint.net.config
+        self.skips = self.config.background is not None or self.net.patches is not None  # some sub-pixels the layers
         self.slots = slots
         if pool is None:
             self.state = pool = attention_for(self.config).new_state(slots)
@@ -100,10 +110,16 @@ class Decoder(ABC):
         Those without a class get one that fits. In torch in every engine, once for all of them: some fifty tokens.
         """
         at, first = np.array(slots), from_numpy(np.array(slots[:1]))
-        scores = self.net.read(from_numpy(self.canvas[at[:1]]), from_numpy(self.known[at[:1]]), self.state, first)
+        with decode_threads(self.net, self.config.patches + 1, 0):
+            scores = self.net.read(from_numpy(self.canvas[at[:1]]), from_numpy(self.known[at[:1]]), self.state, first)
         self.copy(slots)
         self.start[at] = starts_given(self.net, scores.expand(len(slots), -1), self.seed[at],
                                       from_numpy(self.start[at])).numpy()
+
+    def left(self, slot: int, position: int) -> int:
+        """Sub-pixels of a slot's image to be decoded from a position on; known ones that were read are not."""
+        left = self.config.subpixels - position
+        return left - int(self.known[slot, position:].sum()) if self.told[slot] else left
 
     def image(self, slot: int) -> NDArray[np.uint8]:
         """The sub-pixels of a slot's image, (T,); those not decoded yet are 0, or as they were given."""
@@ -134,11 +150,19 @@ class Decoder(ABC):
         """
 
     @abstractmethod
-    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
         """Advance each slot's image from its position by its number of steps; steps must not increase.
 
-        Returns the slots whose mixture parameters were not all finite: their images are rubbish, and no other is.
+        Where sub-pixels skip the layers, the largest number of steps is one of passes, and images get as far as these
+        take them: each pass then has a token of every image.
         """
+
+
+def advanced(slots: Sequence[int], positions: Sequence[int], steps: Sequence[int], finite: NDArray[np.bool_]
+             ) -> Advance:
+    """What a quantum did whose every step was a pass. finite: (B,)."""
+    return Advance([position + taken for position, taken in zip(positions, steps, strict=True)], [*steps],
+                   [slot for slot, well in zip(slots, finite, strict=True) if not well])
 
 
 class EagerDecoder(Decoder):
@@ -160,8 +184,11 @@ class EagerDecoder(Decoder):
         self.state.restore(torch.tensor(slots))
 
     @torch.inference_mode()
-    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
-        """As Decoder.quantum. Rows that end earlier stand last: those still running are always the first `rows`."""
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
+        """As Decoder.quantum, but every step counts as a pass.
+
+        Rows that end earlier stand last: those still running are always the first `rows`.
+        """
         index = np.array(slots)
         noise = noise_of(self.seed[index], np.array(positions)[:, None] + np.arange(steps[0]))
         at, t = from_numpy(index), torch.tensor(positions)
@@ -174,7 +201,7 @@ class EagerDecoder(Decoder):
                 finite[:rows] &= self.step(canvas[:rows], known[:rows], told[:rows], start[:rows], temperature[:rows],
                                            noise[:rows, step], t[:rows] + step, at[:rows])
         self.canvas[index] = canvas.numpy()
-        return [slot for slot, well in zip(slots, finite.tolist(), strict=True) if not well]
+        return advanced(slots, positions, steps, finite.numpy())
 
     def step(self, canvas: Tensor, known: Tensor, told: Tensor, start: Tensor, temperature: Tensor,
              noise: Tensor, t: Tensor, slots: Tensor) -> Tensor:

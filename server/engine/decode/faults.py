@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
-from server.engine.decode.decoder import Decoder, ImageSpec
-from server.errors import EngineLost
-from server.fault_rules import Rule, parse
+from ...errors import EngineLost
+from ...fault_rules import Rule, parse
+from .decoder import Advance, Decoder, ImageSpec
 
 
 class InjectedFault(RuntimeError):
@@ -61,7 +61,7 @@ class _Breaking:
         self._due, self._fresh, self._failing = self._faults.due(self._decoder.seed[slots].tolist()), True, set()
         self._decoder.keep(slots)
 
-    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> list[int]:
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
         first, self._fresh = self._fresh, False
         if first:
             self._strike_images(slots, positions)
@@ -73,13 +73,13 @@ class _Breaking:
                 time.sleep(3600)
             if rule.kind == "slow":
                 time.sleep(rule.ms / 1e3)
-        lost = self._decoder.quantum(slots, positions, steps)
+        done = self._decoder.quantum(slots, positions, steps)
         # after the run, which has changed state and sub-pixels: whoever runs it again needs them as they were
         if "broken" in kinds or ("glitch" in kinds and first):
             raise InjectedFault(f"injected: {'broken' if 'broken' in kinds else 'glitch'} {name}")
         for slot in self._failing.intersection(slots):
             raise InjectedFault(f"injected: throw at slot {slot} {name}")
-        return lost
+        return done
 
     def _strike_images(self, slots: Sequence[int], positions: Sequence[int]) -> None:
         """Choose the images of throw and nan. At position 0 a GPU finds an empty state: it would not see NaN there."""

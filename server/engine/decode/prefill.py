@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from server import logs
-from server.engine.decode.decoder import Decoder
-from server.engine.schedule.scheduler import ScheduledImage
-from server.errors import EngineLost
+from ... import logs
+from ...errors import EngineLost
+from ..schedule.scheduler import ScheduledImage
+from .decoder import Decoder
 
 logger = logging.getLogger("linpix")
 

@@ -1,6 +1,7 @@
 """How many images are admitted, and when each will be done: pure functions of what is waiting and running.
 
-Times are counted in steps of one sub-pixel; the caller gives the seconds of a step. Nothing here has a clock.
+Times are counted in steps, passes through the layers: in most models one a sub-pixel. The caller gives the seconds of a
+step. Nothing here has a clock.
 """
 
 import heapq
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from server.engine.schedule.scheduler import bulk_is_next
+from .scheduler import bulk_is_next
 
 BULK_QUEUE = 4  # a quarter of the queue is not for bulk images, so that bulk alone never shuts others out
 
@@ -40,7 +41,7 @@ class Remaining(NamedTuple):
     """What is left to do for one image."""
 
     request: str
-    steps: int
+    steps: float
     bulk: bool = False
 
 
@@ -80,11 +81,11 @@ class Outlook:
     running: Sequence[Remaining]   # in slots
     waiting: Sequence[Remaining]   # in the order in which they will get slots
 
-    def _replay(self) -> list[tuple[int, Remaining]]:
+    def _replay(self) -> list[tuple[float, Remaining]]:
         """Steps until the end of each image, in the order in which they have or get their slots."""
         ends = [(image.steps, image) for image in self.running]
         # the steps after which slots become free: as many slots as can matter
-        free = [0] * min(self.slots - len(ends), len(self.waiting)) + [steps for steps, _ in ends]
+        free = [0.0] * min(self.slots - len(ends), len(self.waiting)) + [steps for steps, _ in ends]
         heapq.heapify(free)
         for image in self.waiting:
             end = free[0] + image.steps
@@ -95,7 +96,7 @@ class Outlook:
     def ends(self, step_time: StepTime = in_steps) -> Iterator[End]:
         """The ends of all images, in order of time. No slot stays free while an image waits."""
         replay = self._replay()
-        bulk, now, at = sum(image.bulk for _, image in replay[self.slots:]), 0, 0.0
+        bulk, now, at = sum(image.bulk for _, image in replay[self.slots:]), 0.0, 0.0
         for ended, (end, image) in enumerate(sorted(replay, key=lambda pair: pair[0])):
             left = len(replay) - ended
             at, now = at + (end - now) * step_time(min(left, self.slots)), end
@@ -116,7 +117,7 @@ class Outlook:
         """Time until the last image of a request: the same as from `ends`, and faster."""
         replay = self._replay()
         done = max((end for end, image in replay if image.request == request), default=0)
-        now, at = 0, 0.0
+        now, at = 0.0, 0.0
         last = sorted(end for end, _ in replay)[-self.slots:]  # until the first of these, every slot is taken
         for images, end in zip(range(len(last), 0, -1), last, strict=True):
             at, now = at + (min(end, done) - now) * step_time(images), end
@@ -125,7 +126,7 @@ class Outlook:
         return at
 
 
-def latest_end(slots: int, length: int, running_steps: int, waiting: int) -> float:
+def latest_end(slots: int, length: float, running_steps: float, waiting: int) -> float:
     """Steps after which everything admitted is done at the latest; much faster to compute than the replay.
 
     running_steps: of all images in slots · waiting: images, counted as whole ones. It is the remaining work shared out

@@ -5,17 +5,18 @@ import math
 import re
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import cached_property
 
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import Message, Receive, Scope, Send
 
-from server.errors import (
+from ...errors import (
     BodyTimeout,
     BodyTooLarge,
     ClientLeft,
+    DeadlinePassed,
     Draining,
     Encoded,
     NotForm,
@@ -25,10 +26,11 @@ from server.errors import (
     TooManyBodies,
     TooManyOfClient,
 )
-from server.metrics import Metrics
-from server.settings import Settings
+from ...metrics import Metrics
+from ...settings import Settings
 
-UPLOADS = "/v1/images/edits"  # the one route whose bodies may be large
+LIKELIHOODS = "/v1/images/likelihoods"
+UPLOADS = ("/v1/images/edits", LIKELIHOODS)  # the routes whose bodies may be large
 JSON = ("/v1/images/generations", "/v1/compare")
 PLAIN_BYTES = 2**17  # largest body of every other route: while it waits, its JSON may take 30 times as much memory
 CLIENT_SHARE = 4     # one client may have one part in so many of what all clients share
@@ -38,12 +40,6 @@ KEPT_BYTES = 2**16   # what is left of a refused body is read for the sake of th
 LINGER_S = 2.0       # how long a client that is refused may go on sending: closed at once, it would lose the answer
 UTF8 = ("utf-8", "utf8", "us-ascii")
 JSON_MEDIA = re.compile(r"\s*application/([^;\s]+\+)?json\s*(;.*)?", re.IGNORECASE)
-
-
-def client_of(scope: Scope) -> str:
-    """Whose request it is, as far as limits are concerned: whoever the guard knows by a key, else an address."""
-    known = scope.get("state", {}).get("client")
-    return str(known or (scope.get("client") or ("unknown",))[0])
 
 
 class Share:
@@ -69,11 +65,25 @@ class Share:
             del self._taken[client]
 
 
+class UploadDrain:
+    """Ends bodies that are still being read when the server drains: nothing would come of them."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.reading: set[asyncio.Timeout] = set()  # when each of them is given up
+
+    def close(self) -> None:
+        self.closed = True
+        for limit in self.reading:
+            if not limit.expired():
+                limit.reschedule(0.0)  # long past: now
+
+
 class BodyBudget:
     """The limits, and what bodies hold while they are being read. Of the event loop only."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        self.settings, self.metrics = settings, metrics
+    def __init__(self, settings: Settings, metrics: Metrics, drain: UploadDrain) -> None:
+        self.settings, self.metrics, self.drain = settings, metrics, drain
         self.reading = Share(settings.max_requests or sys.maxsize)
         self.space = Share(max(settings.upload_space, settings.max_upload), settings.max_upload, "bytes of uploads")
         self.places = Share(settings.max_queue // QUEUE_SHARE)
@@ -83,32 +93,34 @@ class Body:
     """One request's body, between the server and the application: `receive` and `send` stand in for the server's."""
 
     def __init__(self, bodies: BodyBudget, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = self._headers = Headers(scope=scope)
-        self._bodies, self._scope, self._receive, self._send = bodies, scope, receive, send
+        # the first of each name, as Starlette's Headers, which look through all of them every time
+        headers = self.headers = {name.decode("latin-1"): value.decode("latin-1")
+                                  for name, value in reversed(scope["headers"])}
+        self._bodies, self._receive, self._send, self._client = bodies, receive, send, ""
         declared = headers.get("content-length", "")
         chunked = "transfer-encoding" in headers
         self.declared = int(declared) if declared.isdecimal() and not chunked else None
         self.whole = not (chunked or self.declared)  # all of it has been received
         self._path = scope["path"] if scope["method"] == "POST" else ""
-        self._upload = self._path == UPLOADS
+        self._upload = self._path in UPLOADS
         self._most = bodies.settings.max_upload if self._upload else min(bodies.settings.max_upload, PLAIN_BYTES)
         # a small body arrives in a moment, and needs no place in the queue until then
         self.large = self._upload and not self.whole and (self.declared is None or self.declared > PLAIN_BYTES)
         self._received = 0
         self._loop = asyncio.get_running_loop()
-        self._ends, self._deadline = math.inf, math.inf  # by --body-timeout, and of its request
-        self._passed: ServiceError | None = None         # what is said when the deadline has passed
+        self._ends, self._deadline = math.inf, math.inf  # by --body-timeout, and of its request,
+        self._timeout_s = math.inf                       # which has so long
         self._reading = self._place = False              # what it has of the shares of BodyBudget
         self._space = 0
         self._closing = False
 
-    @cached_property
-    def _client(self) -> str:
-        return client_of(self._scope)
+    def check(self, client: str) -> None:
+        """Raise what is wrong by its head alone: UnsupportedMedia, BodyTooLarge, or no room for an upload.
 
-    def check(self) -> None:
-        """Raise what is wrong by its head alone: UnsupportedMedia, BodyTooLarge, or no room for an upload."""
-        if wrong := _media(self._path, self._headers):
+        client: whose it is, as far as limits are concerned.
+        """
+        self._client = client
+        if wrong := _media(self._path, self.headers):
             raise self._refused(wrong, "invalid")
         if self.declared is not None and self.declared > self._most:
             raise self._refused(BodyTooLarge(self.declared, self._most), "too_large")
@@ -128,9 +140,9 @@ class Body:
         self._place = self._bodies.places.take(self._client) is None
         return self._place
 
-    def until(self, deadline: float, passed: ServiceError) -> None:
-        """Whoever reads it gets this error at this time of the loop's clock, if there is more to come then."""
-        self._deadline, self._passed = deadline, passed
+    def until(self, deadline: float, timeout_s: float) -> None:
+        """Reading it raises DeadlinePassed at this time of the loop's clock, if there is more to come then."""
+        self._deadline, self._timeout_s = deadline, timeout_s
 
     def end(self) -> None:
         """Nothing more of it is read."""
@@ -141,14 +153,23 @@ class Body:
             self._bodies.places.give_back(self._client)
         self._reading = self._place = False
 
+    def keep(self, size: int) -> None:
+        """It is no longer kept, but so many bytes that were made of it. Raises ServiceError if there is no room."""
+        self.end()
+        if size < self._space:
+            self._bodies.space.give_back(self._client, self._space - size)
+            self._space = size
+        self._take_space(size)
+
     def let_go(self) -> None:
         """Nothing of it is kept any more, in memory or in a file."""
         self.end()
-        self._bodies.space.give_back(self._client, self._space)
-        self._space = 0
+        if self._space:
+            self._bodies.space.give_back(self._client, self._space)
+            self._space = 0
 
     async def receive(self) -> Message:
-        """As ASGI's. Raises ClientLeft, BodyTimeout, BodyTooLarge, TooManyBodies, or what `until` was given."""
+        """As ASGI's. Raises ClientLeft, BodyTimeout, BodyTooLarge, TooManyBodies, DeadlinePassed or Draining."""
         if self.whole:
             return await self._receive()
         if not self._reading:
@@ -157,12 +178,18 @@ class Body:
             self._reading = True
             self._bodies.metrics.bodies_reading.inc()
             self._ends = self._loop.time() + self._bodies.settings.body_timeout
-        stalls = self._loop.time() + self._bodies.settings.body_timeout / STALL_SHARE
+        stalls, drain = self._loop.time() + self._bodies.settings.body_timeout / STALL_SHARE, self._bodies.drain
         try:
-            async with asyncio.timeout_at(min(stalls, self._ends, self._deadline)):
-                message = await self._receive()
+            async with asyncio.timeout_at(0.0 if drain.closed else min(stalls, self._ends, self._deadline)) as limit:
+                drain.reading.add(limit)
+                try:
+                    message = await self._receive()
+                finally:
+                    drain.reading.discard(limit)
         except TimeoutError:
             self.end()
+            if drain.closed:
+                raise self._refused(Draining(), "draining") from None
             self._closing = True
             raise self._late(stalls) from None
         if message["type"] == "http.disconnect":
@@ -181,9 +208,9 @@ class Body:
 
     def _late(self, stalls: float) -> ServiceError:
         """What is said of the limit that was passed first. stalls: when the next bytes should have come."""
-        if self._passed is not None and self._deadline <= min(stalls, self._ends):
+        if self._deadline <= min(stalls, self._ends):
             self._bodies.metrics.deadlines_passed.labels("reading").inc()
-            return self._passed
+            return DeadlinePassed(self._timeout_s)
         timeout_s, stalled = self._bodies.settings.body_timeout, stalls < self._ends
         return self._refused(BodyTimeout(self._received, timeout_s / STALL_SHARE if stalled else timeout_s,
                                          stalled=stalled), "body_timeout")
@@ -220,66 +247,24 @@ class Body:
         return error
 
 
-def _media(path: str, headers: Headers) -> ServiceError | None:
+def _media(path: str, headers: Mapping[str, str]) -> ServiceError | None:
     """What is wrong with the form of a body, as far as its head tells.
 
     A form has its fields decoded on the event loop, by the charset that it names, and some of Python's take a time
     that grows with the square of the length.
     """
-    if path not in (UPLOADS, *JSON):
+    if path not in (*UPLOADS, *JSON):
         return None
     coding, kind = headers.get("content-encoding", "identity"), headers.get("content-type", "none")
     if coding.lower() != "identity":
         return Encoded(coding)
-    if path == UPLOADS:
+    if path in UPLOADS:
         media, options = parse_options_header(kind)
         charset = options.get(b"charset", b"utf-8").decode("latin-1")
         if media != b"multipart/form-data":
             return NotForm(kind)
         return None if charset.lower() in UTF8 else NotUtf8(charset)
     return None if JSON_MEDIA.fullmatch(kind) else NotJson(kind)
-
-
-class UploadDrain:
-    """Ends bodies that are still being read when the server drains: nothing would come of them."""
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._waiting: set[asyncio.Timeout] = set()
-
-    def close(self) -> None:
-        self.closed = True
-        for part in self._waiting:
-            part.reschedule(0.0)  # long past: now
-
-    async def next(self, receive: Receive) -> Message:
-        """The next part of a body. Raises Draining."""
-        try:
-            async with asyncio.timeout_at(0.0 if self.closed else None) as part:
-                self._waiting.add(part)
-                try:
-                    return await receive()
-                finally:
-                    self._waiting.discard(part)
-        except TimeoutError:
-            raise Draining() from None
-
-
-class BodyLimits:
-    """ASGI middleware: every request's body, for whoever comes after it."""
-
-    def __init__(self, app: ASGIApp, bodies: BodyBudget) -> None:
-        self.app, self._bodies = app, bodies
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        body = scope["linpix.body"] = Body(self._bodies, scope, receive, send)
-        try:
-            await self.app(scope, body.receive, body.send)
-        finally:
-            body.let_go()
 
 
 def body_of(scope: Scope) -> Body:

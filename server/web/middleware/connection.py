@@ -14,11 +14,11 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from server.errors import (
+from ...errors import (
     NotHTTP,
 )
-from server.logs import access
-from server.web.error_handlers import response_of
+from ...logs import access
+from ..error_handlers import response_of
 
 AHEAD_BYTES = 2**16  # that a client may send beyond a request that is not answered yet, and be seen when it leaves
 STALLED_S = 60.0     # how long a client may take nothing of an answer that waits for it
@@ -31,6 +31,7 @@ class Reader(h11.Connection):
     """h11, but it refuses what misleads proxies or holds up the event loop, and takes two more forms of requests."""
 
     _chunks = _bytes = 0  # of the body under way
+    _head = b""           # of the answer under way, not sent yet
 
     def receive_data(self, data: bytes) -> None:
         if self.their_state is h11.IDLE and not self.trailing_data[0] and data:
@@ -52,6 +53,18 @@ class Reader(h11.Connection):
                 raise h11.RemoteProtocolError(f"{self._chunks} chunks of {self._bytes} bytes together; send larger "
                                               f"ones, of at least {TINY_BYTES} bytes in the mean")
         return event
+
+    def send(self, event: Any) -> Any:
+        """As h11's, but the head of an answer of known length goes out with its body: one call of the system, not two.
+
+        Such a body follows at once; a stream's head does not wait.
+        """
+        data = super().send(event)
+        if isinstance(event, h11.Response) and any(name == b"content-length" for name, _ in event.headers):
+            self._head, data = data or b"", b""
+        elif self._head and data is not None:
+            self._head, data = b"", self._head + data
+        return data
 
     def _checked(self, request: h11.Request) -> h11.Request:
         size = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
@@ -110,7 +123,7 @@ def connection(head_timeout_s: float, headers: Mapping[str, str], stalled_s: flo
         def send_400_response(self, msg: str) -> None:
             """Answer what h11 could not read, unless an answer is under way, which ends here."""
             if self.cycle is not None:
-                self.cycle.disconnected = True  # whatever works for it has nobody to tell any more
+                self.cycle.disconnected = True  # its answer has no reader any more
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 request_id = secrets.token_hex(8)
                 answer = response_of(NotHTTP(f"the request cannot be read: {str(sys.exception())[:200]}"))

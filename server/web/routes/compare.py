@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Header
 from fastapi.sse import EventSourceResponse, format_sse_event
 
-from server.compare.backends import BACKENDS
-from server.compare.checkpoints import not_compared
-from server.compare.comparison import ComparisonPlan
-from server.compare.jobs import Comparisons, Job
-from server.errors import (
+from ...compare.backends import BACKENDS
+from ...compare.checkpoints import not_compared
+from ...compare.comparison import ComparisonPlan
+from ...compare.jobs import Comparisons, Job
+from ...errors import (
     ComparisonNotFound,
     Conflict,
     InvalidRequest,
@@ -19,15 +19,15 @@ from server.errors import (
     ModelNotFound,
     NotJson,
 )
-from server.web import fields
-from server.web.openapi import BODY, LEAVING, error_responses, event_stream, ok_response
-from server.web.schemas import (
+from .. import fields
+from ..openapi import BODY, LEAVING, error_responses, event_stream, ok_response
+from ..schemas import (
     COMPARE,
     REPORT,
     CompareBody,
     Comparison,
 )
-from server.web.service import ServiceDep, preferred
+from ..service import ServiceDep, preferred
 
 router = APIRouter(tags=["compare"])
 

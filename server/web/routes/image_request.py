@@ -3,23 +3,28 @@
 import math
 import secrets
 
+import numpy as np
 from fastapi import Request
+from numpy.typing import NDArray
 
-from model.config import ModelConfig
-from model.philox import MAX_SEED
-from server.engine.decode.decoder import ImageSpec
-from server.errors import (
+from linpix.model.config import ModelConfig
+from linpix.model.philox import MAX_SEED
+
+from ...engine.decode.decoder import ImageSpec
+from ...errors import (
     InvalidRequest,
     ServiceError,
     TooLarge,
     UnsupportedMedia,
     shown,
 )
-from server.pictures import pictures
-from server.web.admission import HEADER, timeout_of
-from server.web.error_handlers import sendable
-from server.web.service import Service, preferred
+from ...pictures import pictures
+from ...pictures.overlay import Overlay
+from ..admission import HEADER
+from ..error_handlers import sendable
+from ..service import Service, preferred
 
+SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30
 _PICTURE_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
 
 
@@ -57,13 +62,14 @@ class ImageRequest:
         if self.seed + self.n - 1 > MAX_SEED:
             raise InvalidRequest(f"image i uses seed + i, which must stay under 2^53: with n={self.n} the largest "
                                  f"seed is {MAX_SEED - self.n + 1}, got {seed}", param="seed")
-        allowed = timeout_of(http)
-        if timeout is not None and allowed not in (None, timeout):
+        allowed = http.state.timeout_s
+        if timeout is not None and allowed not in (math.inf, timeout):
             raise InvalidRequest(f"timeout {timeout:g} contradicts {HEADER}: {allowed:g}; send one of them",
                                  param="timeout")
         self.timeout_s = math.inf if timeout is None else timeout
         self.temperature = 1.0 if temperature is None else temperature
         self.label = self._label(label, prompt)
+        self._overlay: Overlay | None = None
         if ignored:
             names = [sendable(name)[:40] for name in sorted(ignored)]
             more = f" and {len(names) - 20} more" if len(names) > 20 else ""
@@ -95,6 +101,22 @@ class ImageRequest:
         return [ImageSpec(seed=self.seed + index, temperature=self.temperature, label=self.label,
                           canvas=occluded.canvas if occluded else None, known=occluded.known if occluded else None)
                 for index in range(self.n)]
+
+    def lay_back(self, overlay: Overlay | None) -> None:
+        """Answer with completions laid over an upload."""
+        if overlay is not None:
+            self._overlay, self.size, self.partial_images = overlay, overlay.size, 0
+
+    @property
+    def soon(self) -> bool:
+        """Whether a picture of the answer is encoded in a moment."""
+        return self._overlay is None and self.config.width * self.config.height * self.factor**2 <= SOON_PIXELS
+
+    def encode(self, canvas: NDArray[np.uint8], rows: int | None) -> bytes:
+        """As pictures.png; or laid back, which goes without `rows`."""
+        if self._overlay is None:
+            return pictures.png(canvas, self.config, self.factor, rows=rows)
+        return self._overlay.png(canvas.reshape(self.config.height, self.config.width, self.config.channels))
 
 
 def picture_error(error: pictures.PictureError) -> ServiceError:

@@ -1,11 +1,10 @@
 """POST /v1/images/generations and /v1/images/edits: a route translates, and does nothing else."""
 
-import logging
 from typing import Annotated
 
 from fastapi import APIRouter, Body, File, Form, Request, Response, UploadFile
 
-from server.errors import (
+from ...errors import (
     BodyTooLarge,
     Exhausted,
     InvalidRequest,
@@ -13,14 +12,11 @@ from server.errors import (
     NotJson,
     UnsupportedMedia,
 )
-from server.pictures import pictures
-from server.web import fields
-from server.web.admission import AdmittingRoute, TicketDep, TimeoutHeader
-from server.web.middleware import bodies
-from server.web.openapi import image_responses
-from server.web.routes.image_request import ImageRequest, picture_error
-from server.web.routes.responses import respond, unless_gone
-from server.web.schemas import (
+from ...pictures import uploads
+from .. import fields
+from ..admission import TIMEOUT_PARAMETER, AdmittingRoute
+from ..openapi import image_responses
+from ..schemas import (
     EDIT,
     FORM_FIELDS,
     GENERATE,
@@ -30,11 +26,12 @@ from server.web.schemas import (
     GenerationEvent,
     ImagesResponse,
 )
-from server.web.service import ServiceDep
+from ..service import service_of
+from .image_request import ImageRequest
+from .responses import respond
+from .uploads import check_options, decoded, facts_of, only
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=AdmittingRoute)
-logger = logging.getLogger("linpix")
-
 
 _GENERATIONS = image_responses("image_generation", GenerationEvent,
                                InvalidRequest("n must be 1..16, got 17", param="n"),
@@ -49,10 +46,11 @@ _EDITS = image_responses("image_edit", EditEvent,
                                           "b'hello'", param="image"))
 
 
-@router.post("/generations", response_model=ImagesResponse, operation_id="generate", responses=_GENERATIONS)
-async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)], http: Request, service: ServiceDep,
-                   ticket: TicketDep, x_request_timeout: TimeoutHeader = None) -> Response:
+@router.post("/generations", response_model=ImagesResponse, operation_id="generate", responses=_GENERATIONS,
+             openapi_extra={"parameters": [TIMEOUT_PARAMETER]})
+async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)], http: Request) -> Response:
     """Draw images: unconditional, or of one class."""
+    service, ticket = service_of(http), http.state.ticket
     ignored = list(body.model_extra or {})
     request = ImageRequest(service, http, **body.model_dump(exclude=set(ignored)), ignored=ignored)
     service.ledger.admit(ticket, request.served, request.n, stream=request.stream, bulk=request.bulk,
@@ -62,10 +60,11 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
 
 
 @router.post("/edits", response_model=EditResponse, operation_id="edit", responses=_EDITS,
-             openapi_extra={"requestBody": {"content": {"multipart/form-data": _FORM}, "description": "A picture, and "
-                            "what to fill in. Unknown fields are ignored, and the answer's warnings name them."}})
+             openapi_extra={"parameters": [TIMEOUT_PARAMETER], "requestBody": {
+                 "content": {"multipart/form-data": _FORM}, "description": "A picture, and what to fill in. Unknown "
+                 "fields are ignored, and the answer's warnings name them."}})
 async def edit(
-        http: Request, service: ServiceDep, ticket: TicketDep,
+        http: Request,
         image: Annotated[UploadFile | None, File(description="PNG, JPEG or WebP of the model's size or more; without "
                                                  "mask and keep_rows its transparent parts are filled in",
                                                  examples=["seven.png"])] = None,
@@ -74,6 +73,8 @@ async def edit(
         mask: Annotated[UploadFile | None, File(description="a picture whose transparent parts are filled in, "
                                                 "instead of the image's own", examples=["mask.png"])] = None,
         keep_rows: Annotated[fields.KeptRows | None, Form()] = None,
+        prepare: Annotated[fields.Prepare | None, Form()] = None,
+        lay_back: Annotated[fields.LayBack | None, Form()] = None,
         model: Annotated[fields.Model | None, Form()] = None,
         prompt: Annotated[fields.Prompt | None, Form()] = None,
         n: Annotated[fields.Count | None, Form()] = None,
@@ -85,37 +86,27 @@ async def edit(
         temperature: Annotated[fields.Temperature | None, Form()] = None,
         label: Annotated[fields.Label | None, Form()] = None,
         timeout: Annotated[fields.Timeout | None, Form()] = None,
-        priority: Annotated[fields.Priority | None, Form()] = None,
-        x_request_timeout: TimeoutHeader = None) -> Response:
+        priority: Annotated[fields.Priority | None, Form()] = None) -> Response:
     """Complete an occluded image: known sub-pixels come back unchanged, the holes are drawn."""
+    service, ticket = service_of(http), http.state.ticket
     ignored = [name for name in await http.form() if name not in FORM_FIELDS]
     request = ImageRequest(service, http, model=model, n=n, size=size, response_format=response_format, stream=stream,
                            partial_images=partial_images, seed=seed, temperature=temperature, label=label,
                            prompt=prompt, timeout=timeout, priority=priority, ignored=ignored)
-    uploads = [upload for upload in [image, *(image_list or [])] if upload is not None]
-    if len(uploads) != 1:
-        raise InvalidRequest(f"send exactly one picture as image or image[], got {len(uploads)}", param="image")
+    upload = only(image, image_list)
+    check_options(request, prepare, lay_back, size)
     service.ledger.admit(ticket, request.served, request.n, stream=request.stream, bulk=request.bulk,
                          timeout_s=request.timeout_s)
 
-    def read() -> pictures.Occluded:  # in its thread, so that uploads that wait for one are files, and no memory
-        return pictures.read_occluded(uploads[0].file.read(), request.config,
-                                      mask=None if mask is None else mask.file.read(), keep_rows=keep_rows)
+    def read() -> uploads.Upload:
+        return uploads.read(upload.file.read(), request.config, mask=None if mask is None else mask.file.read(),
+                            keep_rows=keep_rows, preparation=prepare or "none", lay_back=bool(lay_back))
 
-    try:
-        occluded = await unless_gone(http, service.ledger.decode_upload(ticket, read))
-    except pictures.PictureError as error:
-        raise picture_error(error) from error
-    except (OSError, MemoryError, RuntimeError) as error:  # of reading a file, or of beginning a thread
-        logger.exception("a picture could not be decoded")
-        raise Exhausted() from error
-    if occluded is None:
-        ticket.outcome = "cancelled"
+    found = await decoded(http, service.ledger, ticket, read, lambda found: found.held)
+    if found is None:
         return Response(status_code=499)  # the client has disconnected
-    await http.close()  # its files: a slot is waited for without them
-    bodies.body_of(http.scope).let_go()
-    facts = {"conditioning": occluded.conditioning, "known": occluded.known_count,
-             "known_before_first_hole": occluded.known_before_first_hole,
-             "known_after_last_hole": occluded.known_after_last_hole}
-    service.ledger.submit(ticket, request.specs(occluded))
+    request.lay_back(found.overlay)
+    service.ledger.submit(ticket, request.specs(found.occluded))
+    facts = facts_of(found.occluded, found)
+    del found  # megabytes of a prepared picture, while its completions wait
     return await respond(service.ledger, http, request, ticket, "image_edit", facts)

@@ -2,13 +2,13 @@
 
 from fastapi import APIRouter
 
-from server.engine.served import ServedModel
-from server.errors import ModelNotFound
-from server.pictures import pictures
-from server.web import fields
-from server.web.openapi import error_responses, ok_response
-from server.web.schemas import ModelCard, ModelList
-from server.web.service import ServiceDep
+from ...engine.served import ServedModel
+from ...errors import ModelNotFound
+from ...pictures import pictures
+from .. import fields
+from ..openapi import error_responses, ok_response
+from ..schemas import ModelCard, ModelList
+from ..service import ServiceDep
 
 router = APIRouter(tags=["models"])
 

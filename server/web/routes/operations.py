@@ -4,19 +4,19 @@ import time
 
 from fastapi import APIRouter, Response
 
-from server.engine.served import ServedModel
-from server.errors import (
+from ...engine.served import ServedModel
+from ...errors import (
     Starting,
 )
-from server.web.openapi import LEAVING, error_responses, ok_response
-from server.web.schemas import (
+from ..openapi import LEAVING, error_responses, ok_response
+from ..schemas import (
     ComparisonStatus,
     Health,
     Limits,
     ModelStatus,
     Status,
 )
-from server.web.service import ServiceDep
+from ..service import ServiceDep
 
 router = APIRouter()
 probes = APIRouter(tags=["operations"])  # on a port of their own, where there is one

@@ -9,7 +9,7 @@ from fastapi.responses import FileResponse, HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from server.web.middleware.headers import content_policy
+from ..middleware.headers import content_policy
 
 router = APIRouter()
 

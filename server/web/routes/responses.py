@@ -5,7 +5,7 @@ import base64
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -17,14 +17,12 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
-from server.engine.ledger import Ledger
-from server.engine.ticket import ImageDone, Ticket
-from server.errors import ServiceError
-from server.pictures import pictures
-from server.web.error_handlers import error_json
-from server.web.routes.image_request import ImageRequest
+from ...engine.ledger import Ledger
+from ...engine.ticket import ImageDone, Ticket
+from ...errors import ServiceError
+from ..error_handlers import error_json
+from .image_request import ImageRequest
 
-SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30
 PING_S = 15.0    # of silence, after which a stream says that it is there: proxies cut off what is silent for a minute
 UNREAD_S = 10.0  # after a request's deadline, that the end of its stream may take to be read
 T = TypeVar("T")
@@ -62,15 +60,19 @@ async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, 
     if request.png:
         headers = {f"x-linpix-{name}": quote(value, safe="+") for name, value in request.served.decoder.facts.items()}
         return Response(pngs[0], media_type="image/png", headers=headers | {"x-linpix-seed": str(request.seed)})
-    data = [{"b64_json": base64.b64encode(png).decode(), "seed": request.seed + index}
-            for index, png in sorted(pngs.items())]
-    return JSONResponse(common | {"data": data})
+
+    def answer() -> Response:
+        data = [{"b64_json": base64.b64encode(png).decode(), "seed": request.seed + index}
+                for index, png in sorted(pngs.items())]
+        return JSONResponse(common | {"data": data})
+
+    return answer() if request.soon else await asyncio.to_thread(answer)
 
 
 async def encoded(request: ImageRequest, ticket: Ticket, canvas: NDArray[np.uint8], rows: int | None = None) -> bytes:
-    """As pictures.png; an image that takes more than a moment is encoded in a thread. Raises DeadlinePassed."""
-    work = partial(pictures.png, canvas, request.config, request.factor, rows=rows)
-    if request.config.width * request.config.height * request.factor**2 <= SOON_PIXELS:
+    """A PNG of one image; what takes more than a moment is encoded in a thread. Raises DeadlinePassed."""
+    work = partial(request.encode, canvas, rows)
+    if request.soon:
         png = work()
         ticket.check_time()
     else:
@@ -79,20 +81,25 @@ async def encoded(request: ImageRequest, ticket: Ticket, canvas: NDArray[np.uint
     return png
 
 
-async def unless_gone(http: Request, work: Coroutine[Any, Any, T]) -> T | None:
+async def unless_gone(http: Request, work: Awaitable[T]) -> T | None:
     """The result of work, or None if the client closes its connection first."""
 
-    async def gone() -> None:
+    async def watch() -> None:
         while (await http.receive())["type"] != "http.disconnect":
             pass
+        here.reschedule(0.0)  # long past: now
 
-    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return tasks[0].result() if tasks[0].done() else None
-    finally:
-        for task in tasks:
-            task.cancel()
+        async with asyncio.timeout(None) as here:
+            watching = asyncio.ensure_future(watch())
+            try:
+                return await work
+            finally:
+                watching.cancel()
+    except TimeoutError:
+        if not here.expired():
+            raise
+        return None
 
 
 async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, kind: str,

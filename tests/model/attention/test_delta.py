@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model import ops
-from model.ops import CHUNK, gated_delta_reference
+from linpix.model import ops
+from linpix.model.ops import CHUNK, gated_delta_reference
 
 LENGTHS = (0, 1, 31, 32, 33, 75, 500, 0)
 SHORT = (0, 1, CHUNK, CHUNK + 3)

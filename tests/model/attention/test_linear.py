@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from model import ops
-from model.attention.linear import linear_attention, recurrent_state
-from model.features import phi
-from model.ops import CHUNK
+from linpix.model import ops
+from linpix.model.attention.linear import linear_attention, recurrent_state
+from linpix.model.features import phi
+from linpix.model.ops import CHUNK
 
 EPS = 1e-6
 Form = Callable[[Tensor, Tensor, Tensor], Tensor]

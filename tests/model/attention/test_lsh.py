@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention.lsh import SELF, lsh_attention, rotations
+from linpix.model.attention.lsh import SELF, lsh_attention, rotations
 
 LENGTHS = [1, 7, 8, 9, 40]
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from model.attention.softmax import softmax_attention
+from linpix.model.attention.softmax import softmax_attention
 from tests.model.attention.test_linear import tokens
 
 

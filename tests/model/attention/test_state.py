@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from model import ops
-from model.attention import PADDING_SLOT, attention_for
-from model.attention.linear import RecurrentState
-from model.attention.softmax import KeyValueState
-from model.config import PRESETS, ModelConfig
-from model.inputs import START
-from model.transformer import Transformer
+from linpix.model import ops
+from linpix.model.attention import PADDING_SLOT, attention_for
+from linpix.model.attention.linear import RecurrentState
+from linpix.model.attention.softmax import KeyValueState
+from linpix.model.config import PRESETS, ModelConfig
+from linpix.model.inputs import START
+from linpix.model.transformer import Transformer
 
 ATTENTIONS = ["linear", "softmax"]
 SLOTS = 6

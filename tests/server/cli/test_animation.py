@@ -9,10 +9,10 @@ import pyte
 import pytest
 from PIL import Image, ImageSequence
 
-from model.config import PRESETS
-from server.cli import animation, preview
-from server.cli.animation import MAX_FRAMES, UNDRAWN, Film
-from server.cli.preview import TRUE_COLOURS, Preview
+from linpix.model.config import PRESETS
+from linpix.server.cli import animation, preview
+from linpix.server.cli.animation import MAX_FRAMES, UNDRAWN, Film
+from linpix.server.cli.preview import TRUE_COLOURS, Preview
 
 TINY, DIGITS, COLOURS = PRESETS["tiny"], PRESETS["mnist-small"], PRESETS["cifar10-small"]
 RNG = np.random.default_rng(0)

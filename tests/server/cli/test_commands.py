@@ -16,13 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
-import linpix as command_line
-from model import checkpoint
-from model.config import PRESETS
-from model.transformer import Transformer
-from server.cli.animation import UNDRAWN
+from linpix.__main__ import main
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
+from linpix.server.cli.animation import UNDRAWN
 from tests.server.cli.test_animation import enlarged, frames_of, read_half_blocks, screen_pixels
-from tests.server.conftest import ROOT
 from tests.test_linpix import pixels
 
 
@@ -31,7 +30,7 @@ def linpix(capsys):
     """Runs the command line in this process; gives exit status, standard output, standard error."""
 
     def run(*arguments) -> tuple[int, str, str]:
-        status = command_line.main([str(argument) for argument in arguments])
+        status = main([str(argument) for argument in arguments])
         return status, *capsys.readouterr()
 
     return run
@@ -173,7 +172,7 @@ def on_terminal(*arguments, columns=80, lines=24, stdout_too=True, **environment
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLORTERM")}
-    process = subprocess.Popen([sys.executable, str(ROOT / "linpix.py"), *map(str, arguments)], stdin=theirs,
+    process = subprocess.Popen([sys.executable, "-m", "linpix", *map(str, arguments)], stdin=theirs,
                                stdout=theirs if stdout_too else subprocess.PIPE, stderr=theirs,
                                env=inherited | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"} | environment)
     os.close(theirs)
@@ -221,3 +220,17 @@ def test_json_on_standard_output_is_alone_and_without_a_preview(tiny, tmp_path):
     assert "▀" not in written
     written, printed = on_terminal("sample", "--model", tiny, "--out", tmp_path / "out.png", stdout_too=False)
     assert "▀" in written and "▀" not in printed
+
+
+def test_complete_lays_a_photographed_digit_back(succeeds, tmp_path):
+    net = Transformer(dataclasses.replace(PRESETS["tiny"], height=28, width=28))
+    checkpoint.save(tmp_path / "grey", net, {}, "# grey")
+    paper = np.full((200, 300), 220, np.uint8)
+    paper[40:140, 180:195] = 30
+    Image.fromarray(paper).save(tmp_path / "photo.png")
+    given = ["complete", tmp_path / "photo.png", "--model", tmp_path / "grey", "--keep-rows", 14, "--prepare", "mnist",
+             "--seed", 1, "--lay-back", "--json", "--out"]
+    told = json.loads(succeeds(*given, tmp_path / "laid")[0])
+    assert told["prepared"]["inverted"] and told["crop"][0] > 100
+    laid = np.asarray(Image.open(tmp_path / "laid/00000-1.png"))
+    assert laid.shape == (200, 300) and np.array_equal(laid[:80], paper[:80])

@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 import torch
 
-from model import checkpoint as checkpoints
-from model import ops
-from model.attention import attention_for, softmax
-from model.checkpoint import Checkpoint
-from model.config import ModelConfig
-from model.generate import generate, noise_of
-from model.packing import choose
-from model.transformer import Transformer
-from server.compare import backends
-from server.compare import comparison as compare
-from server.compare.backends import BACKENDS, Backend, CompiledBackend
-from server.compare.checkpoints import find_twins
-from server.compare.comparison import Comparison, ComparisonPlan
-from server.compare.measure import integrate
-from server.engine import memory
+from linpix.model import checkpoint as checkpoints
+from linpix.model import ops
+from linpix.model.attention import attention_for, softmax
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.config import ModelConfig
+from linpix.model.generate import generate, noise_of
+from linpix.model.packing import choose
+from linpix.model.transformer import Transformer
+from linpix.server.compare import backends
+from linpix.server.compare import comparison as compare
+from linpix.server.compare.backends import BACKENDS, Backend, CompiledBackend
+from linpix.server.compare.checkpoints import find_twins
+from linpix.server.compare.comparison import Comparison, ComparisonPlan
+from linpix.server.compare.measure import integrate
+from linpix.server.engine import memory
 
 pytestmark = pytest.mark.slow
 
@@ -352,7 +352,7 @@ def test_free_memory_is_what_every_group_around_us_leaves(tmp_path, files, mib):
 
 
 def test_free_memory_is_what_the_address_space_leaves():
-    code = ("import resource; from server.engine.memory import free_bytes\n"
+    code = ("import resource; from linpix.server.engine.memory import free_bytes\n"
             "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
             f"resource.setrlimit(resource.RLIMIT_AS, (used + {100 * MIB},) * 2)\n"
             "print(free_bytes())")

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from model import checkpoint as checkpoints
-from server.compare import jobs
-from server.compare.backends import BACKENDS
-from server.compare.comparison import Comparison, ComparisonPlan
-from server.compare.jobs import Comparisons, Job
-from server.engine.batch import Batcher
-from server.engine.decode.choice import new_decoder
-from server.engine.ledger import Ledger
-from server.engine.thread import EngineThread
-from server.errors import Conflict, JustCancelled
-from server.metrics import Metrics
+from linpix.model import checkpoint as checkpoints
+from linpix.server.compare import jobs
+from linpix.server.compare.backends import BACKENDS
+from linpix.server.compare.comparison import Comparison, ComparisonPlan
+from linpix.server.compare.jobs import Comparisons, Job
+from linpix.server.engine.batch import Batcher
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.ledger import Ledger
+from linpix.server.engine.thread import EngineThread
+from linpix.server.errors import Conflict, JustCancelled
+from linpix.server.metrics import Metrics
 from tests.server.compare.test_comparison import make
 from tests.server.conftest import eventually, serving
 

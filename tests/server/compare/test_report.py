@@ -6,11 +6,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from server.compare import paper
-from server.compare.backends import BACKENDS
-from server.compare.paper import PAPER
-from server.compare.plot import svg
-from server.compare.report import markdown, table, write
+from linpix.server.compare import paper
+from linpix.server.compare.backends import BACKENDS
+from linpix.server.compare.paper import PAPER
+from linpix.server.compare.plot import svg
+from linpix.server.compare.report import markdown, table, write
 
 SVG = "{http://www.w3.org/2000/svg}"
 

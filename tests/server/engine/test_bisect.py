@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.decode.bisect import Outcome, isolate, most_retries
-from server.engine.schedule.scheduler import ScheduledImage
-from server.errors import EngineLost
+from linpix.server.engine.decode.bisect import Outcome, isolate, most_retries
+from linpix.server.engine.schedule.scheduler import ScheduledImage
+from linpix.server.errors import EngineLost
 
 
 class Rows:

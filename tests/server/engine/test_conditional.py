@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from model import checkpoint, ops
-from model.config import PRESETS
-from model.generate import generate
-from model.transformer import Transformer
-from server.engine.batch import Batcher
-from server.engine.decode.choice import new_decoder
-from server.engine.decode.decoder import ImageSpec
-from server.engine.decode.faults import Faults, with_faults
-from server.engine.messages import Submission
+from linpix.model import checkpoint, ops
+from linpix.model.config import PRESETS
+from linpix.model.generate import generate
+from linpix.model.transformer import Transformer
+from linpix.server.engine.batch import Batcher
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.decoder import ImageSpec
+from linpix.server.engine.decode.faults import Faults, with_faults
+from linpix.server.engine.messages import Submission
 
 CONFIG = dataclasses.replace(
     PRESETS["tiny"], height=8, width=8, background=0, background_dim=16, patch=4, following=((0, 1, 0), (1, 0, 0)),
@@ -160,3 +160,15 @@ def test_a_reading_that_throws_is_begun_again_once_and_then_ends_its_request(dec
         images |= {image.index: image.canvas for image in report.finished}
     assert failed.keys() == ({"a"} if times == 2 else set())
     assert times == 2 or np.array_equal(np.stack([images[0], images[1]]), expected)
+
+
+def test_what_is_left_of_an_image_is_told_without_what_was_read(decoder):
+    batcher, seen = Batcher(decoder(2)), []
+    batcher.submit(Submission("edit", edits(1)))
+    batcher.submit(Submission("whole", [ImageSpec(seed=1)]))
+    while batcher.busy:
+        for image in batcher.run_quantum().running:
+            hidden = ~KNOWN if image.request == "edit" else np.ones(64, np.bool_)
+            assert image.left == hidden[image.position:].sum()
+            seen.append(image.request)
+    assert {"edit", "whole"} <= set(seen)

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from model import checkpoint, ops
-from model.config import PRESETS
-from model.cuda import GpuPool, StateFormat
-from model.generate import generate
-from model.transformer import Transformer
-from server.cli.draw import produce
-from server.engine.batch import Batcher
-from server.engine.decode.bisect import most_retries
-from server.engine.decode.choice import new_decoder
-from server.engine.decode.compiled import CudaDecoder
-from server.engine.decode.decoder import Decoder, EagerDecoder, ImageSpec
-from server.engine.decode.faults import Faults, with_faults
-from server.engine.messages import Submission
-from server.errors import EngineLost
+from linpix.model import checkpoint, ops
+from linpix.model.config import PRESETS
+from linpix.model.cuda import GpuPool, StateFormat
+from linpix.model.generate import generate
+from linpix.model.transformer import Transformer
+from linpix.server.cli.draw import produce
+from linpix.server.engine.batch import Batcher
+from linpix.server.engine.decode.bisect import most_retries
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.compiled import CudaDecoder
+from linpix.server.engine.decode.decoder import Decoder, EagerDecoder, ImageSpec
+from linpix.server.engine.decode.faults import Faults, with_faults
+from linpix.server.engine.messages import Submission
+from linpix.server.errors import EngineLost
 
 SEEDS = list(range(100, 107))
 
@@ -83,9 +83,10 @@ def decode(engine: Decoder, specs, quantum=8, slots=None, piece=64):
     while min(positions) < 64:
         order = sorted(range(len(specs)), key=lambda i: positions[i])
         steps = [min(quantum, 64 - positions[i]) for i in order]
-        engine.quantum([slots[i] for i in order], [positions[i] for i in order], steps)
-        for i, count in zip(order, steps, strict=True):
-            positions[i] += count
+        done = engine.quantum([slots[i] for i in order], [positions[i] for i in order], steps)
+        for i, count, position in zip(order, steps, done.positions, strict=True):
+            assert position == positions[i] + count or (engine.skips and position > positions[i] + count)
+            positions[i] = position
     return np.stack([engine.image(slot) for slot in slots])
 
 
@@ -306,7 +307,7 @@ def test_a_quantum_that_threw_half_way_is_put_back_and_run_again_in_parts(tiny):
             engine.restore(slots[3:], [19] * 4)
         for part in parts[1:]:
             engine.quantum(part, [19] * 2, [8] * 2)
-        assert engine.quantum(slots, [27] * 7, [37] * 7) == []
+        assert not engine.quantum(slots, [27] * 7, [37] * 7).lost
         images.append(np.stack([engine.image(slot) for slot in slots]))
     assert np.array_equal(*images)
 
@@ -318,7 +319,7 @@ def test_a_first_quantum_that_threw_is_put_back_to_the_start(tiny):
     engine.keep([1, 2, 3])
     engine.quantum([1, 2, 3], [0] * 3, [5] * 3)
     engine.restore([1, 2, 3], [0] * 3)
-    assert engine.quantum([1, 2, 3], [0] * 3, [64] * 3) == []
+    assert not engine.quantum([1, 2, 3], [0] * 3, [64] * 3).lost
     assert np.array_equal(np.stack([engine.image(slot) for slot in (1, 2, 3)]),
                           decode(tiny(3), [ImageSpec(seed=seed) for seed in (1, 2, 3)]))
 
@@ -398,10 +399,11 @@ def test_an_image_whose_parameters_are_not_finite_is_told_and_no_other_is_touche
         engine.take([slot], [spec])
     at = [spec.prefix for spec in specs_]
     order = sorted(range(len(specs_)), key=lambda i: at[i])
-    assert engine.quantum([slots[i] for i in order], [at[i] for i in order], [min(8, 64 - at[i]) for i in order]) == []
+    done = engine.quantum([slots[i] for i in order], [at[i] for i in order], [min(8, 64 - at[i]) for i in order])
+    assert not done.lost
     engine.pool.fill_with_nan(slots[order[0]])
-    at = [min(64, position + 8) for position in at]
-    lost = engine.quantum([slots[i] for i in order], [at[i] for i in order], [64 - at[i] for i in order])
+    at = [done.positions[order.index(i)] for i in range(len(order))]
+    lost = engine.quantum([slots[i] for i in order], [at[i] for i in order], [64 - at[i] for i in order]).lost
     assert lost == [slots[order[0]]]
     for i in order[1:]:
         assert np.mean(engine.image(slots[i]) == clean[i]) > 0.9  # bit for bit in the compiled engines
@@ -441,7 +443,7 @@ def test_an_engine_on_a_gpu_records_its_graphs_when_it_is_loaded(emulated, monke
     pool = functools.partial(GpuPool, device="cpu", operators=emulated.operators,
                              recorder=lambda work: recorded.append(work) or work)
     monkeypatch.setattr(ops, "gpu", True)
-    monkeypatch.setattr("server.engine.decode.choice.GpuPool", pool)
+    monkeypatch.setattr("linpix.server.engine.decode.choice.GpuPool", pool)
     engine = new_decoder(loaded(), 5, device="cuda")
     assert len(recorded) == 4  # 1, 2, 4 and 8 rows
     for rows in range(1, 6):

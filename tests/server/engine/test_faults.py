@@ -10,12 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from model import checkpoint, ops
-from server.engine.decode.decoder import EagerDecoder
-from server.engine.decode.faults import Faults, InjectedFault, with_faults
-from server.engine.thread import RESTARTS
-from server.fault_rules import parse
-from server.settings import Settings
+from linpix.model import checkpoint, ops
+from linpix.server.engine.decode.decoder import EagerDecoder
+from linpix.server.engine.decode.faults import Faults, InjectedFault, with_faults
+from linpix.server.engine.thread import RESTARTS
+from linpix.server.fault_rules import parse
+from linpix.server.settings import Settings
 from tests.server.conftest import EAGER, Process, eventually, serving
 from tests.server.web.test_images import events_of
 

@@ -20,11 +20,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model import checkpoint, ops
-from model.config import PRESETS
-from model.transformer import Transformer
-from server.engine import memory
-from server.metrics import RELOADS
+from linpix.model import checkpoint, ops
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
+from linpix.server.engine import memory
+from linpix.server.metrics import RELOADS
 from tests.server.conftest import Process, eventually, serving
 from tests.server.web.test_images import events_of
 from tests.server.web.test_leaving import GENERATIONS, SLOW, alone
@@ -471,7 +471,7 @@ def test_a_service_that_drains_reads_nothing_again(folder):
 
 def test_it_serves_where_there_is_no_such_signal(tiny):
     program = ("import signal; del signal.SIGHUP, signal.pthread_sigmask, signal.SIG_BLOCK, signal.SIG_UNBLOCK\n"
-               "import sys, linpix; sys.exit(linpix.main())")
+               "import sys; from linpix.__main__ import main; sys.exit(main())")
     with serving(tiny.parent, program=("-c", program)) as process:
         assert alone(process)
         assert process.stop() == 0

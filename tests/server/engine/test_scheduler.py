@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.schedule.forecast import Outlook, Remaining, Room, in_steps, latest_end, queue_order
-from server.engine.schedule.scheduler import BULK_EVERY, Scheduler
+from linpix.server.engine.schedule.forecast import Outlook, Remaining, Room, in_steps, latest_end, queue_order
+from linpix.server.engine.schedule.scheduler import BULK_EVERY, Scheduler
 
 
 def scheduler(slots=2, length=10):

@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-from model import checkpoint
-from server.engine.batch import Batcher
-from server.engine.decode.choice import new_decoder
-from server.engine.decode.decoder import ImageSpec
-from server.engine.messages import Submission
-from server.engine.served import ServedModel
-from server.engine.ticket import Ticket
-from server.errors import DeadlineUnreachable, QueueFull
+from linpix.model import checkpoint
+from linpix.server.engine.batch import Batcher
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.decoder import ImageSpec
+from linpix.server.engine.messages import Submission
+from linpix.server.engine.served import ServedModel
+from linpix.server.engine.ticket import Ticket
+from linpix.server.errors import DeadlineUnreachable, QueueFull
 
 
 @pytest.fixture
@@ -175,3 +175,26 @@ def test_a_prediction_that_is_broken_before_there_is_a_slot_counts_as_broken(one
         finished += run(one_slot)
     assert finished == ["runs"] and asked.late
     assert one_slot.safety.value > before
+
+
+def test_a_running_image_that_leaves_between_two_reports_is_not_waited_for(tiny):
+    model = served(tiny, slots=1, max_queue=4)
+    first = ask(model, "first")
+    run(model)
+    steps_take(model, 0.01)
+    second = ask(model, "second")
+    [behind] = model.ends([second])
+    model.leave(first)
+    [alone] = model.ends([second])
+    assert alone < behind
+
+
+def test_a_request_that_draws_nothing_has_no_promise_to_keep(one_slot):
+    """A large upload keeps room before one can tell what it is for."""
+    ask(one_slot, "runs")
+    steps_take(one_slot, 0.1)
+    upload = ticket("upload", within_s=20.0)
+    one_slot.admit(upload, 1, known=0)
+    assert upload.promised < math.inf
+    one_slot.admit(upload, 1, known=0, check_deadline=False)
+    assert upload.promised == math.inf

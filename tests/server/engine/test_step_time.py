@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from server.engine.schedule.step_time import BROKEN, MAX_FACTOR, MIN_FACTOR, SafetyFactor, StepTimeEstimate
+from linpix.server.engine.schedule.step_time import BROKEN, MAX_FACTOR, MIN_FACTOR, SafetyFactor, StepTimeEstimate
 
 
 def test_the_estimate_leaves_out_the_first_turn_of_a_size_and_forgets_slowly():

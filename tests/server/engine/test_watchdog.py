@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.engine.watchdog import Watchdog
+from linpix.server.engine.watchdog import Watchdog
 
 
 class Heart:

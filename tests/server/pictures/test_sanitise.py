@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from server.pictures.sanitise import MAX_PIECES, kind_of, pixels_of
+from linpix.server.pictures.sanitise import MAX_PIECES, kind_of, pixels_of
 from tests.fuzz.pictures import bombs, chunk, encode, split_jpeg, split_png, split_webp, valid
 
 GREY = np.arange(64, dtype=np.uint8).reshape(8, 8)

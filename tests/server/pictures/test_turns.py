@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import pytest
 
-from server.errors import DeadlineUnreachable
-from server.pictures.turns import PLACES, Decoders
+from linpix.server.errors import DeadlineUnreachable
+from linpix.server.pictures.turns import PLACES, Decoders
 
 
 class Upload:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from server.web.middleware.connection import HEAD_BYTES, MAX_TINY, READ_BYTES, TINY_BYTES, connection
-from server.web.middleware.headers import SECURITY_HEADERS
+from linpix.server.web.middleware.connection import HEAD_BYTES, MAX_TINY, READ_BYTES, TINY_BYTES, connection
+from linpix.server.web.middleware.headers import SECURITY_HEADERS
 from tests.server.conftest import Process, eventually, serving
 from tests.server.web.test_exposure import probes_of
 from tests.server.web.test_keys import line, private

@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.origins import Hosts, Origins
-from server.settings import Settings
+from linpix.server.origins import Hosts, Origins
+from linpix.server.settings import Settings
 from tests.server.conftest import EAGER, Process, eventually, serving
 from tests.server.web.test_images import occluded
 from tests.server.web.test_keys import bearer, line, private

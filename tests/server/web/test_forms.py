@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from fastapi import Request
 
-from server.web import forms
-from server.web.forms import FIELD_BYTES, MAX_FIELDS
-from server.web.schemas import FORM_FIELDS
+from linpix.server.web import forms
+from linpix.server.web.forms import FIELD_BYTES, MAX_FIELDS
+from linpix.server.web.schemas import FORM_FIELDS
 from tests.server.conftest import ROOT, eventually, serving
 from tests.server.web.test_admission import BOUNDARY, Raw, commented, error_of, part, rejected
 from tests.server.web.test_images import images_of, occluded
@@ -156,8 +156,8 @@ def test_memory_that_is_short_is_not_the_fault_of_the_picture():
 import io, resource, sys
 import numpy as np
 from PIL import Image
-from model.config import PRESETS
-from server.pictures.pictures import PictureError, read_occluded
+from linpix.model.config import PRESETS
+from linpix.server.pictures.pictures import PictureError, read_occluded
 buffer = io.BytesIO()
 Image.new("RGBA", (4000, 4000)).save(buffer, "PNG")
 read_occluded(buffer.getvalue(), PRESETS["tiny"], mask=None, keep_rows=None)

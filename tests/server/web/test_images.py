@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from model import checkpoint
-from model.config import PRESETS
-from model.packing import choose
-from model.transformer import Transformer
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.packing import choose
+from linpix.model.transformer import Transformer
 from tests.server.conftest import serving
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
@@ -328,3 +328,74 @@ def test_a_conditional_model_says_that_it_heard_every_known_pixel(conditional):
     alone = edit(conditional, encode(np.stack([PICTURE, alpha], -1)), seed=5)
     assert np.array_equal(images_of(alone)[0], drawn[1])
     assert edit(conditional, seed=5).json()["conditioning"] == "prefix"
+
+
+# Pictures as people have them
+
+def photograph() -> np.ndarray:
+    """A one in ink on paper, 300 x 200, its lower half transparent."""
+    paper = np.full((200, 300, 4), (230, 225, 200, 255), np.uint8)
+    paper[40:140, 180:195, :3] = (30, 30, 90)
+    paper[100:150, 100:250, 3] = 0
+    return paper
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A client of a server whose model has MNIST's shape."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    net = Transformer(dataclasses.replace(PRESETS["tiny"], height=28, width=28))
+    checkpoint.save(folder / "grey", net, {}, "# grey")
+    with serving(folder) as process, process.client() as client:
+        yield client
+
+
+def test_a_photographed_digit_is_prepared_and_its_completion_laid_back(digits):
+    picture = photograph()
+    plain = edit(digits, encode(picture), prepare="mnist", seed=3, n=2)
+    answer = plain.json()
+    assert answer["prepared"]["inverted"] is True and answer["size"] == "28x28"
+    left, top, right, bottom = answer["prepared"]["box"]
+    assert (left, top, right) == pytest.approx((180, 40, 195), abs=2) and 120 < bottom <= 150
+    seen = pixels(base64.b64decode(answer["prepared"]["b64_json"]))
+    known = seen[..., 1] == 255
+    assert known.sum() == answer["known"] and seen[~known].max() == 0
+    for image in images_of(plain):
+        assert np.array_equal(image[known], seen[known][:, 0])
+    alone = images_of(edit(digits, encode(picture), prepare="mnist", seed=4))
+    laid = edit(digits, encode(picture), prepare="mnist", seed=3, n=2, lay_back=True)
+    assert laid.json()["size"] == "300x200" and alone[0].shape == (28, 28)
+    for image in images_of(laid):
+        assert np.array_equal(image[picture[..., 3] == 255], picture[picture[..., 3] == 255][:, :3])
+    [one] = images_of(edit(digits, encode(picture), prepare="mnist", seed=4, lay_back=True))
+    assert np.array_equal(one, images_of(laid)[1]), "the same in any company"
+    events = events_of(edit(digits, encode(picture), prepare="mnist", seed=3, n=2, lay_back=True, stream=True).text)
+    assert sorted(event["image_index"] for event in events) == [0, 1], "no partial images"
+    assert np.array_equal(pixels(base64.b64decode(next(event for event in events if event["image_index"])["b64_json"])),
+                          one)
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), [
+    ({"size": "56x56", "lay_back": True}, "size", "goes without size"),
+    ({"stream": True, "partial_images": 2, "lay_back": True}, "partial_images", "leave partial_images out"),
+    ({"prepare": "emnist"}, "prepare", "mnist")])
+def test_options_that_do_not_go_together_are_refused(digits, fields, param, words):
+    answer = edit(digits, encode(photograph()), **fields)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+    assert words in answer.json()["error"]["message"]
+
+
+def test_what_cannot_be_prepared_is_refused_with_a_cure(digits, client):
+    blank = edit(digits, encode(np.full((100, 100), 200, np.uint8)), prepare="mnist", keep_rows=14)
+    assert blank.status_code == 400 and "no ink was found: send" in blank.json()["error"]["message"]
+    other = edit(client, prepare="mnist")
+    assert other.status_code == 400 and other.json()["error"]["param"] == "prepare"
+    assert "this one has 8x8" in other.json()["error"]["message"]
+    assert edit(client, prepare="none", seed=1).json()["data"] == edit(client, seed=1).json()["data"]
+
+
+def test_an_answer_tells_what_part_of_the_picture_was_seen(client):
+    wide = np.random.default_rng(1).integers(0, 256, (20, 50), dtype=np.uint8)
+    assert edit(client, encode(wide), keep_rows=4).json()["crop"] == [15, 0, 35, 20]
+    [laid] = images_of(edit(client, encode(wide), keep_rows=4, lay_back=True))
+    assert np.array_equal(laid[:10], wide[:10]) and np.array_equal(laid[:, :15], wide[:, :15])

@@ -15,12 +15,12 @@ import pytest
 from fastapi import Request
 from fastapi.testclient import TestClient
 
-from server.app import create_app
-from server.errors import RateLimited
-from server.settings import Settings
-from server.web import keys
-from server.web.keys import Keys
-from tests.server.conftest import ROOT, eventually, serving
+from linpix.server.app import create_app
+from linpix.server.errors import RateLimited
+from linpix.server.settings import Settings
+from linpix.server.web import keys
+from linpix.server.web.keys import Keys
+from tests.server.conftest import eventually, serving
 
 
 def line(name, secret, rate=""):
@@ -38,7 +38,7 @@ def bearer(secret):
 
 
 def linpix(*words):
-    return subprocess.run([sys.executable, str(ROOT / "linpix.py"), *map(str, words)], capture_output=True, text=True,
+    return subprocess.run([sys.executable, "-m", "linpix", *map(str, words)], capture_output=True, text=True,
                           timeout=120, check=False)
 
 

@@ -208,7 +208,7 @@ def test_a_client_that_does_not_read_its_stream_loses_it_some_time_after_the_dea
 
 @pytest.mark.parametrize("ms", [0, 5, 8, 10, 12, 15, 20, 50, 200])  # a start is mostly imports of native modules
 def test_sigterm_before_it_serves_ends_it_with_0(tiny, ms):
-    with subprocess.Popen([sys.executable, str(ROOT / "linpix.py"), "serve", "--port", "0",
+    with subprocess.Popen([sys.executable, "-m", "linpix", "serve", "--port", "0",
                            "--checkpoints", str(tiny.parent)], stderr=subprocess.PIPE, text=True) as starting:
         status = Path(f"/proc/{starting.pid}/status")
         caught = 1 << signal.SIGTERM - 1
@@ -370,8 +370,8 @@ async def late(*given, **named):
     return await create(*given, **named)
 
 BaseEventLoop.create_server = late
-import linpix
-sys.exit(linpix.main())
+from linpix.__main__ import main
+sys.exit(main())
 """
 
 

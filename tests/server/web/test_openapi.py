@@ -7,14 +7,15 @@ import httpx
 import numpy as np
 import pytest
 
-from server.app import create_app
-from server.settings import Settings
-from server.web import schemas
+from linpix.server.app import create_app
+from linpix.server.settings import Settings
+from linpix.server.web import schemas
 from tests.server.conftest import ROOT, serving, when_possible
 from tests.server.web.test_images import encode, events_of, occluded
 
 FILES = {"seven.png": encode(np.full((28, 28), 7, np.uint8)), "mask.png": occluded(14, np.zeros((28, 28), np.uint8))}
 GENERATE, EDIT, COMPARE = "/v1/images/generations", "/v1/images/edits", "/v1/compare"
+LIKELIHOODS = "/v1/images/likelihoods"
 OF_THE_SERVER = {"created", "checkpoint", "bits_per_dim", "engine", "precision", "device", "sizes"}  # or of a training
 
 
@@ -179,7 +180,7 @@ def test_every_body_that_is_shown_gets_what_is_documented(shipped, openapi):
 
 
 def test_a_header_may_be_absent_and_is_never_null(openapi):
-    for path in (GENERATE, EDIT):
+    for path in (GENERATE, EDIT, LIKELIHOODS):
         [header] = openapi["paths"][path]["post"]["parameters"]
         assert (header["required"], header["schema"]["type"]) == (False, "number")
         assert "anyOf" not in header["schema"] and header["schema"]["exclusiveMinimum"] == 0
@@ -218,6 +219,7 @@ def test_every_route_answers_at_the_examples_of_its_parameters(shipped, openapi)
      "foreign_origin"),
     ("POST", EDIT, {"files": {"image": FILES["seven.png"]}}, "invalid_value"),
     ("POST", EDIT, {"files": {"image": b"hello"}, "data": {"keep_rows": 14}}, "unsupported_media_type"),
+    ("POST", LIKELIHOODS, {"files": {"image": FILES["seven.png"]}, "data": {"keep_rows": 28}}, "invalid_value"),
     ("GET", "/v1/models/{model}", {"model": "mnist-large"}, "model_not_found"),
     ("POST", COMPARE, {"json": {"budget": 600}}, "invalid_value"),
     ("POST", COMPARE, {"json": {}}, "conflict"),

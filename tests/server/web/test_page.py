@@ -7,7 +7,7 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 
-from server.web.routes.page import STATIC
+from linpix.server.web.routes.page import STATIC
 
 OURS = {"VENDORED.md", "favicon.svg", "index.html", "page.css", "page.js", "service.js", "parts.js", "gallery.js",
         "samples.js", "editor.js", "completion.js", "race.js", "now.js"}

@@ -32,8 +32,8 @@ CHECKS = [not_a_failure_of_ours, status_code_conformance, content_type_conforman
           response_schema_conformance]
 
 ROUTES = ["GET /v1/models", "GET /v1/models/{model}", "POST /v1/images/generations", "POST /v1/images/edits",
-          "POST /v1/compare", "GET /v1/compare/{id}", "DELETE /v1/compare/{id}", "GET /v1/status",
-          "GET /metrics", "GET /healthz", "GET /readyz"]
+          "POST /v1/images/likelihoods", "POST /v1/compare", "GET /v1/compare/{id}", "DELETE /v1/compare/{id}",
+          "GET /v1/status", "GET /metrics", "GET /healthz", "GET /readyz"]
 
 
 @pytest.fixture(scope="module")

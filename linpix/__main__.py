@@ -1,10 +1,10 @@
-"""LinPix from Python (`load`, `sample`, `complete`), and its command line. Each imports the rest only when needed."""
+"""The command line. A command imports what it needs, and nothing else."""
 
 import argparse
+import atexit
 import dataclasses
 import gc
 import importlib
-import importlib.util
 import math
 import os
 import shlex
@@ -12,43 +12,9 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
-if TYPE_CHECKING:
-    from model.transformer import Transformer
-    from server.cli.draw import Pictures
-
-__all__ = ["complete", "load", "main", "sample"]
-
-
-def load(folder: str | Path) -> "Transformer":
-    """The transformer of a checkpoint folder, float32, in evaluation mode. Raises CheckpointError."""
-    return _imported("model").load(folder)
-
-
-def sample(model: str, count: int = 1, **options: Any) -> "Pictures":
-    """Draw images without a server. Options and errors: server.cli.draw.sample."""
-    return _imported("server.cli.draw").sample(model, count, **options)
-
-
-def complete(model: str, image: Any, known: Any, count: int = 1, **options: Any) -> "Pictures":
-    """Complete an image without a server. Options and errors: server.cli.draw.complete."""
-    return _imported("server.cli.draw").complete(model, image, known, count, **options)
-
-
-def _imported(module: str) -> Any:
-    """A module of ours. Raises ModuleNotFoundError that names what stands in place of one, or what is missing."""
-    own = Path(__file__).resolve().parent
-    for room in ("model", "server", "training"):
-        found = importlib.util.find_spec(room)
-        place = found and (found.origin or next(iter(found.submodule_search_locations or []), None))
-        if place and not Path(place).resolve().is_relative_to(own / room):
-            raise ModuleNotFoundError(f"{place} is imported as {room!r}, where LinPix needs {own / room}; run it in "
-                                      "another folder, or rename that file or folder")
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{error}; install what LinPix depends on: pip install .") from error
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,8 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] in (["train"], ["experiment"]):  # before torch: for hours, threads that spin would starve others
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if words[:1] == ["serve"]:
-        gc.disable()  # until it serves: imports are no garbage, and to look for some in them takes most of a second
+    alone, serving = arguments is None, words[:1] == ["serve"]
+    if alone or serving:  # imports are no garbage: to look for some in them takes half a second, and again at the end
+        gc.disable()
+        atexit.register(gc.freeze)
+    if serving:
         # Until the server drains there is nothing to end: not by SystemExit, which a native module that is being
         # imported takes for its own failure.
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
@@ -68,7 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.command_line = shlex.join(["linpix", *words])
         command = getattr(_imported(given.module), given.function)
         if "torch" in sys.modules:
-            importlib.import_module("model.team").limit_threads()
+            importlib.import_module("linpix.model.team").limit_threads()
+        if alone and not serving:  # a server enables it once it has started
+            gc.freeze()
+            gc.enable()
         command(given)
     except BrokenPipeError:
         return 1
@@ -86,6 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 _CURES = {FileNotFoundError: "check the path", IsADirectoryError: "give a file of it",
           PermissionError: "give a path that you may use, or change its permissions"}
+
+
+def _imported(module: str) -> Any:
+    """A module of ours. Raises ModuleNotFoundError that says how to install what is missing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error}; install what LinPix depends on: pip install .") from error
 
 
 # --- flags ---
@@ -128,24 +108,40 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
         sub.set_defaults(module=f"{room}.{module}", function="import_" if name == "import" else name)
         return sub
 
-    serving = command("server.cli", "serve", "serve models over HTTP")
+    serving = command("linpix.server.cli", "serve", "serve models over HTTP")
     if wanted == ["serve"]:
         _serve_flags(serving)
-    keying = command("server.cli", "key", "make an API key, and its line for the file of `serve --api-keys`",
+    keying = command("linpix.server.cli", "key", "make an API key, and its line for the file of `serve --api-keys`",
                      module="keys")
     keying.add_argument("name", help="name of the client that the key is for, as the log and the limits show it")
     keying.add_argument("--rate", help="limit of requests, such as 10/s, 600/min or 5000/h; none: no limit")
     keying.add_argument("--file", help="append the line to this file; a new file gets mode 600")
     keying.add_argument("--json", action="store_true", help="print one JSON object")
-    drawing = command("server.cli", "sample", "draw images without a server")
+    drawing = command("linpix.server.cli", "sample", "draw images without a server")
     _drawing_flags(drawing)
-    completing = command("server.cli", "complete", "fill in the holes of a picture")
+    completing = command("linpix.server.cli", "complete", "fill in the holes of a picture")
     completing.add_argument("image", help="PNG, JPEG or WebP; transparent pixels are filled in")
     _drawing_flags(completing)
     completing.add_argument("--mask", help="picture whose transparent pixels are filled in")
     completing.add_argument("--keep-rows", type=_number(int, 0), help="image rows to keep; those below are filled in")
+    completing.add_argument("--prepare", choices=("none", "mnist"), default="none", help="mnist: find the digit in a "
+                            "photograph or scan, and bring it to MNIST's size and place")
+    completing.add_argument("--lay-back", action="store_true", help="write the picture itself, its hidden parts filled "
+                            "in (at most 1024 pixels a side); --out is a folder then")
 
-    comparing = command("server.cli", "compare", "measure attention backends side by side")
+    scoring = command("linpix.server.cli", "score", "tell how probable a picture is, or its hidden part given the rest",
+                      module="score")
+    scoring.add_argument("image", help="PNG, JPEG or WebP; its transparent pixels are hidden; without any, all are")
+    _model_flags(scoring)
+    scoring.add_argument("--mask", help="picture whose transparent pixels are hidden")
+    scoring.add_argument("--keep-rows", type=_number(int, 0), help="image rows that are known; those below are hidden")
+    scoring.add_argument("--label", help="class that the model is told, by index or name; default: none")
+    scoring.add_argument("--labels", choices=("all",), help="the likelihood under every class, and the probability of "
+                         "each class")
+    scoring.add_argument("--out", help="write the map to this .png file: black is 0 bits, white 8 or more")
+    scoring.add_argument("--scale", type=_number(int, 1, 64), default=1, help="enlarge the map by this factor")
+
+    comparing = command("linpix.server.cli", "compare", "measure attention backends side by side")
     _model_flags(comparing)
     which = comparing.add_mutually_exclusive_group()
     which.add_argument("--backends", help="comma-separated list of linear, softmax, stateful-softmax, lsh-1 and "
@@ -155,11 +151,11 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     comparing.add_argument("--budget", type=_number(float, 1), default=60.0, help="seconds for measuring")
     comparing.add_argument("--out", help="folder for report.json, report.md and report.svg")
 
-    teaching = command("training", "train", "train a preset; the result is a checkpoint folder")
+    teaching = command("linpix.training", "train", "train a preset; the result is a checkpoint folder")
     if wanted == ["train"]:
         _train_flags(teaching)
 
-    evaluating = command("training", "evaluate", "measure the bits/dim of a model on the test images")
+    evaluating = command("linpix.training", "evaluate", "measure the bits/dim of a model on the test images")
     _model_flags(evaluating, positional=True)
     evaluating.add_argument("--data", required=True, help="folder of the data set; fetched if it is empty")
     _device_flag(evaluating)
@@ -168,17 +164,19 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
                             help="eager: torch, all positions in parallel; compiled: the kernels, step by step")
     evaluating.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto",
                             help="precision of the compiled engine's matrix products")
+    evaluating.add_argument("--labels", choices=("all",), help="also measure how often the most probable "
+                            "class is right, all being equally probable before an image is seen; one pass a class")
     evaluating.add_argument("--grid", help="write a grid of samples to this .png file")
 
-    exporting = command("training", "export", "evaluate a training run on all test images, and write a checkpoint for "
-                                              "distribution")
+    exporting = command("linpix.training", "export", "evaluate a training run on all test images, and write a "
+                                                     "checkpoint for distribution")
     exporting.add_argument("run_folder", help="folder written by `linpix train`")
     exporting.add_argument("--data", required=True, help="folder of the data set")
     exporting.add_argument("--out", required=True, help="checkpoint folder to write")
     exporting.add_argument("--twin-of", help="name of the model that it is compared with; default: as trained")
     exporting.add_argument("--fp32", action="store_true", help="keep float32 weights instead of bf16")
 
-    importing = command("training", "import", "convert a checkpoint of the published reference implementation")
+    importing = command("linpix.training", "import", "convert a checkpoint of the published reference implementation")
     importing.add_argument("reference", help="its .pth file")
     importing.add_argument("--heads", type=_number(int, 1), required=True, help="number of attention heads (the file "
                                                                                 "does not store it)")
@@ -187,18 +185,18 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     importing.add_argument("--data", help="folder of the training data, for the distribution of sub-pixel 0")
     importing.add_argument("--out", required=True, help="checkpoint folder to write")
 
-    trying = command("training", "experiment", "repeat an experiment of the papers; a second call continues it")
+    trying = command("linpix.training", "experiment", "repeat an experiment of the papers; a second call continues it")
     if wanted == ["experiment"]:
         _experiment_flags(trying)
 
-    examining = command("server.cli", "doctor", "show which kernels run on this machine, and why")
+    examining = command("linpix.server.cli", "doctor", "show which kernels run on this machine, and why")
     examining.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
 def _serve_flags(parser: argparse.ArgumentParser) -> None:
-    _imported("server.settings")
-    from server.settings import HIDDEN, Settings
+    _imported("linpix.server.settings")
+    from linpix.server.settings import HIDDEN, Settings
 
     for name, field in Settings.model_fields.items():
         text = f"{field.description} (default: {field.default}; LINPIX_{name.upper()})"
@@ -257,9 +255,9 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _train_flags(parser: argparse.ArgumentParser) -> None:
-    _imported("training.run")
-    from model.config import PRESETS, AttentionKind, FeatureMap
-    from training.run import TrainConfig
+    _imported("linpix.training.run")
+    from linpix.model.config import PRESETS, AttentionKind, FeatureMap
+    from linpix.training.run import TrainConfig
 
     parser.add_argument("preset", choices=sorted(PRESETS), help="architecture")
     parser.add_argument("--data", required=True, help="folder of the data set; fetched if it is empty")
@@ -295,8 +293,8 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _experiment_flags(parser: argparse.ArgumentParser) -> None:
-    _imported("training.experiments")
-    from training.experiments import ExperimentName, study
+    _imported("linpix.training.experiments")
+    from linpix.training.experiments import ExperimentName, study
 
     names = parser.add_subparsers(dest="experiment", required=True, metavar="NAME")
     for name in get_args(ExperimentName):

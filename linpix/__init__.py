@@ -1,0 +1,36 @@
+"""LinPix from Python: `load`, `sample`, `complete`. The rooms are folders beside this one, linked into it:
+
+- `linpix.model`: the transformers and their checkpoints; knows no server and no training.
+- `linpix.server`: the service, and what draws without one (server/__init__.py is its map).
+- `linpix.training`: data sets, training runs, experiments.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from linpix.model.transformer import Transformer
+    from linpix.server.cli.draw import Pictures
+
+__all__ = ["complete", "load", "sample"]
+
+
+def load(folder: str | Path) -> "Transformer":
+    """The transformer of a checkpoint folder, float32, in evaluation mode. Raises CheckpointError."""
+    from linpix.model import load
+
+    return load(folder)
+
+
+def sample(model: str, count: int = 1, **options: Any) -> "Pictures":
+    """Draw images without a server. Options and errors: server.cli.draw.sample."""
+    from linpix.server.cli.draw import sample
+
+    return sample(model, count, **options)
+
+
+def complete(model: str, image: Any, known: Any, count: int = 1, **options: Any) -> "Pictures":
+    """Complete an image without a server. Options and errors: server.cli.draw.complete."""
+    from linpix.server.cli.draw import complete
+
+    return complete(model, image, known, count, **options)

@@ -1,0 +1,42 @@
+"""Pictures whose likelihood is asked for, and the map that shows it: bright where the model did not expect a pixel."""
+
+import io
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from linpix.model.config import ModelConfig
+
+from .pictures import Occluded, PictureError, read_occluded
+
+WHITE_BITS = 8.0  # of a sub-pixel, drawn white: what a guess among 256 equal values costs
+
+
+def read_scored(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: int | None) -> Occluded:
+    """As read_occluded, with the values of what is hidden; all of it is, if nothing says what. Raises PictureError."""
+    found = read_occluded(image, config, mask=mask, keep_rows=keep_rows, beneath=True)
+    if found.known.all():  # an opaque image without a mask is hidden as a whole, so one of these two hides nothing
+        param = "mask" if mask is not None else "keep_rows"
+        raise PictureError(f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or leave "
+                           f"{param} out to score the whole picture", param)
+    return found
+
+
+def numbers(bits: NDArray[np.float64], config: ModelConfig) -> list[list[list[float | None]]]:
+    """(T,) as height x width x channels for JSON; None for NaN."""
+    rounded = [None if np.isnan(value) else round(value, 6) for value in bits.tolist()]
+    line = config.width * config.channels
+    return [[rounded[at:at + config.channels] for at in range(first, first + line, config.channels)]
+            for first in range(0, config.subpixels, line)]
+
+
+def map_png(bits: NDArray[np.float64], config: ModelConfig, factor: int = 1) -> bytes:
+    """A grey PNG of bits (T,), the mean of each pixel's channels: 0 is black, WHITE_BITS white, NaN transparent."""
+    mean = bits.reshape(config.height, config.width, config.channels).mean(-1)
+    counted = ~np.isnan(mean)
+    grey = np.where(counted, mean, 0) * (255 / WHITE_BITS)
+    picture = np.stack([np.rint(grey.clip(0, 255)), counted * 255], -1).astype(np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(picture.repeat(factor, axis=0).repeat(factor, axis=1)).save(out, "PNG")
+    return out.getvalue()

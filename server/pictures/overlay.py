@@ -1,0 +1,73 @@
+"""A completion laid back over the upload that it completes: known pixels stay, hidden ones are filled from it."""
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from .prepare import Box, Prepared
+
+EDGE = 3.0  # how much steeper than an enlarged picture's a stroke's edge is, where the upload is much larger
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overlay:
+    """What is needed for it, at the size of the answer."""
+
+    blank: NDArray[np.uint8]       # (H, W, channels): the upload, with paper where it is hidden
+    hidden: NDArray[np.bool_]      # (H, W)
+    field: Box                     # where the model's picture lies
+    ink: NDArray[np.uint8] | None  # (channels,), of a prepared figure; None: the model's picture has the colours
+
+    @property
+    def size(self) -> str:
+        return f"{self.hidden.shape[1]}x{self.hidden.shape[0]}"
+
+    @property
+    def held(self) -> int:
+        """Bytes that it takes while its request waits."""
+        return self.blank.nbytes + self.hidden.nbytes
+
+    def png(self, picture: NDArray[np.uint8]) -> bytes:
+        """picture: (height, width, channels), the model's, complete."""
+        out = io.BytesIO()
+        laid = self.laid(picture)
+        Image.fromarray(laid[..., 0] if laid.shape[2] == 1 else laid).save(out, "PNG", compress_level=1)
+        return out.getvalue()
+
+    def laid(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """(H, W, channels)."""
+        left, top, right, bottom = self.field
+        tall, wide = picture.shape[:2]
+        across, down = wide / (right - left), tall / (bottom - top)
+        planes = [Image.fromarray(plane).transform(
+            (self.hidden.shape[1], self.hidden.shape[0]), Image.Transform.AFFINE,
+            (across, 0, -left * across, 0, down, -top * down), Image.Resampling.BICUBIC)
+            for plane in np.moveaxis(picture, 2, 0).copy()]
+        drawn = np.stack([np.asarray(plane)[self.hidden] for plane in planes], axis=-1)
+        laid = self.blank.copy()
+        if self.ink is None:
+            laid[self.hidden] = drawn
+        else:
+            steep = min(EDGE, max(1.0, 1 / across))
+            share = np.clip((drawn / 255 - 0.5) * steep + 0.5, 0, 1)
+            paper = laid[self.hidden]
+            laid[self.hidden] = (paper + (self.ink - paper.astype(np.float64)) * share + 0.5).astype(np.uint8)
+        return laid
+
+
+def overlay(colours: NDArray[np.uint8], kept: NDArray[np.bool_], field: Box, channels: int,
+            prepared: Prepared | None = None) -> Overlay:
+    """colours: (H, W, 3), at the size of the answer · kept: (H, W), what is known · channels: of the model."""
+    if channels == 1 and (colours == colours[..., :1]).all():
+        colours = colours[..., :1]
+    blank, ink = colours.copy(), None
+    if prepared is not None:
+        plain = kept & ~prepared.ink
+        tone = prepared.paper / max(1.0, float(np.median(prepared.paper[plain])))  # the light, without the colour
+        paper = tone[~kept][:, None] * np.median(colours[plain], axis=0)
+        blank[~kept] = np.clip(paper + 0.5, 0, 255).astype(np.uint8)
+        ink = np.median(colours[prepared.ink], axis=0).astype(np.uint8)
+    return Overlay(blank, ~kept, field, ink)

@@ -1,0 +1,231 @@
+"""A photographed or scanned digit, brought to what MNIST shows: light ink on black, 20 pixels large, centred by mass.
+
+The paper's tone is a smooth surface fitted to what is known; what differs from it is ink, dark or light. Of the pieces
+of ink the heaviest counts, with those near it; specks, and what comes in from the picture's edge, do not.
+
+A hole hides ink, or does not; so it counts as little as possible. It is no ink. Pieces of ink at one hole are one
+figure. If ink reaches a hole, the figure may go on in it: its box then takes in the hole, up to what a figure of its
+width is high (LARGEST_HIDDEN). For the centre of mass, hidden pixels of the box weigh as much as known ones on average.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .components import components
+from .coverage import bounds, means
+
+SIDE, LONGER, CENTRE = 28, 20, 14.5  # of MNIST: the field, the longer side of a digit, and where its mass is centred
+DEGREES = ((0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2))  # of the paper's surface: shadows and vignettes
+SAMPLES = 64                   # a side, of which the surface is fitted
+FAINTEST = 0.08                # ink differs from paper by this part of the range at least
+NOISES = 5                     # and by so many standard deviations of the paper
+LARGEST_HIDDEN = (1.5, 4 / 3)  # of a figure cut off by a hole: times its known height, times its width; of 2,000 test
+                               # digits the height is then wrong by a factor of 1.26 with half hidden, else of 2
+NARROW = 0.75                  # the width of a digit is this part of its height, half of the time
+TONES = (0.25, 0.75)           # parts of the ink's contrast that become black and white: MNIST's glyphs had no greys
+
+Grey = NDArray[np.uint8]
+Mask = NDArray[np.bool_]
+Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels of the picture
+
+
+class NoFigure(ValueError):
+    """What was found instead of one figure, and what to do about it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    canvas: Grey                # (SIDE, SIDE), holes are 0
+    known: Mask                 # (SIDE, SIDE)
+    inverted: bool              # the ink was darker than the paper
+    box: Box                    # of the figure
+    field: Box                  # what the canvas shows; it may go beyond the picture
+    ink: Mask                   # (H, W), the figure's
+    paper: NDArray[np.float64]  # (H, W), the paper's tone
+
+    @property
+    def scale(self) -> float:
+        """Canvas pixels of one pixel of the picture."""
+        return SIDE / (self.field[2] - self.field[0])
+
+
+def prepare(grey: Grey, kept: Mask) -> Prepared:
+    """grey: (H, W) · kept: (H, W), what is known. Raises NoFigure."""
+    paper = _paper(grey, kept)
+    contrast, inverted = _contrast(grey, paper, kept)
+    radius = max(kept.shape) // 500
+    ink = _ink(blurred(contrast, radius), kept)
+    figure = _figure(ink, contrast, ~kept)
+    box = _box(figure, ~kept)
+    level = float(np.median(contrast[figure]))
+    around = blurred(figure.astype(np.float64), 2 + max(kept.shape) // 250) > 1e-9  # its soft edges too
+    low, high = TONES
+    tones = np.where(around & kept, np.clip((contrast / level - low) / (high - low), 0, 1), 0)
+    field = _field(tones, kept, box)
+    canvas, known = _reduced((255 * tones + 0.5).astype(np.uint8), kept, field)
+    strokes = canvas[canvas > canvas.max() // 3]
+    brightest = float(np.percentile(strokes, 75)) if strokes.size else 255.0  # under 255: strokes of under a pixel
+    canvas = np.clip(canvas * (255 / max(brightest, 1.0)) + 0.5, 0, 255).astype(np.uint8) if brightest < 255 else canvas
+    return Prepared(canvas, known, inverted, box, field, figure, paper)
+
+
+def _paper(grey: Grey, kept: Mask) -> NDArray[np.float64]:
+    """The tone of the paper at every pixel, ink or not: a surface fitted to what lies near to it."""
+    height, width = grey.shape
+    step = max(1, min(height, width) // SAMPLES)
+    ys, xs = np.nonzero(kept[::step, ::step])
+    if len(ys) < 4 * len(DEGREES):
+        raise NoFigure("hardly anything of the picture is known; hide less of it")
+    values = grey[::step, ::step][ys, xs].astype(np.float64)
+    terms = _terms(ys * step / height, xs * step / width)
+    ring = np.minimum(np.minimum(ys, ys.max() - ys), np.minimum(xs, xs.max() - xs)) <= max(ys.max(), xs.max()) // 16
+    fitted = np.full_like(values, np.median(values[ring]))  # there is paper around a digit
+    weights = np.zeros(len(DEGREES))
+    for degrees in (1, 1, 3, 3, 6, 6, 6):  # bent at once, it would follow thick ink
+        away = np.abs(values - fitted)
+        near = away <= max(4.0, 2.5 * _spread(away))
+        weights[:degrees] = np.linalg.lstsq(terms[near, :degrees], values[near], rcond=None)[0]
+        fitted = terms @ weights
+    whole = _terms(np.arange(height)[:, None] / height, np.arange(width)[None] / width) @ weights
+    return np.clip(whole, fitted.min(), fitted.max())  # where all is hidden, the surface might go anywhere
+
+
+def _spread(away: NDArray[np.float64]) -> float:
+    """The standard deviation of the paper, by its distances from its tone: of a third of them, which ink is not in."""
+    return float(np.quantile(away, 1 / 3)) / 0.43
+
+
+def _terms(y: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.stack(np.broadcast_arrays(*[(2 * x - 1)**i * (2 * y - 1)**j for i, j in DEGREES]), axis=-1)
+
+
+def _contrast(grey: Grey, paper: NDArray[np.float64], kept: Mask) -> tuple[NDArray[np.float64], bool]:
+    """How much inkier than the paper each pixel is, 1 at most, and whether ink is dark. Light multiplies: so a ratio
+    to the paper's tone is the same in the shade. 0 where hidden."""
+    away = np.where(kept, grey - paper, 0)
+    cubes = away**3  # noise hardly counts
+    dark = bool(cubes[cubes < 0].sum() + cubes[cubes > 0].sum() < 0)
+    room = np.maximum(paper if dark else 255 - paper, 16)
+    return (-away if dark else away) / room, dark
+
+
+def blurred(values: NDArray[np.float64], radius: int) -> NDArray[np.float64]:
+    """The mean of the square around each pixel."""
+    if radius:
+        for _ in range(2):
+            padded = np.pad(values, ((radius + 1, radius), (0, 0)), mode="edge").cumsum(axis=0)
+            values = ((padded[2 * radius + 1:] - padded[:-2 * radius - 1]) / (2 * radius + 1)).T
+    return values
+
+
+def _ink(smooth: NDArray[np.float64], kept: Mask) -> Mask:
+    """What is at least half as far from the paper as ink is, on average."""
+    limit = least = max(FAINTEST, NOISES * _spread(np.abs(smooth[kept])))
+    for _ in range(8):
+        above = smooth[smooth > limit]
+        if not above.size:
+            raise NoFigure("no ink was found: send a picture in which the digit differs more from the paper around it")
+        limit = max(least, float(np.median(above)) / 2)
+    inky: Mask = (smooth > limit) & kept
+    return inky
+
+
+def _figure(ink: Mask, contrast: NDArray[np.float64], hidden: Mask) -> Mask:
+    """The ink of one figure."""
+    near_hole = blurred(hidden.astype(np.float64), 1) > 1e-9
+    labels = components(ink | near_hole)
+    ys, xs = np.nonzero(ink)
+    own = labels[ys, xs]
+    mass = np.bincount(own, np.maximum(contrast[ys, xs], 0), minlength=int(labels.max()) + 1)
+    boxes = np.stack([np.full_like(mass, np.inf), np.full_like(mass, np.inf), np.zeros_like(mass),
+                      np.zeros_like(mass)], axis=1)
+    for side, least, most in ((0, xs, xs + 1), (1, ys, ys + 1)):
+        np.minimum.at(boxes[:, side], own, least)
+        np.maximum.at(boxes[:, side + 2], own, most)
+    height, width = ink.shape
+    sides = np.where(mass > 0, np.maximum(boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]), 0)
+    at_edge = (boxes[:, :2].min(axis=1) == 0) | (boxes[:, 2] == width) | (boxes[:, 3] == height)
+    inner = ~at_edge & (sides >= max(height, width) / 25) & (mass >= mass.max() / 30)
+    main = int(np.argmax(np.where(inner, mass, 0) if inner.any() else mass))
+    gaps = np.maximum(boxes[:, :2] - boxes[main, 2:], boxes[main, :2] - boxes[:, 2:]).max(axis=1) / sides[main]
+    large = mass >= mass[main] / 3
+    part = (mass >= mass[main] / 50) & (gaps <= np.where(large, 0.1, 0.25)) & (~at_edge | at_edge[main])
+    part &= mass <= mass[main]
+    if others := int((large & ~part & ~at_edge & (mass > 0)).sum()):
+        raise NoFigure(f"{others + 1} separate figures were found; crop the picture to one digit")
+    if sides[main] < LONGER / 2:
+        raise NoFigure(f"the figure found is {sides[main]:.0f} pixels large; send a picture in which it has at least "
+                       f"{LONGER // 2}")
+    figure: Mask = ink & part[labels]
+    return figure
+
+
+def _extent(mask: Mask) -> Box:
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
+
+
+def _box(figure: Mask, hidden: Mask) -> Box:
+    """The figure's extent, and that of the holes which its ink runs into, to that side."""
+    box, holes = _extent(figure), components(hidden)
+    reach = [*box]
+    reaching = 3 + max(figure.shape) // 250  # of the soft edge between ink and hole
+    for side, (across, down) in enumerate(((-1, 0), (0, -1), (1, 0), (0, 1))):
+        into = np.zeros_like(figure)
+        for step in range(1, reaching + 1):
+            into |= _shifted(figure, across * step, down * step)
+        entered = np.unique(holes[into & hidden])
+        if entered.size:
+            beyond = _extent(np.isin(holes, entered))[side]
+            reach[side] = min(box[side], beyond) if side < 2 else max(box[side], beyond)
+    left, top, right, bottom = box
+    height, width = bottom - top, right - left
+    top, bottom = _grown(top, bottom, reach[1], reach[3], max(LARGEST_HIDDEN[0] * height, LARGEST_HIDDEN[1] * width))
+    left, right = _grown(left, right, reach[0], reach[2], NARROW * (bottom - top))
+    return left, top, right, bottom
+
+
+def _shifted(mask: Mask, across: int, down: int) -> Mask:
+    """Moved by up to its size; what comes in is False."""
+    moved = np.zeros_like(mask)
+    height, width = mask.shape
+    moved[max(0, down):height + min(0, down), max(0, across):width + min(0, across)] = (
+        mask[max(0, -down):height - max(0, down), max(0, -across):width - max(0, across)])
+    return moved
+
+
+def _grown(first: float, last: float, beyond_first: float, beyond_last: float, most: float) -> tuple[float, float]:
+    """An interval that takes in another, on both sides in proportion, until it is so long."""
+    before, after = max(0.0, first - beyond_first), max(0.0, beyond_last - last)
+    share = min(1.0, max(0.0, most - (last - first)) / max(before + after, 1e-9))
+    return first - share * before, last + share * after
+
+
+def _field(tones: NDArray[np.float64], kept: Mask, box: Box) -> Box:
+    """What the canvas shows: the box in it is LONGER pixels large, and its mass is at CENTRE."""
+    left, top, right, bottom = box
+    inside = np.s_[int(top):int(np.ceil(bottom)), int(left):int(np.ceil(right))]
+    mass, there = tones[inside], kept[inside]
+    mass = np.where(there, mass, mass.sum() / max(1, there.sum()))
+    side = SIDE * max(right - left, bottom - top) / LONGER
+    corner = []
+    for axis, first, last in ((1, left, right), (0, top, bottom)):
+        along = mass.sum(axis=1 - axis)
+        centre = int(first) + 0.5 + float(along @ np.arange(len(along))) / float(along.sum())
+        corner.append(min(first, max(last - side, centre - side * CENTRE / SIDE)))  # never cut off
+    return corner[0], corner[1], corner[0] + side, corner[1] + side
+
+
+def _reduced(tones: Grey, kept: Mask, field: Box) -> tuple[Grey, Mask]:
+    """What the field shows, by the rule for partly hidden pixels. Beyond the picture there is paper, or a hole where
+    there is one at its edge."""
+    height, width = kept.shape
+    before = int(max(0, np.ceil(-field[1]))), int(max(0, np.ceil(-field[0])))
+    after = int(max(0, np.ceil(field[3] - height))), int(max(0, np.ceil(field[2] - width)))
+    margins = tuple(zip(before, after, strict=True))
+    rows, columns = (bounds(SIDE, field[axis] + before[1 - axis], field[axis + 2] + before[1 - axis])
+                     for axis in (1, 0))
+    values, known = means(np.pad(tones, margins)[..., None], np.pad(kept, margins, mode="edge"), rows, columns)
+    return values[..., 0], known

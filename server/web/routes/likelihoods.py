@@ -1,0 +1,118 @@
+"""POST /v1/images/likelihoods: how probable the hidden part of a picture is, given the known part."""
+
+import asyncio
+import base64
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, File, Form, Request, Response, UploadFile
+from fastapi.responses import JSONResponse
+
+from linpix.model.likelihood import Scoring
+
+from ...engine.decode.scoring import likelihood, scoring_of
+from ...engine.ticket import Ticket
+from ...errors import BodyTooLarge, Exhausted, Impossible, InvalidRequest, ModelNotFound, UnsupportedMedia
+from ...pictures.likelihoods import map_png, numbers, read_scored
+from ...pictures.pictures import Occluded
+from .. import fields, likelihood_schemas
+from ..admission import TIMEOUT_PARAMETER, AdmittingRoute
+from ..likelihood_schemas import LIKELIHOOD, LIKELIHOOD_FIELDS, Likelihoods
+from ..openapi import BODY, DRAWING, PNG, error_responses, ok_response, png_headers
+from ..service import service_of
+from .image_request import ImageRequest
+from .responses import unless_gone
+from .uploads import decoded, facts_of, only
+
+router = APIRouter(prefix="/v1/images", tags=["images"], route_class=AdmittingRoute)
+
+SOON_NUMBERS = 2**15  # of all classes, from which an answer is made in a few milliseconds
+
+_FORM = {"examples": LIKELIHOOD, "encoding": {"image[]": {"explode": True}}}
+_OK = ok_response("the likelihood, or with Accept: image/png its map", content=PNG)
+_OK[200]["headers"] = png_headers(Likelihoods)
+_RESPONSES = _OK | error_responses(
+    *BODY, *DRAWING,
+    InvalidRequest("keep_rows hides nothing, so there is nothing to score: hide at least one pixel, or leave keep_rows "
+                   "out to score the whole picture", param="keep_rows"),
+    Impossible("mnist"),
+    ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24), Exhausted(),
+    UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'", param="image"))
+
+
+@router.post("/likelihoods", response_model=Likelihoods, operation_id="likelihoods", responses=_RESPONSES,
+             openapi_extra={"parameters": [TIMEOUT_PARAMETER], "requestBody": {
+                 "content": {"multipart/form-data": _FORM}, "description": "A picture, and what of it is hidden. "
+                 "Unknown fields are ignored, and the answer's warnings name them."}})
+async def likelihoods(
+        http: Request,
+        image: Annotated[UploadFile | None, File(description="PNG, JPEG or WebP of the model's size or more; its "
+                                                 "transparent pixels are hidden, unless mask or keep_rows says what is",
+                                                 examples=["seven.png"])] = None,
+        image_list: Annotated[list[UploadFile] | None, File(alias="image[]", examples=[[]], description="another name "
+                                                            "for image, as some clients send it; one picture")] = None,
+        mask: Annotated[UploadFile | None, File(description="a picture whose transparent pixels are hidden, instead of "
+                                                "the image's own", examples=["mask.png"])] = None,
+        keep_rows: Annotated[fields.KeptRows | None, Form()] = None,
+        model: Annotated[fields.Model | None, Form()] = None,
+        label: Annotated[likelihood_schemas.Label | None, Form()] = None,
+        labels: Annotated[likelihood_schemas.Labels | None, Form()] = None,
+        prompt: Annotated[fields.Prompt | None, Form()] = None,
+        size: Annotated[fields.Size | None, Form()] = None,
+        response_format: Annotated[likelihood_schemas.MapFormat | None, Form()] = None,
+        timeout: Annotated[fields.Timeout | None, Form()] = None) -> Response:
+    """Tell how probable the hidden part of a picture is, given the known part; without one, the whole picture."""
+    service, ticket = service_of(http), http.state.ticket
+    ignored = [name for name in await http.form() if name not in LIKELIHOOD_FIELDS]
+    request = ImageRequest(service, http, model=model, n=None, size=size, response_format=response_format, stream=None,
+                           partial_images=None, seed=None, temperature=None, label=label, prompt=prompt,
+                           timeout=timeout, priority=None, ignored=ignored)
+    checkpoint, every, upload = request.served.decoder.checkpoint, labels == "all", only(image, image_list)
+    if every and not checkpoint.class_names:
+        raise InvalidRequest(f"labels=all needs a model with classes, and {request.served.name} has none; leave it out",
+                             param="labels")
+    service.ledger.admit(ticket, request.served, 1, timeout_s=request.timeout_s, scores=True)
+
+    def read() -> Occluded:
+        return read_scored(upload.file.read(), request.config, mask=None if mask is None else mask.file.read(),
+                           keep_rows=keep_rows)
+
+    occluded = await decoded(http, service.ledger, ticket, read)
+    if occluded is None:
+        return Response(status_code=499)  # the client has disconnected
+    scoring = scoring_of(checkpoint, occluded.canvas, occluded.known, request.label, every=every)
+    service.ledger.score(ticket, scoring)
+    answer = partial(_answer, request, scoring, facts_of(occluded), every=every, drawn=response_format is not None)
+    response = await unless_gone(http, _when_scored(request, ticket, scoring, answer))
+    if response is None:
+        return Response(status_code=499)
+    service.ledger.release(ticket, "completed")
+    return response
+
+
+async def _when_scored(request: ImageRequest, ticket: Ticket, scoring: Scoring, answer: Callable[[], Response]
+                       ) -> Response:
+    """The answer, made in a thread if that takes more than a moment. Raises ServiceError."""
+    await ticket.scored()
+    if scoring.log_probs.numel() <= SOON_NUMBERS and request.soon:
+        return answer()
+    async with ticket.in_time():
+        return await asyncio.to_thread(answer)
+
+
+def _answer(request: ImageRequest, scoring: Scoring, facts: dict[str, Any], *, every: bool, drawn: bool) -> Response:
+    """drawn: whether the JSON has the map as a PNG too."""
+    checkpoint = request.served.decoder.checkpoint
+    bits, found = likelihood(scoring, request.label, checkpoint, every=every)
+    source = {"model": checkpoint.name, "checkpoint": checkpoint.digest, "precision": "fp32"}
+    png = map_png(bits, request.config, request.factor) if drawn or request.png else b""
+    if request.png:
+        headers = {f"x-linpix-{name}": quote(value, safe="+") for name, value in source.items()}
+        headers |= {f"x-linpix-{name.replace('_', '-')}": f"{found[name]:.6g}" for name in ("bits_per_dim",
+                                                                                          "log_likelihood")}
+        return Response(png, media_type="image/png", headers=headers)
+    return JSONResponse({"created": int(time.time()), **source, "warnings": request.warnings, **facts, **found,
+                         "map": numbers(bits, request.config), "b64_json": base64.b64encode(png).decode() or None})

@@ -1,0 +1,80 @@
+"""`linpix score`: the numbers of the service, and of `linpix evaluate`."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from linpix.__main__ import main
+from linpix.model import checkpoint
+from linpix.training.evaluate import bits_of
+from tests.server.web.test_images import PICTURE, encode, occluded
+from tests.server.web.test_likelihoods import ask, told
+
+
+@pytest.fixture
+def linpix(capsys):
+    """Runs `linpix score` in this process; gives exit status, standard output, standard error."""
+
+    def run(*arguments) -> tuple[int, str, str]:
+        status = main(["score", *map(str, arguments)])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def picture(tmp_path):
+    path = tmp_path / "picture.png"
+    path.write_bytes(encode(PICTURE))
+    return path
+
+
+def test_a_picture_has_the_bits_per_dim_of_evaluate(linpix, tiny, picture):
+    status, printed, _ = linpix(picture, "--model", tiny, "--json")
+    expected = float(bits_of(checkpoint.read(tiny).net, PICTURE.reshape(1, -1))[0])
+    assert status == 0
+    assert json.loads(printed)["bits_per_dim"] == pytest.approx(expected, abs=1e-4)
+    _, printed, _ = linpix(picture, "--model", tiny)
+    assert printed.startswith(f"{expected:.4f} bits/dim, log-likelihood -") and "without a class" in printed
+
+
+@pytest.mark.parametrize("fields", [{}, {"label": "3"}, {"labels": "all"}, {"labels": "all", "label": "3",
+                                                                            "keep_rows": "3"}])
+def test_the_command_says_what_the_service_says(linpix, tiny, server, picture, fields):
+    flags = [part for name, value in fields.items() for part in (f"--{name.replace('_', '-')}", value)]
+    _, printed, _ = linpix(picture, "--model", tiny, "--json", *flags)
+    found = json.loads(printed)
+    with server.client() as client:
+        answer = told(client, **fields)
+    assert found == {name: answer[name] for name in found}
+    assert found.keys() >= {"bits_per_dim", "log_likelihood", "counted", "known", "conditioning", "labels", "map"}
+
+
+def test_the_map_is_the_services(linpix, tiny, server, tmp_path, picture):
+    mask = tmp_path / "mask.png"
+    mask.write_bytes(occluded(3))
+    status, printed, _ = linpix(picture, "--model", tiny, "--mask", mask, "--out", tmp_path / "map.png", "--scale", 2)
+    assert status == 0 and "map in" in printed and "of 40 sub-pixels given 24 known ones" in printed
+    with server.client() as client:
+        answer = ask(client, mask=occluded(3), size="16x16", headers={"accept": "image/png"})
+    assert np.array_equal(*(np.asarray(Image.open(source)) for source in (
+        tmp_path / "map.png", io.BytesIO(answer.content))))
+
+
+def test_classes_are_listed_with_the_most_probable_first(linpix, tiny, picture):
+    lines = linpix(picture, "--model", tiny, "--labels", "all")[1].splitlines()
+    shares = [float(line.split()[0]) for line in lines[1:]]
+    assert "of any class" in lines[0] and len(shares) == 10
+    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    (("--label", "ten"), "label must be a class of tiny"), (("--keep-rows", "8"), "keep_rows hides nothing"),
+    (("--out", "map.gif"), "give NAME.png"), (("--out", "nowhere/map.png"), "in an existing folder")])
+def test_what_cannot_be_scored_is_one_line_that_says_why(linpix, tiny, picture, flags, words):
+    status, printed, said = linpix(picture, "--model", tiny, *flags)
+    assert (status, printed) == (2, "")
+    assert words in said and len(said.splitlines()) == 1

@@ -1,0 +1,261 @@
+"""Photographs of MNIST's test digits, made up, come out as MNIST shows those digits."""
+
+import gzip
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from linpix.model.config import ModelConfig
+from linpix.server.pictures import uploads
+from linpix.server.pictures.components import components
+from linpix.server.pictures.pictures import PictureError
+from linpix.server.pictures.prepare import NoFigure, Prepared, prepare
+
+MNIST = ModelConfig(height=28, width=28)
+COUNT = 20
+
+
+@pytest.fixture(scope="module")
+def digits(data: Path) -> np.ndarray:
+    file = data / "mnist/t10k-images-idx3-ubyte.gz"
+    return np.frombuffer(gzip.decompress(file.read_bytes()), np.uint8, offset=16).reshape(-1, 28, 28)[:7 * COUNT:7]
+
+
+def photo(digit: np.ndarray, seed: int, *, dark: bool = True, light: float = 0.35, noise: float = 6.0,
+          part: tuple[float, float] = (0.35, 0.8)) -> tuple[np.ndarray, tuple[int, int, int]]:
+    """Grey paper of 300 to 900 pixels a side in uneven light, with noise and specks, and a digit somewhere on it; and
+    top, left and side of the digit's field. part: what the field may take of the picture."""
+    random = np.random.default_rng(seed)
+    height, width = random.integers(300, 900, 2)
+    side = int(random.uniform(*part) * min(height, width))
+    sharp = np.asarray(Image.fromarray(digit).resize((side, side), Image.Resampling.BICUBIC)) / 255
+    top, left = random.integers(0, height - side + 1), random.integers(0, width - side + 1)
+    ink = np.zeros((height, width))
+    ink[top:top + side, left:left + side] = np.clip(2 * sharp - 0.5, 0, 1)
+    angle = random.uniform(0, 2 * np.pi)
+    y, x = np.mgrid[-1:1:height * 1j, -1:1:width * 1j]
+    lit = 1 - light * (0.5 + (np.cos(angle) * x + np.sin(angle) * y) / 2.83)
+    paper, pen = (0.9, random.uniform(0.1, 0.35)) if dark else (0.2, 0.9)
+    grey = 255 * lit * (paper + (pen - paper) * ink) + random.normal(0, noise, ink.shape)
+    for at in random.integers(0, (height - 3, width - 3), (30, 2)):
+        grey[at[0]:at[0] + 3, at[1]:at[1] + 3] -= 60
+    return np.clip(grey, 0, 255).astype(np.uint8), (top, left, side)
+
+
+def prepared(grey: np.ndarray) -> Prepared:
+    return prepare(grey, np.ones(grey.shape, np.bool_))
+
+
+def agreement(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.corrcoef(one.ravel(), other.ravel())[0, 1])
+
+
+@pytest.mark.parametrize("options", [{}, {"dark": False}, {"noise": 15.0}, {"light": 0.7}, {"part": (0.12, 0.2)}],
+                         ids=["dark", "light", "noisy", "uneven", "small"])
+def test_a_photographed_digit_comes_out_as_mnist_has_it(digits, options):
+    found = [prepared(photo(digit, seed, **options)[0]) for seed, digit in enumerate(digits)]
+    assert all(one.inverted == options.get("dark", True) and one.known.all() for one in found)
+    alike = [agreement(one.canvas, digit) for one, digit in zip(found, digits, strict=True)]
+    # of 100 photographs of each kind but the last: median 0.966, 93 or 94 over 0.9, least 0.82
+    assert np.median(alike) > 0.94 and np.mean(np.array(alike) > 0.9) > 0.8 and min(alike) > 0.75
+
+
+def test_the_longer_side_is_20_pixels_and_the_mass_is_in_the_middle(digits):
+    for seed, digit in enumerate(digits[:15]):
+        canvas = prepared(photo(digit, seed)[0]).canvas.astype(float)
+        rows, columns = (np.flatnonzero(canvas.max(axis=axis) > 60) for axis in (1, 0))
+        assert 19 <= max(rows[-1] - rows[0], columns[-1] - columns[0]) + 1 <= 21
+        assert abs(canvas.sum(axis=1) @ np.arange(28) / canvas.sum() - 14) < 0.5
+        assert abs(canvas.sum(axis=0) @ np.arange(28) / canvas.sum() - 14) < 0.5
+
+
+def test_what_is_inverted_comes_out_the_same(digits):
+    for seed, digit in enumerate(digits[:5]):
+        grey = photo(digit, seed, light=0, noise=0)[0]
+        one, other = prepared(grey), prepared(255 - grey)
+        assert one.inverted and not other.inverted
+        assert np.abs(one.canvas.astype(int) - other.canvas).max() <= 2
+
+
+@pytest.mark.parametrize("stroke", [2, 6, 100])
+def test_strokes_of_any_width_come_out_white(stroke):
+    grey = np.full((600, 500), 210, np.uint8)
+    grey[100:500, 200:200 + stroke] = 60  # a one
+    canvas = prepared(grey).canvas
+    middle = canvas[8:20].max(axis=1)
+    assert (middle > 200).all() and (canvas[:, [0, 27]] == 0).all()
+    assert (canvas[14] > 100).sum() in ((1, 2) if stroke < 10 else (5, 6))
+
+
+@pytest.mark.parametrize("grey", [
+    np.full((300, 300), 200), np.zeros((300, 300)), np.tile(np.linspace(80, 220, 500), (400, 1)),
+    np.random.default_rng(0).normal(200, 10, (400, 500)), np.random.default_rng(0).integers(0, 256, (400, 500)),
+], ids=["white", "black", "shade", "paper", "static"])
+def test_a_picture_without_ink_is_refused(grey):
+    with pytest.raises(NoFigure, match="no ink was found: send"):
+        prepared(grey.clip(0, 255).astype(np.uint8))
+
+
+def test_two_digits_a_tiny_one_and_nothing_known_are_refused_with_a_cure():
+    grey = np.full((300, 600), 220, np.uint8)
+    grey[100:200, 100:120] = grey[100:200, 400:420] = 30
+    with pytest.raises(NoFigure, match="2 separate figures were found; crop"):
+        prepared(grey)
+    grey = np.full((100, 100), 220, np.uint8)
+    grey[50:57, 50:52] = 30
+    with pytest.raises(NoFigure, match="is 7 pixels large; send a picture in which it has at least 10"):
+        prepared(grey)
+    with pytest.raises(NoFigure, match="hardly anything of the picture is known; hide less"):
+        prepare(grey, np.zeros(grey.shape, np.bool_))
+
+
+def test_a_dark_table_at_the_edge_is_not_the_figure(digits):
+    grey, (_, left, side) = photo(digits[0], 4)
+    before = prepared(grey)
+    edge = np.s_[:, left + side + 10:] if left + side + 40 < grey.shape[1] else np.s_[:, :left - 10]
+    grey[edge][:, -20:] = 20
+    assert agreement(prepared(grey).canvas, before.canvas) > 0.99
+
+
+# Holes
+
+def hide(shape: tuple[int, int], top: int, bottom: int, left: int, right: int) -> np.ndarray:
+    kept = np.ones(shape, np.bool_)
+    kept[top:bottom, left:right] = False
+    return kept
+
+
+def test_holes_are_no_ink_and_what_is_painted_in_them_changes_nothing(digits):
+    for seed, digit in enumerate(digits[:10]):
+        grey, (top, left, side) = photo(digit, seed)
+        kept = hide(grey.shape, top + side // 2, top + 2 * side // 3, left + side // 3, left + 2 * side // 3)
+        found = [prepare(np.where(kept, grey, np.uint8(paint)), kept) for paint in (0, 128, 255)]
+        for one in found:
+            assert np.array_equal(one.canvas, found[0].canvas) and np.array_equal(one.known, found[0].known)
+            assert one.box == found[0].box
+        assert 0 < (~found[0].known).sum() < 100
+
+
+def test_a_hole_in_a_digit_or_far_from_it_does_not_move_or_scale_it(digits):
+    for seed, digit in enumerate(digits[:10]):
+        grey, (top, left, side) = photo(digit, seed)
+        whole = prepared(grey)
+        inside = hide(grey.shape, top + side // 2, top + 6 * side // 10, left, left + side)
+        for kept in (inside, hide(grey.shape, 0, max(1, top // 2), 0, 900)):
+            assert abs(np.log(prepare(grey, kept).scale / whole.scale)) < 0.12
+
+
+def test_half_a_digit_is_not_taken_for_a_whole_one(digits):
+    """Whether the hole ends below the digit or at the picture's edge; taken for whole it would be twice as large."""
+    for reaching in (False, True):
+        ratios = []
+        for seed, digit in enumerate(digits):
+            grey, (top, _, side) = photo(digit, seed)
+            kept = hide(grey.shape, top + side // 2, 900 if reaching else top + 24 * side // 28, 0, 900)
+            half = prepare(grey, kept)
+            ratios.append(half.scale / prepared(grey).scale)
+            assert not half.known[-1].any() or not reaching, "beyond the picture's edge the hole goes on"
+        assert np.sqrt(np.mean(np.log(ratios)**2)) < 0.35, "0.69 if its known half were taken for it"
+
+
+def test_a_hole_at_one_side_makes_a_digit_no_higher(digits):
+    for seed, digit in enumerate(digits[:10]):
+        grey, (_, left, side) = photo(digit, seed)
+        half = prepare(grey, hide(grey.shape, 0, 900, left + 6 * side // 10, 900))
+        assert half.scale > 0.9 * prepared(grey).scale
+
+
+# Uploads
+
+def png(*planes: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(np.dstack(planes).squeeze()).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("way", ["alpha", "mask", "keep_rows"])
+def test_a_completion_is_laid_over_its_upload(digits, way):
+    grey, (top, left, side) = photo(digits[2], 1)
+    kept = hide(grey.shape, top + side // 2, top + side, left, left + side)
+    alpha = 255 * kept.astype(np.uint8)
+    colours = [grey, (0.9 * grey).astype(np.uint8), (0.7 * grey).astype(np.uint8)]
+    if way == "keep_rows":
+        upload = uploads.read(png(*colours), MNIST, keep_rows=14, preparation="mnist", lay_back=True)
+        kept = ~upload.overlay.hidden
+        assert 0 < (~kept).sum() < kept.size / 2
+    elif way == "mask":
+        upload = uploads.read(png(*colours), MNIST, mask=png(grey, alpha), preparation="mnist", lay_back=True)
+    else:
+        upload = uploads.read(png(*colours, alpha), MNIST, preparation="mnist", lay_back=True)
+    whole = prepared(np.asarray(Image.fromarray(np.dstack(colours)).convert("L")))
+    blank = upload.overlay.laid(np.zeros((28, 28, 1), np.uint8)).astype(int)
+    full = upload.overlay.laid(np.full((28, 28, 1), 255, np.uint8)).astype(int)
+    assert np.array_equal(blank[kept], np.dstack(colours)[kept]) and np.array_equal(full[kept], blank[kept])
+    paper, ink = ~whole.ink & ~kept, whole.ink & ~kept
+    assert np.abs(blank - np.dstack(colours))[paper].mean() < 20, "the paper's tone"
+    assert np.abs(full - np.dstack(colours))[ink].mean() < 50, "the ink's"
+    assert upload.overlay.size == f"{grey.shape[1]}x{grey.shape[0]}"
+
+
+def test_large_uploads_are_laid_back_at_1024_pixels_and_grey_stays_grey():
+    grey = np.full((2000, 3000), 220, np.uint8)
+    grey[500:1500, 1000:1100] = 40
+    upload = uploads.read(png(grey), MNIST, keep_rows=14, preparation="mnist", lay_back=True)
+    assert upload.overlay.size == "1024x683" and upload.overlay.blank.shape[2] == 1
+    assert np.allclose(upload.box, (1000, 500, 1100, 1500), atol=8)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_without_preparation_the_crop_is_filled_from_the_models_picture(channels):
+    colours = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    upload = uploads.read(png(colours), ModelConfig(height=8, width=8, channels=channels), keep_rows=4, lay_back=True)
+    laid = upload.overlay.laid(np.full((8, 8, channels), 99, np.uint8))
+    expected = colours.copy()
+    expected[20:, 10:50] = 99
+    assert upload.crop == (10, 0, 50, 40) and np.array_equal(laid, expected)
+
+
+def test_ink_on_a_transparent_ground_is_found():
+    for tone in (0, 255):
+        ink = np.zeros((200, 200), np.uint8)
+        ink[50:150, 90:110] = 255
+        upload = uploads.read(png(np.full((200, 200), tone, np.uint8), ink), MNIST, keep_rows=14, preparation="mnist")
+        assert upload.prepared.inverted == (tone == 0) and upload.occluded.canvas.max() == 255
+
+
+def test_only_models_of_mnists_shape_take_prepared_pictures():
+    with pytest.raises(PictureError, match="28x28 grey pixels, and this one has 8x8 with 3 channels; leave") as caught:
+        uploads.read(b"", ModelConfig(height=8, width=8, channels=3), keep_rows=4, preparation="mnist")
+    assert caught.value.param == "prepare"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_components_are_those_of_a_flood(seed):
+    mask = np.random.default_rng(seed).random((30, 40)) < 0.4
+    labels, seen = components(mask), np.zeros_like(mask)
+    for start in zip(*np.nonzero(mask), strict=True):
+        if seen[start]:
+            continue
+        flood, found = [start], []
+        while flood:
+            y, x = flood.pop()
+            if 0 <= y < 30 and 0 <= x < 40 and mask[y, x] and not seen[y, x]:
+                seen[y, x] = True
+                found.append(labels[y, x])
+                flood += [(y + down, x + across) for down in (-1, 0, 1) for across in (-1, 0, 1)]
+        assert len(set(found)) == 1 and (labels == found[0]).sum() == len(found)
+    assert not labels[~mask].any()
+
+
+def test_a_hole_beside_the_digit_is_no_part_of_it():
+    photo = np.full((120, 160), 230, np.uint8)
+    photo[30:90, 60:70] = 20
+    kept = np.ones(photo.shape, np.bool_)
+    whole = uploads.reduce_and_prepare(photo, kept)
+    for hidden in (np.s_[110:, 100:], np.s_[:8, :20], np.s_[40:60, 130:]):
+        kept = np.ones(photo.shape, np.bool_)
+        kept[hidden] = False
+        assert uploads.reduce_and_prepare(photo, kept).box == whole.box
