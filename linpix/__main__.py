@@ -281,6 +281,8 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save-minutes", type=_number(float, 0.01), default=2.0, help="minutes between saves")
     parser.add_argument("--evaluate-minutes", type=_number(float, 0.01), default=10.0, help="minutes between "
                                                                                             "evaluations")
+    parser.add_argument("--processes", type=_number(int, 1), help="processes that share each batch; default: as many "
+                                                                  "as there are threads, with 4 images each or more")
     for field in dataclasses.fields(TrainConfig):
         kind: dict[str, Any] = {"type": type(field.default)}
         if isinstance(field.default, bool):

@@ -23,6 +23,7 @@ from .export import card, first_marginal, provenance, sample_grid
 from .export import export as export_run
 from .loop import train as train_run
 from .run import Run, TrainConfig
+from .workers import count_for
 
 
 def _choose_device(given: argparse.Namespace) -> None:
@@ -64,9 +65,10 @@ def train(given: argparse.Namespace) -> None:
         run = Run(config, TrainConfig(**changes))
         if given.init:
             run.start_from(checkpoints.read(checkpoints.find(given.init, given.checkpoints)))
+    processes = count_for(run.config.batch, given.processes, run.net.device.type)
     complete = train_run(run, data, out, command=given.command_line, max_minutes=given.max_minutes,
                          max_images=given.max_images, save_minutes=given.save_minutes,
-                         evaluate_minutes=given.evaluate_minutes)
+                         evaluate_minutes=given.evaluate_minutes, processes=processes)
     rest = "the schedule is complete" if complete else "continue with --resume"
     print(f"{run.images:,} images in {run.minutes:.1f} minutes, written to {out}; {rest}", file=sys.stderr)
 

@@ -2,7 +2,7 @@
 
 A run is a function of its settings and the number of steps done: batches, labels and the learning rate are
 computed from that number, so a resumed run goes on as if it had not stopped. (With --minutes, the learning rate
-follows the clock.)
+follows the clock; and the number of processes decides in which order gradients are summed.)
 """
 
 import csv
@@ -10,7 +10,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ from .evaluate import evaluate
 from .export import card, provenance, sample_grid
 from .masks import known_of
 from .run import Run, TrainConfig, stop_signals
+from .workers import Workers, together
 
 
 class Batches:
@@ -104,13 +105,62 @@ def loss_function(net: Transformer, config: TrainConfig) -> Callable[..., Tensor
     return lambda images, start, known=None: dense(images, start)
 
 
+def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[float, bool]]) -> Iterator[
+        tuple[Tensor, Tensor]]:
+    """Take steps until the first process's clock tells that one is the last; after each, its loss and gradient norm.
+
+    data: what is trained on · clock: asked in each step, what run.minutes is after it, and whether it is the last; the
+    other processes do as the first one's says. Raises FloatingPointError when the loss is no longer a number.
+    """
+    config, batches = run.config, Batches(data, run.config, run.model)
+    loss_of, weights = loss_function(run.net, config), list(run.net.parameters())
+    deciding, last = workers.count * (workers.rank == 0), False
+    while not last:
+        share = config.learning_rate_share(run.images, run.minutes)
+        for optimizer in run.optimizers:
+            optimizer.zero_grad()
+            for group in optimizer.param_groups:
+                group["lr"] = config.learning_rate * share * group["share"]
+        images, start, known = (None if each is None else each[workers.rank::workers.count].to(run.net.device)
+                                for each in batches(run.step))
+        assert images is not None and start is not None
+        torch.manual_seed((config.seed * 2**32 + run.step) % 2**64)  # lsh hashes by it: alike after a resume
+        loss = loss_of(images, start, known)
+        loss.backward()
+        minutes, last = clock()
+        told = torch.stack([loss.detach(), loss.new_tensor(minutes * deciding), loss.new_tensor(last * deciding)])
+        if workers.count > 1:  # a part of a batch may have no use for some weights
+            for weight in weights:
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        workers.mean([told, *(weight.grad for weight in weights if weight.grad is not None)])
+        # each group by itself: clipped together, a spike of the head's would silence the layers
+        norm = torch.stack([nn.utils.clip_grad_norm_(group["params"], config.clip)
+                            for optimizer in run.optimizers for group in optimizer.param_groups]).norm()
+        if not bool(torch.isfinite(norm)):
+            raise FloatingPointError(f"the gradient is not a number at step {run.step}; resume from the last save "
+                                     "with a lower --learning-rate")
+        for optimizer in run.optimizers:
+            optimizer.step()
+        run.averaged.update_parameters(run.net)
+        run.step += 1
+        run.minutes, last = float(told[1]), bool(told[2])
+        yield told[0], norm
+
+
+def _take_part(workers: Workers, state: Path, model: ModelConfig, data: Dataset) -> None:
+    for _ in steps(Run.resumed(state, model, {}), data, workers, lambda: (0.0, False)):
+        pass
+
+
 def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: float = math.inf,
-          max_images: float = math.inf, save_minutes: float = 2.0, evaluate_minutes: float = 10.0) -> bool:
+          max_images: float = math.inf, save_minutes: float = 2.0, evaluate_minutes: float = 10.0,
+          processes: int = 1) -> bool:
     """Train until the schedule, the minutes or the images are over, or SIGTERM or SIGINT asks to stop.
 
     folder becomes a checkpoint at each evaluation; `folder`.training holds what a resume needs, the log
-    (CSV, and TensorBoard where installed) and a sample grid of each evaluation. Returns whether the
-    schedule is complete. Raises FloatingPointError when the loss is no longer a number.
+    (CSV, and TensorBoard where installed) and a sample grid of each evaluation. processes: see workers. Returns
+    whether the schedule is complete. Raises FloatingPointError when the loss is no longer a number, and
+    ChildProcessError when another process has died.
     """
     if run.model.classes and (most := int(data.labels.max(initial=-1))) >= run.model.classes:
         raise ValueError(f"{data.name} has {most + 1} classes, but this architecture knows {run.model.classes}; "
@@ -120,14 +170,20 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     held_out = min(config.validation, len(data.images) // 10)
     kept = len(data.images) - held_out
     validation = data.images[kept:]
-    batches = Batches(dataclasses.replace(data, images=data.images[:kept], labels=data.labels[:kept]),
-                      config, run.model)
-    loss_of = loss_function(run.net, config)
+    data = dataclasses.replace(data, images=data.images[:kept], labels=data.labels[:kept])
     log = Log(side, run.step, run.images)
     stop = stop_signals()
     began = saved = evaluated = time.monotonic()
     minutes_before, images_before = run.minutes, run.images
     losses: list[Tensor] = []
+
+    def over(images: int, minutes: float) -> bool:
+        return (config.complete(images, minutes) or bool(stop) or images >= images_before + max_images
+                or minutes >= minutes_before + max_minutes)
+
+    def clock() -> tuple[float, bool]:
+        minutes = minutes_before + (time.monotonic() - began) / 60
+        return minutes, over(run.images + config.batch, minutes)
 
     def keep() -> None:
         run.save(side / "state.pt")
@@ -144,45 +200,27 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
 
     bar = tqdm(total=config.images, initial=run.images, unit="image", disable=not sys.stderr.isatty())
     try:
-        while not (config.complete(run.images, run.minutes) or stop or run.images >= images_before + max_images
-                   or run.minutes >= minutes_before + max_minutes):
-            share = config.learning_rate_share(run.images, run.minutes)
-            for optimizer in run.optimizers:
-                optimizer.zero_grad()
-                for group in optimizer.param_groups:
-                    group["lr"] = config.learning_rate * share * group["share"]
-            images, start, known = (None if each is None else each.to(run.net.device) for each in batches(run.step))
-            assert images is not None and start is not None
-            torch.manual_seed((config.seed * 2**32 + run.step) % 2**64)  # lsh hashes by it: alike after a resume
-            loss = loss_of(images, start, known)
-            loss.backward()
-            # each group by itself: clipped together, a spike of the head's would silence the layers
-            norms = [nn.utils.clip_grad_norm_(group["params"], config.clip)
-                     for optimizer in run.optimizers for group in optimizer.param_groups]
-            norm = torch.stack(norms).norm()
-            if not bool(torch.isfinite(norm)):
-                raise FloatingPointError(f"the gradient is not a number at step {run.step}; the last save is "
-                                         f"in {side}: resume with a lower --learning-rate")
-            for optimizer in run.optimizers:
-                optimizer.step()
-            run.averaged.update_parameters(run.net)
-            run.step += 1
-            losses.append(loss.detach())
-            bar.update(config.batch)
-            now = time.monotonic()
-            run.minutes = minutes_before + (now - began) / 60
-            if len(losses) == 100:
-                train_bits = float(torch.stack(losses).mean())
-                log.write(run, train=train_bits, norm=float(norm), learning_rate=config.learning_rate * share)
-                bar.set_postfix(bits=f"{train_bits:.4f}")
-                losses = []
-            if now - saved > save_minutes * 60:
-                keep()
-                saved = time.monotonic()
-            if now - evaluated > evaluate_minutes * 60:
-                keep()
-                publish()
-                evaluated = time.monotonic()
+        if not over(run.images, run.minutes):
+            if processes > 1:
+                keep()  # from this the others begin
+            with together(processes, _take_part, side / "state.pt", run.model, data) as workers:
+                for loss, norm in steps(run, data, workers, clock):
+                    losses.append(loss)
+                    bar.update(config.batch)
+                    now = time.monotonic()
+                    if len(losses) == 100:
+                        train_bits = float(torch.stack(losses).mean())
+                        share = config.learning_rate_share(run.images - config.batch, run.minutes)
+                        log.write(run, train=train_bits, norm=float(norm), learning_rate=config.learning_rate * share)
+                        bar.set_postfix(bits=f"{train_bits:.4f}")
+                        losses = []
+                    if now - saved > save_minutes * 60:
+                        keep()
+                        saved = time.monotonic()
+                    if now - evaluated > evaluate_minutes * 60:
+                        keep()
+                        publish()
+                        evaluated = time.monotonic()
         keep()
         publish()
     finally:

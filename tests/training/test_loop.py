@@ -305,8 +305,8 @@ def test_a_setting_that_cannot_work_is_refused_with_its_value(field, value):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_killed_run_resumes_from_its_last_save(tmp_path, number):
+@pytest.mark.parametrize(("number", "processes"), [(signal.SIGTERM, "2"), (signal.SIGKILL, "1")])
+def test_a_killed_run_resumes_from_its_last_save(tmp_path, number, processes):
     """The real command in a real process: SIGTERM saves and exits 0; after SIGKILL the last save is there."""
     pictures = tmp_path / "pictures"
     for index in range(40):
@@ -316,7 +316,7 @@ def test_a_killed_run_resumes_from_its_last_save(tmp_path, number):
     command = [sys.executable, "-m", "linpix", "train", "tiny", "--data", str(pictures), "--out",
                str(tmp_path / "run"), "--no-compile", "--batch", "4", "--save-minutes", "0.01", "--resume"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen([*command, "--processes", processes], stderr=subprocess.PIPE, text=True, env=environment)
     state = tmp_path / "run.training" / "state.pt"
     end = time.monotonic() + 60
     while not state.exists() and time.monotonic() < end:
