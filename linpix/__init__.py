@@ -1,4 +1,4 @@
-"""LinPix from Python: `load`, `sample`, `complete`. The rooms are folders beside this one, linked into it:
+"""LinPix from Python: `load`, `sample`, `complete`, `score`. The rooms are folders beside this one, linked into it:
 
 - `linpix.model`: the transformers and their checkpoints; knows no server and no training.
 - `linpix.server`: the service, and what draws without one (server/__init__.py is its map).
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from linpix.model.transformer import Transformer
     from linpix.server.cli.draw import Pictures
+    from linpix.server.cli.score import Score
 
-__all__ = ["complete", "load", "sample"]
+__all__ = ["complete", "load", "sample", "score"]
 
 
 def load(folder: str | Path) -> "Transformer":
@@ -34,3 +35,10 @@ def complete(model: str, image: Any, known: Any, count: int = 1, **options: Any)
     from linpix.server.cli.draw import complete
 
     return complete(model, image, known, count, **options)
+
+
+def score(model: str, image: Any, known: Any = None, **options: Any) -> "Score":
+    """How probable an image is, or its hidden part given the known one. Options and errors: server.cli.score.score."""
+    from linpix.server.cli.score import score
+
+    return score(model, image, known, **options)

@@ -102,10 +102,11 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
                                                                 "sample, complete, compare.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(room: str, name: str, text: str, module: str = "commands") -> argparse.ArgumentParser:
+    def command(room: str, name: str, text: str, *, module: str = "commands", function: str = ""
+                ) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text[:1].upper() + text[1:] + ".",
                                   formatter_class=_Help)
-        sub.set_defaults(module=f"{room}.{module}", function="import_" if name == "import" else name)
+        sub.set_defaults(module=f"{room}.{module}", function=function or name)
         return sub
 
     serving = command("linpix.server.cli", "serve", "serve models over HTTP")
@@ -130,7 +131,7 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
                             "in (at most 1024 pixels a side); --out is a folder then")
 
     scoring = command("linpix.server.cli", "score", "tell how probable a picture is, or its hidden part given the rest",
-                      module="score")
+                      module="score", function="run")
     scoring.add_argument("image", help="PNG, JPEG or WebP; its transparent pixels are hidden; without any, all are")
     _model_flags(scoring)
     scoring.add_argument("--mask", help="picture whose transparent pixels are hidden")
@@ -176,7 +177,8 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     exporting.add_argument("--twin-of", help="name of the model that it is compared with; default: as trained")
     exporting.add_argument("--fp32", action="store_true", help="keep float32 weights instead of bf16")
 
-    importing = command("linpix.training", "import", "convert a checkpoint of the published reference implementation")
+    importing = command("linpix.training", "import", "convert a checkpoint of the published reference implementation",
+                        function="import_")
     importing.add_argument("reference", help="its .pth file")
     importing.add_argument("--heads", type=_number(int, 1), required=True, help="number of attention heads (the file "
                                                                                 "does not store it)")

@@ -207,8 +207,8 @@ class DeadlinePassed(ServiceError):
     status, type, code = 504, "server_error", "deadline_passed"
 
     def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"the request cannot be finished within {timeout_s:g} s; ask for fewer images, or try again "
-                         "when the service is less busy")
+        super().__init__(f"the request cannot be finished within {timeout_s:g} s; allow more time, ask for less, or "
+                         "try again when the service is less busy")
 
 
 class DeadlineUnreachable(ServiceError):
@@ -219,7 +219,7 @@ class DeadlineUnreachable(ServiceError):
         why = (f"decoding the {ahead} uploads before it takes" if uploads else f"with {ahead} images ahead of it, it "
                                                                                f"takes")
         super().__init__(f"the request cannot be finished within {within_s:.3g} s: {why} about {needed_s:.3g} s; allow "
-                         "more time, ask for fewer images, or try again when the service is less busy")
+                         "more time, ask for less, or try again when the service is less busy")
 
 
 class Unexpected(ServiceError):

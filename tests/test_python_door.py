@@ -1,4 +1,4 @@
-"""`import linpix`: load, sample and complete from Python, and the one name that an installation takes."""
+"""`import linpix`: load, sample, complete and score from Python, and the one name that an installation takes."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from tests.server.conftest import Process, serving
-from tests.server.web.test_images import images_of, occluded
+from tests.server.web.test_images import encode, images_of, occluded
 
 GENERATE = "/v1/images/generations"
 
@@ -50,6 +50,30 @@ def test_complete_keeps_known_pixels_and_gives_what_a_server_gives(tiny, server)
     answer = server.client().post("/v1/images/edits", files={"image": ("a.png", occluded(3, picture))},
                                   data={"n": "2", "seed": "7"})
     assert np.array_equal(drawn, images_of(answer))
+
+
+def test_score_gives_what_a_server_gives(tiny, server):
+    picture = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    known = np.arange(8)[:, None].repeat(8, axis=1) < 3
+    found = linpix.score(str(tiny), picture, known, posterior=True)
+    told = server.client().post("/v1/images/likelihoods", files={"image": ("a.png", encode(picture))},
+                                data={"labels": "all", "keep_rows": "3"}).json()
+    assert found.bits_per_dim == pytest.approx(told["bits_per_dim"], abs=1e-6)
+    assert found.log_likelihood == pytest.approx(told["log_likelihood"], abs=1e-3)
+    assert list(found.posterior) == [entry["label"] for entry in told["labels"]]
+    assert sum(found.posterior.values()) == pytest.approx(1)
+    assert np.array_equal(np.isnan(found.map), known)
+    assert np.nansum(found.map) == pytest.approx(-found.log_likelihood / np.log(2))
+    whole = linpix.score(str(tiny), picture, label=4)
+    assert not whole.posterior and not np.isnan(whole.map).any()
+
+
+@pytest.mark.parametrize(("known", "options", "message"), [
+    (np.ones((8, 8), bool), {}, "known hides nothing.*leave it out"), (np.ones((8, 8)), {}, "known must be bool"),
+    (None, {"label": "cat"}, "label must be a class")])
+def test_a_score_that_cannot_be_is_refused(tiny, known, options, message):
+    with pytest.raises(ValueError, match=message):
+        linpix.score(str(tiny), np.zeros((8, 8), np.uint8), known, **options)
 
 
 def test_a_photographed_digit_is_prepared_and_completed(tmp_path):

@@ -145,11 +145,17 @@ def _draw(model: str, count: int, label: int | str | None, seed: int | None, tem
 
 
 def _occluded(image: NDArray[np.generic], known: NDArray[np.generic], config: ModelConfig) -> pictures.Occluded:
+    values, flat = flattened(image, known, config)
+    return pictures.Occluded(np.where(flat, values, np.uint8(0)), flat)
+
+
+def flattened(image: NDArray[np.generic], known: NDArray[np.generic], config: ModelConfig
+              ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Sub-pixels (T,) of an image of the model's size, and which are known. Raises ValueError."""
     shape = (config.height, config.width, *([config.channels] if config.channels > 1 else []))
     if image.dtype != np.uint8 or image.shape != shape:
         raise ValueError(f"image must be uint8 of shape {shape}, the model's, got {image.dtype} of shape {image.shape}")
     if known.dtype != np.bool_ or known.shape != shape[:2]:
         raise ValueError(f"known must be bool of shape {shape[:2]}, true for pixels that stay, got {known.dtype} of "
                          f"shape {known.shape}")
-    flat = np.repeat(known.astype(np.bool_).flatten(), config.channels)
-    return pictures.Occluded(np.where(flat, image.flatten(), 0).astype(np.uint8), flat)
+    return image.astype(np.uint8).flatten(), np.repeat(known.astype(np.bool_).flatten(), config.channels)

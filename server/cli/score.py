@@ -1,22 +1,60 @@
-"""The command that tells how probable a picture is: `linpix score`, by the same functions as the service."""
+"""How probable a picture is: `linpix score` and the same in Python, by the same functions as the service."""
 
 import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
-from linpix.model import checkpoint as checkpoints
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from linpix.model.checkpoint import find, read
+from linpix.model.team import limit_threads
 
 from ..engine.decode.scoring import likelihood, scoring_of
 from ..pictures.likelihoods import map_png, numbers, read_scored
-from .draw import class_of
+from .draw import class_of, flattened
 
 
-def score(given: argparse.Namespace) -> None:
+@dataclass(frozen=True, slots=True, eq=False)
+class Score:
+    bits_per_dim: float            # of the sub-pixels counted: all, or the hidden ones
+    log_likelihood: float          # of these, in nats
+    map: NDArray[np.float64]       # bits, (height, width) or (height, width, 3); NaN where known
+    posterior: dict[str, float]    # of each class, the most probable first; empty unless asked for
+
+
+def score(model: str, image: ArrayLike, known: ArrayLike | None = None, *, label: int | str | None = None,
+          posterior: bool = False, checkpoints: str | None = None) -> Score:
+    """How probable an image is, or its hidden part given the known one.
+
+    model, label, checkpoints: as for `sample` · image: uint8 (height, width), or (height, width, 3) of colour models,
+    of the model's size, hidden pixels too · known: bool (height, width); None: all is hidden · posterior: compute the
+    likelihood under every class; without a label it is then that of their mixture.
+    Raises ValueError, of which CheckpointError is one, and Impossible where a checkpoint cannot draw such an image.
+    """
+    limit_threads()
+    checkpoint = read(find(str(model), None if checkpoints is None else Path(checkpoints)))
+    config, number = checkpoint.net.config, class_of(label, checkpoint)
+    if posterior and not checkpoint.class_names:
+        raise ValueError(f"posterior needs a model with classes, and {checkpoint.name} has none; leave it out")
+    hidden = np.zeros((config.height, config.width), np.bool_)
+    canvas, told = flattened(np.asarray(image), hidden if known is None else np.asarray(known), config)
+    if told.all():
+        raise ValueError("known hides nothing, so nothing is scored: set it to false somewhere, or leave it out")
+    scoring = scoring_of(checkpoint, canvas, told, number, every=posterior).complete()
+    bits, found = likelihood(scoring, number, checkpoint, every=posterior)
+    shape = (config.height, config.width, *([config.channels] if config.channels > 1 else []))
+    return Score(found["bits_per_dim"], found["log_likelihood"], bits.reshape(shape),
+                 {entry["label"]: entry["posterior"] for entry in found["labels"] or []})
+
+
+def run(given: argparse.Namespace) -> None:
     if given.out and (Path(given.out).suffix.lower() != ".png" or not Path(given.out).parent.is_dir()):
         raise ValueError(f"--out {given.out}: the map is written as a PNG; give NAME.png in an existing folder")
     picture = Path(given.image).read_bytes()  # before the model: a wrong path is told at once
     mask = Path(given.mask).read_bytes() if given.mask else None
-    checkpoint = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
+    checkpoint = read(find(given.model, given.checkpoints))
     label, every, config = class_of(given.label, checkpoint), given.labels == "all", checkpoint.net.config
     if every and not checkpoint.class_names:
         raise ValueError(f"--labels all needs a model with classes, and {checkpoint.name} has none; leave it out")
