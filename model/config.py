@@ -160,6 +160,14 @@ class ModelConfig:
         return self.height * self.width // self.patch**2 if self.patch else 0
 
     @property
+    def class_first(self) -> bool:
+        """Whether an image without a class gets one before its first sub-pixel: one that what is known makes likely.
+
+        Such a model has seen no image without its class.
+        """
+        return bool(self.patch and self.classes)
+
+    @property
     def subpixels(self) -> int:
         """T."""
         return self.height * self.width * self.channels

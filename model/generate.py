@@ -29,27 +29,26 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
              temperature: float = 1.0) -> Tensor:
     """Draw one image per seed.
 
-    labels: one per image, None for the unconditional start; or, where anything is given to a model with patches, for a
-    class drawn from what that makes likely · known: (B, T) uint8, whose first `prefix` sub-pixels are kept, or, by a
-    model with patches, those that are `given`, (B, T) bool · returns (B, T) uint8, on the CPU.
+    labels: one per image, None for the unconditional start, or for a class that is drawn (`starts_of`) · known: (B, T)
+    uint8, whose first `prefix` sub-pixels are kept, or, by a model with patches, those that are `given`, (B, T) bool ·
+    returns (B, T) uint8, on the CPU.
     """
     count, config = len(seeds), net.config
     start = torch.tensor([net.start_index(label) for label in labels or [None] * count])
     slots = torch.arange(1, count + 1)
     state = attention_for(config).new_state(count)
-    canvas = torch.zeros(count, config.subpixels, dtype=torch.uint8)
-    if prefix:
-        assert known is not None
-        canvas[:, :prefix] = known[:, :prefix]
-        net.prefill(canvas, prefix, start, state, slots)
+    canvas, scores = torch.zeros(count, config.subpixels, dtype=torch.uint8), torch.zeros(count, config.classes)
     if given is not None:
         assert known is not None
         canvas = torch.where(given, known, canvas)
         [told] = given.any(1).nonzero(as_tuple=True)
         if len(told):
-            scores = net.read(canvas[told], given[told], state, slots[told])
-            classes = starts_given(net, scores, np.array(seeds)[told.cpu().numpy()], start[told])
-            start = start.index_put((told,), classes)
+            scores[told] = net.read(canvas[told], given[told], state, slots[told])
+    start = starts_of(net, scores, np.array(seeds), start)
+    if prefix:
+        assert known is not None
+        canvas[:, :prefix] = known[:, :prefix]
+        net.prefill(canvas, prefix, start, state, slots)
     noise = noise_of(np.array(seeds), np.arange(prefix, config.subpixels))
     temperatures = torch.full((count,), temperature)
     for position in range(prefix, config.subpixels):
@@ -66,12 +65,13 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
     return canvas.cpu()
 
 
-def starts_given(net: Transformer, scores: Tensor, seeds: NDArray[np.int64], start: Tensor) -> Tensor:
-    """Start indices of images of which something was read: those without a class get one that fits what is known.
+def starts_of(net: Transformer, scores: Tensor, seeds: NDArray[np.int64], start: Tensor) -> Tensor:
+    """Start indices of images: with a model that draws the class first, those without a class get one that fits.
 
-    scores: (B, classes), of Transformer.read · seeds, start: (B,) · returns (B,) int64.
+    scores: (B, classes), of Transformer.read, or 0 where nothing is known and all classes are equally probable ·
+    seeds, start: (B,) · returns (B,) int64.
     """
-    if not net.config.classes:
+    if not net.config.class_first:
         return start
     u = torch.from_numpy(uniforms(seeds, np.array(0), CLASS_STREAM)[:, 0].copy()).to(scores.device)
     return torch.where(start == START, START + 1 + draw_class(scores, u), start)

@@ -28,11 +28,18 @@ class Scoring:
     """
 
     log_probs: Tensor
+    priors: NDArray[np.float64]  # (labels,), their log-probabilities given what is known: equal, or as the model tells
 
     def __init__(self, net: Transformer, canvas: NDArray[np.uint8], known: NDArray[np.bool_] | None = None,
-                 labels: Sequence[int | None] = (None,)) -> None:
-        """canvas, known: (T,), nothing known if absent · labels: None for no class. Raises ValueError."""
+                 labels: Sequence[int | None] | None = None) -> None:
+        """canvas, known: (T,), nothing known if absent. Raises ValueError.
+
+        labels: classes, None for the unconditional start; if absent, what an image without a class may begin with: that
+        start, or every class if the model draws it first.
+        """
         self.net, config = net, net.config
+        if labels is None:
+            labels = range(config.classes) if config.class_first else (None,)
         known = np.zeros(config.subpixels, np.bool_) if known is None else known
         if known.all():
             raise ValueError("nothing is hidden: at least one sub-pixel must be, to have a likelihood")
@@ -41,6 +48,8 @@ class Scoring:
         reads = net.patches is not None and known.any()
         self._known = ~self.hidden if reads else None
         self._start = torch.tensor([net.start_index(label) for label in labels], device=net.device)
+        self.priors = np.full(len(labels), -math.log(len(labels)))
+        self._told = [] if None in labels or len(labels) == 1 or not reads else list(labels)
         self._pieces = self._run(int(np.flatnonzero(~known)[-1]) + 1)
 
     def advance(self) -> bool:
@@ -54,6 +63,11 @@ class Scoring:
         return self
 
     @property
+    def mixed(self) -> NDArray[np.float64]:
+        """(n,): log-probabilities in nats of the hidden sub-pixels, where the image is of any of the labels."""
+        return mixture_of(self.log_probs[:, self.hidden].double().cpu().numpy(), self.priors)
+
+    @property
     def totals(self) -> NDArray[np.float64]:
         """(labels,): the log-likelihood in nats; -inf if a value is impossible, which sub-pixel 0 alone may be."""
         sums: NDArray[np.float64] = self.log_probs[:, self.hidden].double().sum(1).cpu().numpy()
@@ -64,6 +78,9 @@ class Scoring:
         # not before: many may wait, and of many classes this is large
         self.log_probs = torch.full((len(self._start), len(self.hidden)), torch.nan, device=self.net.device)
         attention, rows, most, tokens = self.net.attention, len(self._start), 1, length
+        if self._told and self._known is not None:
+            scores = self.net.read(self._canvas[None], self._known[None], attention.new_state(1), torch.tensor([1]))
+            self.priors = scores.double().log_softmax(-1)[0, self._told].cpu().numpy()
         if attention.steps_as:  # else there are no pieces: the whole image, one class after the other
             a_token = self.net.multiplications + attention.memory_multiplications(length - 1)
             groups = -(-rows // max(1, int(PIECE / (PREFILL_TOKENS * a_token))))
@@ -97,19 +114,20 @@ class Scoring:
         self.log_probs[rows, begin:end] = log_probs.where(hidden, torch.nan)
 
 
-def mixture_of(log_probs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Log-probabilities of sub-pixels where the class is unknown, all being equally probable before the first of them.
+def mixture_of(log_probs: NDArray[np.float64], priors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Log-probabilities of sub-pixels where the class is unknown.
 
-    log_probs: (labels, n), of each given the ones before it · returns (n,). By the chain rule: their sum is the log of
-    the mean likelihood, and with each sub-pixel the classes that expected it gain weight.
+    log_probs: (labels, n), of each given the ones before it · priors: (labels,), log-probabilities of the classes
+    before the first of them · returns (n,). By the chain rule: their sum is the log of the mean likelihood, and with
+    each sub-pixel the classes that expected it gain weight.
     """
-    so_far = np.logaddexp.reduce(log_probs.cumsum(1), axis=0) - math.log(len(log_probs))
+    so_far = np.logaddexp.reduce(log_probs.cumsum(1) + priors[:, None], axis=0)
     differences: NDArray[np.float64] = np.diff(so_far, prepend=0.0)
     return differences
 
 
 def posterior(log_likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities of classes that are equally probable before the image is seen, from its log-likelihoods (classes,).
+    """Probabilities of classes from log-likelihoods of an image and each of them, (classes,).
 
     NaN if the image is impossible under each of them.
     """

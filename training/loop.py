@@ -48,13 +48,12 @@ class Batches:
         picked = np.array([self._at(step * size + i, count) for i in range(size)])
         labels = self.data.labels[picked]
         free = np.random.default_rng((seed, 1, step)).random(size) < self.config.unconditional
+        free &= not self.model.class_first
         known = None
         if self.model.patch:
             generator = np.random.default_rng((seed, 2, step))
             told = generator.random(size) < self.config.conditional
-            masks = known_of(generator, self.model, size) & told[:, None]
-            free &= ~masks.any(1)  # the class of an image of which something is known is drawn before the image
-            known = torch.from_numpy(masks)
+            known = torch.from_numpy(known_of(generator, self.model, size) & told[:, None])
         start = np.where(free, START, START + 1 + labels) if self.model.classes else np.full(size, START)
         return torch.from_numpy(self.data.images[picked]), torch.from_numpy(start), known
 
@@ -170,6 +169,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     held_out = min(config.validation, len(data.images) // 10)
     kept = len(data.images) - held_out
     validation = data.images[kept:]
+    classes = data.labels[kept:] if run.model.class_first else None
     data = dataclasses.replace(data, images=data.images[:kept], labels=data.labels[:kept])
     log = Log(side, run.step, run.images)
     stop = stop_signals()
@@ -189,7 +189,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         run.save(side / "state.pt")
 
     def publish() -> None:
-        found = evaluate(run.exported.eval(), validation) if held_out else None
+        found = evaluate(run.exported.eval(), validation, labels=classes) if held_out else None
         bits = {"validation": found.bits_per_dim} if found else {}
         log.write(run, **bits)
         if run.net.attention.steps_as:  # else there is nothing to draw by

@@ -56,7 +56,8 @@ class TrainConfig:
     betas: tuple[float, float] = setting((0.9, 0.95), "decay rates of Adam's two averages")
     clip: float = setting(1.0, "largest gradient norm of a group: the layers' matrices, the head, the rest")
     ema: float = setting(0.998, "decay per step of the averaged weights, which are exported; lower in the first steps")
-    unconditional: float = setting(0.5, "part of the images that train without their class")
+    unconditional: float = setting(0.5, "part of the images that train without their class; "
+                                      "none of a model that draws the class first")
     conditional: float = setting(0.67, "part of the images with known pixels, for a model with patches")
     class_weight: float = setting(10.0, "weight of the class loss of such a model, relative to the likelihood in nats")
     seed: int = setting(0, "seed of initial weights, order of images, and labels left out")

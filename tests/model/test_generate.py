@@ -8,7 +8,8 @@ from torch import Tensor
 
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
-from linpix.model.generate import decode_threads, draw_subpixel, generate, noise_of
+from linpix.model.generate import decode_threads, draw_subpixel, generate, noise_of, starts_of
+from linpix.model.inputs import START
 from linpix.model.mixture import log_likelihood
 from linpix.model.philox import uniforms
 from linpix.model.transformer import Transformer
@@ -115,6 +116,17 @@ def test_keys_and_values_count_in_how_many_threads_a_step_is_worth():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_conditional_model_draws_a_class_first_and_each_as_often():
+    config = dataclasses.replace(PRESETS["tiny"], patch=4, background=0, background_dim=16)
+    net = Transformer(config).eval()
+    seeds = np.arange(10_000)
+    drawn = starts_of(net, torch.zeros(len(seeds), 10), seeds, torch.full((len(seeds),), START)) - START - 1
+    assert int((drawn.bincount(minlength=10) - 1_000).abs().max()) < 4 * 30
+    asked = starts_of(net, torch.zeros(2, 10), seeds[:2], torch.tensor([START + 4, START]))
+    assert asked.tolist() == [START + 4, START + 1 + int(drawn[1])]
+    assert torch.equal(generate(net, [0, 1, 2]), generate(net, [0, 1, 2], labels=drawn[:3].tolist()))
 
 
 def test_temperature_0_needs_no_seed():

@@ -56,8 +56,8 @@ def test_a_whole_image_has_the_bits_per_dim_of_evaluate(pieces, name, dark):
     picture = picture_of(net, dark=dark)
     scoring = Scoring(net, picture).complete()
     expected = float(bits_of(net, picture[None])[0])
-    assert -bits_per_dim(scoring.totals[0], net.config) == pytest.approx(expected, abs=1e-5)
-    assert scoring.log_probs.shape == (1, net.config.subpixels)
+    assert -bits_per_dim(scoring.mixed.sum(), net.config) == pytest.approx(expected, abs=1e-5)
+    assert scoring.log_probs.shape == (10 if name == "conditional" else 1, net.config.subpixels)
 
 
 @pytest.mark.parametrize("name", ["linear", "softmax", "lsh", "reversible", "background", "conditional"])
@@ -94,8 +94,23 @@ def test_the_probabilities_of_all_values_of_one_hidden_sub_pixel_are_one(name, p
     totals = []
     for value in range(256):
         picture[place] = value
-        totals.append(Scoring(net, picture, known).complete().totals[0])
+        totals.append(Scoring(net, picture, known).complete().mixed.sum())
     assert np.exp(totals).sum() == pytest.approx(1, abs=1e-4)
+
+
+def test_without_a_class_a_conditional_model_expects_each_as_much_as_what_is_known_makes_it(pieces):
+    net, known = net_of("conditional"), SCATTERED
+    net.class_head.weight.data *= 30
+    picture = picture_of(net)
+    images, told = torch.from_numpy(picture).expand(10, -1), torch.from_numpy(known).expand(10, -1)
+    with torch.inference_mode():
+        prediction = net.predict(net.sequences(images, START + 1 + torch.arange(10), told))
+    likelihoods = mixture.log_likelihood(prediction.parameters, images)[:, ~known].double().sum(1)
+    priors = prediction.class_scores.double().log_softmax(-1)[0]
+    assert priors.max() - priors.min() > 1
+    scoring = Scoring(net, picture, known).complete()
+    assert scoring.mixed.sum() == pytest.approx(float((priors + likelihoods).logsumexp(0)), abs=1e-3)
+    assert Scoring(net, picture).priors == pytest.approx(np.full(10, -math.log(10)))
 
 
 @pytest.mark.parametrize("name", ["linear", "softmax", "conditional"])
@@ -178,10 +193,11 @@ def test_the_posterior_is_the_share_of_each_class_in_the_sum():
 
 def test_a_mixture_of_classes_has_their_mean_likelihood_sub_pixel_by_sub_pixel():
     log_probs = -np.random.default_rng(0).random((10, 784)) * 3
-    mixed, likelihoods = mixture_of(log_probs), log_probs.sum(1)
-    assert mixed.sum() == pytest.approx(likelihoods.max() + math.log(np.exp(likelihoods - likelihoods.max()).mean()))
-    assert mixed[0] == pytest.approx(math.log(np.exp(log_probs[:, 0]).mean()))
-    assert mixture_of(log_probs[:1]) == pytest.approx(log_probs[0])
+    likelihoods, weights = log_probs.sum(1), np.arange(1, 11) / 55
+    mixed, most = mixture_of(log_probs, np.log(weights)), likelihoods.max()
+    assert mixed.sum() == pytest.approx(most + math.log(np.exp(likelihoods - most) @ weights))
+    assert mixed[0] == pytest.approx(math.log(np.exp(log_probs[:, 0]) @ weights))
+    assert mixture_of(log_probs[:1], np.zeros(1)) == pytest.approx(log_probs[0])
 
 
 @pytest.mark.slow
@@ -189,5 +205,5 @@ def test_a_mixture_of_classes_has_their_mean_likelihood_sub_pixel_by_sub_pixel()
 def test_shipped_models_have_the_bits_per_dim_of_evaluate(data, name):
     net = checkpoint.read(checkpoint.find(name)).net
     images = load(data / "mnist", "test", net.config).images[:32]
-    found = [-bits_per_dim(Scoring(net, image).complete().totals[0], net.config) for image in images]
+    found = [-bits_per_dim(Scoring(net, image).complete().mixed.sum(), net.config) for image in images]
     assert np.abs(np.array(found) - bits_of(net, images).numpy()).max() < 1e-5

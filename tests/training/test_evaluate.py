@@ -29,6 +29,20 @@ def test_the_compiled_engine_gives_the_shipped_model_its_bits_per_dim(data, prec
     assert stepped.dtype == torch.float64
 
 
+@pytest.mark.skipif(not ops.compiled, reason=ops.why())
+def test_a_model_that_draws_the_class_first_has_the_bits_of_all_classes_together():
+    config = dataclasses.replace(PRESETS["tiny"], patch=4, background=0, background_dim=16)
+    torch.manual_seed(0)
+    net = Transformer(config).eval().requires_grad_(False)
+    net.inputs.table.data *= 4  # classes that differ
+    images = torch.randint(0, 256, (3, 64), dtype=torch.uint8).numpy()
+    each = np.stack([bits_of(net, images, labels=np.full(3, label)) for label in range(10)])  # of image and class
+    together = -np.log2(np.exp2(-64 * each).sum(0)) / 64
+    assert np.ptp(each, axis=0).min() > 0.001
+    assert bits_of(net, images).numpy() == pytest.approx(together, abs=1e-6)
+    assert stepped_bits_of(net, pack(net, torch.float32), images).numpy() == pytest.approx(together, abs=1e-4)
+
+
 def test_accuracy_is_the_share_of_images_whose_most_probable_class_is_theirs(tiny):
     net = checkpoint.read(tiny).net
     images = torch.randint(0, 256, (4, 64), dtype=torch.uint8).numpy()

@@ -121,10 +121,8 @@ def test_a_resumed_conditional_run_sees_the_same_masks(stripes):
     assert torch.equal(images, found[0]) and torch.equal(start, found[1]) and torch.equal(known, found[2])
     drawn = [batches(number) for number in range(200)]
     told = torch.cat([known.any(1) for _, _, known in drawn])
-    start = torch.cat([start for _, start, _ in drawn])
     assert 0.6 < float(told.float().mean()) < 0.72
-    assert not bool((start[told] == START).any())  # an image of which something is known has its class
-    assert bool((start[~told] == START).any())
+    assert not any(bool((start == START).any()) for _, start, _ in drawn)  # it draws the class first
 
 
 def test_the_training_benchmark_runs_in_tiny_form_and_its_ways_compute_the_same():

@@ -16,7 +16,7 @@ from torch import Tensor, from_numpy
 from linpix.model.attention import PADDING_SLOT, SlotPool, attention_for
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.generate import decode_threads, draw_subpixel, noise_of, starts_given
+from linpix.model.generate import decode_threads, draw_subpixel, noise_of, starts_of
 from linpix.model.transformer import PREFILL_TOKENS
 
 Numbers = NDArray[np.int64]  # (B,)
@@ -98,6 +98,8 @@ class Decoder(ABC):
         self.canvas[at] = 0 if first.canvas is None else first.canvas
         self.known[at] = False if first.known is None else first.known
         self.told[at] = self.net.patches is not None and self.known[slots[0]].any()
+        if self.config.class_first and not self.told[slots[0]]:
+            self._set_classes(slots, torch.zeros(1, self.config.classes))
 
     def copy(self, slots: Sequence[int]) -> None:
         """Give the others of these slots what was prefilled in the first."""
@@ -113,8 +115,13 @@ class Decoder(ABC):
         with decode_threads(self.net, self.config.patches + 1, 0):
             scores = self.net.read(from_numpy(self.canvas[at[:1]]), from_numpy(self.known[at[:1]]), self.state, first)
         self.copy(slots)
-        self.start[at] = starts_given(self.net, scores.expand(len(slots), -1), self.seed[at],
-                                      from_numpy(self.start[at])).numpy()
+        self._set_classes(slots, scores)
+
+    def _set_classes(self, slots: Sequence[int], scores: Tensor) -> None:
+        """Give images that have no class one that fits. scores: (1, classes), see starts_of."""
+        at = np.array(slots)
+        self.start[at] = starts_of(self.net, scores.expand(len(slots), -1), self.seed[at],
+                                   from_numpy(self.start[at])).numpy()
 
     def left(self, slot: int, position: int) -> int:
         """Sub-pixels of a slot's image to be decoded from a position on; known ones that were read are not."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.likelihood import Scoring, mixture_of, posterior
+from linpix.model.likelihood import Scoring, posterior
 
 from ... import logs
 from ...errors import Impossible
@@ -84,18 +84,20 @@ def scoring_of(checkpoint: Checkpoint, canvas: NDArray[np.uint8], known: NDArray
     marginal = checkpoint.net.config.first_marginal
     if marginal and not known[0] and not marginal[canvas[0]]:
         raise Impossible(checkpoint.name)
-    return Scoring(checkpoint.net, canvas, known, [*range(len(checkpoint.class_names))] if every else [label])
+    return Scoring(checkpoint.net, canvas, known, [*range(len(checkpoint.class_names))] if every else
+                   None if label is None else [label])
 
 
 def likelihood(scoring: Scoring, label: int | None, checkpoint: Checkpoint, *, every: bool
                ) -> tuple[NDArray[np.float64], dict[str, Any]]:
     """Bits of each sub-pixel, (T,), NaN where not counted, and what else a complete Scoring of scoring_of says.
 
-    Without a label, and every class scored: the class is one of them, each as probable as the others.
+    Without a label, and every class scored: the class is one of them, as probable as what is known makes it.
+    every: tell of each class too.
     """
     hidden = scoring.hidden.cpu().numpy()
     log_probs = scoring.log_probs.double().cpu().numpy()[:, hidden]
-    own = log_probs[0] if not every else mixture_of(log_probs) if label is None else log_probs[label]
+    own = scoring.mixed if label is None else log_probs[label if every else 0]
     bits, counted = np.full(len(hidden), np.nan), len(own)
     bits[hidden] = -own / math.log(2)
     names, totals = checkpoint.class_names, log_probs.sum(1)
@@ -104,6 +106,7 @@ def likelihood(scoring: Scoring, label: int | None, checkpoint: Checkpoint, *, e
         return {"log_likelihood": float(nats), "bits_per_dim": float(-nats / math.log(2) / counted)}
 
     classes = [{"label": names[index], "posterior": float(share), **measured(totals[index])}
-               for index, share in sorted(enumerate(posterior(totals)), key=lambda pair: -pair[1])] if every else None
+               for index, share in sorted(enumerate(posterior(totals + scoring.priors)), key=lambda pair: -pair[1])
+               ] if every else None
     return bits, {"label": None if label is None else names[label], "counted": counted, **measured(own.sum()),
                   "labels": classes}
