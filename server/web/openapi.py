@@ -31,7 +31,7 @@ from ..errors import (
 )
 from .error_handlers import error_json
 from .middleware.bodies import PLAIN_BYTES
-from .schemas import ErrorEnvelope, ImageData, ImageEvent, ImagesResponse
+from .schemas import ErrorEnvelope, ImageEvent
 
 Responses = dict[int | str, dict[str, Any]]  # of a route, as FastAPI has them
 Links = dict[str, dict[str, str]]
@@ -120,17 +120,21 @@ def image_responses(kind: str, event: type[ImageEvent], *errors: ServiceError, l
     found = ok_response("the images, in the form that stream and Accept ask for", links=links, content={
         **PNG, **event_stream(event, {f"{kind}.partial_image": {"partial_image_index": 0, "rows": 14},
                                f"{kind}.completed": {}, "error": DeadlinePassed(30.0)})})
-    found[200]["headers"] = png_headers(ImageData, ImagesResponse)
+    found[200]["headers"] = png_headers(event)
     return found | error_responses(*BODY, *DRAWING, *errors)
 
 
 def png_headers(*answers: type[BaseModel]) -> dict[str, Any]:
     """The headers of an answer that is a PNG: what these answers in JSON have beside it."""
-    fields = {name: field for model in answers for name, field in model.model_json_schema()["properties"].items()}
+    fields: dict[str, Any] = {}
+    for model in answers:
+        schema = model.model_json_schema()
+        _lift(schema)
+        fields |= schema["properties"]
     return {f"X-LinPix-{name.title().replace('_', '-')}": {"description": f"of a PNG: {fields[name]['description']}",
                                          "schema": fields[name]}
-            for name in ("seed", "model", "checkpoint", "engine", "precision", "device", "state", "bits_per_dim",
-                         "log_likelihood") if name in fields}
+            for name in ("seed", "score", "model", "checkpoint", "engine", "precision", "device", "state",
+                         "bits_per_dim", "log_likelihood") if name in fields}
 
 
 def describe(app: FastAPI, *, keys: bool, compare_budget: float) -> None:
