@@ -131,6 +131,8 @@ def png_headers(*answers: type[BaseModel]) -> dict[str, Any]:
         schema = model.model_json_schema()
         _lift(schema)
         fields |= schema["properties"]
+    for field in fields.values():
+        _never_null(field)
     return {f"X-LinPix-{name.title().replace('_', '-')}": {"description": f"of a PNG: {fields[name]['description']}",
                                          "schema": fields[name]}
             for name in ("seed", "score", "model", "checkpoint", "engine", "precision", "device", "state",
@@ -190,14 +192,21 @@ def _finish(schema: dict[str, Any]) -> None:
         for operation in operations.values():
             for parameter in operation.get("parameters", []):
                 schema = parameter["schema"]
-                for kind in schema.pop("anyOf", []):  # a header that may be absent, and not null
-                    schema |= kind if kind != {"type": "null"} else {}
+                _never_null(schema)
                 parameter.setdefault("description", schema.pop("description", None))
                 parameter["example"] = schema["examples"][0]
             operation["responses"] = dict(sorted(operation["responses"].items()))
             for answer in operation["responses"].values():
                 for example in answer["content"].get("application/json", {}).get("examples", {}).values():
                     example["value"]["error"].setdefault("param", None)  # FastAPI takes nulls out of examples
+
+
+def _never_null(field: dict[str, Any]) -> None:
+    """Say of a header, in place, that it may be absent, and not null."""
+    if {"type": "null"} in field.get("anyOf", []):
+        for kind in field.pop("anyOf"):
+            field |= kind if kind != {"type": "null"} else {}
+        field.pop("default", None)
 
 
 def _lift(model: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, 
             async for place, event in answered(request, ticket) if isinstance(event, ImageDone)}
     if request.png:
         png, facts = pngs[0]
-        headers = {f"x-linpix-{name}": quote(str(value), safe="+")
+        headers = {f"x-linpix-{name.replace('_', '-')}": quote(str(value), safe="+")
                    for name, value in (request.served.decoder.facts | facts).items()}
         return Response(png, media_type="image/png", headers=headers)
 
@@ -82,8 +82,9 @@ async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | No
             drawn.append(event)
         elif event is None or not request.ranked:
             yield event.index if event else 0, event
-    for place, image in enumerate(request.best(drawn) if request.ranked else []):
-        yield place, image
+    if request.ranked:  # in a thread: of hundreds of candidates it takes tenths of a second
+        for place, image in enumerate(await asyncio.to_thread(request.best, drawn)):
+            yield place, image
 
 
 async def encoded(request: ImageRequest, ticket: Ticket, canvas: NDArray[np.uint8], rows: int | None = None) -> bytes:

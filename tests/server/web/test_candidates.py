@@ -75,6 +75,16 @@ def test_accept_png_is_the_best_one_with_its_seed_and_score(client):
     assert answer.content == base64.b64decode(item["b64_json"])
     assert answer.headers["x-linpix-seed"] == str(item["seed"])
     assert float(answer.headers["x-linpix-score"]) == item["score"]
+    assert float(answer.headers["x-linpix-log-likelihood"]) == item["log_likelihood"]
+
+
+def test_headers_of_the_picture_are_documented_for_edits_alone(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    for route in ("edits", "generations"):
+        headers = paths[f"/v1/images/{route}"]["post"]["responses"]["200"]["headers"]
+        assert headers["X-LinPix-Seed"]["schema"]["type"] == "integer"
+        assert ("X-LinPix-Score" in headers) == ("X-LinPix-Log-Likelihood" in headers) == (route == "edits")
+        assert headers.get("X-LinPix-Score", {"schema": {"type": "number"}})["schema"]["type"] == "number"
 
 
 def test_a_stream_has_the_best_ones_alone_when_all_are_drawn(client):
