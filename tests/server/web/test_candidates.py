@@ -136,32 +136,46 @@ def test_generations_have_none(client):
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    """A conditional model, and one without a start token for which the first sub-pixel is always 0."""
+    """A conditional model, one that is broken where it has no class, and one without a start token."""
     folder, tiny = tmp_path_factory.mktemp("others"), PRESETS["tiny"]
     configs = {
         "conditional": replace(tiny, patch=4, following=((0, 1, 0), (1, 0, 0)), background=0, background_dim=16,
                                look_ups=("previous", "row", "column", "class")),
-        "startless": replace(tiny, classes=0, first_marginal=(1.0,) + (0.0,) * 255)}
+        "broken": None, "startless": replace(tiny, classes=0, first_marginal=(1.0,) + (0.0,) * 255)}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for name, config in configs.items():
-            net = Transformer(config)
+            net = Transformer(config or configs["conditional"])
             for parameter in net.parameters():
                 parameter.data += 0.1 * torch.randn_like(parameter)
-            checkpoint.save(folder / name, net, {"class_names": [str(i) for i in range(config.classes)]}, f"# {name}")
-    with serving(folder) as process, process.client() as client:
-        yield client
+            if name == "broken":  # completions have a class, which the known pixels choose; scores have none
+                net.inputs.table.data[net.inputs.class_rows] = 1e38
+            names = [str(i) for i in range(net.config.classes)]
+            checkpoint.save(folder / name, net, {"class_names": names}, f"# {name}")
+    with serving(folder) as process:
+        yield process
 
 
 @pytest.mark.parametrize("model", ["conditional", "startless"])
 def test_every_model_ranks_even_what_it_takes_for_impossible(others, model):
-    answer = edit(others, HOLE, model=model, seed=3, n=2, candidates=6).json()
-    every = {item["seed"]: item["b64_json"] for item in edit(others, HOLE, model=model, seed=3, n=6).json()["data"]}
+    with others.client() as client:
+        answer = edit(client, HOLE, model=model, seed=3, n=2, candidates=6).json()
+        every = {item["seed"]: item["b64_json"] for item in edit(client, HOLE, model=model, seed=3, n=6).json()["data"]}
     for item in answer["data"]:
         assert every[item["seed"]] == item["b64_json"]
         assert -1e5 < item["log_likelihood"] < item["score"] < 0
     image = pixels(base64.b64decode(answer["data"][0]["b64_json"]))
     assert np.array_equal(image[BAND > 0], PICTURE[BAND > 0])
+
+
+def test_a_candidate_without_a_score_ends_its_request_alone(others):
+    with others.client() as client:
+        assert len(images_of(edit(client, HOLE, model="broken", seed=3, n=6))) == 6
+        failed = edit(client, HOLE, model="broken", seed=3, candidates=6)
+        assert (failed.status_code, failed.json()["error"]["code"]) == (500, "engine_failed")
+        assert edit(client, HOLE, model="broken", seed=3, candidates=6, label=1).status_code == 200
+    assert others.quiet("broken")
+    assert others.metric('linpix_images_waiting{model="broken",priority="interactive"}') == 0
 
 
 # --- beside other requests ---
