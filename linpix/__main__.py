@@ -125,6 +125,8 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     _drawing_flags(completing)
     completing.add_argument("--mask", help="picture whose transparent pixels are filled in")
     completing.add_argument("--keep-rows", type=_number(int, 0), help="image rows to keep; those below are filled in")
+    completing.add_argument("--candidates", type=_number(int, 1), help="draw so many images and keep the --count best, "
+                            "by the model's own likelihood, the best first; default: draw --count")
     completing.add_argument("--prepare", choices=("none", "mnist"), default="none", help="mnist: find the digit in a "
                             "photograph or scan, and bring it to MNIST's size and place")
     completing.add_argument("--lay-back", action="store_true", help="write the picture itself, its hidden parts filled "

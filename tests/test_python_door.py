@@ -76,6 +76,17 @@ def test_a_score_that_cannot_be_is_refused(tiny, known, options, message):
         linpix.score(str(tiny), np.zeros((8, 8), np.uint8), known, **options)
 
 
+def test_the_best_candidates_are_those_of_a_server(tiny, server):
+    picture = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    known = np.arange(8)[:, None].repeat(8, axis=1) < 3
+    drawn = linpix.complete(str(tiny), picture, known, 2, seed=7, candidates=6, label=2)
+    answer = server.client().post("/v1/images/edits", files={"image": ("a.png", occluded(3, picture))},
+                                  data={"n": "2", "seed": "7", "candidates": "6", "label": "2"})
+    assert np.array_equal(drawn, images_of(answer))
+    with pytest.raises(ValueError, match="candidates, of which the 2 best are kept, must be at least 2, got 1"):
+        linpix.complete(str(tiny), picture, known, 2, candidates=1)
+
+
 def test_a_photographed_digit_is_prepared_and_completed(tmp_path):
     checkpoint.save(tmp_path / "grey", Transformer(dataclasses.replace(PRESETS["tiny"], height=28, width=28)), {}, "#")
     paper = np.full((200, 300), 220, np.uint8)

@@ -34,7 +34,7 @@ from ..pictures import pictures, uploads
 from ..pictures.overlay import Overlay
 from ..settings import Settings
 from . import animation, preview
-from .draw import class_of, produce, seeds_from
+from .draw import check_candidates, class_of, produce, ranked, seeds_from
 
 
 def serve(given: argparse.Namespace) -> None:
@@ -63,7 +63,9 @@ def complete(given: argparse.Namespace) -> None:
     if given.lay_back and (_kind(given.out) or given.scale):
         raise ValueError("--lay-back writes one PNG per image at the size of the picture: give a folder as --out, and "
                          "no --scale")
-    checkpoint, batcher = _batcher(given, min(given.count, given.batch))
+    check_candidates(given.candidates, given.count)
+    drawn = given.candidates or given.count
+    checkpoint, batcher = _batcher(given, min(drawn, given.batch))
     label = class_of(given.label, checkpoint)
     upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
                           preparation=given.prepare, lay_back=given.lay_back)
@@ -73,8 +75,8 @@ def complete(given: argparse.Namespace) -> None:
         facts["prepared"] = {"inverted": upload.prepared.inverted, "box": upload.box}
     _produce(given, checkpoint, batcher,
              [ImageSpec(seed=seed, temperature=given.temperature, label=label, canvas=occluded.canvas,
-                        known=occluded.known) for seed in seeds_from(given.seed, given.count)],
-             upload.overlay, conditioning=occluded.conditioning, known=occluded.known_count, **facts)
+                        known=occluded.known) for seed in seeds_from(given.seed, drawn)],
+             upload.overlay, given.candidates, conditioning=occluded.conditioning, known=occluded.known_count, **facts)
 
 
 def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher]:
@@ -91,24 +93,39 @@ def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher
 
 
 def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher,
-             specs: Sequence[ImageSpec], overlay: Overlay | None = None, **facts: object) -> None:
-    config, seeds, engine = checkpoint.net.config, [spec.seed for spec in specs], batcher.decoder
+             specs: Sequence[ImageSpec], overlay: Overlay | None = None, candidates: int | None = None,
+             **facts: object) -> None:
+    """candidates: of the images, given.count are kept, the best ones; None: all are."""
+    config, engine = checkpoint.net.config, batcher.decoder
     kind, scale = _kind(given.out), given.scale or 1
-    files = [given.out] if kind else [str(Path(given.out) / f"{index:05}-{seed}.png")
-                                      for index, seed in enumerate(seeds)]
+
+    def file(place: int, index: int) -> str:
+        return str(Path(given.out) / f"{place:05}-{specs[index].seed}.png")
+
+    def write(place: int, index: int, image: NDArray[np.uint8]) -> None:
+        _write(file(place, index), pictures.png(image, config, scale) if overlay is None else
+               overlay.png(image.reshape(config.height, config.width, config.channels)))
+
     with preview.Progress(specs, config, sys.stderr, colours=given.colours,
                             frames=animation.MAX_FRAMES if kind in ("GIF", "WEBP") else 1) as progress:
 
         def done(index: int, image: NDArray[np.uint8]) -> None:
-            if not kind:  # at once: an interruption then loses only what is not finished
-                _write(files[index], pictures.png(image, config, scale) if overlay is None else
-                       overlay.png(image.reshape(config.height, config.width, config.channels)))
+            if not kind and candidates is None:  # at once: an interruption then loses only what is not finished
+                write(index, index, image)
             progress.done(index, image)
 
         produced = produce(batcher, specs, done, progress.advanced)
-    text = given.out
+    kept, text = [*range(len(specs))], given.out
+    if candidates is not None and specs[0].known is not None:
+        best = ranked(checkpoint.net, produced.images, specs[0].known, specs[0].label, given.count)
+        kept = [*best]
+        facts |= {"candidates": candidates, "scores": [one.score for one in best.values()],
+                  "log_likelihoods": [one.log_likelihood for one in best.values()]}
     if kind:
-        images = np.stack(produced.images)
+        images = np.stack([produced.images[index] for index in kept])
+    elif candidates is not None:
+        for place, index in enumerate(kept):
+            write(place, index, produced.images[index])
     if kind == "PNG":
         sheet = animation.grid(images, config).repeat(scale, axis=0).repeat(scale, axis=1)
         buffer = io.BytesIO()
@@ -116,15 +133,17 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
         _write(given.out, buffer.getvalue())
     elif kind:
         moments = progress.film.moments
-        frames = [animation.grid(images, config, rows=rows, known=specs[0].known) for rows in moments]
+        frames = [animation.grid(images, config, rows=rows[kept], known=specs[0].known) for rows in moments]
         _write(given.out, animation.animate(frames, kind, scale))
         facts["frames"] = len(frames)
         text += f" ({len(frames)} frames)"
-    result = {"images": len(specs), "seconds": produced.seconds, "images_per_second": len(specs) / produced.seconds,
-              **engine.facts, "seeds": seeds, "files": files, **facts}
+    files = [given.out] if kind else [file(place, index) for place, index in enumerate(kept)]
+    result = {"images": len(kept), "seconds": produced.seconds, "images_per_second": len(specs) / produced.seconds,
+              **engine.facts, "seeds": [specs[index].seed for index in kept], "files": files, **facts}
+    what = "" if candidates is None else f"the best {len(kept)} "
     _say(given, result, f"{len(specs)} images in {produced.seconds:.2f} s "
                            f"({len(specs) / produced.seconds:.2f} images/s, {engine.name} engine, "
-                           f"{engine.precision}), seeds from {specs[0].seed}, written to {text}")
+                           f"{engine.precision}), seeds from {specs[0].seed}, {what}written to {text}")
 
 
 _KINDS: dict[str, Literal["PNG", "GIF", "WEBP"]] = {".png": "PNG", ".gif": "GIF", ".webp": "WEBP"}

@@ -14,12 +14,15 @@ from tqdm import tqdm
 from linpix.model import checkpoint as checkpoints
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
+from linpix.model.likelihood import Scoring
 from linpix.model.philox import MAX_SEED
 from linpix.model.team import limit_threads
+from linpix.model.transformer import Transformer
 
 from ..engine.batch import Batcher
 from ..engine.decode.choice import new_decoder
 from ..engine.decode.decoder import ImageSpec
+from ..engine.decode.ranking import Likelihoods, best, likelihoods
 from ..engine.messages import QuantumReport, Submission
 from ..errors import NotFinite
 from ..pictures import pictures
@@ -62,6 +65,19 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
     return Produced([images[index] for index in range(len(specs))], seconds)
 
 
+def ranked(net: Transformer, images: Sequence[NDArray[np.uint8]], known: NDArray[np.bool_], label: int | None,
+           count: int) -> dict[int, Likelihoods]:
+    """The best `count` of these completions (T,), the best first, by their indices. known: (T,)."""
+    found = [likelihoods(Scoring(net, image, labels=[label]).complete().log_probs[0].cpu().numpy(), known)
+             for image in images]
+    return {index: found[index] for index in best(images, [one.score for one in found], count)}
+
+
+def check_candidates(candidates: int | None, count: int) -> None:
+    if candidates is not None and candidates < count:
+        raise ValueError(f"candidates, of which the {count} best are kept, must be at least {count}, got {candidates}")
+
+
 def seeds_from(first: int | None, count: int) -> list[int]:
     """One seed per image: first, first + 1 and so on; None: from a random one. Raises ValueError."""
     first = secrets.randbelow(MAX_SEED - count) if first is None else first
@@ -95,19 +111,20 @@ def sample(model: str, count: int = 1, *, label: int | str | None = None, seed: 
 
 def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, label: int | str | None = None,
              seed: int | None = None, temperature: float = 1.0, batch: int = 64, checkpoints: str | None = None,
-             progress: bool | None = None, prepare: Preparation = "none") -> Pictures:
+             progress: bool | None = None, prepare: Preparation = "none", candidates: int | None = None) -> Pictures:
     """Complete an image: known pixels stay, and the others are drawn `count` times. As `sample` in everything else.
 
     image: uint8 (height, width), or (height, width, 3) of colour models, of the model's size · known: bool
     (height, width) · prepare: "mnist" takes a photographed digit, grey of any size, brings it to MNIST's size and
-    place, and completes that.
+    place, and completes that · candidates: draw so many, and return the `count` best of them, the best first.
     """
+    check_candidates(candidates, count)
     if prepare == "mnist":
         image, known = prepared(np.asarray(image), np.asarray(known))
     elif prepare != "none":
         raise ValueError(f"prepare must be none or mnist, got {prepare!r}")
-    return _draw(model, count, label, seed, temperature, batch, checkpoints, progress, (np.asarray(image),
-                                                                                        np.asarray(known)))
+    return _draw(model, count, label, seed, temperature, batch, checkpoints, progress,
+                 (np.asarray(image), np.asarray(known)), candidates)
 
 
 def prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
@@ -122,8 +139,8 @@ def prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[ND
 
 
 def _draw(model: str, count: int, label: int | str | None, seed: int | None, temperature: float, batch: int,
-          folder: str | None, progress: bool | None, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None
-          ) -> Pictures:
+          folder: str | None, progress: bool | None, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None,
+          candidates: int | None = None) -> Pictures:
     for name, value in (("count", count), ("batch", batch)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
@@ -134,14 +151,17 @@ def _draw(model: str, count: int, label: int | str | None, seed: int | None, tem
     config, number = checkpoint.net.config, class_of(label, checkpoint)
     occluded = None if given is None else _occluded(*given, config)
     specs = [ImageSpec(seed=one, temperature=temperature, label=number, canvas=occluded.canvas if occluded else None,
-                       known=occluded.known if occluded else None) for one in seeds_from(seed, count)]
-    todo = count * (config.subpixels - specs[0].prefix)
+                       known=occluded.known if occluded else None) for one in seeds_from(seed, candidates or count)]
+    todo = len(specs) * (config.subpixels - specs[0].prefix)
     with tqdm(total=todo, unit="sub-pixel", unit_scale=True, disable=None if progress is None else not progress,
               file=sys.stderr) as bar:
-        produced = produce(Batcher(new_decoder(checkpoint, min(count, batch))), specs,
-                           advanced=lambda report: bar.update(report.subpixels))
+        images = produce(Batcher(new_decoder(checkpoint, min(len(specs), batch))), specs,
+                         advanced=lambda report: bar.update(report.subpixels)).images
+    if candidates is not None:
+        assert occluded is not None
+        images = [images[index] for index in ranked(checkpoint.net, images, occluded.known, number, count)]
     shape = (config.height, config.width, *([config.channels] if config.channels > 1 else []))
-    return np.stack(produced.images).reshape(count, *shape)
+    return np.stack(images).reshape(count, *shape)
 
 
 def _occluded(image: NDArray[np.generic], known: NDArray[np.generic], config: ModelConfig) -> pictures.Occluded:

@@ -25,7 +25,7 @@ from .messages import Progress, QuantumReport, Submission
 from .pools import Pools
 from .served import ServedModel
 from .thread import EngineThread
-from .ticket import ImageDone, RowsDone, Scored, Ticket
+from .ticket import ImageDone, Scored, Ticket
 
 logger = logging.getLogger("linpix")
 T = TypeVar("T")
@@ -129,15 +129,18 @@ class Ledger:
             served.admit(ticket, images, bulk=bulk, known=known, check_deadline=check_deadline)
         self.tickets[ticket.id], self._at[ticket.id] = ticket, served
 
-    def submit(self, ticket: Ticket, specs: Sequence[ImageSpec]) -> None:
-        """Hand an admitted request's images to the engine thread. Raises DeadlinePassed or DeadlineUnreachable."""
+    def submit(self, ticket: Ticket, specs: Sequence[ImageSpec], *, ranked: bool = False) -> None:
+        """Hand an admitted request's images to the engine thread. Raises DeadlinePassed or DeadlineUnreachable.
+
+        ranked: as in Ticket.
+        """
         served, first = self._at[ticket.id], specs[0]
         ticket.check_time()
-        ticket.prefix = first.prefix
         if ticket.known is None:
             with self._refusing(ticket):
                 served.queue(ticket, first.known_count if served.decoder.config.patch else first.prefix)
-        ticket.rows = [ticket.prefix // served.batcher.image_row] * len(specs)
+        ticket.ranked, ticket.label, ticket.given = ranked, first.label, first.prefix // served.batcher.image_row
+        ticket.rows = [ticket.given] * len(specs)
         ticket.outcome = "cancelled"  # unless something else ends it
         ticket.expiry = asyncio.get_running_loop().call_at(
             ticket.deadline, lambda: ticket.send(DeadlinePassed(ticket.timeout_s)))
@@ -207,9 +210,8 @@ class Ledger:
         more = images - (ticket.images if ticket.id in self.tickets else 0)
         if (excess := here + more - self._client_images) > 0:
             theirs = [other for other in self.tickets.values() if other.client == ticket.client]
-            ends = sorted(end for served in self.pools.all() for end in served.ends(theirs))
-            drawn_s = ends[min(excess, len(ends)) - 1] if ends else 0.0
-            raise ClientLimit(here, more, self._client_images, max(drawn_s, self.uploads.until(excess)))
+            until_s = max(self.pools.until_drawn(excess, theirs), self.uploads.until(excess))
+            raise ClientLimit(here, more, self._client_images, until_s)
 
     # --- reports of the engine thread ---
 
@@ -224,33 +226,19 @@ class Ledger:
                 served.joined(ticket)
                 metrics.queue_wait.observe(report.joined_at - ticket.began)
         for image in (*report.running, *report.finished):
-            if (ticket := served.ticket(image.request)) is not None:
-                self._progressed(ticket, image, batcher.image_row, now)
+            if ((ticket := served.ticket(image.request)) is not None
+                    and ticket.progressed(image, image.position // batcher.image_row)):
+                metrics.first_row.observe(now - ticket.began)
         for image in report.finished:
             if (ticket := served.ticket(image.request)) is not None:
-                assert image.canvas is not None
-                ticket.send(ImageDone(image.index, image.canvas))
-                served.finished(ticket)
-                metrics.images_completed.labels(served.name, served.backend, "completed").inc()
+                self._drawn(served, ticket, image)
         for request, error in report.failed.items():
             self._failed(served, request, error)
         served.apply(report)
         for ticket in served.hopeless():
             self._thread.cancel(batcher, ticket.id)
             ticket.send(DeadlinePassed(ticket.timeout_s))
-        self._count(served, report)
-
-    def _progressed(self, ticket: Ticket, image: Progress, image_row: int, now: float) -> None:
-        """Tell a stream of new image rows."""
-        before, rows = ticket.rows[image.index], image.position // image_row
-        if rows == before:
-            return
-        if before == ticket.prefix // image_row:
-            self.metrics.first_row.observe(now - ticket.began)
-        ticket.rows[image.index] = rows
-        if ticket.stream and image.canvas is not None:
-            for finished in range(before + 1, rows + 1):
-                ticket.send(RowsDone(image.index, finished, image.canvas))
+        self.pools.count(served, report)
 
     def _failed(self, served: ServedModel, request: str, error: Exception,
                 cure: str = "another seed or temperature may succeed") -> None:
@@ -262,25 +250,31 @@ class Ledger:
         if (ticket := self.tickets.get(request)) is not None:
             ticket.send(EngineFailed(f"{message}; {cure}"))
 
-    def _count(self, served: ServedModel, report: QuantumReport) -> None:
-        metrics, model = self.metrics, (served.name, served.backend)
-        if report.steps:
-            metrics.pixels_generated.labels(*model).inc(report.subpixels)
-            metrics.state_saturations.labels(served.name).inc(report.saturated)
-        if report.retries:
-            metrics.quanta_retried.labels(served.name).inc()
-        elif report.steps:
-            metrics.engine_step.labels(*model).observe(report.seconds / report.steps)
-            metrics.engine_step_batch_size.observe(report.images)
-        self.pools.count_slots(served.name)
-
-    def score_done(self, request: str, error: Exception | None) -> None:
-        if (ticket := self.tickets.get(request)) is None:  # it has left meanwhile
+    def _drawn(self, served: ServedModel, ticket: Ticket, image: Progress) -> None:
+        """An image has left its slot: it is done, or to be scored first."""
+        assert image.canvas is not None
+        if not ticket.ranked:
+            self._done(served, ticket, ImageDone(image.index, image.canvas))
             return
+        served.drawn(ticket)
+        scoring = Scoring(served.decoder.net, image.canvas, labels=[ticket.label])
+        self._thread.score(Score(ticket.id, ticket.client, scoring, image))
+
+    def _done(self, served: ServedModel, ticket: Ticket, image: ImageDone) -> None:
+        ticket.send(image)
+        served.finished(ticket)
+        self.metrics.images_completed.labels(served.name, served.backend, "completed").inc()
+
+    def score_done(self, score: Score, error: Exception | None) -> None:
+        if (ticket := self.tickets.get(score.request)) is None:  # it has left meanwhile
+            return
+        served = self._at[score.request]
         if error is not None:
-            self._failed(self._at[request], request, error, "try again, or with another model")
-        else:
+            self._failed(served, score.request, error, "try again, or with another model")
+        elif (image := score.drawn) is None or image.canvas is None:
             ticket.send(Scored())
+        else:
+            self._done(served, ticket, ImageDone(image.index, image.canvas, score.scoring.log_probs[0].cpu().numpy()))
 
     def batch_lost(self, batcher: Batcher | None, requests: Sequence[str], error: ServiceError) -> None:
         self.metrics.engine_restarts.inc()

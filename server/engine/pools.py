@@ -8,8 +8,10 @@ from functools import partial
 from ..metrics import PRIORITIES, Metrics
 from .batch import Batcher
 from .memory import collect
+from .messages import QuantumReport
 from .served import ServedModel
 from .thread import EngineThread
+from .ticket import Ticket
 
 COLLECT_S = 1.0  # after the last request of a model that is no longer served, its memory is given back
 AGAIN_S = 6.0    # and again, if something kept it then: uvicorn's keep-alive, and a second
@@ -50,6 +52,11 @@ class Pools:
         """The entry of a batcher, if it still has one."""
         return next((served for served in self.all() if served.batcher is batcher), None)
 
+    def until_drawn(self, images: int, tickets: list[Ticket]) -> float:
+        """Seconds until so many images of these tickets will be drawn, or all of them; 0 if there are none."""
+        ends = sorted(end for served in self.all() for end in served.ends(tickets))
+        return ends[min(images, len(ends)) - 1] if ends else 0.0
+
     def forget_idle(self) -> None:
         """Give back the memory of models that are no longer served and have no requests."""
         over = [served for served in self._leaving if served.idle]
@@ -70,6 +77,19 @@ class Pools:
 
     def _images_waiting(self, name: str, bulk: bool) -> int:
         return sum(served.waiting(bulk) for served in self.all() if served.name == name)
+
+    def count(self, served: ServedModel, report: QuantumReport) -> None:
+        """What a quantum did, for the metrics."""
+        metrics, model = self._metrics, (served.name, served.backend)
+        if report.steps:
+            metrics.pixels_generated.labels(*model).inc(report.subpixels)
+            metrics.state_saturations.labels(served.name).inc(report.saturated)
+        if report.retries:
+            metrics.quanta_retried.labels(served.name).inc()
+        elif report.steps:
+            metrics.engine_step.labels(*model).observe(report.seconds / report.steps)
+            metrics.engine_step_batch_size.observe(report.images)
+        self.count_slots(served.name)
 
     def count_slots(self, name: str) -> None:
         """Set the gauges of a model's name, which an old model and the one in its place may share."""

@@ -95,13 +95,13 @@ class ServedModel:
     def leave(self, ticket: Ticket) -> None:
         """Take back what a ticket holds here."""
         if (self._reserved.pop(ticket.id, None) or self._queued.pop(ticket.id, None)) is not None:
-            self._waiting[ticket.bulk] -= ticket.images - ticket.joined
-            if ticket.joined > ticket.done:
-                self._in_slots -= ticket.joined - ticket.done
+            self._waiting[ticket.bulk] -= ticket.outside
+            if ticket.joined > ticket.drawn:
+                self._in_slots -= ticket.joined - ticket.drawn
                 self._in_progress = None
 
     def settle(self, ticket: Ticket) -> None:
-        """A ticket's images are all finished, or its time is up: learn whether the prediction held."""
+        """A ticket's images are all drawn, or its time is up: learn whether the prediction held."""
         if ticket.promised < math.inf:
             self.safety.learn(broken=ticket.late or time.monotonic() > ticket.promised)
             ticket.promised = math.inf  # once
@@ -157,12 +157,20 @@ class ServedModel:
         self._waiting[ticket.bulk] -= 1
         self._in_slots += 1
 
-    def finished(self, ticket: Ticket) -> None:
-        """One of a ticket's images is done."""
-        ticket.done += 1
+    def drawn(self, ticket: Ticket) -> None:
+        """One of a ranked ticket's images has left its slot, and waits for its score."""
+        ticket.drawn += 1
         self._in_slots -= 1
-        if not ticket.undone:
+        self._waiting[ticket.bulk] += 1
+        if ticket.drawn == ticket.images:
             self.settle(ticket)
+
+    def finished(self, ticket: Ticket) -> None:
+        """One of a ticket's images is done: scored, if it is ranked, else drawn."""
+        if not ticket.ranked:
+            self.drawn(ticket)
+        ticket.done += 1
+        self._waiting[ticket.bulk] -= 1
 
     def apply(self, report: QuantumReport) -> None:
         """Keep what a report says of all images together."""
@@ -194,6 +202,6 @@ class ServedModel:
         for other in chain(self._queued.values(), self._reserved.values()):
             known = other.known if other.known is not None else self._length if other is ticket else 0
             classes[other.bulk].extend(
-                [Remaining(other.id, self._passes(known), other.bulk)] * (other.images - other.joined))
+                [Remaining(other.id, self._passes(known), other.bulk)] * other.outside)
         overtaken = self._last.overtaken if self._last else 0
         return Outlook(self.room.slots, self._length, self._running(), queue_order(*classes, overtaken))

@@ -37,7 +37,7 @@ class Reports(Protocol):
     def batch_lost(self, batcher: Batcher | None, requests: Sequence[str], error: ServiceError) -> None:
         """The thread died and was restarted; these requests lost an image."""
 
-    def score_done(self, request: str, error: Exception | None) -> None: ...
+    def score_done(self, score: Score, error: Exception | None) -> None: ...
 
     def engine_gone(self, why: str, error: ServiceError) -> None:
         """This process decodes nothing any more, and is about to exit."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DeadlinePassed, ServiceError
+from .messages import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class RowsDone:
 class ImageDone:
     index: int
     canvas: NDArray[np.uint8]
+    log_probs: NDArray[np.float32] | None = None  # (T,), of a ranked request's image: as of Scoring, nothing known
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,12 @@ class Ticket:
     scores: bool = False           # its image is not drawn but scored: its place is in the queue, and never a slot
     bulk: bool = False
     known: int | None = None       # sub-pixels of each image that need no step; None: not read yet
-    prefix: int = 0                # of these, before the first unknown one
+    given: int = 0                 # image rows that are known from the start
+    label: int | None = None       # class of its images
+    ranked: bool = False           # each of its images is scored once it is drawn, and holds its place until then
     joined: int = 0                # images that have had a slot
-    done: int = 0                  # images that are finished
+    drawn: int = 0                 # images that have left it
+    done: int = 0                  # images that are finished: drawn and, if ranked, scored
     rows: list[int] = field(default_factory=list)  # image rows finished, by image
     outcome: str = ""              # "completed", "cancelled" or "failed" once its images are queued
     promised: float = float("inf")     # when it was predicted to be done; inf: no prediction was needed
@@ -73,8 +78,22 @@ class Ticket:
     def undone(self) -> int:
         return self.images - self.done
 
+    @property
+    def outside(self) -> int:
+        """Images that wait for a slot, or have left it and wait for their score."""
+        return self.images - self.joined + self.drawn - self.done
+
     def send(self, event: Event) -> None:
         self._events.put_nowait(event)
+
+    def progressed(self, image: Progress, rows: int) -> bool:
+        """So many image rows of an image are finished; a stream is told of new ones. Whether its first is among them.
+        """
+        before, self.rows[image.index] = self.rows[image.index], rows
+        if self.stream and image.canvas is not None:
+            for finished in range(before + 1, rows + 1):
+                self.send(RowsDone(image.index, finished, image.canvas))
+        return before == self.given < rows
 
     def check_time(self) -> None:
         """Raise DeadlinePassed, after work that the event loop could not interrupt."""

@@ -27,6 +27,8 @@ Prompt = Annotated[str, Field(description="a class by name or index, like label;
 Label = Annotated[int | str, Field(description="class to draw, by index or name; default: any", examples=[7])]
 Count = Annotated[int, Field(ge=1, description="number of images, up to max_n of /v1/status; default: 1",
                              examples=[1]), Plain]
+Candidates = Annotated[int, Field(ge=1, description="draw so many images and answer with the n best, n to max_n of "
+                                  "/v1/status; default: draw n, and rank nothing", examples=[8]), Plain]
 Size = Annotated[str, Field(description="width x height in pixels, one of the model's sizes: an integer multiple of "
                             "its own, by nearest neighbour; default, auto or native: its own", examples=["native"])]
 Format = Annotated[str, Field(description="b64_json, the only one and the default", examples=["b64_json"])]
@@ -70,6 +72,11 @@ State = Annotated[str, Field(description="format of the recurrent states: fp32, 
 Slots = Annotated[int, Field(description="images that can be decoded at once", examples=[64])]
 Picture = Annotated[str, Field(description="a PNG in base64", examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABX..."])]
 DrawnSeed = Annotated[int, Field(description="draws this image again, alone", examples=[1])]
+Score = Annotated[float, Field(description="natural logarithm of the probability of the known sub-pixels after the "
+                               "first hole, given what was drawn before them, by which candidates have their weight; "
+                               "absent without candidates", examples=[-207.4])]
+LogLikelihood = Annotated[float, Field(description="the same of all sub-pixels from the first hole on, drawn or known; "
+                                       "absent without candidates", examples=[-409.5])]
 ComparisonId = Annotated[str, Field(description="id from the answer of POST /v1/compare", examples=["cmp-1"])]
 Phase = Annotated[Literal["running", "completed", "cancelled", "failed"],
                   Field(description="running, or how it ended", examples=["running"])]

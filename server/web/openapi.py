@@ -31,7 +31,7 @@ from ..errors import (
 )
 from .error_handlers import error_json
 from .middleware.bodies import PLAIN_BYTES
-from .schemas import ErrorEnvelope, ImageData, ImageEvent, ImagesResponse
+from .schemas import ErrorEnvelope, ImageEvent
 
 Responses = dict[int | str, dict[str, Any]]  # of a route, as FastAPI has them
 Links = dict[str, dict[str, str]]
@@ -120,17 +120,23 @@ def image_responses(kind: str, event: type[ImageEvent], *errors: ServiceError, l
     found = ok_response("the images, in the form that stream and Accept ask for", links=links, content={
         **PNG, **event_stream(event, {f"{kind}.partial_image": {"partial_image_index": 0, "rows": 14},
                                f"{kind}.completed": {}, "error": DeadlinePassed(30.0)})})
-    found[200]["headers"] = png_headers(ImageData, ImagesResponse)
+    found[200]["headers"] = png_headers(event)
     return found | error_responses(*BODY, *DRAWING, *errors)
 
 
 def png_headers(*answers: type[BaseModel]) -> dict[str, Any]:
     """The headers of an answer that is a PNG: what these answers in JSON have beside it."""
-    fields = {name: field for model in answers for name, field in model.model_json_schema()["properties"].items()}
+    fields: dict[str, Any] = {}
+    for model in answers:
+        schema = model.model_json_schema()
+        _lift(schema)
+        fields |= schema["properties"]
+    for field in fields.values():
+        _never_null(field)
     return {f"X-LinPix-{name.title().replace('_', '-')}": {"description": f"of a PNG: {fields[name]['description']}",
                                          "schema": fields[name]}
-            for name in ("seed", "model", "checkpoint", "engine", "precision", "device", "state", "bits_per_dim",
-                         "log_likelihood") if name in fields}
+            for name in ("seed", "score", "model", "checkpoint", "engine", "precision", "device", "state",
+                         "bits_per_dim", "log_likelihood") if name in fields}
 
 
 def describe(app: FastAPI, *, keys: bool, compare_budget: float) -> None:
@@ -186,14 +192,21 @@ def _finish(schema: dict[str, Any]) -> None:
         for operation in operations.values():
             for parameter in operation.get("parameters", []):
                 schema = parameter["schema"]
-                for kind in schema.pop("anyOf", []):  # a header that may be absent, and not null
-                    schema |= kind if kind != {"type": "null"} else {}
+                _never_null(schema)
                 parameter.setdefault("description", schema.pop("description", None))
                 parameter["example"] = schema["examples"][0]
             operation["responses"] = dict(sorted(operation["responses"].items()))
             for answer in operation["responses"].values():
                 for example in answer["content"].get("application/json", {}).get("examples", {}).values():
                     example["value"]["error"].setdefault("param", None)  # FastAPI takes nulls out of examples
+
+
+def _never_null(field: dict[str, Any]) -> None:
+    """Say of a header, in place, that it may be absent, and not null."""
+    if {"type": "null"} in field.get("anyOf", []):
+        for kind in field.pop("anyOf"):
+            field |= kind if kind != {"type": "null"} else {}
+        field.pop("default", None)
 
 
 def _lift(model: dict[str, Any]) -> None:

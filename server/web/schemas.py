@@ -1,5 +1,6 @@
 """What goes over the wire: OpenAI's Images API, with our extras. The examples are of the shipped `mnist-small`."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -35,11 +36,13 @@ GENERATE: dict[str, Any] = {  # bodies to try, by what they show
 EDIT: dict[str, Any] = {
     "the lower half": {"value": {"image": "seven.png", "keep_rows": 14, "seed": 5}},
     "what a mask says": {"value": {"image": "seven.png", "mask": "mask.png", "n": 2}},
+    "the best two of eight": {"value": {"image": "seven.png", "keep_rows": 14, "n": 2, "candidates": 8}},
 }
 
 
 FORM_LISTS = ("image[]",)  # fields of the form of an edit that may be there more than once, and all of them
-FORM_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", "prepare", "lay_back", *GenerateBody.model_fields})
+FORM_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", "prepare", "lay_back", "candidates",
+                         *GenerateBody.model_fields})
 
 
 class CompareBody(BaseModel):
@@ -77,6 +80,11 @@ class ErrorEnvelope(BaseModel):
 class ImageData(BaseModel):
     b64_json: fields.Picture
     seed: fields.DrawnSeed
+
+
+class EditData(ImageData):
+    score: fields.Score | None = None
+    log_likelihood: fields.LogLikelihood | None = None
 
 
 class Drawn(BaseModel):
@@ -127,14 +135,17 @@ class UploadFacts(Conditioning):
     crop: Sides = Field(description="what the model's picture shows: left, top, right, bottom in pixels of the upload, "
                         "as its EXIF turns it; with prepare it may go beyond the upload", examples=[[0, 0, 28, 28]])
     prepared: Prepared | None = Field(None, description="null without prepare")
+    candidates: int | None = Field(None, description="images that were drawn, of which these are the best; null "
+                                   "without candidates", examples=[8])
 
 
 class ImagesResponse(Drawn):
-    data: list[ImageData] = Field(description="the images, in the order of their seeds")
+    data: Sequence[ImageData] = Field(description="the images, in the order of their seeds")
 
 
 class EditResponse(UploadFacts, ImagesResponse):
-    pass
+    data: Sequence[EditData] = Field(description="the images, in the order of their seeds; with candidates, the best "
+                                                 "first")
 
 
 class ImageEvent(Drawn):
@@ -154,6 +165,8 @@ class GenerationEvent(ImageEvent):
 
 
 class EditEvent(UploadFacts, ImageEvent):
+    score: fields.Score | None = None
+    log_likelihood: fields.LogLikelihood | None = None
     type: Literal["image_edit.partial_image", "image_edit.completed"] = Field(description="as `event`")
 
 

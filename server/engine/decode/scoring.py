@@ -15,6 +15,7 @@ from linpix.model.likelihood import Scoring, posterior
 
 from ... import logs
 from ...errors import Impossible
+from ..messages import Progress
 
 logger = logging.getLogger("linpix")
 
@@ -26,6 +27,7 @@ class Score:
     request: str
     client: str
     scoring: Scoring
+    drawn: Progress | None = None  # the image, if the request drew it
 
 
 class Scores:
@@ -50,8 +52,8 @@ class Scores:
             if not scores:
                 del self._waiting[client]
 
-    def advance(self, *, drawing: bool) -> tuple[str, Exception | None] | None:
-        """Compute one piece of the first request. Returns a request that ended with it, and what it raised.
+    def advance(self, *, drawing: bool) -> tuple[Score, Exception | None] | None:
+        """Compute one piece of the first image. Returns the image that ended with it, and what it raised.
 
         drawing: images are being drawn. A piece then rests as long as the one before it took, so that images have at
         least half of the time: quanta may be far shorter than pieces.
@@ -75,7 +77,7 @@ class Scores:
         del self._waiting[client]
         if scores:
             self._waiting[client] = scores  # behind the others
-        return ended.request, error
+        return ended, error
 
 
 def scoring_of(checkpoint: Checkpoint, canvas: NDArray[np.uint8], known: NDArray[np.bool_], label: int | None, *,

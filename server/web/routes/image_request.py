@@ -11,6 +11,8 @@ from linpix.model.config import ModelConfig
 from linpix.model.philox import MAX_SEED
 
 from ...engine.decode.decoder import ImageSpec
+from ...engine.decode.ranking import best, likelihoods
+from ...engine.ticket import ImageDone
 from ...errors import (
     InvalidRequest,
     ServiceError,
@@ -20,6 +22,7 @@ from ...errors import (
 )
 from ...pictures import pictures
 from ...pictures.overlay import Overlay
+from ...pictures.uploads import Upload
 from ..admission import HEADER
 from ..error_handlers import sendable
 from ..service import Service, preferred
@@ -34,7 +37,7 @@ class ImageRequest:
     def __init__(self, service: Service, http: Request, *, model: str | None, n: int | None, size: str | None,
                  response_format: str | None, stream: bool | None, partial_images: int | None, seed: int | None,
                  temperature: float | None, label: int | str | None, prompt: str | None, timeout: float | None,
-                 priority: str | None, ignored: list[str]) -> None:
+                 priority: str | None, ignored: list[str], candidates: int | None = None) -> None:
         self.warnings: list[str] = []
         self.served = service.find(model)
         self.config: ModelConfig = self.served.decoder.config
@@ -43,7 +46,11 @@ class ImageRequest:
         max_n = service.max_images(self.served, bulk=self.bulk)
         if not 1 <= self.n <= max_n:
             raise InvalidRequest(f"n must be 1..{max_n}, got {shown(n)}", param="n")
-        http.state.model, http.state.images = self.served.name, self.n  # for the log
+        if candidates is not None and not self.n <= candidates <= max_n:
+            raise InvalidRequest(f"candidates, of which the n best are answered, must be {self.n}..{max_n} here, got "
+                                 f"{shown(candidates)}", param="candidates")
+        self.ranked, self.images = candidates is not None, candidates or self.n
+        http.state.model, http.state.images = self.served.name, self.images  # for the log
         if response_format not in (None, "b64_json"):
             raise InvalidRequest(f"response_format must be b64_json, got {shown(response_format)}",
                                  param="response_format")
@@ -57,11 +64,15 @@ class ImageRequest:
         if self.png and (self.n != 1 or self.stream):
             raise InvalidRequest("Accept: image/png answers one picture: it goes with n=1 and without stream, "
                                  f"got n={self.n}, stream={str(self.stream).lower()}", param="n")
-        self.partial_images = partial_images
-        self.seed = secrets.randbelow(MAX_SEED - self.n) if seed is None else seed
-        if self.seed + self.n - 1 > MAX_SEED:
-            raise InvalidRequest(f"image i uses seed + i, which must stay under 2^53: with n={self.n} the largest "
-                                 f"seed is {MAX_SEED - self.n + 1}, got {seed}", param="seed")
+        if self.ranked and self.stream and partial_images:
+            raise InvalidRequest("which candidates are the best is known when all are drawn, so a stream of them has "
+                                 f"no partial images; leave partial_images out, got {shown(partial_images)}",
+                                 param="partial_images")
+        self.partial_images = 0 if self.ranked else partial_images
+        self.seed = secrets.randbelow(MAX_SEED - self.images) if seed is None else seed
+        if self.seed + self.images - 1 > MAX_SEED:
+            raise InvalidRequest(f"image i uses seed + i, which must stay under 2^53: with {self.images} images the "
+                                 f"largest seed is {MAX_SEED - self.images + 1}, got {seed}", param="seed")
         allowed = http.state.timeout_s
         if timeout is not None and allowed not in (math.inf, timeout):
             raise InvalidRequest(f"timeout {timeout:g} contradicts {HEADER}: {allowed:g}; send one of them",
@@ -70,6 +81,8 @@ class ImageRequest:
         self.temperature = 1.0 if temperature is None else temperature
         self.label = self._label(label, prompt)
         self._overlay: Overlay | None = None
+        self._occluded: pictures.Occluded | None = None
+        self._likelihoods: dict[int, dict[str, float]] = {}  # of ranked candidates
         if ignored:
             names = [sendable(name)[:40] for name in sorted(ignored)]
             more = f" and {len(names) - 20} more" if len(names) > 20 else ""
@@ -97,14 +110,28 @@ class ImageRequest:
                                  + (f"; classes: {', '.join(names)}" if names else ""))
         return chosen
 
-    def specs(self, occluded: pictures.Occluded | None = None) -> list[ImageSpec]:
+    def specs(self) -> list[ImageSpec]:
+        occluded = self._occluded
         return [ImageSpec(seed=self.seed + index, temperature=self.temperature, label=self.label,
                           canvas=occluded.canvas if occluded else None, known=occluded.known if occluded else None)
-                for index in range(self.n)]
+                for index in range(self.images)]
 
-    def lay_back(self, overlay: Overlay | None) -> None:
-        """Answer with completions laid over an upload."""
-        if overlay is not None:
+    def best(self, drawn: list[ImageDone]) -> list[ImageDone]:
+        """Of all candidates the n that are answered, the best first; their images' facts are known from then on."""
+        drawn = sorted(drawn, key=lambda image: image.index)
+        assert self._occluded is not None
+        found = [likelihoods(image.log_probs, self._occluded.known) for image in drawn if image.log_probs is not None]
+        self._likelihoods = {image.index: one._asdict() for image, one in zip(drawn, found, strict=True)}
+        return [drawn[index] for index in best([image.canvas for image in drawn], [one.score for one in found], self.n)]
+
+    def facts_of(self, index: int) -> dict[str, int | float]:
+        """What an answer tells of one image."""
+        return {"seed": self.seed + index, **self._likelihoods.get(index, {})}
+
+    def complete(self, upload: Upload) -> None:
+        """Draw what is hidden of an upload; answer with it, if it is to be laid back."""
+        self._occluded = upload.occluded
+        if (overlay := upload.overlay) is not None:
             self._overlay, self.size, self.partial_images = overlay, overlay.size, 0
 
     @property

@@ -78,6 +78,7 @@ async def edit(
         model: Annotated[fields.Model | None, Form()] = None,
         prompt: Annotated[fields.Prompt | None, Form()] = None,
         n: Annotated[fields.Count | None, Form()] = None,
+        candidates: Annotated[fields.Candidates | None, Form()] = None,
         size: Annotated[fields.Size | None, Form()] = None,
         response_format: Annotated[fields.Format | None, Form()] = None,
         stream: Annotated[fields.Stream | None, Form()] = None,
@@ -92,11 +93,12 @@ async def edit(
     ignored = [name for name in await http.form() if name not in FORM_FIELDS]
     request = ImageRequest(service, http, model=model, n=n, size=size, response_format=response_format, stream=stream,
                            partial_images=partial_images, seed=seed, temperature=temperature, label=label,
-                           prompt=prompt, timeout=timeout, priority=priority, ignored=ignored)
+                           prompt=prompt, timeout=timeout, priority=priority, ignored=ignored,
+                           candidates=candidates)
     upload = only(image, image_list)
     check_options(request, prepare, lay_back, size)
-    service.ledger.admit(ticket, request.served, request.n, stream=request.stream, bulk=request.bulk,
-                         timeout_s=request.timeout_s)
+    service.ledger.admit(ticket, request.served, request.images, stream=request.stream and not request.ranked,
+                         bulk=request.bulk, timeout_s=request.timeout_s)
 
     def read() -> uploads.Upload:
         return uploads.read(upload.file.read(), request.config, mask=None if mask is None else mask.file.read(),
@@ -105,8 +107,8 @@ async def edit(
     found = await decoded(http, service.ledger, ticket, read, lambda found: found.held)
     if found is None:
         return Response(status_code=499)  # the client has disconnected
-    request.lay_back(found.overlay)
-    service.ledger.submit(ticket, request.specs(found.occluded))
-    facts = facts_of(found.occluded, found)
+    request.complete(found)
+    service.ledger.submit(ticket, request.specs(), ranked=request.ranked)
+    facts = facts_of(found.occluded, found) | {"candidates": candidates}
     del found  # megabytes of a prepared picture, while its completions wait
     return await respond(service.ledger, http, request, ticket, "image_edit", facts)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
 from ...engine.ledger import Ledger
-from ...engine.ticket import ImageDone, Ticket
+from ...engine.ticket import ImageDone, RowsDone, Ticket
 from ...errors import ServiceError
 from ..error_handlers import error_json
 from .image_request import ImageRequest
@@ -55,18 +55,36 @@ async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: 
 
 async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, Any]) -> Response:
     """A response that is not a stream. Each image is encoded as soon as it is done. Raises ServiceError."""
-    pngs = {event.index: await encoded(request, ticket, event.canvas)
-            async for event in ticket.events() if isinstance(event, ImageDone)}
+    pngs = {place: (await encoded(request, ticket, event.canvas), request.facts_of(event.index))
+            async for place, event in answered(request, ticket) if isinstance(event, ImageDone)}
     if request.png:
-        headers = {f"x-linpix-{name}": quote(value, safe="+") for name, value in request.served.decoder.facts.items()}
-        return Response(pngs[0], media_type="image/png", headers=headers | {"x-linpix-seed": str(request.seed)})
+        png, facts = pngs[0]
+        headers = {f"x-linpix-{name.replace('_', '-')}": quote(str(value), safe="+")
+                   for name, value in (request.served.decoder.facts | facts).items()}
+        return Response(png, media_type="image/png", headers=headers)
 
     def answer() -> Response:
-        data = [{"b64_json": base64.b64encode(png).decode(), "seed": request.seed + index}
-                for index, png in sorted(pngs.items())]
+        data = [{"b64_json": base64.b64encode(png).decode(), **facts} for _, (png, facts) in sorted(pngs.items())]
         return JSONResponse(common | {"data": data})
 
     return answer() if request.soon else await asyncio.to_thread(answer)
+
+
+async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | None = None
+                   ) -> AsyncIterator[tuple[int, RowsDone | ImageDone | None]]:
+    """Events of the images that are answered, as Ticket.events, each with its image's place in the answer.
+
+    Of candidates, only the best are: they come when all are drawn and scored.
+    """
+    drawn = []
+    async for event in ticket.events(patience_s):
+        if request.ranked and isinstance(event, ImageDone):
+            drawn.append(event)
+        elif event is None or not request.ranked:
+            yield event.index if event else 0, event
+    if request.ranked:  # in a thread: of hundreds of candidates it takes tenths of a second
+        for place, image in enumerate(await asyncio.to_thread(request.best, drawn)):
+            yield place, image
 
 
 async def encoded(request: ImageRequest, ticket: Ticket, canvas: NDArray[np.uint8], rows: int | None = None) -> bytes:
@@ -106,22 +124,21 @@ async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, k
                         common: dict[str, Any]) -> AsyncIterator[bytes]:
     """Server-sent events of one request."""
     shown = dict.fromkeys(range(request.n), 0)
-    given = ticket.prefix // request.served.batcher.image_row
-    rows = partial_rows(request.partial_images, given, request.config.height)
+    rows = partial_rows(request.partial_images, ticket.given, request.config.height)
     try:
-        async for event in ticket.events(PING_S):
+        async for place, event in answered(request, ticket, PING_S):
             if event is None:
                 yield KEEPALIVE_COMMENT
                 continue
-            data = common | {"image_index": event.index, "seed": request.seed + event.index}
+            data = common | {"image_index": place} | request.facts_of(event.index)
             if isinstance(event, ImageDone):
                 png = await encoded(request, ticket, event.canvas)
                 data |= {"type": f"{kind}.completed", "b64_json": base64.b64encode(png).decode()}
             elif event.rows in rows:
                 png = await encoded(request, ticket, event.canvas, event.rows)
-                data |= {"type": f"{kind}.partial_image", "partial_image_index": shown[event.index],
+                data |= {"type": f"{kind}.partial_image", "partial_image_index": shown[place],
                          "rows": event.rows, "b64_json": base64.b64encode(png).decode()}
-                shown[event.index] += 1
+                shown[place] += 1
             else:
                 continue
             yield format_sse_event(event=data["type"], data_str=json.dumps(data))

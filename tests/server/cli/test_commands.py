@@ -115,6 +115,38 @@ def test_complete_animates_from_what_is_known(succeeds, tiny, tmp_path):
         assert np.array_equal(frame[:rows], frames[-1][:rows]) and (frame[rows:] == UNDRAWN).all()
 
 
+@pytest.mark.parametrize("out", ["out/", "out.png", "out.gif"])
+def test_complete_keeps_the_best_candidates_and_tells_their_scores(succeeds, tiny, tmp_path, out):
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / "picture.png")
+    mask = np.full((8, 8, 2), 255, np.uint8)
+    mask[2:4] = 0
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    asked = ("complete", tmp_path / "picture.png", "--mask", tmp_path / "mask.png", "--model", tiny, "--seed", 3)
+    succeeds(*asked, "--count", 8, "--out", f"{tmp_path}/all/")
+    told = json.loads(succeeds(*asked, "--count", 2, "--candidates", 8, "--json", "--out", f"{tmp_path}/{out}")[0])
+    assert (told["images"], told["candidates"], len(set(told["seeds"]))) == (2, 8, 2)
+    assert all(whole < score < 0 for whole, score in zip(told["log_likelihoods"], told["scores"], strict=True))
+    expected = [pixels(tmp_path / f"all/{seed - 3:05}-{seed}.png") for seed in told["seeds"]]
+    if out == "out/":
+        found = [pixels(file) for file in told["files"]]
+        assert [*map(str, sorted((tmp_path / out).iterdir()))] == told["files"]
+    else:
+        assert told["files"] == [f"{tmp_path}/{out}"]
+        with Image.open(tmp_path / out) as shown:
+            shown.seek(getattr(shown, "n_frames", 1) - 1)
+            sheet = np.asarray(shown.convert("L"))
+        sheet = sheet[::sheet.shape[0] // 10, ::sheet.shape[0] // 10]
+        found = [sheet[1:9, 1:9], sheet[1:9, 10:18]]
+    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_fewer_candidates_than_are_wanted_are_refused_before_the_model_is_read(linpix, tmp_path):
+    Image.new("L", (8, 8)).save(tmp_path / "picture.png")
+    status, _, said = linpix("complete", tmp_path / "picture.png", "--model", "none", "--keep-rows", 3, "--count", 4,
+                             "--candidates", 3, "--out", f"{tmp_path}/")
+    assert status and "must be at least 4, got 3" in said
+
+
 def test_a_picture_without_holes_makes_an_animation_of_one_frame(succeeds, tiny, tmp_path):
     picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / "picture.png")

@@ -37,7 +37,7 @@ def ended(scores: Scores) -> list[tuple[str, bool]]:
     found = []
     while scores.busy:
         if (over := scores.advance(drawing=False)) is not None:
-            found.append((over[0], over[1] is not None))
+            found.append((over[0].request, over[1] is not None))
     return found
 
 

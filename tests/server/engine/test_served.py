@@ -72,6 +72,21 @@ def test_a_reservation_holds_its_room_until_it_leaves(tiny):
     ask(model, "other")
 
 
+def test_a_ranked_image_gives_its_slot_away_when_it_is_drawn_and_its_place_when_it_is_scored(tiny):
+    model = served(tiny, slots=2, max_queue=1)
+    ranked = ask(model, "ranked", 3)
+    ranked.ranked = True
+    for _ in range(2):
+        model.joined(ranked)
+    model.drawn(ranked)
+    assert (model.room_left(), model.waiting()) == (0, 2)  # one for a slot, one for its score
+    model.finished(ranked)
+    assert (model.room_left(), model.waiting(), ranked.undone) == (1, 1, 2)
+    model.drawn(ranked)
+    model.leave(ranked)
+    assert (model.room_left(), model.waiting(), model.idle) == (3, 0, True)
+
+
 def test_a_reservation_grows_or_is_lost_and_its_own_images_do_not_count_against_it(tiny):
     model, upload = served(tiny, slots=2, max_queue=2), ticket("upload")
     model.admit(upload, 1)

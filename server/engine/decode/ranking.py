@@ -1,0 +1,46 @@
+"""Which of the candidates that a request has drawn are its answer: those that speak for most of them.
+
+Each candidate i has a weight w_i, proportional to exp(s_i / TEMPERATURE). Its score s_i is the log-likelihood of the
+known sub-pixels given what was drawn before them: a model that draws in raster order did not look at them, and by these
+weights its candidates are draws given all that is known (importance sampling). The answer is the candidate whose mean
+distance to all, by weight, is smallest: a decision of minimum Bayes risk (Kumar and Byrne, 2004). More answers are
+chosen one after the other, each as what lowers the sum of w_i min_j d_ij over the answers j most: they differ, and none
+is chosen twice. d_ij is the sum of |x_i - x_j|.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+TEMPERATURE = 10.0  # nats; at 1 the largest weight is nearly all, since errors of a model add up over an image
+
+
+class Likelihoods(NamedTuple):
+    """Of a candidate without what precedes the first hole, which all candidates have; in nats."""
+
+    log_likelihood: float  # of everything from the first hole on
+    score: float           # of what is known of it
+
+
+def likelihoods(log_probs: NDArray[np.float32], known: NDArray[np.bool_]) -> Likelihoods:
+    """log_probs: (T,), each given all earlier sub-pixels and nothing else · known: (T,)."""
+    first = int(np.argmin(np.append(known, False)))
+    counted, given = log_probs[first:].astype(np.float64), known[first:]
+    return Likelihoods(float(counted.sum()), float(counted[given].sum()))
+
+
+def best(images: Sequence[NDArray[np.uint8]], scores: Sequence[float], count: int) -> list[int]:
+    """Indices of `count` of the images, (T,) each, the best first; of equals the first."""
+    x, s = np.stack(images).astype(np.int64), np.array(scores)
+    weights = np.exp((s - s.max()) / TEMPERATURE)
+    distances = np.stack([np.abs(x - one).sum(1) for one in x])
+    nearest = np.full(len(x), distances.max() + 1)  # from each image to an answer
+    chosen: list[int] = []
+    for _ in range(count):
+        left = (np.minimum(distances, nearest) * weights).sum(1)
+        left[chosen] = np.inf
+        chosen.append(int(left.argmin()))
+        nearest = np.minimum(nearest, distances[chosen[-1]])
+    return chosen

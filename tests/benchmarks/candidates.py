@@ -1,0 +1,75 @@
+"""What `candidates` brings, as a CNN sees it: completions of test images, one drawn against the best one of some.
+
+    python -m tests.benchmarks.candidates --data DIR [--models mnist-small,mnist-conditional] [--count 200]
+
+Each picture is asked for once over HTTP, with n and candidates of --candidates: the first image of the answer is the
+best, and the mean over all is what one drawn at random would have been. A completion keeps its class if the CNN gives
+it that of the original, and is sure at a probability above 0.9. The CNN is that of tests/benchmarks/quality.py. Images
+are taken from the test set after the first 200, on which ranking.TEMPERATURE was chosen.
+"""
+
+import argparse
+import base64
+import io
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from linpix.model.config import PRESETS
+from linpix.training import datasets
+from tests.benchmarks.quality import SURE, judged, trained_judge
+from tests.server.conftest import ROOT, serving
+
+SIDE, SEEN, CLIENTS = 28, 200, 8
+PARTS = {"upper half": np.s_[:14], "left half": np.s_[:, :14], "centre 14 x 14": np.s_[7:21, 7:21],
+         "lower half": np.s_[14:]}
+
+
+def picture(image: NDArray[np.uint8], part: object) -> bytes:
+    alpha = np.full((SIDE, SIDE), 255, np.uint8)
+    alpha[part] = 0
+    buffer = io.BytesIO()
+    Image.fromarray(np.stack([image.reshape(SIDE, SIDE), alpha], -1)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def completions(http: httpx.Client, model: str, image: bytes, count: int, seed: int) -> NDArray[np.uint8]:
+    """(count, 784), the best first."""
+    answer = http.post("/v1/images/edits", files={"image": image},
+                       data={"model": model, "n": count, "candidates": count, "seed": seed}).raise_for_status()
+    return np.stack([np.asarray(Image.open(io.BytesIO(base64.b64decode(item["b64_json"])))).reshape(-1)
+                     for item in answer.json()["data"]])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of MNIST")
+    parser.add_argument("--models", default="mnist-small,mnist-conditional", help="names, comma-separated")
+    parser.add_argument("--count", type=int, default=200, help="test images")
+    parser.add_argument("--candidates", type=int, default=8)
+    given = parser.parse_args()
+    judge, test = trained_judge(given.data), datasets.load(given.data, "test", PRESETS["mnist-small"])
+    ways = given.candidates
+    images, labels = (part[SEEN:SEEN + given.count] for part in (test.images, test.labels.astype(np.int64)))
+    print(f"{len(images)} images; kept and sure: of one at random, of the best of {ways}, of any of {ways}")
+    with (serving(ROOT / "checkpoints", "--models", given.models) as server, server.client() as http,
+          ThreadPoolExecutor(CLIENTS) as pool):
+        http.timeout = httpx.Timeout(600)
+        for model in given.models.split(","):
+            for name, part in PARTS.items():
+                began = time.monotonic()
+                drawn = list(pool.map(lambda index, model=model, part=part: completions(
+                    http, model, picture(images[index], part), ways, ways * index), range(len(images))))
+                of, sure = (found.reshape(-1, ways) for found in judged(judge, np.concatenate(drawn)))
+                figures = [f"{right.mean():.3f} {right[:, 0].mean():.3f} {right.any(1).mean():.3f}"
+                           for right in (of == labels[:, None], sure > SURE)]
+                print(f"{model:18}{name:16}{'   '.join(figures)}   {time.monotonic() - began:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
