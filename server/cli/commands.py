@@ -117,7 +117,7 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
         produced = produce(batcher, specs, done, progress.advanced)
     kept, text = [*range(len(specs))], given.out
     if candidates is not None and specs[0].known is not None:
-        best = ranked(checkpoint.net, produced.images, specs[0].known, specs[0].label, given.count)
+        best = ranked(checkpoint.net, produced, specs[0].known, given.count)
         kept = [*best]
         facts |= {"candidates": candidates, "scores": [one.score for one in best.values()],
                   "log_likelihoods": [one.log_likelihood for one in best.values()]}

@@ -34,6 +34,7 @@ Pictures = NDArray[np.uint8]  # (N, height, width), or (N, height, width, 3) of 
 @dataclass(frozen=True, slots=True)
 class Produced:
     images: list[NDArray[np.uint8]]  # (T,) each, in the order asked for
+    labels: list[int | None]         # their classes, asked for or drawn first
     seconds: float                   # of decoding, prefills included
 
 
@@ -47,6 +48,7 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
     """
     batcher.submit(Submission("all", specs, stream=True))
     images: dict[int, NDArray[np.uint8]] = {}
+    labels: dict[int, int | None] = {}
     seconds = 0.0
     while batcher.busy:
         began = time.perf_counter()
@@ -59,18 +61,18 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
             raise error
         for image in report.finished:
             assert image.canvas is not None
-            images[image.index] = image.canvas
+            images[image.index], labels[image.index] = image.canvas, image.label
             done(image.index, image.canvas)
         advanced(report)
-    return Produced([images[index] for index in range(len(specs))], seconds)
+    order = range(len(specs))
+    return Produced([images[index] for index in order], [labels[index] for index in order], seconds)
 
 
-def ranked(net: Transformer, images: Sequence[NDArray[np.uint8]], known: NDArray[np.bool_], label: int | None,
-           count: int) -> dict[int, Likelihoods]:
-    """The best `count` of these completions (T,), the best first, by their indices. known: (T,)."""
+def ranked(net: Transformer, produced: Produced, known: NDArray[np.bool_], count: int) -> dict[int, Likelihoods]:
+    """The best `count` of these completions, the best first, by their indices. known: (T,)."""
     found = [likelihoods(Scoring(net, image, labels=[label]).complete().log_probs[0].cpu().numpy(), known)
-             for image in images]
-    return {index: found[index] for index in best(images, [one.score for one in found], count)}
+             for image, label in zip(produced.images, produced.labels, strict=True)]
+    return {index: found[index] for index in best(produced.images, [one.score for one in found], count)}
 
 
 def check_candidates(candidates: int | None, count: int) -> None:
@@ -155,11 +157,12 @@ def _draw(model: str, count: int, label: int | str | None, seed: int | None, tem
     todo = len(specs) * (config.subpixels - specs[0].prefix)
     with tqdm(total=todo, unit="sub-pixel", unit_scale=True, disable=None if progress is None else not progress,
               file=sys.stderr) as bar:
-        images = produce(Batcher(new_decoder(checkpoint, min(len(specs), batch))), specs,
-                         advanced=lambda report: bar.update(report.subpixels)).images
+        produced = produce(Batcher(new_decoder(checkpoint, min(len(specs), batch))), specs,
+                           advanced=lambda report: bar.update(report.subpixels))
+    images = produced.images
     if candidates is not None:
         assert occluded is not None
-        images = [images[index] for index in ranked(checkpoint.net, images, occluded.known, number, count)]
+        images = [images[index] for index in ranked(checkpoint.net, produced, occluded.known, count)]
     shape = (config.height, config.width, *([config.channels] if config.channels > 1 else []))
     return np.stack(images).reshape(count, *shape)
 

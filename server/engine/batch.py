@@ -89,8 +89,8 @@ class Batcher:
         self._ended, self._went_on = time.perf_counter(), self.busy
         report = QuantumReport(
             joined, joined_at, self._running(plan),
-            [Progress(image.request, image.index, image.position, 0, self.decoder.image(image.slot))
-             for image in finished],
+            [Progress(image.request, image.index, image.position, 0, self.decoder.image(image.slot),
+                      self.decoder.label(image.slot)) for image in finished],
             failed, self.scheduler.waiting.overtaken, len(plan), steps, sum(count for _, count in plan), seconds,
             self._ended - since, self.decoder.saturated - saturated, outcome.retries, self._passes.ratios)
         for image in finished:

@@ -139,7 +139,7 @@ class Ledger:
         if ticket.known is None:
             with self._refusing(ticket):
                 served.queue(ticket, first.known_count if served.decoder.config.patch else first.prefix)
-        ticket.ranked, ticket.label, ticket.given = ranked, first.label, first.prefix // served.batcher.image_row
+        ticket.ranked, ticket.given = ranked, first.prefix // served.batcher.image_row
         ticket.rows = [ticket.given] * len(specs)
         ticket.outcome = "cancelled"  # unless something else ends it
         ticket.expiry = asyncio.get_running_loop().call_at(
@@ -257,7 +257,7 @@ class Ledger:
             self._done(served, ticket, ImageDone(image.index, image.canvas))
             return
         served.drawn(ticket)
-        scoring = Scoring(served.decoder.net, image.canvas, labels=[ticket.label])
+        scoring = Scoring(served.decoder.net, image.canvas, labels=[image.label])
         self._thread.score(Score(ticket.id, ticket.client, scoring, image))
 
     def _done(self, served: ServedModel, ticket: Ticket, image: ImageDone) -> None:

@@ -52,7 +52,6 @@ class Ticket:
     bulk: bool = False
     known: int | None = None       # sub-pixels of each image that need no step; None: not read yet
     given: int = 0                 # image rows that are known from the start
-    label: int | None = None       # class of its images
     ranked: bool = False           # each of its images is scored once it is drawn, and holds its place until then
     joined: int = 0                # images that have had a slot
     drawn: int = 0                 # images that have left it

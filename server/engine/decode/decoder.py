@@ -17,6 +17,7 @@ from linpix.model.attention import PADDING_SLOT, SlotPool, attention_for
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.generate import decode_threads, draw_subpixel, noise_of, starts_of
+from linpix.model.inputs import START
 from linpix.model.transformer import PREFILL_TOKENS
 
 Numbers = NDArray[np.int64]  # (B,)
@@ -127,6 +128,11 @@ class Decoder(ABC):
         """Sub-pixels of a slot's image to be decoded from a position on; known ones that were read are not."""
         left = self.config.subpixels - position
         return left - int(self.known[slot, position:].sum()) if self.told[slot] else left
+
+    def label(self, slot: int) -> int | None:
+        """The class of a slot's image, asked for or drawn first."""
+        start = int(self.start[slot])
+        return None if start == START else start - START - 1
 
     def image(self, slot: int) -> NDArray[np.uint8]:
         """The sub-pixels of a slot's image, (T,); those not decoded yet are 0, or as they were given."""
