@@ -157,6 +157,7 @@ export class Completion {
   compare() {
     const seed = Math.floor(Math.random() * 2 ** 32);
     const half = (at) => async (signal) => {
+      const fields = fieldsOf(this.form);
       const {board, task} = this;
       const {chosen, cards} = models;
       const other = this.conditional([chosen, ...cards]);
@@ -179,7 +180,7 @@ export class Completion {
       $(at ? "strip-all" : "strip-prefix").querySelector("p").textContent = `${card.id} · ${counted(count, "pixel")}`;
       if (!at) this.strip[1].clear();
       task.say("Completing with what comes before the first hole, and with all that is known.");
-      await this.draw(this.strip[at], told, given, {...fieldsOf(this.form), model: card.id, seed}, card, signal);
+      await this.draw(this.strip[at], told, given, {...fields, model: card.id, seed}, card, signal);
       if (at) task.say("The same hole and seeds: given only what comes before the first hole, and given all that is known. Click one to go on from it.");
     };
     return this.task.start(half(0), half(1));

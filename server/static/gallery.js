@@ -180,13 +180,13 @@ export class Viewer {
     $("viewer-seed").addEventListener("click", () => this.leave(reuse));
     $("viewer-complete").addEventListener("click", () => this.leave(complete));
     $("viewer-judge").addEventListener("click", () => this.leave(judge));
-    $("viewer-photo").addEventListener("click", () => this.toggle(!this.photo));
+    $("viewer-photo").addEventListener("click", () => this.toggle());
   }
 
   open(record, records) {
     Object.assign(this, {record, records});
     record.painted = () => this.draw();
-    this.photo = false;
+    this.laid = null;
     $("viewer-command").hidden = true;
     this.status.textContent = "";
     if (!this.dialog.open) this.dialog.showModal();
@@ -203,18 +203,18 @@ export class Viewer {
     const {record} = this;
     const {answer, about} = record;
     const {photograph} = about.given ?? {};
-    const canvas = this.photo ? photograph.lay(record.image, about.given.kept) : record.canvas;
+    const canvas = this.laid ?? record.canvas;
     const shown = $("viewer-canvas");
     shown.width = canvas.width;
     shown.height = canvas.height;
     const room = Math.min(innerWidth - 64, innerHeight - 320, 420);
     const fits = room / Math.max(canvas.width, canvas.height);
-    const scale = this.photo ? Math.min(1, fits) : Math.max(1, Math.floor(fits));
+    const scale = this.laid ? Math.min(1, fits) : Math.max(1, Math.floor(fits));
     shown.style.width = `${canvas.width * scale}px`;
     shown.style.height = `${canvas.height * scale}px`;
-    shown.classList.toggle("smooth", this.photo);
+    shown.classList.toggle("smooth", Boolean(this.laid));
     shown.getContext("2d").drawImage(canvas, 0, 0);
-    shown.setAttribute("aria-label", `Seed ${record.seed}, drawn by ${answer.model}${this.photo ? ", laid over the photograph" : ""}`);
+    shown.setAttribute("aria-label", `Seed ${record.seed}, drawn by ${answer.model}${this.laid ? ", laid over the photograph" : ""}`);
     $("viewer-title").textContent = `Seed ${record.seed}`;
     const label = about.fields.label;
     const names = models.cards.find((card) => card.id === answer.model)?.classes ?? [];
@@ -223,23 +223,22 @@ export class Viewer {
       record.done ? null : `${record.rows} rows so far`].filter(Boolean).join(" · ");
     for (const id of ["viewer-save", "viewer-save-large", "viewer-complete", "viewer-judge"]) $(id).hidden = !record.done;
     $("viewer-complete").textContent = about.picture ? "Pin it" : "Complete it";
-    $("viewer-seed").hidden = about.picture;
+    $("viewer-seed").hidden = Boolean(about.picture);
     $("viewer-sent").hidden = !about.picture;
     $("viewer-photo").hidden = !photograph || !record.done;
-    $("viewer-photo").setAttribute("aria-pressed", this.photo);
-    $("viewer-save-photo").hidden = !this.photo;
+    $("viewer-photo").setAttribute("aria-pressed", String(Boolean(this.laid)));
+    $("viewer-save-photo").hidden = !this.laid;
     if (record.done) this.offer(record);
   }
 
   /** Show the image by itself, or laid over the photograph that was completed. */
-  async toggle(photo) {
-    this.photo = photo;
-    this.draw();
-    if (!photo) return;
+  async toggle() {
     const {record} = this;
     const {photograph, kept} = record.about.given;
-    const blob = await photograph.lay(record.image, kept).convertToBlob({type: "image/png"});
-    if (this.record === record) this.link($("viewer-save-photo"), blob, `linpix-${record.seed}-photograph.png`);
+    this.laid = this.laid ? null : photograph.lay(record.image, kept);
+    this.draw();
+    const blob = await this.laid?.convertToBlob({type: "image/png"});
+    if (blob && this.record === record) this.link($("viewer-save-photo"), blob, `linpix-${record.seed}-photograph.png`);
   }
 
   link(link, blob, name) {
