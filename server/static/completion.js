@@ -1,69 +1,61 @@
-// Completion: a picture that is drawn or loaded, its holes filled in several ways at once.
-import {call, decode, json, key, Problem} from "./service.js";
-import {$, counted, duration, fieldsOf, models, Task, whole} from "./parts.js";
-import {Board, GUIDE, pngOf} from "./editor.js";
+// Completion: a picture that is drawn or loaded, its holes filled in several ways, and one of them to go on from.
+import {call, formOf, json, key, Problem} from "./service.js";
+import {$, counted, duration, fieldsOf, models, shapeOf, Task, whole} from "./parts.js";
+import {Board, pngOf} from "./editor.js";
 import {Gallery} from "./gallery.js";
+import {GIVEN, Likelihood} from "./likelihood.js";
 import {PATH as SAMPLES, receive} from "./samples.js";
+import {EDITS, Upload} from "./upload.js";
 
-const PATH = "v1/images/edits";
 const TINTS = {  // what black and white become
-  steered: [[12, 44, 82], [158, 212, 255]],
+  steered: GIVEN,
   between: [[58, 28, 92], [216, 184, 255]],
   unused: [[92, 52, 0], [255, 206, 120]],
 };
-
-function formOf(fields) {
-  const form = new FormData();
-  for (const [name, value] of Object.entries(fields)) form.set(name, value);
-  return form;
-}
+const VIEWS = ["alternatives", "strip", "likelihood"];
 
 export class Completion {
   constructor(viewer) {
     this.panel = $("completion");
     this.form = $("completion-form");
     this.board = new Board($("editor"));
-    this.gallery = new Gallery(this.panel, {paint: (record) => this.paint(record), open: (record, records) => viewer.open(record, records)});
+    const hooks = {paint: (record) => this.paint(record), open: (record, records) => viewer.open(record, records)};
+    this.gallery = new Gallery(this.panel, hooks);
+    this.strip = ["strip-prefix", "strip-all"].map((id) => new Gallery($(id), hooks));
+    this.likelihood = new Likelihood();
     this.task = new Task(this.form, this.panel.querySelector(".notice"), this.panel.querySelector(".status"));
+    this.upload = new Upload(this.panel, this.board, this.task);
     this.form.addEventListener("submit", () => this.complete());
     this.form.elements.n.addEventListener("input", () => this.invite());
     document.addEventListener("model", ({detail: card}) => this.take(card));
-    this.board.changed = () => {
-      $("editor-hint").hidden = this.board.touched;
-      this.panel.querySelector("[data-do=undo]").disabled = !this.board.past.length;
-    };
+    this.board.changed = () => this.follow();
     for (const button of this.panel.querySelectorAll("[data-tool]")) {
       button.addEventListener("click", () => this.use(button.dataset.tool));
     }
-    const doing = {load: () => $("file").click(), sample: () => this.sample(), clear: () => this.clear()};
+    const doing = {load: () => $("file").click(), sample: () => this.sample(), clear: () => this.upload.clear(), compare: () => this.compare(),
+      judge: () => this.judge(), back: () => this.back()};
     for (const button of this.panel.querySelectorAll("[data-do]")) {
       const name = button.dataset.do;
       button.addEventListener("click", doing[name] ?? (() => this.board[name]()));
     }
     $("brush").addEventListener("input", () => { this.board.brush = $("brush").valueAsNumber; });
     $("colour").addEventListener("input", () => this.ink());
-    $("prepare").addEventListener("change", () => this.board.source && this.load(this.board.source, $("prepare").checked));
-    $("mark").addEventListener("change", () => this.gallery.records.forEach((record) => this.gallery.repaint(record)));
-    this.receivePictures();
+    $("mark").addEventListener("change", () => this.records.forEach((record) => record.gallery.repaint(record)));
+    this.panel.addEventListener("keydown", (event) => this.key(event));
   }
 
-  get open() {
-    return !this.panel.hidden;
+  get records() {
+    return [this.gallery, ...this.strip].flatMap((gallery) => gallery.records);
   }
 
   take(card) {
-    const {board, task} = this;
+    const {board, upload} = this;
     $("colour").parentElement.hidden = card.channels === 1;
     const thing = card.classes.join("") === "0123456789" ? "digit" : "picture";
     for (const word of this.panel.querySelectorAll("[data-thing]")) word.textContent = thing;
     const {source} = board;
-    if (board.take(card)) {
-      if (task.status.textContent === this.said) task.say("");  // of a picture that is on another board
-      const free = board.source || !board.touched;  // no drawing that is somebody's own
-      this.frame(null);
-      if (!free || board.source === this.loading) this.loading = null;  // what is still read was for another board
-      if (source && board.source !== source && free && !this.loading) this.load(source);
-    }
+    if (board.take(card)) upload.follow(source);
+    this.explain();
     this.ink();
     this.invite();
   }
@@ -79,130 +71,144 @@ export class Completion {
   }
 
   use(tool) {
-    this.board.tool = tool;
+    Object.assign(this.board, {tool, box: null});
+    this.board.draw();
     for (const button of this.panel.querySelectorAll("[data-tool]")) {
       button.setAttribute("aria-pressed", String(button.dataset.tool === tool));
     }
   }
 
-  // --- pictures from elsewhere ---
-
-  receivePictures() {
-    const easel = this.panel.querySelector(".easel");
-    $("file").addEventListener("change", () => {
-      const [file] = $("file").files;
-      $("file").value = "";
-      if (file) this.load(file);
-    });
-    document.addEventListener("paste", (event) => {
-      const [file] = event.clipboardData?.files ?? [];
-      if (this.open && file) this.load(file);
-    });
-    for (const name of ["dragover", "drop"]) {
-      document.addEventListener(name, (event) => {
-        if (!this.open || !event.dataTransfer?.types.includes("Files")) return;
-        event.preventDefault();  // else the browser would leave the page for the picture
-        easel.classList.toggle("over", name === "dragover");
-        if (name === "drop" && event.dataTransfer.files[0]) this.load(event.dataTransfer.files[0]);
-      });
-    }
-    document.addEventListener("dragleave", (event) => event.relatedTarget || easel.classList.remove("over"));
+  /** Show what the board has become. */
+  follow() {
+    const {board, panel} = this;
+    $("editor-hint").hidden = board.touched;
+    panel.querySelector("[data-do=undo]").disabled = !board.past.length;
+    panel.querySelector("[data-do=redo]").disabled = !board.future.length;
+    if ($("editor-help").textContent !== board.words) $("editor-help").textContent = board.words;
+    for (const record of this.records) record.gallery.pin(record, record === board.from);
   }
 
-  clear() {
-    this.loading = null;
-    this.frame(null);
-    this.board.clear();
-  }
-
-  /** Put a picture on the board; it is kept, to be put on that of another model too. */
-  async load(blob, prepare) {
-    const {board, task} = this;
-    this.loading = blob;
-    task.notice.clear();
-    let bitmap;
-    try {
-      bitmap = await createImageBitmap(blob);
-    } catch {
-      if (this.loading === blob) this.loading = null;
-      task.notice.show(new Problem(`${blob.name || "That"} is not a picture that this browser can read. Choose a PNG, JPEG or WebP.`));
-      return;
-    }
-    if (this.loading === blob) {  // else another picture was chosen meanwhile
-      this.loading = null;
-      board.source = blob;
-      const what = blob.name ? `${blob.name} is loaded` : "The picture is loaded";
-      board.load(bitmap);
-      this.frame(bitmap, board.cropped);
-      const can = board.shape === "28,28,1";
-      $("preparing").hidden = !can;
-      if ($("prepare").checked = can && (prepare ?? (board.inverted && bitmap.width > 28))) {
-        await this.prepare(blob, bitmap, what, prepare);
-      } else this.settle(what);
-    }
-    bitmap.close();
-  }
-
-  /** The server finds the digit; the board gets what the model is to see of it. */
-  prepare(blob, bitmap, what, asked) {
-    return this.task.start(async (signal) => {
-      const {board} = this;
-      let answer;
-      try {
-        answer = await json(PATH, {body: formOf({image: blob, model: models.chosen.id, prepare: "mnist",
-          ...(!board.holes && {keep_rows: 28})}), signal});
-      } catch (problem) {
-        if (asked || problem.status !== 400) throw problem;
-        $("prepare").checked = false;  // it only looked like a digit
-        this.settle(what);
+  key(event) {
+    if (event.target.matches("input:not([type=range], [type=checkbox]), select") || event.altKey) return;
+    const letter = event.key.toLowerCase();
+    let button;
+    if (event.ctrlKey || event.metaKey) {
+      const name = letter === "y" || (letter === "z" && event.shiftKey) ? "redo" : letter === "z" && "undo";
+      button = name && this.panel.querySelector(`[data-do=${name}]`);
+    } else if (event.target === this.board.canvas) {
+      if ("+-".includes(event.key)) {
+        $("brush")[event.key === "+" ? "stepUp" : "stepDown"]();
+        this.board.brush = $("brush").valueAsNumber;
         return;
       }
-      const {prepared, crop} = answer;
-      if (board.source !== blob) return;
-      board.load(await createImageBitmap(await decode(prepared.b64_json)));
-      this.frame(bitmap, crop);
-      this.settle(`${what} and prepared`);
+      button = [...this.panel.querySelectorAll("[data-key]")].find((one) => one.dataset.key === letter);
+    } else if (letter === "p") {
+      const record = this.records.find((one) => one.button === event.target);
+      if (record?.done) this.pin(record);
+    }
+    if (!button) return;
+    event.preventDefault();
+    button.click();
+  }
+
+  // --- completing ---
+
+  /** What of the board's picture steers what: all of it in a conditional model; else only what comes after it. */
+  given(conditional) {
+    const picture = this.board.image();
+    const known = Array.from({length: picture.width * picture.height}, (_, pixel) => picture.data[4 * pixel + 3] > 0);
+    const [first, last] = [known.indexOf(false), known.lastIndexOf(false)];
+    if (first < 0) throw new Problem("Every pixel is known. Erase something, or press Lower half.");
+    const kinds = known.map((is, pixel) => !is ? null : conditional || pixel < first ? "steered" : pixel > last ? "unused" : "between");
+    const before = this.board.from?.about.given?.kept;
+    const kept = known.map((is, pixel) => is && (before?.[pixel] ?? true));  // all the way from what was loaded
+    return {picture, known, kept, kinds, first, photograph: this.board.photograph};
+  }
+
+  /** Draw completions of what is told of a given picture; returns the last event's data. */
+  async draw(gallery, told, given, fields, card, signal) {
+    const sent = await pngOf(told);
+    const response = await call(EDITS, {body: formOf({image: sent, ...fields, stream: true}), accept: "text/event-stream", signal});
+    this.show(gallery === this.gallery ? "alternatives" : "strip");
+    gallery.begin(fields.n, card, {card, fields, path: EDITS, keyed: Boolean(key.get()), picture: sent, given});
+    for (const record of gallery.records) gallery.repaint(record);
+    this.explain();
+    return receive(gallery, response, signal);
+  }
+
+  complete() {
+    return this.task.start(async (signal) => {
+      const [fields, card] = [fieldsOf(this.form), models.chosen];
+      const given = this.given(card.conditional);
+      this.task.say(`Completing in ${counted(fields.n, "way")}.`);
+      const began = performance.now();
+      const answer = await this.draw(this.gallery, given.picture, given, fields, card, signal);
+      this.tell(answer, given, card);
+      this.task.say(`${counted(fields.n, "completion")} in ${duration((performance.now() - began) / 1000)}. Click one to enlarge it or to go on from it.`);
     });
   }
 
-  /** A loaded picture, and in it what the model sees: left, top, right, bottom. */
-  frame(picture, crop) {
-    $("upload").hidden = !picture;
-    if (!picture) return;
-    const canvas = $("upload-canvas");
-    const scale = 270 / Math.max(picture.width, picture.height);
-    canvas.width = picture.width * scale;
-    canvas.height = picture.height * scale;
-    const context = canvas.getContext("2d");
-    context.drawImage(picture, 0, 0, canvas.width, canvas.height);
-    const [left, top, right, bottom] = crop.map((side) => side * scale);
-    context.strokeStyle = GUIDE;
-    context.lineWidth = 8;
-    context.strokeRect(left, top, right - left, bottom - top);
+  /** The first model for pictures of the board's shape that uses all that is known. */
+  conditional(cards) {
+    return cards.find((card) => card.conditional && shapeOf(card) === this.board.shape);
   }
 
-  /** A picture without holes gets one, so that there is something to complete. */
-  settle(what) {
+  /** The same holes and seeds twice: told only what comes before the first hole, and told all that is known. */
+  compare() {
+    const seed = Math.floor(Math.random() * 2 ** 32);
+    const half = (at) => async (signal) => {
+      const fields = fieldsOf(this.form);
+      const {board, task} = this;
+      const {chosen, cards} = models;
+      const other = this.conditional([chosen, ...cards]);
+      if (!other) {
+        throw new Problem(`No model is served that uses all known pixels of ${board.width} × ${board.height} pictures. `
+          + "Start the server with a conditional one, such as mnist-conditional, or choose a model of another size.");
+      }
+      const given = this.given(true);
+      const [{picture, known, first}, card] = [given, at ? other : chosen];
+      if (known.lastIndexOf(true) < first) {
+        throw new Problem("All known pixels come before the first hole, so both sides would be the same. Erase something above them, or press Inverse.");
+      }
+      let told = picture;
+      if (!at) {
+        told = new ImageData(picture.data.slice(), picture.width);
+        told.data.fill(0, 4 * first);
+        given.kinds = known.map((is, pixel) => is ? pixel < first ? "steered" : "unused" : null);
+      }
+      const count = at ? known.filter(Boolean).length : first;
+      $(at ? "strip-all" : "strip-prefix").querySelector("p").textContent = `${card.id} · ${counted(count, "pixel")}`;
+      if (!at) this.strip[1].clear();
+      task.say("Completing with what comes before the first hole, and with all that is known.");
+      await this.draw(this.strip[at], told, given, {...fields, model: card.id, seed}, card, signal);
+      if (at) task.say("The same hole and seeds: given only what comes before the first hole, and given all that is known. Click one to go on from it.");
+    };
+    return this.task.start(half(0), half(1));
+  }
+
+  /** How probable the model finds a finished image, or what is on the board: what is erased there, or all of it. */
+  judge(record) {
+    return this.task.start(async (signal) => {
+      const {board, task} = this;
+      task.say("Computing the likelihood.");
+      const {model, label} = fieldsOf(this.form);
+      const card = record?.about.card ?? models.chosen;
+      const known = record ? record.about.given?.known : board.holes ? [...board.known].map(Boolean) : null;
+      await this.likelihood.ask(record?.image ?? board.image(true), known, record?.about.fields ?? {model, label}, card, signal);
+      this.show("likelihood");
+      task.say(record ? `The likelihood of the image of seed ${record.seed}.`
+        : known ? "The likelihood of what was erased, as it was before." : "The likelihood of the picture.");
+    });
+  }
+
+  /** A completion becomes the picture, to be erased and completed again. Undo takes it back. */
+  pin(record) {
     const {board, task} = this;
-    const said = [`${what}, cropped to ${board.width} × ${board.height}.`];
-    if (board.inverted) {
-      board.invert();
-      said.push("It was dark on light, so it is inverted.");
-    }
-    if (!board.holes) {
-      board.half();
-      said.push("Its lower half will be filled in; press Keep all to rub out by hand.");
-    }
-    this.said = said.join(" ");
-    task.say(this.said);
-  }
-
-  /** Put an image of ours on the board. */
-  async adopt(base64, what) {
-    this.loading = this.board.source = null;
-    this.frame(null);
-    this.board.load(await createImageBitmap(await decode(base64)));
-    this.settle(what);
+    if (shapeOf(record.about.card) !== board.shape) models.choose(record.answer.model);
+    board.put(record.image, record);
+    if (board.tool === "pen") this.use("rub");
+    task.say(`Image ${record.index + 1} is pinned: it is your picture now, all of it known. Erase what you do not like and complete again. Undo goes back.`);
+    board.canvas.focus();
   }
 
   sample() {
@@ -212,45 +218,36 @@ export class Completion {
       const {shape} = this.board;
       const answer = await json(SAMPLES, {body: {...fields, n: 1}, signal});
       if (this.board.shape !== shape) throw new Problem("Another model was chosen meanwhile. Take a sample again.");
-      await this.adopt(answer.data[0].b64_json, `A sample of seed ${answer.data[0].seed}`);
+      await this.upload.adopt(answer.data[0].b64_json, `A sample of seed ${answer.data[0].seed}`);
     });
   }
 
-  // --- completing ---
+  // --- what is shown ---
 
-  async complete() {
-    const {task, board, gallery} = this;
-    await task.start(async (signal) => {
-      if (!board.holes) throw new Problem("Every pixel is known. Rub something out, or press Lower half.");
-      const [fields, card] = [fieldsOf(this.form), models.chosen];
-      const picture = board.image();
-      const sent = await pngOf(picture);
-      const body = formOf({image: sent, ...fields, stream: true});
-      task.say(`Completing in ${counted(fields.n, "way")}.`);
-      const response = await call(PATH, {body, accept: "text/event-stream", signal});
-      const began = performance.now();
-      this.remember(picture);
-      gallery.begin(fields.n, card, {fields, path: PATH, keyed: Boolean(key.get()), picture: sent});
-      for (const record of gallery.records) gallery.repaint(record);
-      const answer = await receive(gallery, response, signal);
-      if (answer.conditioning === "full") {  // a conditional model reads all that is known before it draws
-        this.given.kinds = this.given.kinds.map((kind) => kind && "steered");
-        for (const record of gallery.records) gallery.repaint(record);
-      }
-      this.tell(answer, card.channels);
-      task.say(`${counted(fields.n, "completion")} in ${duration((performance.now() - began) / 1000)}. Click one to enlarge it.`);
-    });
+  show(view) {
+    for (const name of VIEWS) $(name).hidden = name !== view;
+    $("legend").hidden = view === "likelihood";
+    $("known").hidden = view !== "alternatives";
+    this.explain();
+    const stage = this.panel.querySelector(".stage");
+    if (stage.getBoundingClientRect().top > innerHeight * .7) stage.scrollIntoView();
+    this.panel.querySelector("[data-do=back]").hidden = view === "alternatives";
   }
 
-  /** What of the picture steers what: everything before the first hole, nothing after the last one. */
-  remember(picture) {
-    const known = Array.from({length: picture.width * picture.height}, (_, pixel) => picture.data[4 * pixel + 3] > 0);
-    const [first, last] = [known.indexOf(false), known.lastIndexOf(false)];
-    this.given = {picture, kinds: known.map((is, pixel) => !is ? null : pixel < first ? "steered" : pixel > last ? "unused" : "between")};
+  back() {
+    this.show("alternatives");
+    this.form.querySelector("[type=submit]").focus();  // the button that had it is gone
   }
 
-  paint({image, shown = 0}) {
-    const {picture, kinds} = this.given;
+  /** The legend has the kinds of known pixels that are shown, or that the model would make. */
+  explain() {
+    const shown = ($("strip").hidden ? [this.gallery] : this.strip).flatMap(({records}) => records.slice(0, 1));
+    const kinds = shown.length ? shown.flatMap(({about}) => about.given.kinds) : models.chosen.conditional ? ["steered"] : Object.keys(TINTS);
+    for (const kind of Object.keys(TINTS)) $("legend").querySelector(`[data-kind=${kind}]`).parentElement.hidden = !kinds.includes(kind);
+  }
+
+  paint({image, shown = 0, about}) {
+    const {picture, kinds} = about.given;
     const painted = new ImageData(picture.width, picture.height);
     const reached = shown * picture.width;
     const marked = $("mark").checked;
@@ -268,16 +265,17 @@ export class Completion {
   }
 
   /** How many known pixels steered what, as the answer counts them. */
-  tell({known, known_before_first_hole: before, known_after_last_hole: unused, conditioning}, channels) {
-    const [all, steered, late] = [known, before, unused].map((count) => count / channels);
+  tell({known, known_before_first_hole: before, known_after_last_hole: unused, conditioning}, given, card) {
+    const [all, steered, late] = [known, before, unused].map((count) => count / card.channels);
     const between = all - steered - late;
-    const parts = [`${counted(all, "pixel")} of ${whole(this.given.kinds.length)} known.`];
+    const parts = [`${counted(all, "pixel")} of ${whole(given.kinds.length)} known.`];
     if (!all) parts[0] = "Nothing was known: the model drew it all.";
     else if (conditioning !== "partial") parts.push("All steered everything that was drawn.");
     else {
-      parts.push(`${whole(steered)} steered everything.`);
-      if (between) parts.push(`${whole(between)} steered only what follows them.`);
-      if (late) parts.push(`${whole(late)} came after the last hole and ${late === 1 ? "was" : "were"} not used.`);
+      const other = this.conditional(models.cards);
+      parts.push(`${card.id} draws from the top left to the bottom right: ${whole(steered)} steered everything`
+        + (between ? `, ${whole(between)} only what follows them` : "") + (late ? `, and ${whole(late)} came too late` : "") + ".");
+      if (other) parts.push(`${other.id} uses them all.`);
     }
     $("known").textContent = parts.join(" ");
   }

@@ -1,15 +1,19 @@
 // The drawing board: sub-pixels with ink, those that are known, and strokes that change either.
 
+import {shapeOf} from "./parts.js";
+
 const HOLE = [["#2a3342", "#3d4a5e"], ["#e3ded2", "#c9c2b2"]];  // hatching in the dark and in the light
 export const GUIDE = "#e07a5f";
+const BOARD = ["ink", "known", "from", "photograph", "past", "future", "touched", "source"];  // what a shape's board has
 
 export class Board {
   constructor(canvas) {
     this.canvas = canvas;
-    Object.assign(this, {tool: "pen", brush: 2.5, colour: [255, 255, 255], past: [], cursor: null, changed: () => {}, boards: {}});
+    Object.assign(this, {tool: "pen", brush: 2.5, colour: [255, 255, 255], cursor: null, box: null, changed: () => {}, boards: {}});
     canvas.addEventListener("pointerdown", (event) => this.down(event));
     canvas.addEventListener("pointermove", (event) => this.move(event));
-    for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, () => this.up());
+    canvas.addEventListener("pointerup", () => this.up());
+    canvas.addEventListener("pointercancel", () => { this.at = this.box = null; });
     canvas.addEventListener("keydown", (event) => this.key(event));
     canvas.addEventListener("blur", () => this.point(null));
     this.light = matchMedia("(prefers-color-scheme: light)");
@@ -17,17 +21,18 @@ export class Board {
   }
 
   /** The board of a model's shape, as it was left; a new one is empty, and its lower half is to be filled in. */
-  take({width, height, channels}) {
-    const shape = [width, height, channels].join();
+  take(card) {
+    const {width, height, channels} = card;
+    const shape = shapeOf(card);
     if (shape === this.shape) return false;
-    const {ink, known, past, touched, source} = this;
-    this.boards[this.shape] = {ink, known, past, touched, source};
+    this.boards[this.shape] = Object.fromEntries(BOARD.map((name) => [name, this[name]]));
     Object.assign(this, {shape, width, height, channels});
     this.scale = Math.max(1, Math.floor(352 / width));
     this.canvas.width = width * this.scale;
     this.canvas.height = height * this.scale;
     Object.assign(this, this.boards[shape] ?? {ink: new Uint8ClampedArray(width * height * 3),
-      known: new Uint8Array(width * height).fill(1), past: [], touched: false, source: null});
+      known: new Uint8Array(width * height).fill(1),
+      from: null, photograph: null, past: [], future: [], touched: false, source: null});
     if (!this.boards[shape]) this.fillHalf();
     this.point(null);
     return true;
@@ -39,15 +44,38 @@ export class Board {
 
   /** Do something that Undo takes back. */
   change(work) {
-    this.past = [...this.past.slice(-49), [this.ink.slice(), this.known.slice()]];
+    this.past = [...this.past.slice(-49), this.state];
+    this.future = [];
     this.touched = true;
     work();
     this.draw();
   }
 
+  /** What is undone and redone. from: the completion that the picture was; photograph: what it can be laid back over. */
+  get state() {
+    const {ink, known, from, photograph} = this;
+    return {ink: ink.slice(), known: known.slice(), from, photograph};
+  }
+
+  undo() { this.travel(this.past, this.future); }
+  redo() { this.travel(this.future, this.past); }
+  travel(back, forth) {
+    if (!back.length) return;
+    forth.push(this.state);
+    Object.assign(this, back.pop());
+    this.draw();
+  }
+
   half() { this.change(() => this.fillHalf()); }
   keep() { this.change(() => this.known.fill(1)); }
-  invert() { this.change(() => this.ink.forEach((value, at) => { this.ink[at] = 255 - value; })); }
+  inverse() { this.change(() => this.known.forEach((known, pixel) => { this.known[pixel] = 1 - known; })); }
+  negative() {
+    this.change(() => {
+      this.ink.forEach((value, at) => { this.ink[at] = 255 - value; });
+      this.photograph = null;
+    });
+  }
+
   clear() {
     for (const [shape, {source}] of Object.entries(this.boards)) {
       if (source && source === this.source) delete this.boards[shape];  // the same picture for another model
@@ -56,16 +84,20 @@ export class Board {
     this.change(() => {
       this.ink.fill(0);
       this.known.fill(1);
+      this.from = this.photograph = null;
       this.fillHalf();
     });
     this.touched = false;
     this.changed();
   }
 
-  undo() {
-    const before = this.past.pop();
-    if (before) [this.ink, this.known] = before;
-    this.draw();
+  /** Take a finished image, all of it known. */
+  put(image, from) {
+    this.change(() => {
+      for (let pixel = 0; pixel < this.known.length; pixel++) this.ink.set(image.data.subarray(4 * pixel, 4 * pixel + 3), 3 * pixel);
+      this.known.fill(1);
+      this.from = from;
+    });
   }
 
   // --- strokes ---
@@ -77,14 +109,17 @@ export class Board {
     this.canvas.setPointerCapture(event.pointerId);
     this.point(null);
     this.at = this.place(event);
-    this.change(() => this.stroke(this.at, this.at));
+    if (this.tool === "box") this.span(this.at);
+    else this.change(() => this.stroke(this.at, this.at));
   }
 
   move(event) {
     if (!this.at) return;
-    for (const one of event.getCoalescedEvents?.() ?? [event]) {
+    const passed = event.getCoalescedEvents?.() ?? [];
+    for (const one of passed.length ? passed : [event]) {
       const to = this.place(one);
-      this.stroke(this.at, to);
+      if (this.box) this.span(to);
+      else this.stroke(this.at, to);
       this.at = to;
     }
     this.draw();
@@ -92,6 +127,29 @@ export class Board {
 
   up() {
     this.at = null;
+    if (this.box) this.cut();
+  }
+
+  /** Begin or stretch the rectangle to the pixel of a place. */
+  span([x, y]) {
+    const inside = (value, end) => Math.min(end - 1, Math.max(0, Math.floor(value)));
+    const to = [inside(x, this.width), inside(y, this.height)];
+    this.box = [this.box?.[0] ?? to, to];
+    this.draw();
+  }
+
+  /** Left, top, right and bottom of the rectangle; right and bottom are outside. */
+  get edges() {
+    const [xs, ys] = [0, 1].map((axis) => this.box.map((corner) => corner[axis]));
+    return [Math.min(...xs), Math.min(...ys), Math.max(...xs) + 1, Math.max(...ys) + 1];
+  }
+
+  cut() {
+    const [left, top, right, bottom] = this.edges;
+    this.box = null;
+    this.change(() => {
+      for (let y = top; y < bottom; y++) this.known.fill(0, y * this.width + left, y * this.width + right);
+    });
   }
 
   place(event) {
@@ -129,57 +187,52 @@ export class Board {
   }
 
   key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const step = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]}[event.key];
     const [x, y] = this.cursor ?? [Math.floor(this.width / 2), Math.floor(this.height / 4)];
+    const dot = () => this.change(() => this.stroke([x + .5, y + .5], [x + .5, y + .5]));
     if (step) {
       const inside = (value, end) => Math.min(end - 1, Math.max(0, value));
       const to = [inside(x + step[0], this.width), inside(y + step[1], this.height)];
-      if (event.shiftKey) this.change(() => this.stroke([x + .5, y + .5], [to[0] + .5, to[1] + .5]));
-      this.point(to);
+      if (this.tool === "box") {
+        if (event.shiftKey && !this.box) this.span([x, y]);
+        if (this.box) this.span(to);
+      } else if (event.shiftKey) this.change(() => this.stroke([x + .5, y + .5], [to[0] + .5, to[1] + .5]));
+      this.cursor = to;
     } else if (event.key === " " || event.key === "Enter") {
-      this.change(() => this.stroke([x + .5, y + .5], [x + .5, y + .5]));
-      this.point([x, y]);
-    } else return;
+      if (this.box) this.cut();
+      else if (this.tool === "box") this.span([x, y]);
+      else dot();
+      this.cursor = [x, y];
+    } else if (event.key === "Escape" && this.box) this.box = null;
+    else return;
     event.preventDefault();
+    this.draw();
   }
 
+  /** Put the cursor there, or nowhere, and let go of a rectangle. */
   point(cursor) {
     this.cursor = cursor;
+    this.box = null;
     this.draw();
+  }
+
+  /** Where the cursor is, and what can be done there. */
+  get words() {
+    if (this.box && !this.at) {
+      const [left, top, right, bottom] = this.edges;
+      return `${right - left} × ${bottom - top} pixels: Space erases, Escape lets go.`;
+    }
+    if (!this.cursor) return "Arrow keys move a cursor. Keys, below, lists the others.";
+    const [x, y] = this.cursor;
+    return `Column ${x + 1}, row ${y + 1}: ${this.known[y * this.width + x] ? "known" : "erased"}.`;
   }
 
   // --- pictures ---
 
-  /** Take a picture, cropped around its centre to the model's shape; its transparent parts are holes. */
-  load(bitmap) {
-    const theirs = Math.min(bitmap.width / this.width, bitmap.height / this.height);  // pixels for one of ours
-    const fine = Math.min(16, Math.max(1, theirs));
-    const [wide, tall] = [Math.round(this.width * fine), Math.round(this.height * fine)];
-    const context = new OffscreenCanvas(wide, tall).getContext("2d");
-    context.imageSmoothingEnabled = theirs > fine;
-    context.imageSmoothingQuality = "high";
-    const [w, h] = [bitmap.width * fine / theirs, bitmap.height * fine / theirs];
-    context.drawImage(bitmap, Math.round((wide - w) / 2), Math.round((tall - h) / 2), w, h);
-    const [left, top] = [(bitmap.width - this.width * theirs) / 2, (bitmap.height - this.height * theirs) / 2];
-    this.cropped = [left, top, bitmap.width - left, bitmap.height - top];
-    const {data} = context.getImageData(0, 0, wide, tall);
-    const edge = (at) => Math.round(at * fine);
-    this.change(() => {
-      for (let pixel = 0; pixel < this.known.length; pixel++) {
-        const [x, y] = [pixel % this.width, Math.floor(pixel / this.width)];
-        const sums = [0, 0, 0, 0];
-        for (let row = edge(y); row < edge(y + 1); row++) {
-          for (let at = 4 * (row * wide + edge(x)); at < 4 * (row * wide + edge(x + 1)); at += 4) {
-            for (let channel = 0; channel < 3; channel++) sums[channel] += data[at + channel] * data[at + 3] / 255;
-            sums[3] += data[at + 3] / 255;
-          }
-        }
-        this.known[pixel] = sums[3] >= (edge(x + 1) - edge(x)) * (edge(y + 1) - edge(y)) / 2 ? 1 : 0;
-        let [r, g, b] = sums.map((sum) => sum / Math.max(sums[3], 1e-6));
-        if (this.channels === 1) r = g = b = .299 * r + .587 * g + .114 * b;
-        this.ink.set([r, g, b], 3 * pixel);
-      }
-    });
+  /** Take a picture of the board's shape. ink: three values a pixel · known: 1 or 0. */
+  load({ink, known}) {
+    this.change(() => Object.assign(this, {ink, known, from: null, photograph: null}));
   }
 
   /** Whether a grey picture is dark on light, judged by its edge. */
@@ -197,11 +250,11 @@ export class Board {
     return this.known.reduce((count, known) => count + 1 - known, 0);
   }
 
-  /** The picture with its holes transparent. */
-  image() {
+  /** The picture with its holes transparent, or with what was beneath them. */
+  image(whole = false) {
     const image = new ImageData(this.width, this.height);
     this.known.forEach((known, pixel) => {
-      if (known) image.data.set([...this.ink.subarray(3 * pixel, 3 * pixel + 3), 255], 4 * pixel);
+      if (known || whole) image.data.set([...this.ink.subarray(3 * pixel, 3 * pixel + 3), 255], 4 * pixel);
     });
     return image;
   }
@@ -227,10 +280,13 @@ export class Board {
       context.fillStyle = `rgb(${r} ${g} ${b})`;
       context.fillRect(pixel % width * scale, Math.floor(pixel / width) * scale, scale, scale);
     });
-    if (this.cursor) {
-      context.strokeStyle = GUIDE;
-      context.strokeRect(this.cursor[0] * scale, this.cursor[1] * scale, scale, scale);
-    }
+    context.strokeStyle = GUIDE;
+    if (this.box) {
+      const [left, top, right, bottom] = this.edges.map((edge) => edge * scale);
+      context.fillStyle = `${GUIDE}70`;
+      context.fillRect(left, top, right - left, bottom - top);
+      context.strokeRect(left, top, right - left, bottom - top);
+    } else if (this.cursor) context.strokeRect(this.cursor[0] * scale, this.cursor[1] * scale, scale, scale);
     this.changed();
   }
 }

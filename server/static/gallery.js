@@ -41,19 +41,24 @@ export class Gallery {
   begin(count, image, about) {
     this.image = image;
     const button = document.activeElement;
-    if (this.invitation.contains(button)) button.form.querySelector("[type=submit]").focus({preventScroll: true});
-    this.invitation.hidden = true;
+    if (this.invitation?.contains(button)) button.form.querySelector("[type=submit]").focus({preventScroll: true});
+    if (this.invitation) this.invitation.hidden = true;
     this.list.removeAttribute("aria-hidden");
     this.records = Array.from({length: count}, (_, index) => {
       const canvas = el("canvas", {width: image.width, height: image.height});
-      const record = {index, about, canvas, rows: 0, done: false};
+      const record = {gallery: this, index, about, canvas, rows: 0, done: false, pinned: false};
       record.button = el("button", {type: "button", class: "picture", "aria-label": `Image ${index + 1}, not begun`,
         click: () => record.image && this.open(record, this.records)}, canvas);
       return record;
     });
     this.list.replaceChildren(...this.records.map((record) => el("li", {class: "frame"}, record.button)));
     this.layout();
-    if (this.field.getBoundingClientRect().top > innerHeight * .7) this.field.parentElement.scrollIntoView();
+    if (this.field.getBoundingClientRect().top > innerHeight * .7) this.field.closest(".stage").scrollIntoView();
+  }
+
+  clear() {
+    this.records = [];
+    this.list.replaceChildren();
   }
 
   /** Show what an event says of its image. Of those that arrive while one is decoded, the last counts. */
@@ -83,8 +88,16 @@ export class Gallery {
     record.painted?.();
   }
 
+  /** Mark an image as the one that somebody goes on from, or not. */
+  pin(record, pinned) {
+    if (record.pinned === pinned) return;
+    record.pinned = pinned;
+    record.button.parentElement.classList.toggle("pinned", pinned);
+    this.name(record, "");
+  }
+
   name(record, state) {
-    const label = `Image ${record.index + 1}${record.seed == null ? "" : `, seed ${record.seed}`}${state}`;
+    const label = `Image ${record.index + 1}${record.seed == null ? "" : `, seed ${record.seed}`}${state}${record.pinned ? ", pinned" : ""}`;
     if (record.button.getAttribute("aria-label") !== label) record.button.setAttribute("aria-label", label);
   }
 
@@ -103,7 +116,7 @@ export class Gallery {
   layout() {
     const width = this.field.clientWidth;
     if (!this.image || !width) return;
-    const tall = matchMedia("(min-width: 60rem)").matches ? this.field.clientHeight
+    const tall = matchMedia("(min-width: 60rem)").matches ? this.field.clientHeight : !this.invitation ? width * 1.7
       : Math.min(width * 1.05, Math.max(240, innerHeight - this.field.getBoundingClientRect().top - scrollY - 48));
     const count = this.list.childElementCount || 1;
     const {scale, columns, gap} = arrange(count, this.image, {width, height: Math.max(tall, 120)});
@@ -112,7 +125,8 @@ export class Gallery {
     style.setProperty("--gap", `${gap}px`);
     style.setProperty("--width", `${this.image.width * scale}px`);
     style.setProperty("--height", `${this.image.height * scale}px`);
-    const over = this.invitation.style;  // the frames, wherever the field ends
+    const over = this.invitation?.style;  // the frames, wherever the field ends
+    if (!over) return;
     over.width = `${columns * (this.image.width * scale + gap) - gap}px`;
     over.height = `${Math.ceil(count / columns) * (this.image.height * scale + gap) - gap}px`;
   }
@@ -150,9 +164,9 @@ function curlOf({about, seed}) {
   return [...parts, `-o linpix-${seed}.png`].join(" \\\n  ");
 }
 
-/** The dialog around one image. reuse(record) and complete(record) leave it for their panels. */
+/** The dialog around one image. reuse, complete and judge leave it with the image for their panels. */
 export class Viewer {
-  constructor({reuse, complete}) {
+  constructor({reuse, complete, judge}) {
     this.dialog = $("viewer");
     this.urls = [];
     this.status = this.dialog.querySelector(".status");
@@ -165,11 +179,14 @@ export class Viewer {
     $("viewer-curl").addEventListener("click", () => this.copy());
     $("viewer-seed").addEventListener("click", () => this.leave(reuse));
     $("viewer-complete").addEventListener("click", () => this.leave(complete));
+    $("viewer-judge").addEventListener("click", () => this.leave(judge));
+    $("viewer-photo").addEventListener("click", () => this.toggle());
   }
 
   open(record, records) {
     Object.assign(this, {record, records});
     record.painted = () => this.draw();
+    this.laid = null;
     $("viewer-command").hidden = true;
     this.status.textContent = "";
     if (!this.dialog.open) this.dialog.showModal();
@@ -184,25 +201,50 @@ export class Viewer {
 
   draw() {
     const {record} = this;
-    const {canvas, answer, about} = record;
+    const {answer, about} = record;
+    const {photograph} = about.given ?? {};
+    const canvas = this.laid ?? record.canvas;
     const shown = $("viewer-canvas");
     shown.width = canvas.width;
     shown.height = canvas.height;
     const room = Math.min(innerWidth - 64, innerHeight - 320, 420);
-    const scale = Math.max(1, Math.floor(room / Math.max(canvas.width, canvas.height)));
+    const fits = room / Math.max(canvas.width, canvas.height);
+    const scale = this.laid ? Math.min(1, fits) : Math.max(1, Math.floor(fits));
     shown.style.width = `${canvas.width * scale}px`;
     shown.style.height = `${canvas.height * scale}px`;
+    shown.classList.toggle("smooth", Boolean(this.laid));
     shown.getContext("2d").drawImage(canvas, 0, 0);
-    shown.setAttribute("aria-label", `Seed ${record.seed}, drawn by ${answer.model}`);
+    shown.setAttribute("aria-label", `Seed ${record.seed}, drawn by ${answer.model}${this.laid ? ", laid over the photograph" : ""}`);
     $("viewer-title").textContent = `Seed ${record.seed}`;
     const label = about.fields.label;
     const names = models.cards.find((card) => card.id === answer.model)?.classes ?? [];
     $("viewer-facts").textContent = [answer.model, label == null ? "any class" : `class ${names[label] ?? label}`,
       `temperature ${about.fields.temperature}`, `${answer.engine} engine, ${answer.precision}`,
       record.done ? null : `${record.rows} rows so far`].filter(Boolean).join(" · ");
-    for (const link of [$("viewer-save"), $("viewer-save-large")]) link.toggleAttribute("hidden", !record.done);
+    for (const id of ["viewer-save", "viewer-save-large", "viewer-complete", "viewer-judge"]) $(id).hidden = !record.done;
+    $("viewer-complete").textContent = about.picture ? "Pin it" : "Complete it";
+    $("viewer-seed").hidden = Boolean(about.picture);
     $("viewer-sent").hidden = !about.picture;
+    $("viewer-photo").hidden = !photograph || !record.done;
+    $("viewer-photo").setAttribute("aria-pressed", String(Boolean(this.laid)));
+    $("viewer-save-photo").hidden = !this.laid;
     if (record.done) this.offer(record);
+  }
+
+  /** Show the image by itself, or laid over the photograph that was completed. */
+  async toggle() {
+    const {record} = this;
+    const {photograph, kept} = record.about.given;
+    this.laid = this.laid ? null : photograph.lay(record.image, kept);
+    this.draw();
+    const blob = await this.laid?.convertToBlob({type: "image/png"});
+    if (blob && this.record === record) this.link($("viewer-save-photo"), blob, `linpix-${record.seed}-photograph.png`);
+  }
+
+  link(link, blob, name) {
+    link.href = URL.createObjectURL(blob);
+    link.download = name;
+    this.urls.push(link.href);
   }
 
   async offer(record) {
@@ -211,14 +253,9 @@ export class Viewer {
     const large = await enlarged(await decode(record.base64));
     if (this.offered !== record) return;
     const native = new Blob([bytesOf(record.base64)], {type: "image/png"});
-    const offer = (link, blob, name) => {
-      link.href = URL.createObjectURL(blob);
-      link.download = name;
-      this.urls.push(link.href);
-    };
-    offer($("viewer-save"), native, `linpix-${record.seed}.png`);
-    offer($("viewer-save-large"), large, `linpix-${record.seed}-10x.png`);
-    if (record.about.picture) offer($("viewer-sent"), record.about.picture, "picture.png");
+    this.link($("viewer-save"), native, `linpix-${record.seed}.png`);
+    this.link($("viewer-save-large"), large, `linpix-${record.seed}-10x.png`);
+    if (record.about.picture) this.link($("viewer-sent"), record.about.picture, "picture.png");
   }
 
   forget() {

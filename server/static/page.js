@@ -19,9 +19,14 @@ const viewer = new Viewer({
   },
   complete(record) {
     select("completion");
+    if (record.about.given) return completion.pin(record);
     models.choose(record.answer.model);
-    completion.adopt(record.base64, `The image of seed ${record.seed}`);
+    completion.upload.adopt(record.base64, `The image of seed ${record.seed}`);
     $("editor").focus();
+  },
+  judge(record) {
+    select("completion");
+    completion.judge(record);
   },
 });
 const samples = new Samples(viewer);

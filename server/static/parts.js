@@ -22,6 +22,9 @@ export function figure(x) {
   return x.toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
 }
 
+/** What a picture and a model must share. */
+export const shapeOf = ({width, height, channels}) => [width, height, channels].join();
+
 export const whole = (x) => Math.round(x).toLocaleString("en");
 export const counted = (n, one, many = `${one}s`) => `${whole(n)} ${n === 1 ? one : many}`;
 

@@ -38,7 +38,7 @@ export class Samples {
       task.say(`Drawing ${counted(fields.n, "image")}.`);
       const response = await call(PATH, {body: {...fields, stream: true}, accept: "text/event-stream", signal});
       const began = performance.now();
-      this.gallery.begin(fields.n, card, {fields, path: PATH, keyed: Boolean(key.get())});
+      this.gallery.begin(fields.n, card, {card, fields, path: PATH, keyed: Boolean(key.get())});
       await receive(this.gallery, response, signal);
       task.say(`${counted(fields.n, "image")} in ${duration((performance.now() - began) / 1000)}, `
         + `from seed ${this.gallery.records[0].seed}. Click one to enlarge it.`);

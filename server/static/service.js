@@ -52,6 +52,12 @@ export async function call(path, {method, body, accept, signal, patience} = {}) 
   }
 }
 
+export function formOf(fields) {
+  const form = new FormData();
+  for (const [name, value] of Object.entries(fields)) form.set(name, value);
+  return form;
+}
+
 export const json = async (path, options) => (await call(path, options)).json();
 
 /** The same, however slow the rate of this visitor's key. */

@@ -187,6 +187,8 @@ class ModelCard(BaseModel):
     width: int = Field(description="of its images, in pixels", examples=[28])
     height: int = Field(description="of its images, in pixels", examples=[28])
     channels: int = Field(description="sub-pixels of a pixel: 1 for grey, 3 for RGB", examples=[1])
+    conditional: bool = Field(description="it reads all known pixels of a picture before it draws; others know only "
+                                          "what comes before each pixel", examples=[False])
     classes: list[str] = Field(description="class names, in the order of their indices; empty: the model has no "
                                            "classes",
                                examples=[["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]])

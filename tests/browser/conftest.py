@@ -37,7 +37,7 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture(scope="package")
 def shipped() -> Iterator[Process]:
     """A server of shipped checkpoints, for tests that leave it as they found it."""
-    with serving(ROOT / "checkpoints", "--models", "mnist-small,cifar10-small") as process:
+    with serving(ROOT / "checkpoints", "--models", "mnist-small,cifar10-small,mnist-conditional") as process:
         yield process
 
 
@@ -79,6 +79,10 @@ class Visit:
         """RGBA of a canvas, row by row."""
         return self.page.locator(selector).nth(index).evaluate(
             "c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]")
+
+    def picture(self, selector: str) -> str:
+        """A canvas as a data URL, to be compared: much faster than its pixels."""
+        return self.page.locator(selector).evaluate("c => c.toDataURL()")
 
 
 @pytest.fixture

@@ -46,9 +46,9 @@ def results(page: Page) -> np.ndarray:
     return pixels[..., :3]
 
 
-def sent(page: Page) -> np.ndarray:
+def sent(page: Page, results: str = "#completion .picture") -> np.ndarray:
     """RGBA of the picture that went out, as the first result's dialog offers it."""
-    page.locator("#completion .picture").first.click()
+    page.locator(results).first.click()
     expect(page.locator("#viewer-sent")).to_have_attribute("href", re.compile("^blob:"))
     with page.expect_download() as download:
         page.locator("#viewer-sent").click()
@@ -100,12 +100,12 @@ def test_a_drawn_half_digit_is_completed_in_several_ways(shipped, visit):
     assert (images[:, 14:] > 128).any(axis=(1, 2, 3)).all(), "all of them drew something"
 
 
-def test_what_is_rubbed_out_is_filled_in_and_the_page_tells_what_was_not_used(shipped, visit):
+def test_what_is_erased_is_filled_in_and_the_page_tells_what_came_too_late(shipped, visit):
     visitor, page = begin(visit, shipped)
     page.get_by_role("button", name="Take a sample").click()
     says(page, "#completion .status", "A sample of seed")
     page.get_by_role("button", name="Keep all").click()
-    page.get_by_role("button", name="Rub out").click()
+    page.get_by_role("button", name="Erase").click()
     page.locator("#brush").fill("4")
     stroke(page, [(9, 8), (18, 8)])
     stroke(page, [(9, 16), (18, 16)])
@@ -115,11 +115,11 @@ def test_what_is_rubbed_out_is_filled_in_and_the_page_tells_what_was_not_used(sh
     told = {name: count for name, count in answer.items() if name.startswith("known")}
     between = told["known"] - told["known_before_first_hole"] - told["known_after_last_hole"]
     assert min(told.values()) > 0 and between > 0
-    assert says(page, "#known", "not used") == (
-        f"{told['known']} pixels of 784 known. {told['known_before_first_hole']} steered everything. "
-        f"{between} steered only what follows them. {told['known_after_last_hole']} came after the last hole and were "
-        "not used.")
-    visitor.keep("completion-rubbed-1280-light")
+    assert says(page, "#known", "too late") == (
+        f"{told['known']} pixels of 784 known. mnist-small draws from the top left to the bottom right: "
+        f"{told['known_before_first_hole']} steered everything, {between} only what follows them, and "
+        f"{told['known_after_last_hole']} came too late. mnist-conditional uses them all.")
+    visitor.keep("completion-erased-1280-light")
     shown = results(page)[0].astype(int)
     blue, amber = shown[..., 2] - shown[..., 0], shown[..., 0] - shown[..., 2]
     known = picture[..., 3] == 255
@@ -224,28 +224,28 @@ def test_a_loaded_picture_goes_along_to_another_model(shipped, visit, tmp_path):
 def test_a_drawing_is_still_there_when_its_model_is_chosen_again(shipped, visit, tmp_path):
     visitor, page = begin(visit, shipped)
     stroke(page, TOP_OF_SEVEN)
-    drawn = visitor.pixels("#editor")
+    drawn = visitor.picture("#editor")
     page.get_by_role("tab", name="Samples").click()
     for model in ("cifar10-small", "mnist-small"):
         page.locator("#samples-form [name=model]").select_option(model)
     page.get_by_role("tab", name="Completion").click()
-    assert visitor.pixels("#editor") == drawn
+    assert visitor.picture("#editor") == drawn
     choose = page.locator("#completion-form [name=model]").select_option
     choose("cifar10-small")
     grey = png(np.full((32, 32, 3), 128, np.uint8))
     page.locator("#file").set_input_files(written(tmp_path, "grey.png", grey))
     says(page, "#completion .status", "grey.png is loaded")
     choose("mnist-small")
-    assert visitor.pixels("#editor") == drawn, "nor does a picture of another model take its place"
+    assert visitor.picture("#editor") == drawn, "nor does a picture of another model take its place"
     page.get_by_role("button", name="Undo").click()
     expect(page.locator("#editor-hint")).to_be_hidden()
-    assert visitor.pixels("#editor") != drawn
+    assert visitor.picture("#editor") != drawn
 
 
 def test_a_sample_of_a_model_that_was_left_meanwhile_replaces_no_drawing(shipped, visit):
     visitor, page = begin(visit, shipped)
     stroke(page, TOP_OF_SEVEN)
-    drawn, held = visitor.pixels("#editor"), []
+    drawn, held = visitor.picture("#editor"), []
     choose = page.locator("#completion-form [name=model]").select_option
     choose("cifar10-small")
     page.route("**/v1/images/generations", lambda route: held.append(route), times=1)
@@ -255,7 +255,7 @@ def test_a_sample_of_a_model_that_was_left_meanwhile_replaces_no_drawing(shipped
     choose("mnist-small")
     held[0].continue_()
     says(page, "#completion .notice", "Another model was chosen meanwhile")
-    assert visitor.pixels("#editor") == drawn
+    assert visitor.picture("#editor") == drawn
 
 
 def test_nothing_is_said_of_a_picture_that_has_gone_with_its_model(shipped, visit):
@@ -296,7 +296,7 @@ def test_what_cannot_be_completed_is_said_with_a_cure(shipped, visit, tmp_path):
                                       "WebP.")
     page.get_by_role("button", name="Keep all").click()
     page.get_by_role("button", name="Complete", exact=True).click()
-    says(page, "#completion .notice", "Every pixel is known. Rub something out, or press Lower half.")
+    says(page, "#completion .notice", "Every pixel is known. Erase something, or press Lower half.")
     visitor.keep("completion-notice-1280-light")
     page.get_by_role("button", name="Lower half").click()
     complete(page, 1)
@@ -356,3 +356,111 @@ def test_a_picture_without_a_digit_is_said_with_a_cure(shipped, visit, tmp_path)
     page.get_by_label("Prepare as an MNIST digit").uncheck()
     says(page, "#completion .status", "blank.png is loaded, cropped")
     expect(page.locator("#completion .notice")).to_be_hidden()
+
+
+def test_the_page_lays_a_completion_back_over_its_photograph(shipped, visit, tmp_path):
+    visitor, page = begin(visit, shipped)
+    upload = photograph(digit(shipped.url, 7))
+    page.locator("#file").set_input_files(written(tmp_path, "photo.png", png(upload)))
+    says(page, "#completion .status", "photo.png is loaded and prepared")
+    complete(page, 1)
+    known = sent(page)[..., 3] > 0
+    marks(page, False)
+    drawn = results(page)[0][..., 0]
+    for _ in range(2):  # as it was completed, and once it is pinned and some of it drawn again
+        page.locator("#alternatives .picture").first.click()
+        page.get_by_role("button", name="On the photograph").click()
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Download photograph").click()
+        laid = np.asarray(Image.open(download.value.path()).convert("RGB")).astype(int)
+        visitor.keep("completion-photograph-1280-light")
+        page.get_by_role("button", name="Pin it").click()
+        answer = httpx.post(f"{shipped.url}/v1/images/edits", files={"image": png(upload)}, timeout=60,
+                            data={"prepare": "mnist", "keep_rows": 28}).json()
+        left, top, right, _ = answer["crop"]
+        side = (right - left) / 28
+        rows, columns = ((np.arange(28) + 0.5) * side + start for start in (top, left))
+        cells = laid[rows.astype(int)][:, columns.astype(int)]
+        ink = cells.sum(-1) < 350
+        assert (ink == (drawn > 128))[~known & ((drawn < 20) | (drawn > 235))].mean() > 0.97, "ink where the model drew"
+        assert (np.abs(cells[~known & (drawn < 5) & ~ink] - (226, 220, 190)) <= 12).mean() > 0.99, "and paper elsewhere"
+        outside = np.ones(upload.shape[:2], bool)
+        outside[int(top):, int(left):int(right) + 1] = False
+        np.testing.assert_array_equal(laid[outside], upload[outside])
+        np.testing.assert_array_equal(cells[:10], upload[rows.astype(int)][:, columns.astype(int)][:10])
+        page.get_by_role("button", name="Rectangle").click()
+        stroke(page, [(4, 20), (24, 24)])
+        complete(page, 1)
+        known[...] = True
+        known[20:25, 4:25] = False
+        drawn = results(page)[0][..., 0]
+
+
+def test_a_completion_can_be_pinned_erased_again_and_taken_back(shipped, visit):
+    visitor, page = begin(visit, shipped)
+    page.locator("#completion-form [name=model]").select_option("mnist-conditional")
+    stroke(page, TOP_OF_SEVEN)
+    before = visitor.picture("#editor")
+    complete(page, 3)
+    says(page, "#known", "All steered everything that was drawn")
+    for kind, count in (("steered everything", 1), ("not used", 0)):
+        expect(page.locator("#legend li:visible").filter(has_text=kind)).to_have_count(count)
+    marks(page, False)
+    images = results(page)
+    page.locator("#alternatives .picture").nth(1).click()
+    page.get_by_role("button", name="Pin it").click()
+    says(page, "#completion .status", "Image 2 is pinned")
+    expect(page.get_by_role("button", name=re.compile("Image 2, .*, pinned"))).to_be_visible()
+    expect(page.get_by_role("button", name="Erase", exact=True)).to_have_attribute("aria-pressed", "true")
+    visitor.keep("completion-pinned-1280-light")
+    page.get_by_role("button", name="Undo").click()
+    assert visitor.picture("#editor") == before, "the way back"
+    expect(page.get_by_role("button", name=re.compile("pinned"))).to_have_count(0)
+    page.get_by_role("button", name="Redo").click()
+    page.get_by_role("button", name="Rectangle").click()
+    stroke(page, [(8.5, 18.5), (18.5, 22.5)])
+    complete(page, 2)
+    again = results(page)
+    kept = np.ones((28, 28), bool)
+    kept[18:23, 8:19] = False
+    for image in again:
+        np.testing.assert_array_equal(image[kept], images[1][kept])
+    np.testing.assert_array_equal(sent(page)[..., 3] > 0, kept)
+
+
+def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipped, visit):
+    visitor, page = begin(visit, shipped)
+    stroke(page, TOP_OF_SEVEN)
+    page.get_by_role("button", name="Prefix or all").click()
+    says(page, "#completion .notice", "All known pixels come before the first hole.* Erase something above them")
+    page.get_by_role("button", name="Take a sample").click()
+    says(page, "#completion .status", "A sample of seed")
+    page.get_by_role("button", name="Keep all").click()
+    page.get_by_role("button", name="Rectangle").click()
+    stroke(page, [(6.5, 8.5), (20.5, 17.5)])
+    page.locator("#completion-form [name=n]").fill("2")
+    page.get_by_role("button", name="Prefix or all").click()
+    says(page, "#completion .status", "The same hole and seeds")
+    says(page, "#strip-prefix", "mnist-small · 230 pixels")
+    says(page, "#strip-all", "mnist-conditional · 634 pixels")
+    visitor.keep("completion-strip-1280-light")
+    marks(page, False)
+    shown = results(page)
+    seeds = []
+    for at, (side, model) in enumerate((("#strip-prefix", "mnist-small"), ("#strip-all", "mnist-conditional"))):
+        picture = sent(page, f"{side} .picture")
+        seeds.append(page.locator(f"{side} .picture").first.get_attribute("aria-label"))
+        known = np.ones((28, 28), bool)
+        known[8:18, 6:21] = False
+        told = np.arange(784).reshape(28, 28) < 230 if side == "#strip-prefix" else known
+        np.testing.assert_array_equal(picture[..., 3] > 0, told)
+        answer = httpx.post(f"{shipped.url}/v1/images/edits", files={"image": png(picture)}, timeout=60,
+                            data={"model": model, "seed": seeds[-1].split("seed ")[1]}).json()["data"][0]
+        alone = np.asarray(Image.open(io.BytesIO(base64.b64decode(answer["b64_json"]))).convert("RGB"))
+        np.testing.assert_array_equal(shown[2 * at][~known], alone[~known], "in the hole, what the model draws alone")
+    assert seeds[0] == seeds[1]
+    page.get_by_role("button", name="Back to the completions").click()
+    expect(page.locator("#strip")).to_be_hidden()
+    page.locator("#completion-form [name=model]").select_option("cifar10-small")
+    page.get_by_role("button", name="Prefix or all").click()
+    says(page, "#completion .notice", "No model is served that uses all known pixels of 32 . 32 pictures. Start")

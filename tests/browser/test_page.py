@@ -13,7 +13,7 @@ from tests.browser.test_completion import TOP_OF_SEVEN, complete, stroke
 
 HERE = Path(__file__).parent
 AXE = (HERE / "axe.min.js").read_text()
-LIMIT = 102_000  # bytes
+LIMIT = 132_000  # bytes
 LOOKS = [(DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light"), (PHONE, "dark")]
 NAMES = [f"{size[0]}-{scheme}" for size, scheme in LOOKS]
 
@@ -34,7 +34,7 @@ def test_the_vendored_files_are_those_of_the_list():
     assert found == listed
 
 
-def test_the_page_weighs_less_than_102_kb_and_comes_from_here(shipped, visit):
+def test_the_page_weighs_less_than_132_kb_and_comes_from_here(shipped, visit):
     asked: set[str] = set()
     visitor: Visit = visit(shipped.url)
     page = visitor.ready()
@@ -97,6 +97,16 @@ def test_everybody_can_use_every_panel(shipped, visit, size, scheme):
         page.evaluate("scrollTo(0, document.body.scrollHeight)")
         visitor.keep(f"completion-results-{look}")
         page.evaluate("scrollTo(0, 0)")
+    page.locator("#completion-form [name=model]").select_option("mnist-conditional")
+    page.get_by_role("button", name="Inverse").click()
+    for button, said in (("How likely?", "likelihood of what was"), ("Prefix or all", "The same hole")):
+        page.get_by_role("button", name=button).click()
+        says(page, "#completion .status", said)
+        check(f"completion-{button.split()[0].lower()}")
+    page.locator("#strip-all .picture").first.focus()
+    page.keyboard.press("p")
+    page.get_by_text("Keys", exact=True).click()
+    check("completion-pinned")
     page.get_by_role("tab", name="Race").click()
     check("race-waiting")
     page.get_by_role("tab", name="Now").click()

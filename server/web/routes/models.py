@@ -20,7 +20,7 @@ def card_of(served: ServedModel) -> ModelCard:
         id=served.name, created=int(engine.checkpoint.provenance.get("created", 0)), checkpoint=facts["checkpoint"],
         bits_per_dim=engine.checkpoint.provenance.get("bits_per_dim") or {}, engine=facts["engine"],
         precision=facts["precision"], device=facts["device"], state=facts["state"], attention=config.attention,
-        width=config.width, height=config.height, channels=config.channels,
+        width=config.width, height=config.height, channels=config.channels, conditional=bool(config.patch),
         classes=list(engine.checkpoint.class_names), sizes=pictures.sizes(config),
         state_bytes=engine.checkpoint.net.attention.state_bytes, slots=engine.slots)
 

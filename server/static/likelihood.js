@@ -1,0 +1,77 @@
+// How probable the model finds a picture: a map of its surprise, pixel by pixel, and the class it takes it for.
+import {formOf, json} from "./service.js";
+import {$, el, figure, whole} from "./parts.js";
+import {pngOf} from "./editor.js";
+
+const PATH = "v1/images/likelihoods";
+const BLIND = 8;  // bits of a guess among 256 equally probable values
+const SURPRISE = [255, 122, 24];
+export const GIVEN = [[12, 44, 82], [158, 212, 255]];  // what black and white become where a pixel was given
+
+export class Likelihood {
+  constructor() {
+    $("overlay").addEventListener("change", () => this.draw());
+  }
+
+  /**
+   * picture: opaque, of the model's shape · known: what is given, pixel by pixel, or null: all of it counts.
+   * The class is guessed from the whole picture. Resolves once the answers are shown; rejects with a Problem.
+   */
+  async ask(picture, known, {model, label}, card, signal) {
+    const image = await pngOf(picture);
+    const ask = async (fields) => json(PATH, {body: formOf({image, model, ...fields}), signal});
+    const labelled = label == null ? {} : {label};
+    let given = {};
+    if (known) {
+      const mask = new ImageData(picture.width, picture.height);
+      known.forEach((is, pixel) => { mask.data[4 * pixel + 3] = is ? 255 : 0; });
+      given = {mask: await pngOf(mask)};
+    }
+    const found = await ask({...labelled, ...given, ...(!known && card.classes.length && {labels: "all"})});
+    const guess = known && card.classes.length ? await ask({labels: "all"}) : found;
+    this.shown = {picture, known, bits: found.map.flat().map(([...values]) => values[0] == null ? null
+      : values.reduce((sum, value) => sum + value, 0) / values.length)};
+    this.draw();
+    this.tell(found, guess.labels, card);
+  }
+
+  draw() {
+    const {picture, bits} = this.shown;
+    const image = new ImageData(picture.width, picture.height);
+    const over = $("overlay").checked;
+    bits.forEach((value, pixel) => {
+      const strength = value == null ? 0 : Math.min(1, value / BLIND);
+      for (let channel = 0; channel < 3; channel++) {
+        const ink = picture.data[4 * pixel + channel];
+        const [dark, light] = over && value == null ? GIVEN.map((colour) => colour[channel]) : [0, over ? 150 : 255];
+        const shown = dark + ink / 255 * (light - dark);
+        image.data[4 * pixel + channel] = over ? shown + (SURPRISE[channel] - shown) * strength : shown;
+      }
+      image.data[4 * pixel + 3] = 255;
+    });
+    const canvas = $("likelihood-canvas");
+    canvas.width = picture.width;
+    canvas.height = picture.height;
+    canvas.getContext("2d").putImageData(image, 0, 0);
+  }
+
+  tell({bits_per_dim: mean, counted}, labels, card) {
+    const {bits, known, picture} = this.shown;
+    const most = bits.indexOf(Math.max(...bits.map((value) => value ?? -1)));
+    const [column, row] = [most % picture.width + 1, Math.floor(most / picture.width) + 1];
+    const what = !known ? "The whole picture" : card.conditional ? "What was erased, given the rest" : "What was erased, given what comes before each pixel";
+    $("likelihood-words").textContent = `${what}: ${figure(mean)} bits for each of ${whole(counted)} values. `
+      + `The greatest surprise: ${figure(bits[most])} bits in column ${column}, row ${row}.`;
+    $("likelihood-canvas").setAttribute("aria-label", `The picture, brighter orange where ${card.id} was more surprised`);
+    $("given").hidden = !known;
+    $("guess").hidden = !labels;
+    if (!labels) return;
+    const percent = (share) => share > .995 && share < 1 ? "over 99 %" : share < .01 ? "under 1 %" : `${Math.round(100 * share)} %`;
+    $("guess-words").textContent = `${card.id} takes it for: ${labels[0].label} (${percent(labels[0].posterior)})`;
+    $("guess-bars").replaceChildren(...labels.slice(0, 3).map(({label, posterior}) => {
+      const bar = el("i");
+      bar.style.width = `${100 * posterior}%`;
+      return el("li", {}, el("span", {}, label), el("b", {}, bar), el("span", {}, percent(posterior)));
+    }));
+  }
+}

@@ -1,0 +1,179 @@
+// Pictures from elsewhere: read, cropped to the board or prepared for it, and shown with a frame around what counts.
+import {decode, formOf, json, Problem} from "./service.js";
+import {$, models} from "./parts.js";
+import {GUIDE} from "./editor.js";
+import {Photograph} from "./photograph.js";
+
+export const EDITS = "v1/images/edits";
+
+export class Upload {
+  constructor(panel, board, task) {
+    Object.assign(this, {panel, board, task, loading: null, said: ""});
+    $("prepare").addEventListener("change", () => board.source && this.load(board.source, $("prepare").checked));
+    $("file").addEventListener("change", () => {
+      const [file] = $("file").files;
+      $("file").value = "";
+      if (file) this.load(file);
+    });
+    document.addEventListener("paste", (event) => {
+      const [file] = event.clipboardData?.files ?? [];
+      if (!panel.hidden && file) this.load(file);
+    });
+    const easel = panel.querySelector(".easel");
+    for (const name of ["dragover", "drop"]) {
+      document.addEventListener(name, (event) => {
+        if (panel.hidden || !event.dataTransfer?.types.includes("Files")) return;
+        event.preventDefault();  // else the browser would leave the page for the picture
+        easel.classList.toggle("over", name === "dragover");
+        if (name === "drop" && event.dataTransfer.files[0]) this.load(event.dataTransfer.files[0]);
+      });
+    }
+    document.addEventListener("dragleave", (event) => event.relatedTarget || easel.classList.remove("over"));
+  }
+
+  /** After the board of another shape was taken: it has its own picture, or gets the one of the board before. */
+  follow(source) {
+    const {board, task} = this;
+    if (task.status.textContent === this.said) task.say("");  // of a picture that is on another board
+    const free = board.source || !board.touched;  // no drawing that is somebody's own
+    this.frame(null);
+    if (!free || board.source === this.loading) this.loading = null;  // what is still read was for another board
+    if (source && board.source !== source && free && !this.loading) this.load(source);
+  }
+
+  clear() {
+    this.loading = null;
+    this.frame(null);
+    this.board.clear();
+  }
+
+  /** Put a picture on the board; it is kept, to be put on that of another model too. */
+  async load(blob, prepare) {
+    const {board, task} = this;
+    this.loading = blob;
+    task.notice.clear();
+    let bitmap;
+    try {
+      bitmap = await createImageBitmap(blob);
+    } catch {
+      if (this.loading === blob) this.loading = null;
+      task.notice.show(new Problem(`${blob.name || "That"} is not a picture that this browser can read. Choose a PNG, JPEG or WebP.`));
+      return;
+    }
+    if (this.loading === blob) {  // else another picture was chosen meanwhile
+      this.loading = null;
+      board.source = blob;
+      const what = blob.name ? `${blob.name} is loaded` : "The picture is loaded";
+      const crop = this.put(bitmap);
+      this.frame(bitmap, crop);
+      const can = board.shape === "28,28,1";
+      $("preparing").hidden = !can;
+      if ($("prepare").checked = can && (prepare ?? (board.inverted && bitmap.width > 28))) {
+        await this.prepare(blob, bitmap, crop, what, prepare);
+      } else this.settle(what, bitmap, crop);
+    }
+    bitmap.close();
+  }
+
+  /** The server finds the digit; the board gets what the model is to see of it. */
+  prepare(blob, bitmap, cropped, what, asked) {
+    return this.task.start(async (signal) => {
+      const {board} = this;
+      let answer;
+      try {
+        answer = await json(EDITS, {body: formOf({image: blob, model: models.chosen.id, prepare: "mnist",
+          ...(!board.holes && {keep_rows: 28})}), signal});
+      } catch (problem) {
+        if (asked || problem.status !== 400) throw problem;
+        $("prepare").checked = false;  // it only looked like a digit
+        this.settle(what, bitmap, cropped);
+        return;
+      }
+      const {prepared, crop} = answer;
+      if (board.source !== blob) return;
+      this.put(await createImageBitmap(await decode(prepared.b64_json)));
+      this.frame(bitmap, crop);
+      this.settle(`${what} and prepared`, bitmap, crop, true);
+    });
+  }
+
+  put(bitmap) {
+    const found = fitted(bitmap, this.board);
+    this.board.load(found);
+    return found.crop;
+  }
+
+  /** A loaded picture, and in it what the model sees: left, top, right, bottom. */
+  frame(picture, crop) {
+    $("upload").hidden = !picture;
+    if (!picture) return;
+    const canvas = $("upload-canvas");
+    const scale = 270 / Math.max(picture.width, picture.height);
+    canvas.width = picture.width * scale;
+    canvas.height = picture.height * scale;
+    const context = canvas.getContext("2d");
+    context.drawImage(picture, 0, 0, canvas.width, canvas.height);
+    const [left, top, right, bottom] = crop.map((side) => side * scale);
+    context.strokeStyle = GUIDE;
+    context.lineWidth = 8;
+    context.strokeRect(left, top, right - left, bottom - top);
+  }
+
+  /** A picture without holes gets one, so that there is something to complete. */
+  settle(what, bitmap, crop, prepared = false) {
+    const {board, task} = this;
+    const said = [`${what}, cropped to ${board.width} × ${board.height}.`];
+    const negative = board.inverted;
+    if (negative) {
+      board.negative();
+      said.push("It was dark on light, so it is inverted.");
+    }
+    const photograph = bitmap ? new Photograph(bitmap, crop, board, {prepared, negative}) : null;
+    if (!board.holes) {
+      board.half();
+      said.push("Its lower half will be filled in; press Keep all to erase by hand.");
+    }
+    board.photograph = photograph;
+    this.said = said.join(" ");
+    task.say(this.said);
+  }
+
+  /** Put an image of ours on the board. */
+  async adopt(base64, what) {
+    this.loading = this.board.source = null;
+    this.frame(null);
+    this.put(await createImageBitmap(await decode(base64)));
+    this.settle(what);
+  }
+}
+
+/** A picture cropped around its centre to a shape; transparent parts are not known. crop: in pixels of the picture. */
+function fitted(bitmap, {width, height, channels}) {
+  const theirs = Math.min(bitmap.width / width, bitmap.height / height);  // pixels for one of ours
+  const fine = Math.min(16, Math.max(1, theirs));
+  const [wide, tall] = [Math.round(width * fine), Math.round(height * fine)];
+  const context = new OffscreenCanvas(wide, tall).getContext("2d");
+  context.imageSmoothingEnabled = theirs > fine;
+  context.imageSmoothingQuality = "high";
+  const [w, h] = [bitmap.width * fine / theirs, bitmap.height * fine / theirs];
+  context.drawImage(bitmap, Math.round((wide - w) / 2), Math.round((tall - h) / 2), w, h);
+  const [left, top] = [(bitmap.width - width * theirs) / 2, (bitmap.height - height * theirs) / 2];
+  const {data} = context.getImageData(0, 0, wide, tall);
+  const edge = (at) => Math.round(at * fine);
+  const [ink, known] = [new Uint8ClampedArray(3 * width * height), new Uint8Array(width * height)];
+  for (let pixel = 0; pixel < known.length; pixel++) {
+    const [x, y] = [pixel % width, Math.floor(pixel / width)];
+    const sums = [0, 0, 0, 0];
+    for (let row = edge(y); row < edge(y + 1); row++) {
+      for (let at = 4 * (row * wide + edge(x)); at < 4 * (row * wide + edge(x + 1)); at += 4) {
+        for (let channel = 0; channel < 3; channel++) sums[channel] += data[at + channel] * data[at + 3] / 255;
+        sums[3] += data[at + 3] / 255;
+      }
+    }
+    known[pixel] = sums[3] >= (edge(x + 1) - edge(x)) * (edge(y + 1) - edge(y)) / 2 ? 1 : 0;
+    let [r, g, b] = sums.map((sum) => sum / Math.max(sums[3], 1e-6));
+    if (channels === 1) r = g = b = .299 * r + .587 * g + .114 * b;
+    ink.set([r, g, b], 3 * pixel);
+  }
+  return {ink, known, crop: [left, top, bitmap.width - left, bitmap.height - top]};
+}

@@ -1,0 +1,95 @@
+"""Masks on the drawing board: by rectangle, brush and inverse, undone and redone, by mouse and by keyboard alone."""
+
+import re
+
+import numpy as np
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import says, written
+from tests.browser.test_completion import begin, complete, digit, marks, png, results, sent, stroke
+
+pytestmark = pytest.mark.slow
+
+
+def loaded(visit, server, tmp_path):
+    """A page with a digit on its board, all of it known."""
+    visitor, page = begin(visit, server)
+    page.locator("#file").set_input_files(written(tmp_path, "five.png", png(digit(server.url, 5))))
+    says(page, "#completion .status", "five.png is loaded")
+    page.get_by_role("button", name="Keep all").click()
+    return visitor, page
+
+
+def mask(page: Page) -> np.ndarray:
+    """What is erased, (28, 28), as it is sent."""
+    complete(page, 1)
+    return sent(page)[..., 3] == 0
+
+
+def test_a_rectangle_is_erased_and_the_mask_can_be_inverted_undone_and_redone(shipped, visit, tmp_path):
+    visitor, page = loaded(visit, shipped, tmp_path)
+    page.get_by_role("button", name="Rectangle").click()
+    stroke(page, [(20.5, 17.5), (6.5, 8.5)])  # from its lower right corner to the upper left one
+    rectangle = np.zeros((28, 28), bool)
+    rectangle[8:18, 6:21] = True
+    np.testing.assert_array_equal(mask(page), rectangle)
+    page.get_by_role("button", name="Inverse").click()
+    inverse = visitor.picture("#editor")
+    np.testing.assert_array_equal(mask(page), ~rectangle)
+    page.get_by_role("button", name="Erase").click()
+    stroke(page, [(12, 12), (14, 12)])
+    undo, redo = page.get_by_role("button", name="Undo"), page.get_by_role("button", name="Redo")
+    expect(redo).to_be_disabled()
+    both = visitor.picture("#editor")
+    undo.click()
+    assert visitor.picture("#editor") == inverse
+    redo.click()
+    assert visitor.picture("#editor") == both
+    undo.click()
+    undo.click()
+    np.testing.assert_array_equal(mask(page), rectangle)
+    page.get_by_role("button", name="Lower half").click()
+    expect(redo).to_be_disabled()
+
+
+def test_everything_can_be_done_with_the_keyboard_alone(shipped, visit):
+    visitor, page = begin(visit, shipped)
+    keys = page.keyboard
+    page.locator("#tab-completion").focus()
+    for _ in range(3):  # past the address of the API, to the board
+        if not page.evaluate("document.activeElement.id === 'editor'"):
+            keys.press("Tab")
+    expect(page.locator("#editor")).to_be_focused()
+    for key in ("k", "d", "ArrowDown", "Shift+ArrowRight", "Shift+ArrowRight", "r", "ArrowLeft", "Space"):
+        keys.press(key)
+    for _ in range(4):
+        keys.press("ArrowDown")
+    keys.press("Shift+ArrowRight")
+    says(page, "#editor-help", "^2 . 5 pixels: Space erases, Escape lets go.$")
+    visitor.keep("completion-keyboard-1280-light")
+    keys.press("Escape")
+    assert says(page, "#editor-help", "known") == "Column 17, row 13: known."
+    for key in ("Space", "ArrowUp", "Enter", "i", "Control+z", "Control+z", "Control+Shift+Z", "e", "+"):
+        keys.press(key)
+    assert page.locator("#brush").input_value() == "3"
+    says(page, "#editor-help", "^Column 17, row 12: erased.$")
+    page.locator("#completion-form [name=n]").focus()
+    keys.press("Enter")
+    says(page, "#completion .status", "6 completions in")
+    erased = sent(page)[..., 3] == 0
+    assert np.argwhere(erased).tolist() == [[11, 16], [12, 16]]
+    marks(page, False)
+    picture = results(page)[2]
+    third = page.get_by_role("button", name="Image 3,")
+    third.focus()
+    keys.press("Enter")
+    expect(page.locator("#viewer")).to_be_visible()
+    keys.press("Escape")
+    expect(third).to_be_focused()
+    keys.press("p")
+    expect(page.get_by_role("button", name=re.compile("Image 3, seed .*, pinned"))).to_be_visible()
+    expect(page.locator("#editor")).to_be_focused()
+    keys.press("h")
+    complete(page, 1)
+    np.testing.assert_array_equal(sent(page)[:14, :, :3], picture[:14])
