@@ -1,6 +1,7 @@
-"""How long a completion takes over HTTP, by what is hidden and n, beside plain samples; and what it costs other requests.
+"""How long completions take over HTTP, by what is hidden and n, beside plain samples; and what they cost others.
 
-    python -m tests.benchmarks.latency [--model mnist-conditional] [--clients 1,16,64] [--n 1,4] [--seconds 3] [--rounds 3]
+    python -m tests.benchmarks.latency [--model mnist-conditional] [--clients 1,16,64] [--n 1,4] [--seconds 3]
+                                       [--rounds 3]
 
 A client asks again as soon as it has its answer; what is completed are digits that the model drew itself. Cells of the
 first table are the median and the 99 % quantile of all rounds, in ms. In the second, 8 clients have plain samples drawn
@@ -107,8 +108,10 @@ def main() -> None:
     print("|---" * (2 + len(given.clients)) + "|")
     for name in kinds:
         for n in given.n:
-            print(f"| {name} | {n} | " + " | ".join(cell(found[name, n, clients]) for clients in given.clients) + " |")
-    print("\n| beside 8 clients that sample, 8 more | their latency, ms | a step, us | images in it |\n|---|---|---|---|")
+            cells = [cell(found[name, n, clients]) for clients in given.clients]
+            print(f"| {name} | {n} | {' | '.join(cells)} |")
+    print("\n| beside 8 clients that sample, 8 more | their latency, ms | a step, us | images in it |")
+    print("|---|---|---|---|")
     for name, (seconds, taken) in beside.items():
         step, images = np.median(taken, 0)
         print(f"| {name} | {cell(seconds)} | {step:.0f} | {images:.1f} |")

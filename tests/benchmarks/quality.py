@@ -5,9 +5,10 @@
 
 Labels: images of every class; how many the CNN gives the class that was asked for. Unconditional images: how many it
 is sure of (a probability above 0.9). Completions of test images, by what is hidden: how many keep the class of the
-original, and how many it is sure of; and over 16 completions of one picture, the entropy of their classes in bits.
-Beside it, completions of the same pictures by their prefix only: everything after the first hole is hidden too. --sheets writes a contact sheet of the last model's completions for each mask. Without --url a server is
-started. The CNN is kept in build/, and trained again where that is gone.
+original, how many do by the prefix only (everything after the first hole is hidden too), how many the CNN is sure of,
+and over 16 completions of one picture the entropy of their classes in bits. --sheets writes a contact sheet for each
+mask, of the last model. Without --url a server is started. The CNN is kept in build/, and trained again where that is
+gone.
 """
 
 import argparse

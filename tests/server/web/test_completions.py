@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not ops.compiled, reason=ops.
 
 MODEL = "mnist-conditional"
 COUNT = 300
-# Shares of COUNT images that keep their class: five standard errors below those measured on 500 images.
-LEAST = {"a class asked for": 0.80, "upper half": 0.66, "lower half": 0.76, "random 50%": 0.95}
+# Shares of COUNT images that keep their class: five standard errors or more below those measured on 500 images.
+LEAST = {"a class asked for": 0.80, "upper half": 0.66, "lower half": 0.78, "random 50%": 0.95}
 BY_PREFIX = 0.30  # at most, with everything after the first hole hidden too: what is left to do is guess
 
 
