@@ -1,6 +1,7 @@
 """What tests of several rooms need: real data, golden vectors, a tiny checkpoint, an emulated GPU."""
 
 import ctypes
+import fcntl
 import os
 import subprocess
 from pathlib import Path
@@ -54,21 +55,30 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The CUDA sources, compiled by g++ for the host, as operators of their own."""
-    folder = tmp_path_factory.mktemp("emulated")
+def _compile_emulated(folder: Path, library: Path) -> None:
     cuda, torch_folder = _ROOT / "csrc/cuda", Path(torch.__file__).parent
     flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-Wall", "-Wextra", "-Werror",
              "-Wno-unknown-pragmas", "-DLINPIX_EMULATE", "-DTORCH_TARGET_VERSION=0x020a000000000000",
              "-isystem", str(torch_folder / "include")]
-    sources = [*sorted(cuda.glob("*.cu")), *sorted(cuda.glob("*.cpp"))]
-    for source in sources:
+    for source in [*sorted(cuda.glob("*.cu")), *sorted(cuda.glob("*.cpp"))]:
         subprocess.run(["g++", *flags, "-x", "c++", "-c", source, "-o", folder / f"{source.name}.o"], check=True,
                        timeout=300)
+    subprocess.run(["g++", "-shared", *folder.glob("*.o"), f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-o",
+                    folder / "linked.so"], check=True, timeout=300)
+    (folder / "linked.so").rename(library)  # whole, or not there
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The CUDA sources, compiled by g++ for the host, as operators of their own. Once for all processes of a run."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
     library = folder / "emulated.so"
-    subprocess.run(["g++", "-shared", *folder.glob("*.o"), f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-o", library],
-                   check=True, timeout=300)
+    with (folder / "emulated.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            _compile_emulated(tmp_path_factory.mktemp("emulated"), library)
     definitions = torch.library.Library("linpix_emulated", "DEF")
     for schema in (ops.RECURRENT_STEP, ops.DECODE_QUANTUM, ops.PREFILL, ops.CAUSAL_ATTENTION,
                    ops.CAUSAL_ATTENTION_BACKWARD):

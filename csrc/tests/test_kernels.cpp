@@ -515,7 +515,7 @@ int main() {
   for (bool bf16 : {false, true}) {
     an_image_is_the_same_alone_and_in_a_batch({2, 2, 8, 8, 16, 32, 3, true, true, bf16});
     an_image_is_the_same_alone_and_in_a_batch({2, 3, 5, 7, 48, 37, 17, false, false, bf16});
-    an_image_is_the_same_alone_and_in_a_batch({1, 4, 32, 32, 128, 512, 10, false, true, bf16});
+    an_image_is_the_same_alone_and_in_a_batch({1, 4, 16, 16, 128, 160, 10, false, true, bf16});
     an_image_is_the_same_alone_and_in_a_batch({1, 1, 8, 8, 16, 16, 300, true, true, bf16});
     an_image_is_the_same_alone_and_in_a_batch({2, 3, 5, 7, 48, 37, 17, false, true, bf16, true});
   }
