@@ -15,10 +15,11 @@ from linpix.model import checkpoint
 from linpix.model.attention import attention_for
 from linpix.model.config import ModelConfig
 from linpix.model.generate import generate, tile
+from linpix.model.packing import choose, pack
 from linpix.model.transformer import Transformer
 
 from .datasets import Dataset
-from .evaluate import bits_of
+from .evaluate import bits_of, stepped_bits_of
 
 _ATTRIBUTION = {
     "mnist": "MNIST, by Yann LeCun, Corinna Cortes and Christopher J.C. Burges: 60,000 training images",
@@ -101,7 +102,11 @@ def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *,
     rounded = {name: tensor.to(dtype).float() for name, tensor in found.net.state_dict().items()}
     found.net.load_state_dict(rounded)
     data = test_data(found.net.config)
-    bits = bits_of(found.net, data.images, progress=progress)
+    config = found.net.config
+    if config.packed and choose(config, precision="fp32").engine == "compiled":  # 2.5 times as fast, to 1e-6 the same
+        bits = stepped_bits_of(found.net, pack(found.net, torch.float32), data.images, progress=progress)
+    else:
+        bits = bits_of(found.net, data.images, progress=progress)
     figures = {f"test_{count}": round(float(bits[:count].mean()), 5) for count in sorted({1_000, len(bits)})
                if count <= len(bits)}
     source = found.provenance | {"bits_per_dim": figures, "weights": str(dtype).removeprefix("torch.")}
