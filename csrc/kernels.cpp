@@ -14,9 +14,7 @@ namespace linpix::LINPIX_ISA {
 namespace {
 
 Token token_of(const Model& m, const Rows& rows, int row) {
-  const int64_t slot = rows.slots[row], t = rows.positions[row] + (rows.taken ? rows.taken[row] : 0);
-  return {slot, t, rows.start[row], !(m.marginal && t == 0),
-          rows.told && rows.told[row] ? rows.known + slot * m.subpixels : nullptr};
+  return token_at(m, rows, row, rows.positions[row] + (rows.taken ? rows.taken[row] : 0));
 }
 
 // Take a row through the sub-pixels ahead that are no tokens: what the model was told, and what lies amid background.
@@ -24,8 +22,8 @@ template <class T>
 void run_ahead(const Model& m, const Rows& rows, int row, Pass<T>& pass) {
   for (int64_t& taken = rows.taken[row]; taken < rows.steps[row]; ++taken) {
     const Token k = token_of(m, rows, row);
-    if (k.known && k.known[k.t]) continue;
-    if (m.background < 0 || !amid_background(m, k, rows.canvas + k.slot * m.subpixels)) return;
+    if (was_told(k)) continue;
+    if (!amid_background(m, k, rows.canvas + k.slot * m.subpixels)) return;
     finish_subpixel(m, rows, row, taken, pass.skip(k), pass.scratch);
   }
 }
@@ -71,7 +69,7 @@ void prefill(const Model& m, const Rows& rows, int row, Share share, void* own, 
   while (next.t < end) {
     pass.tokens = 0;
     for (; next.t < end && pass.tokens < PREFILL_TOKENS; ++next.t)
-      if (m.background < 0 || !amid_background(m, next, rows.canvas + next.slot * m.subpixels))
+      if (!was_told(next) && !amid_background(m, next, rows.canvas + next.slot * m.subpixels))
         pass.token[pass.tokens++] = next;
     if (!pass.tokens) return;
     const bool features = m.background >= 0;  // of the last token: those after it may be amid background

@@ -123,8 +123,9 @@ Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
 using Maybe = std::optional<Tensor>;
 
 // The pools and what both operators are told of every row.
-Rows rows_of(const char* op, const Model& m, int64_t classes, const Tensor& canvas, const Tensor& S, const Tensor& z,
-             const Maybe& last, const Tensor& slots, const Tensor& start, int64_t threads) {
+Rows rows_of(const char* op, const Model& m, int64_t classes, const Tensor& canvas, const Tensor& known, const Tensor& S,
+             const Tensor& z, const Maybe& last, const Maybe& told, const Tensor& slots, const Tensor& positions,
+             const Tensor& start, int64_t threads) {
   STD_TORCH_CHECK(slots.dim() == 1, op, ": slots must have shape (B,), got ", text(sizes_of(slots)));
   STD_TORCH_CHECK(canvas.dim() == 2, op, ": canvas must have shape (N, T), got ", text(sizes_of(canvas)));
   STD_TORCH_CHECK(threads >= 1 && threads <= 1024, op, ": threads must be in 1..1024, got ", threads);
@@ -132,6 +133,8 @@ Rows rows_of(const char* op, const Model& m, int64_t classes, const Tensor& canv
   Rows rows{};
   rows.count = (int)B;
   rows.canvas = checked<uint8_t>(canvas, op, "canvas", ScalarType::Byte, {N, m.subpixels});
+  rows.known = checked<bool>(known, op, "known", ScalarType::Bool, {N, m.subpixels});
+  if (told) rows.told = checked<bool>(*told, op, "told", ScalarType::Bool, {B});
   rows.S = checked<float>(S, op, "S", ScalarType::Float, {N, m.layers, m.heads, m.key_dim, m.value_dim});
   rows.z = checked<float>(z, op, "z", ScalarType::Float, {N, m.layers, m.heads, m.key_dim});
   if (m.background >= 0) {
@@ -139,6 +142,7 @@ Rows rows_of(const char* op, const Model& m, int64_t classes, const Tensor& canv
     rows.last = checked<float>(*last, op, "last", ScalarType::Float, {N, m.project.columns});
   }
   rows.slots = checked<int64_t>(slots, op, "slots", ScalarType::Long, {B});
+  rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {B});
   rows.start = checked<int64_t>(start, op, "start", ScalarType::Long, {B});
   check_slots(rows.slots, B, N, op);
   for (int64_t i = 0; i < B; ++i)
@@ -159,26 +163,24 @@ std::vector<int64_t> checked_steps(const char* op, const Model& m, const Rows& r
   return real;
 }
 
-void check_not_deferred(const char* op, const Maybe& pairs, const Maybe& scale, const Maybe& saturated) {
-  STD_TORCH_CHECK(!pairs && !scale && !saturated, op, ": pairs, scale and saturated must be None on the CPU, whose state "
-                  "is float32 and written at every step");
+void check_not_deferred(const char* op, const Maybe& pairs, const Maybe& scale, const Maybe& saturated,
+                        const Maybe& tokens) {
+  STD_TORCH_CHECK(!pairs && !scale && !saturated && !tokens, op, ": pairs, scale, saturated and tokens must be None on "
+                  "the CPU, whose state is float32 and written at every step");
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
     Tensor canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated, Maybe last,
-    const Maybe& told, const Tensor& slots, const Tensor& positions, const Tensor& steps, const Tensor& start,
-    const Tensor& seeds, const Tensor& temperatures, const std::vector<Tensor>& weights,
+    Maybe tokens, const Maybe& told, const Tensor& slots, const Tensor& positions, const Tensor& steps,
+    const Tensor& start, const Tensor& seeds, const Tensor& temperatures, const std::vector<Tensor>& weights,
     const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t most_passes, int64_t threads,
     double patience) {
   const char* op = "decode_quantum";
-  check_not_deferred(op, pairs, scale, saturated);
+  check_not_deferred(op, pairs, scale, saturated, tokens);
   const Parts parts(op, weights, sizes, eps);
   const Model& m = parts.model;
-  Rows rows = rows_of(op, m, parts.classes, canvas, S, z, last, slots, start, threads);
+  Rows rows = rows_of(op, m, parts.classes, canvas, known, S, z, last, told, slots, positions, start, threads);
   const int64_t B = rows.count;
-  if (told) rows.told = checked<bool>(*told, op, "told", ScalarType::Bool, {B});
-  rows.known = checked<bool>(known, op, "known", ScalarType::Bool, {canvas.size(0), m.subpixels});
-  rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {B});
   rows.seeds = checked<int64_t>(seeds, op, "seeds", ScalarType::Long, {B});
   rows.temperatures = checked<float>(temperatures, op, "temperatures", ScalarType::Float, {B});
   const std::vector<int64_t> real =
@@ -203,15 +205,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
   return {log_probs, finite, taken, passes};
 }
 
-void prefill_slots(const Tensor& canvas, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated,
-                   Maybe last, const Tensor& slots, const Tensor& positions, const Tensor& steps, const Tensor& start,
+void prefill_slots(const Tensor& canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale,
+                   Maybe saturated, Maybe last, Maybe tokens, const Maybe& told, const Tensor& slots,
+                   const Tensor& positions, const Tensor& steps, const Tensor& start,
                    const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps,
                    [[maybe_unused]] int64_t most, int64_t threads) {
   const char* op = "prefill";
-  check_not_deferred(op, pairs, scale, saturated);
+  check_not_deferred(op, pairs, scale, saturated, tokens);
   const Parts parts(op, weights, sizes, eps);
-  Rows rows = rows_of(op, parts.model, parts.classes, canvas, S, z, last, slots, start, threads);
-  rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {rows.count});
+  Rows rows = rows_of(op, parts.model, parts.classes, canvas, known, S, z, last, told, slots, positions, start, threads);
   const std::vector<int64_t> real =
       checked_steps(op, parts.model, rows, checked<int64_t>(steps, op, "steps", ScalarType::Long, {rows.count}));
   rows.steps = real.data();

@@ -63,30 +63,27 @@ class Parts {
     STD_TORCH_CHECK(0 <= sizes[10] && sizes[10] < model.values && 0 <= sizes[11] &&
                         (!sizes[11] || sizes[11] + classes < table_rows_) && -1 <= sizes[12] && sizes[12] <= 255,
                     op, ": following, class_rows and background are ", sizes[10], ", ", sizes[11], " and ", sizes[12]);
-    STD_TORCH_CHECK(!ON_GPU || (!sizes[10] && !sizes[11] && sizes[12] < 0), op,
-                    ": on a GPU there are no following neighbours, class look-ups or background yet");
     if (!ON_GPU) check_look_ups();  // on a GPU they would have to be waited for; pack made them of a valid configuration
     model.bf16 = weights[first].scalar_type() == ScalarType::BFloat16;
-    if (ON_GPU) {  // k after k, unpadded: a lane takes a column
-      const int64_t columns = 3 * model.mixtures;
-      model.head = {checked<float>(weights[7], op, "head", ScalarType::Float, {model.d_model, columns}),
-                    checked<float>(weights[8], op, "head", ScalarType::Float, {columns}), 3, model.mixtures,
-                    model.d_model};
-    } else {
-      model.head = matrix(weights[7], weights[8], "head", 3, model.mixtures, model.d_model, false);
-    }
+    model.head = head(weights[7], weights[8], "head", model.d_model);
     if (model.background >= 0) {
       const Tensor& table = weights[10];
-      STD_TORCH_CHECK(table.dim() == 2 && table.size(1) >= 1 && table.size(1) % TILE == 0 && table.size(1) <= 1 << 15, op,
-                      ": the background's table must have a multiple of ", TILE, " columns, got ", text(sizes_of(table)));
+      constexpr int unit = ON_GPU ? 1 : TILE;
+      STD_TORCH_CHECK(table.dim() == 2 && table.size(1) >= 1 && table.size(1) % unit == 0 && table.size(1) <= 1 << 15, op,
+                      ": the background's table must have a multiple of ", unit, " columns, got ", text(sizes_of(table)));
       const int dim = (int)table.size(1);
       model.skipped_table = checked<float>(table, op, "background table", ScalarType::Float,
                                            {model.subpixels + classes + 1 + model.following + 1, dim});
-      no_bias_.resize(dim);
-      model.project = {checked<void>(weights[9], op, "project", ScalarType::Float,
-                                     {(int64_t)dim * round_up(model.d_model, TILE)}),
-                       no_bias_.data(), 1, dim, round_up(model.d_model, TILE)};
-      model.skipped_head = matrix(weights[11], weights[12], "background head", 3, model.mixtures, dim, false);
+      if (ON_GPU) {
+        model.project = {checked<float>(weights[9], op, "project", ScalarType::Float, {model.d_model, dim}), nullptr, 1,
+                         dim, model.d_model};
+      } else {
+        no_bias_.resize(dim);
+        model.project = {checked<void>(weights[9], op, "project", ScalarType::Float,
+                                       {(int64_t)dim * round_up(model.d_model, TILE)}),
+                         no_bias_.data(), 1, dim, round_up(model.d_model, TILE)};
+      }
+      model.skipped_head = head(weights[11], weights[12], "background head", dim);
     }
     for (size_t i = first; i < weights.size(); i += each) {
       const Tensor* w = &weights[i];
@@ -116,6 +113,13 @@ class Parts {
     const ScalarType type = bf16 ? ScalarType::BFloat16 : ScalarType::Float;
     return {checked<void>(w, op_, name, type, {(int64_t)groups * columns * depth}),
             checked<float>(bias, op_, name, ScalarType::Float, {(int64_t)groups * columns}), groups, columns, depth};
+  }
+  // To mixture parameters. On a GPU k after k, unpadded: a lane takes a column.
+  Matrix head(const Tensor& w, const Tensor& bias, const char* name, int depth) {
+    if (!ON_GPU) return matrix(w, bias, name, 3, model.mixtures, depth, false);
+    const int64_t columns = 3 * model.mixtures;
+    return {checked<float>(w, op_, name, ScalarType::Float, {depth, columns}),
+            checked<float>(bias, op_, name, ScalarType::Float, {columns}), 3, model.mixtures, depth};
   }
   Norm norm(const Tensor& weight, const Tensor& bias, const char* name) {
     return {checked<float>(weight, op_, name, ScalarType::Float, {model.d_model}),

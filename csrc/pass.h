@@ -5,6 +5,7 @@
 #include "decode.h"
 #include "product.h"
 #include "functions.h"
+#include "token.h"
 
 namespace linpix::LINPIX_ISA {
 namespace {
@@ -31,32 +32,6 @@ void wait(Share share) {
       __atomic_sub_fetch(&b.asleep, 1, __ATOMIC_SEQ_CST);
     }
   }
-}
-
-struct Token {
-  int64_t slot;
-  int64_t t;      // the position being predicted
-  int64_t start;  // start index of its image
-  bool folded;    // false at position 0 of a model without a start token: there is nothing to fold in
-  const bool* known = nullptr;  // (T): what the model was told of the image; null: nothing
-};
-
-constexpr int UNKNOWN = 256, OUTSIDE = 256, FOLLOWING_OUTSIDE = 257;
-
-// The i-th value that a token looks up: a sub-pixel's, or 256 and more for what there is instead. See model/inputs.py.
-LINPIX_FUNCTION int64_t value_of(const Model& m, const Token& k, const uint8_t* image, int i) {
-  const int32_t at = m.source[k.t * m.values + i];
-  const bool follows = i >= m.values - m.following;
-  if (at < 0) return i == 0 ? k.start : follows ? FOLLOWING_OUTSIDE : OUTSIDE;
-  return follows && !(k.known && k.known[at]) ? UNKNOWN : image[at];
-}
-
-LINPIX_FUNCTION bool amid_background(const Model& m, const Token& k, const uint8_t* image) {
-  for (int i = 0; i < m.values; ++i) {
-    const int64_t value = value_of(m, k, image, i);
-    if (value != m.background && value < 256) return false;
-  }
-  return true;
 }
 
 template <class T>
@@ -132,15 +107,11 @@ class Pass {
   // Mixture parameters of a sub-pixel amid background, in `skipped`: those of model/background.py.
   const float* skip(const Token& k) {
     const uint8_t* image = rows.canvas + k.slot * m.subpixels;
+    const int n = m.project.columns;
     int64_t following = 0;
-    for (int i = m.values - m.following; i < m.values; ++i) following += value_of(m, k, image, i) == m.background;
-    const int n = m.project.columns, classes = m.subpixels, known = classes + m.classes + 1;
-    const float *last = rows.last + k.slot * n, *position = m.skipped_table + k.t * n,
-                *label = m.skipped_table + (classes + k.start - 256) * n,
-                *told = m.skipped_table + (known + following) * n;
+    for (int i = 0; i < m.values; ++i) following += is_known_background(m, k, image, i);
     float* found = skipped + n;
-    for (int c = 0; c < n; c += LANES)
-      store(skipped + c, gelu(load(last + c) + (load(position + c) + load(label + c) + load(told + c))));
+    for (int c = 0; c < n; c += LANES) store(skipped + c, skipped_feature(m, k, following, rows.last + k.slot * n, c));
     product(skipped, n, 1, m.skipped_head, 0, m.skipped_head.groups * panels_of(m.skipped_head.columns),
             [&](int, int c, Floats s) { store(found + c, s); });
     return found;
@@ -174,13 +145,9 @@ class Pass {
     for (int r = 0; r < tokens; ++r) {
       const Token& k = token[r];
       const uint8_t* image = rows.canvas + k.slot * m.subpixels;
-      const int32_t* place = m.place + k.t * m.places;
       float* to = x + r * m.d_model;
-      for (int i = 0; i < m.values + m.places + (m.class_rows > 0); ++i) {
-        const int64_t row = i < m.values              ? m.base[i] + value_of(m, k, image, i)
-                            : i < m.values + m.places ? place[i - m.values]
-                                                      : m.class_rows + k.start - 256;
-        const float* from = m.table + row * m.d_model;
+      for (int i = 0; i < look_ups(m); ++i) {
+        const float* from = m.table + row_of(m, k, image, i) * m.d_model;
         for (int c = 0; c < m.d_model; c += LANES) store(to + c, i ? load(to + c) + load(from + c) : load(from + c));
       }
     }

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .attention import PADDING_SLOT
+from .attention.linear import RecurrentState
 from .inputs import START
 from .packing import PRECISIONS, pack, state_scale
 from .transformer import Transformer
@@ -57,7 +58,9 @@ class _Rows:
 
     numbers: Tensor       # (5, bucket) int64: slots, positions, steps left, start, seeds
     temperatures: Tensor  # (bucket,) float32
+    told: Tensor          # (bucket,) bool
     finite: Tensor        # (bucket,) bool
+    passes: Tensor        # (bucket,) int64: steps that went through the layers
     graph: Work | None = field(default=None)  # runs what was recorded
 
 
@@ -110,7 +113,11 @@ class GpuPool:
         self.S = torch.zeros(*shape, config.key_dim, config.value_dim, device=device,
                              dtype=torch.float16 if half else torch.float32)
         self.z = torch.zeros(*shape, config.key_dim, device=device)
-        self.pairs = self.scale = self._saturated = None
+        self.pairs = self.scale = self._saturated = self.last = self.tokens = None
+        if config.packed:
+            self.tokens = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+        if config.background is not None:
+            self.last = torch.zeros(slots + 1, config.background_dim, device=device)
         if self.format.defer > 1:
             self.pairs = torch.zeros(*shape, self.format.defer, config.key_dim + config.value_dim, device=device,
                                      dtype=torch.bfloat16)
@@ -121,10 +128,13 @@ class GpuPool:
         self.known = torch.zeros(slots + 1, config.subpixels, dtype=torch.bool, device=device)
 
     @property
+    def _parts(self) -> list[Tensor]:
+        return [part for part in (self.S, self.z, self.pairs, self.last, self.tokens) if part is not None]
+
+    @property
     def slot_bytes(self) -> int:
         """State of one image."""
-        parts = [part for part in (self.S, self.z, self.pairs) if part is not None]
-        return sum(part[0].nbytes for part in parts)
+        return sum(part[0].nbytes for part in self._parts)
 
     def saturated(self) -> int:
         """Elements of S so far that float16 could not hold, and that were clamped. None should be."""
@@ -144,35 +154,56 @@ class GpuPool:
         """Nothing: an image's first token finds an empty state, whatever lies there."""
 
     def fill_with_nan(self, slot: int) -> None:
-        for part in (self.S, self.z, self.pairs):
-            if part is not None:
+        for part in self._parts:
+            if part.is_floating_point():  # with so many tokens as before: a slot that holds none is not read
                 part[slot] = torch.nan
 
     def copy(self, source: int, targets: list[int]) -> None:
-        for part in (self.S, self.z, self.pairs):
-            if part is not None:
-                part[targets] = part[source].clone()
+        for part in self._parts:
+            part[targets] = part[source].clone()
+
+    def load(self, slot: int, state: RecurrentState, source: int) -> None:
+        """Give a slot of a packed model what was folded into another pool's: to a GPU that is one whole group."""
+        assert self.tokens is not None
+        S = state.S[source].to(self.device)
+        if self.scale is not None and self._saturated is not None:
+            S = S / self.scale[..., None, None]
+            most = torch.finfo(torch.float16).max
+            self._saturated += (S.abs() > most).sum()
+            S = S.clamp(-most, most)
+        self.S[slot], self.z[slot] = S.to(self.S.dtype), state.z[source].to(self.device)
+        self.tokens[slot] = self.format.defer
+        if self.last is not None:
+            self.last[slot] = state.last[source].to(self.device)
 
     @torch.inference_mode()
-    def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers, start: Numbers) -> None:
+    def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers, start: Numbers, *,
+                told: NDArray[np.bool_] | None = None) -> None:
         """Fold the next inputs of each image into its slot, from its position on: start token, x_0, x_1 and so on.
 
-        Waits for the GPU, so that a caller can tell how long it took.
+        told: as in decode. Waits for the GPU, so that a caller can tell how long it took.
         """
         numbers = [np.asarray(x, np.int64) for x in (slots, positions, steps, start)]
         self._check(*numbers)
-        self._operators.prefill(self.canvas, self.S, self.z, self.pairs, self.scale, self._saturated, None,
-                                *(torch.from_numpy(x).to(self.device) for x in numbers), self._packed.weights,
-                                self._packed.sizes, self._packed.eps, int(numbers[2].max()), 1)
+        heard = None
+        if self.tokens is not None:
+            heard = torch.from_numpy(np.zeros(len(numbers[0]), np.bool_) if told is None else told).to(self.device)
+        self._operators.prefill(self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated,
+                                self.last, self.tokens, heard, *(torch.from_numpy(x).to(self.device) for x in numbers),
+                                self._packed.weights, self._packed.sizes, self._packed.eps, int(numbers[2].max()), 1)
         if self.canvas.is_cuda:
             torch.cuda.synchronize()
 
     @torch.inference_mode()
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers, start: Numbers, seeds: Numbers,
-               temperatures: NDArray[np.float32] | Sequence[float]) -> NDArray[np.bool_]:
-        """Advance each of B images from its position by its number of steps; returns (B,), whether it all was finite.
+               temperatures: NDArray[np.float32] | Sequence[float], *, told: NDArray[np.bool_] | None = None,
+               passes: int | None = None) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+        """Advance each of B images from its position by its number of steps, or as far as `passes` take it.
 
-        At most 4,096 at a time; waits for the GPU once for each so many.
+        passes: through the layers, rounded up to a multiple of `stride` · told: (B,), whether what is known was read,
+        and is skipped; none if absent.
+        Returns, (B,) each, whether all was finite, the steps that were taken and those of them that went through the
+        layers. At most 4,096 images at a time; waits for the GPU once for each so many.
         """
         numbers = np.stack([np.asarray(x, np.int64) for x in (slots, positions, steps, start, seeds)])
         scales = np.asarray(temperatures, np.float32)
@@ -182,23 +213,33 @@ class GpuPool:
         if not (scales >= 0).all():
             raise ValueError(f"temperatures must be at least 0, got {scales.min()}")
         numbers[2][numbers[0] == PADDING_SLOT] = 0
-        most = BUCKETS[-1]
-        return np.concatenate([self._decode(numbers[:, first:first + most], scales[first:first + most])
-                               for first in range(0, len(scales), most)])
+        heard = np.zeros(len(scales), np.bool_) if told is None else told
+        longest, most = int(numbers[2].max()), BUCKETS[-1]
+        strides = -(-(longest if passes is None else min(passes, longest)) // self.stride)
+        parts = [self._decode(numbers[:, first:first + most], scales[first:first + most], heard[first:first + most],
+                              strides) for first in range(0, len(scales), most)]
+        finite, taken, passed = np.concatenate(parts, 1)
+        return finite.astype(np.bool_), taken, passed
 
-    def _decode(self, numbers: NDArray[np.int64], scales: NDArray[np.float32]) -> NDArray[np.bool_]:
+    def _decode(self, numbers: NDArray[np.int64], scales: NDArray[np.float32], told: NDArray[np.bool_],
+                strides: int) -> NDArray[np.int64]:
+        """(3, B): as decode, so many times what a graph holds."""
         count = len(scales)
         rows = self._rows_for(count)
         rows.numbers[2] = 0  # padding takes no step
         rows.numbers[:, :count] = torch.from_numpy(numbers).to(self.device)
         rows.temperatures[:count] = torch.from_numpy(scales).to(self.device)
+        rows.told[:count] = torch.from_numpy(told).to(self.device)
         rows.finite.fill_(True)
-        for _ in range(-(-int(numbers[2].max()) // self.stride)):
+        rows.passes.zero_()
+        for _ in range(strides):
             if rows.graph is None:
                 self._advance(rows)
             else:
                 rows.graph()
-        return rows.finite[:count].cpu().numpy()
+        done = torch.stack([rows.finite.long(), rows.numbers[1], rows.passes])[:, :count].cpu().numpy()
+        done[1] -= numbers[1]
+        return done
 
     def record(self, rows: int) -> None:
         """Make ready for every number of rows up to this one, so that no request waits for it."""
@@ -208,15 +249,15 @@ class GpuPool:
                 break
 
     def _advance(self, rows: _Rows) -> None:
-        """What a graph holds: `stride` steps of every row that has some left, and where that leads."""
+        """What a graph holds: `stride` passes of every row that has steps left, and where that leads."""
         slots, positions, steps, start, seeds = rows.numbers
-        packed = self._packed
-        _, finite, *_ = self._operators.decode_quantum(
-            self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated, None, None, slots,
-            positions, steps, start, seeds, rows.temperatures, packed.weights, packed.sizes, packed.eps, self.stride,
-            self.stride, 1, math.inf)
+        packed, skips = self._packed, self.tokens is not None
+        _, finite, taken, passes = self._operators.decode_quantum(
+            self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated, self.last, self.tokens,
+            rows.told if skips else None, slots, positions, steps, start, seeds, rows.temperatures, packed.weights,
+            packed.sizes, packed.eps, self.config.subpixels if skips else self.stride, self.stride, 1, math.inf)
         rows.finite &= finite
-        taken = steps.clamp(max=self.stride)
+        rows.passes += passes
         positions += taken
         steps -= taken
 
@@ -226,7 +267,9 @@ class GpuPool:
         if bucket not in self._rows:
             rows = _Rows(torch.zeros(5, bucket, dtype=torch.int64, device=self.device),
                          torch.ones(bucket, device=self.device),
-                         torch.ones(bucket, dtype=torch.bool, device=self.device))
+                         torch.zeros(bucket, dtype=torch.bool, device=self.device),
+                         torch.ones(bucket, dtype=torch.bool, device=self.device),
+                         torch.zeros(bucket, dtype=torch.int64, device=self.device))
             if self._recorder:  # no row has a step left yet
                 rows.graph = _record(self._recorder, partial(self._advance, rows))
             self._rows[bucket] = rows

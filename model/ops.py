@@ -21,27 +21,28 @@ from .features import phi
 GPU_HEADS = (8, 16, 32)  # key and value dims, alike, that the CUDA kernels are made for
 GPU_MAX_HEAD = 64  # either, of attention over whole sequences
 SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-SCHEMAS = 7  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
+SCHEMAS = 8  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
 
 _library = torch.library.Library("linpix", "DEF")
 RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"
                   " -> Tensor")
 # What is packed into weights and sizes: model/packing.py. The pools canvas, known, S and z are indexed by slots (B,).
-# last and told belong to models that skip the layers amid background, or that hear all that is known: last (N,
-# background_dim) is a pool, told (B,) whether what is known of a row was read. pairs, scale and saturated belong to
-# deferred state, which a GPU's memory wants; a processor's does not: None there.
+# last, tokens and told belong to models that skip the layers amid background, or that hear all that is known: last
+# (N, background_dim) is a pool, told (B,) whether what is known of a row was read. pairs, scale and saturated belong to
+# deferred state, which a GPU's memory wants; a processor's does not: None there. So it is with tokens (N,) int64, a
+# pool too: how many tokens a slot's state holds, which a position does not say in these models.
 # most: steps, or tokens, of any row, since a number that lies on a GPU would have to be waited for. most_passes: a row
-# stops after so many, or when its steps are taken; here nothing but a processor skips, and has fewer passes than steps.
+# stops after so many, or when its steps are taken; a row that skips has fewer passes than steps.
 # patience: seconds a pass; threads that share its columns and take longer on average go on without sharing.
 DECODE_QUANTUM = (
     "decode_quantum(Tensor(a!) canvas, Tensor known, Tensor(b!) S, Tensor(c!) z, Tensor(d!)? pairs, Tensor? scale,"
-    " Tensor(e!)? saturated, Tensor(f!)? last, Tensor? told, Tensor slots, Tensor positions, Tensor steps,"
-    " Tensor start, Tensor seeds, Tensor temperatures, Tensor[] weights, int[] sizes, float eps, int most,"
-    " int most_passes, int threads, float patience) -> (Tensor, Tensor, Tensor, Tensor)")
+    " Tensor(e!)? saturated, Tensor(f!)? last, Tensor(g!)? tokens, Tensor? told, Tensor slots, Tensor positions,"
+    " Tensor steps, Tensor start, Tensor seeds, Tensor temperatures, Tensor[] weights, int[] sizes, float eps,"
+    " int most, int most_passes, int threads, float patience) -> (Tensor, Tensor, Tensor, Tensor)")
 PREFILL = (
-    "prefill(Tensor canvas, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor? scale, Tensor(d!)? saturated,"
-    " Tensor(e!)? last, Tensor slots, Tensor positions, Tensor steps, Tensor start, Tensor[] weights, int[] sizes,"
-    " float eps, int most, int threads) -> ()")
+    "prefill(Tensor canvas, Tensor known, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor? scale,"
+    " Tensor(d!)? saturated, Tensor(e!)? last, Tensor(f!)? tokens, Tensor? told, Tensor slots, Tensor positions,"
+    " Tensor steps, Tensor start, Tensor[] weights, int[] sizes, float eps, int most, int threads) -> ()")
 # Attention over whole sequences, for training and prefill; its second result is the normaliser (B, T, H).
 CAUSAL_ATTENTION = "causal_attention(Tensor q, Tensor k, Tensor v, float eps) -> (Tensor, Tensor)"
 CAUSAL_ATTENTION_BACKWARD = ("causal_attention_backward(Tensor g, Tensor q, Tensor k, Tensor v, Tensor y,"
@@ -297,19 +298,20 @@ torch.library.register_autograd("linpix::gated_delta", _gated_delta_gradient, se
 
 @torch.library.register_fake("linpix::decode_quantum")
 def _decode_quantum_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, pairs: Tensor | None,
-                          scale: Tensor | None, saturated: Tensor | None, last: Tensor | None, told: Tensor | None,
-                          slots: Tensor, positions: Tensor, steps: Tensor, start: Tensor, seeds: Tensor,
-                          temperatures: Tensor, weights: list[Tensor], sizes: list[int], eps: float, most: int,
-                          most_passes: int, threads: int, patience: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+                          scale: Tensor | None, saturated: Tensor | None, last: Tensor | None, tokens: Tensor | None,
+                          told: Tensor | None, slots: Tensor, positions: Tensor, steps: Tensor, start: Tensor,
+                          seeds: Tensor, temperatures: Tensor, weights: list[Tensor], sizes: list[int], eps: float,
+                          most: int, most_passes: int, threads: int,
+                          patience: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return (temperatures.new_empty(slots.shape[0], most), known.new_empty(slots.shape[0]), steps.new_empty(steps.shape),
             steps.new_empty(steps.shape))
 
 
 @torch.library.register_fake("linpix::prefill")
-def _prefill_shape(canvas: Tensor, S: Tensor, z: Tensor, pairs: Tensor | None, scale: Tensor | None,
-                   saturated: Tensor | None, last: Tensor | None, slots: Tensor, positions: Tensor, steps: Tensor,
-                   start: Tensor, weights: list[Tensor], sizes: list[int], eps: float, most: int,
-                   threads: int) -> None:
+def _prefill_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, pairs: Tensor | None, scale: Tensor | None,
+                   saturated: Tensor | None, last: Tensor | None, tokens: Tensor | None, told: Tensor | None,
+                   slots: Tensor, positions: Tensor, steps: Tensor, start: Tensor, weights: list[Tensor],
+                   sizes: list[int], eps: float, most: int, threads: int) -> None:
     return None
 
 

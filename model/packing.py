@@ -111,19 +111,21 @@ class Packed:
         threads, patience = self.team.choose(len(slots))
         began = time.perf_counter()
         log_probs, finite, taken, passed = torch.ops.linpix.decode_quantum(
-            canvas, known, S, z, None, None, None, last, told, slots, positions, steps, start, seeds, temperatures,
-            self.weights, self.sizes, self.eps, most, most if passes is None else passes, threads, patience)
+            canvas, known, S, z, None, None, None, last, None, told, slots, positions, steps, start, seeds,
+            temperatures, self.weights, self.sizes, self.eps, most, most if passes is None else passes, threads,
+            patience)
         self.team.learn(len(slots), threads, int(passed.numpy().max(initial=0)), time.perf_counter() - began)
         return log_probs, finite, taken, passed
 
-    def prefill(self, canvas: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor, steps: Tensor,
-                start: Tensor, *, last: Tensor | None = None) -> None:
+    def prefill(self, canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor,
+                steps: Tensor, start: Tensor, *, last: Tensor | None = None, told: Tensor | None = None) -> None:
         """Fold the next inputs of each row into its slot, from its position on: start token, x_0, x_1 and so on.
 
-        As many steps of decode go through the same numbers, bit for bit, and so does the same in several calls.
+        As many steps of decode go through the same numbers, bit for bit, and so does the same in several calls. Pools
+        and rows as in decode.
         """
-        torch.ops.linpix.prefill(canvas, S, z, None, None, None, last, slots, positions, steps, start, self.weights,
-                                 self.sizes, self.eps, int(steps.max()), torch.get_num_threads())
+        torch.ops.linpix.prefill(canvas, known, S, z, None, None, None, last, None, told, slots, positions, steps,
+                                 start, self.weights, self.sizes, self.eps, int(steps.max()), torch.get_num_threads())
 
 
 @torch.no_grad()
@@ -146,16 +148,21 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
     inputs = net.inputs
     source = torch.where(inputs.outside, -1, inputs.source).to(torch.int32).contiguous()
     marginal = torch.tensor(config.first_marginal, dtype=torch.float64).cumsum(0)
-    head_weight, head_bias = net.head.weight.detach().float(), net.head.bias.detach().float()
-    head = ([head_weight.T.contiguous(), head_bias.clone()] if gpu else
-            [pack_matrix(head_weight, 3, torch.float32), pack_bias(head_bias, 3)])
+
+    def exact(weight: Tensor, groups: int) -> Tensor:  # what is no matrix of a layer; on a GPU as it is, k after k
+        weight = weight.detach().float()
+        return weight.T.contiguous() if gpu else pack_matrix(weight, groups, torch.float32)
+
+    def head(linear: nn.Linear) -> list[Tensor]:
+        bias = linear.bias.detach().float()
+        return [exact(linear.weight, 3), bias.clone() if gpu else pack_bias(bias, 3)]
+
     skipped = [torch.empty(0)] * 4
     if (background := net.background) is not None:
-        skipped = [pack_matrix(background.project.weight.float(), 1, torch.float32), background.table.float().clone(),
-                   pack_matrix(background.head.weight.float(), 3, torch.float32),
-                   pack_bias(background.head.bias.float(), 3)]
+        skipped = [exact(background.project.weight, 1), background.table.detach().float().clone(),
+                   *head(background.head)]
     weights = [inputs.table.detach().float().clone(), source, inputs.base[0].to(torch.int32).contiguous(),
-               inputs.positional.to(torch.int32).contiguous(), marginal, *norm(net.norm), *head, *skipped]
+               inputs.positional.to(torch.int32).contiguous(), marginal, *norm(net.norm), *head(net.head), *skipped]
     for layer in net.layers:
         assert isinstance(layer, Layer)
         by_head, bias = (torch.cat(_heads(part, config), 1).flatten(0, 1)  # each head's q, k, v side by side
@@ -180,26 +187,32 @@ def state_scale(net: Transformer) -> Tensor:
     """Powers of two, (L, H), such that no |S| / scale can pass float16's 65,504 in an image: a proof, not a guess.
 
     What a layer's projection is given is bounded: by its LayerNorm (the normalised row has length sqrt(d_model)), or in
-    the first layer of a post-norm model by the look-ups that are summed. So are keys and values, and S is at most T
-    times their product. Rounding to bfloat16 adds at most 2^-8 of what is rounded: of weights and inputs, so it is the
-    sum of the magnitudes that is bounded, and of keys and values that wait; rounding S adds at most 2^-11 each time,
-    which is T / 2 times; the last factor is for float32's own rounding, thousands of additions of 2^-24 each.
-    The bound is loose, which costs nothing: float16 keeps its 11 bits down to 2^-14 of a scale.
+    the first layer of a post-norm model by the look-ups that are summed, or by what a patch is made of. So are keys and
+    values, and S is at most their product times the number of tokens. Rounding to bfloat16 adds at most 2^-8 of what is
+    rounded: of weights and inputs, so it is the sum of the magnitudes that is bounded, and of keys and values that
+    wait; rounding S adds at most 2^-11 each time, which is once in two tokens; the last factor is for float32's own
+    rounding, thousands of additions of 2^-24 each. The bound is loose, which costs nothing: float16 keeps its 11 bits
+    down to 2^-14 of a scale.
     """
     config, largest = net.config, []
+    tokens = config.subpixels + (config.patches + 1 if net.patches is not None else 0)
     for index, layer in enumerate(net.layers):
         assert isinstance(layer, Layer)
         before = layer.norm1 if config.norm == "pre" else None if index == 0 else net.layers[index - 1].norm2
         weight, bias = layer.qkv.weight.double().abs(), layer.qkv.bias.double().abs()
         if before is None:
-            look_ups = net.inputs.base.shape[-1] + net.inputs.positional.shape[-1]
+            look_ups = net.inputs.base.shape[-1] + net.inputs.positional.shape[-1] + (net.inputs.class_rows > 0)
             sums = (net.inputs.table.double().abs() @ weight.T).amax(0) * look_ups
+            if (patches := net.patches) is not None:  # of values and flags that are at most 1
+                patch = patches.linear.weight.double().abs().sum(1) + patches.linear.bias.double().abs()
+                patch = patch + patches.place.double().abs().amax(0)
+                sums = sums.maximum(weight @ patch).maximum(weight @ patches.query.double().abs())
         else:
             assert isinstance(before, nn.LayerNorm)
             sums = (weight * before.weight).norm(dim=1) * config.d_model**0.5 + weight @ before.bias.double().abs()
         _, k, v = _heads(sums * (1 + 2**-8) ** 2 + bias, config)
         products = (1 + k.amax(1)) * v.amax(1) * (1 + 2**-8) ** 2
-        largest.append(products * config.subpixels * (1 + 2**-11) ** (config.subpixels / 2) * 1.01)
+        largest.append(products * tokens * (1 + 2**-11) ** (tokens / 2) * 1.01)
     return torch.exp2(torch.ceil(torch.log2(torch.stack(largest) / 65504)).clamp(-20, 60)).float()
 
 
@@ -272,8 +285,6 @@ def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
         return _ELU_ONLY.format(config.feature_map)
     if config.residual != "plain":
         return _PLAIN_ONLY.format(config.residual)
-    if config.packed or "class" in config.look_ups:
-        return "it has no kernels yet for patches, background and class look-ups, and this model has some of them"
     if config.key_dim != config.value_dim or config.key_dim not in ops.GPU_HEADS:
         return (f"it has kernels for heads of {', '.join(map(str, ops.GPU_HEADS))}, keys and values alike, and this "
                 f"model's are {config.key_dim} and {config.value_dim}")

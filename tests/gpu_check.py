@@ -119,7 +119,7 @@ def examine(check: Check, run: dict[str, Command]) -> None:
     if not check.step("a GPU and kernels for it", run["look"], 60):
         return
     check.step("attention over whole sequences", run["attention"], 90)
-    if not check.step("decoding", run["decoding"], 150) and \
+    if not check.step("decoding", run["decoding"], 180) and \
             check.step("decoding without overlap", run["decoding"], 120, **WITHOUT_OVERLAP):
         check.variables = WITHOUT_OVERLAP
     check.step("training, eager", run["eager"], 60)

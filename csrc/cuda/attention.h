@@ -11,11 +11,11 @@
 
 namespace linpix::LINPIX_ISA {
 
-// The fold schedule: a token at t is the waiting_at-th of its group; it finds the tokens from folded on in pairs, and
+// The fold schedule: token number n is the waiting_at-th of its group; it finds the tokens from folded on in pairs, and
 // completes its group if the next one begins another.
-LINPIX_INLINE int waiting_at(int64_t t, int defer) { return (int)((uint32_t)t % (uint32_t)defer); }
-LINPIX_INLINE int64_t folded(int64_t t, int defer) { return t - waiting_at(t, defer); }
-LINPIX_INLINE bool completes(int64_t t, int defer) { return waiting_at(t, defer) == defer - 1; }
+LINPIX_INLINE int waiting_at(int64_t n, int defer) { return (int)((uint32_t)n % (uint32_t)defer); }
+LINPIX_INLINE int64_t folded(int64_t n, int defer) { return n - waiting_at(n, defer); }
+LINPIX_INLINE bool completes(int64_t n, int defer) { return waiting_at(n, defer) == defer - 1; }
 
 // N neighbours, in as few loads and stores as there can be.
 template <class V, int N>
@@ -80,8 +80,10 @@ struct Attend {
   };
   struct Lane {
     float S[R][E], z[R], y[E], normaliser;
-    int64_t row, head, at, t, live;  // at: of its state; t: of the first token; live: tokens that take part
-    int group, place;                // of the lane
+    int64_t row, head, at, number;  // at: of its state; number: of its next token
+    int live, left;                 // tokens before the end of the row's steps; those that take part and are to come
+    int group, place;               // of the lane
+    bool folds;                     // whether this token is folded in
     float scale;
   };
 
@@ -92,7 +94,7 @@ struct Attend {
     const int C = p.pools.defer;
     typename Threads<BLOCK>::template Own<Lane> own;
 
-    threads.each([&](int i) {  // what the kernel before this one does not write: the state
+    threads.each([&](int i) {  // what the kernel before this one does not write: the state, and how far the row is
       Lane& l = own[i];
       const int64_t number = threads.x * (BLOCK / WARP) + i / WARP;
       l.row = number / m.heads;
@@ -100,21 +102,21 @@ struct Attend {
       l.place = i % WARP % LANES_A_ROW;
       l.group = i % WARP / LANES_A_ROW;
       l.live = 0;
-      l.t = 0;
+      l.number = 0;
       if (l.row >= p.rows.count || l.group >= GROUPS) return;
-      const int64_t slot = p.rows.slots[l.row];
-      l.t = (p.rows.positions ? p.rows.positions[l.row] : 0) + p.step;
-      l.live = p.rows.steps[l.row] - p.step;
+      const int64_t slot = p.rows.slots[l.row], begun = p.begun(l.row), live = p.rows.steps[l.row] - begun;
+      l.number = p.pools.tokens ? p.pools.tokens[slot] : (p.rows.positions ? p.rows.positions[l.row] : 0) + begun;
+      l.live = (int)(live < p.tokens ? live : p.tokens);
       l.at = (slot * m.layers + call.layer) * m.heads + l.head;
       l.scale = p.pools.scale ? p.pools.scale[call.layer * m.heads + l.head] : 1.0f;
       if (l.live <= 0) return;
-      const int end = waiting_at(l.t, C);  // the pairs of this group, but for a first token that is not folded in
-      const int begin = folded(l.t, C) < first && end ? (int)first : 0;
+      const int end = waiting_at(l.number, C);  // the pairs of this group, but for a first token that is not folded in
+      const int begin = folded(l.number, C) < first && end ? (int)first : 0;
       // What is read is asked for before any of it is used, as far as registers allow. Nothing folded yet: whatever is
       // there is another's.
       Waiting waiting;
       if (begin < end) ask(waiting, p, l, begin, end);
-      const bool filled = folded(l.t, C) > first;
+      const bool filled = folded(l.number, C) > first;
 #pragma unroll
       for (int part = 0; part < R; part += PART) {
         Chunk chunk[PART];
@@ -129,7 +131,7 @@ struct Attend {
       }
 #pragma unroll
       for (int r = 0; r < R; ++r) l.z[r] = 0;
-      if (l.t > first) {
+      if (l.number > first) {
         const Run<float, R> z = Run<float, R>::at(p.pools.z + l.at * D + l.group * R);
 #pragma unroll
         for (int r = 0; r < R; ++r) l.z[r] = z.x[r];
@@ -141,13 +143,23 @@ struct Attend {
     });
 
     threads.follow();
+    threads.each([&](int i) {
+      Lane& l = own[i];
+      l.left = l.live;
+      if (!p.buffers.skipped) return;
+      for (int j = 0; j < l.live; ++j) l.left -= p.buffers.skipped[l.row * p.tokens + j];
+    });
     for (int j = 0; j < p.tokens; ++j) {
       threads.each([&](int i) {
         Lane& l = own[i];
         for (int e = 0; e < E; ++e) l.y[e] = 0;
         l.normaliser = 0;
-        const int64_t t = l.t + j;
-        if (j >= l.live || t < first) return;
+        l.folds = false;
+        if (j >= l.live || (p.buffers.skipped && p.buffers.skipped[l.row * p.tokens + j])) return;
+        const int64_t n = l.number++;
+        --l.left;
+        l.folds = n >= first;
+        if (!l.folds) return;
         const float* q = p.buffers.qkv + (l.row * p.tokens + j) * m.heads * call.group + l.head * call.group;
         const Run<float, R> queries = Run<float, R>::at(q + l.group * R), keys = Run<float, R>::at(q + D + l.group * R);
         Run<float, E> value = Run<float, E>::at(q + 2 * D + l.place * E);
@@ -170,8 +182,8 @@ struct Attend {
             l.y[e] = multiply_add(mapped_q, l.S[r][e], l.y[e]);
           }
         }
-        if (!completes(t, C)) {
-          uint16_t* to = pair(p, l, waiting_at(t, C));
+        if (!completes(n, C)) {
+          uint16_t* to = pair(p, l, waiting_at(n, C));
           if (l.place == 0) Run<uint16_t, R>::at(to + l.group * R) = rounded_keys;
           if (l.group == 0) Run<uint16_t, E>::at(to + D + l.place * E) = rounded_value;
         } else {
@@ -179,7 +191,7 @@ struct Attend {
 #pragma unroll
           for (int r = 0; r < R; ++r) {
             clamped += Stored<Element>::round(l.S[r], l.scale);
-            if (j + C >= l.live || j + C >= p.tokens)  // no later token of this pass completes a group
+            if (l.left < C)  // no later token of this pass completes a group
               store_streaming(state(p, l, r), Stored<Element>::write(l.S[r], l.scale));
           }
           if (clamped) count(p.pools.saturated, clamped);
@@ -196,7 +208,7 @@ struct Attend {
         if (j >= l.live || l.group) return;
         Run<T, E> y;
 #pragma unroll
-        for (int e = 0; e < E; ++e) store(y.x + e, l.t + j < first ? 0 : l.y[e] / (l.normaliser + m.eps));
+        for (int e = 0; e < E; ++e) store(y.x + e, l.folds ? l.y[e] / (l.normaliser + m.eps) : 0);
         Run<T, E>::at((T*)p.buffers.y + (l.row * p.tokens + j) * call.depth + l.head * M + l.place * E) = y;
       });
     }

@@ -3,33 +3,29 @@
 
 #include "../drawing.h"
 #include "../functions.h"
+#include "../token.h"
 #include "kernels.h"
 #include "norm.h"
 #include "threads.h"
 
 namespace linpix::LINPIX_ISA {
 
-// The sum of table rows that a token at t of a row is embedded as, written by a warp's lane.
-LINPIX_INLINE void look_up(const Pass& p, int row, int64_t t, int lane, float* to) {
-  const Model& m = p.model;
-  const uint8_t* image = p.rows.canvas + p.rows.slots[row] * m.subpixels;
-  const int32_t *source = m.source + t * m.values, *place = m.place + t * m.places;
+// The sum of table rows that a token is embedded as, written by a warp's lane.
+LINPIX_INLINE void look_up(const Model& m, const Token& k, const uint8_t* image, int lane, float* to) {
   for (int c = lane; c < m.d_model; c += WARP) {
     float x = 0;
-    for (int i = 0; i < m.values + m.places; ++i) {
-      int64_t from;
-      if (i >= m.values)
-        from = place[i - m.values];
-      else if (source[i] >= 0)
-        from = m.base[i] + image[source[i]];
-      else
-        from = m.base[i] + (i == 0 ? p.rows.start[row] : 256);
-      const float value = m.table[from * m.d_model + c];
+    for (int i = 0; i < look_ups(m); ++i) {
+      const float value = m.table[row_of(m, k, image, i) * m.d_model + c];
       x = i ? x + value : value;
     }
     to[c] = x;
   }
 }
+
+LINPIX_INLINE const uint8_t* image_of(const Pass& p, const Token& k) { return p.rows.canvas + k.slot * p.model.subpixels; }
+
+// Whether nothing was folded into a row's slot yet: position 0, unless something was read before.
+LINPIX_INLINE bool begins(const Rows& rows, int64_t row, int64_t t) { return t == 0 && !(rows.told && rows.told[row]); }
 
 // A warp for each token of the pass.
 struct Embed {
@@ -39,15 +35,48 @@ struct Embed {
     const Pass& p = call.pass;
     threads.follow();
     threads.each([&](int i) {
-      const int64_t token = threads.x * (BLOCK / WARP) + i / WARP;
-      const int row = (int)(token / p.tokens);
-      const int64_t j = p.step + token % p.tokens;
-      if (row >= p.rows.count || j >= p.rows.steps[row]) return;
+      const int64_t token = threads.x * (BLOCK / WARP) + i / WARP, row = token / p.tokens;
+      if (row >= p.rows.count) return;
+      const int64_t j = p.begun(row) + token % p.tokens;
+      if (j >= p.rows.steps[row]) return;
       const int64_t t = (p.rows.positions ? p.rows.positions[row] : 0) + j;
-      look_up(p, row, t, i % WARP, p.buffers.sum + token * p.model.d_model);
+      const Token k = token_at(p.model, p.rows, row, t);
+      look_up(p.model, k, image_of(p, k), i % WARP, p.buffers.sum + token * p.model.d_model);
+      if (!p.buffers.skipped || i % WARP) return;
+      p.buffers.skipped[token] = was_told(k) || amid_background(p.model, k, image_of(p, k));
+      if (begins(p.rows, row, t)) p.pools.tokens[k.slot] = 0;
     });
   }
 };
+
+// Final features of the tokens at place(thread) of each warp, or of nothing where that is below 0, written to
+// to(thread) of its shared memory.
+template <class Threads, class Own, class Place, class To>
+LINPIX_INLINE void final_features(Threads& threads, Own& own, const EndCall& call, Place place, To to) {
+  const int n = call.pass.model.d_model;
+  threads.each([&](int i) {
+    if (const int64_t at = place(i); at >= 0)
+      each_column(own[i], i % WARP, n, [&](float& x, int c) { x = call.pass.buffers.sum[at * n + c]; });
+  });
+  if (call.post.weight) normalise(threads, own, call.post, n);
+  normalise(threads, own, call.pass.model.norm, n);
+  threads.each([&](int i) {
+    float* features = to(i);
+    each_column(own[i], i % WARP, n, [&](float& x, int c) { features[c] = x; });
+  });
+}
+
+// What is kept of a row's final features, by a warp's lane: see model/background.py.
+LINPIX_INLINE void keep(const Pass& p, int64_t row, const float* features, int lane) {
+  const Matrix& project = p.model.project;
+  const float* weights = (const float*)project.weights;
+  for (int c = lane; c < project.columns; c += WARP) {
+    float sum = 0;
+#pragma unroll 8
+    for (int k = 0; k < p.model.d_model; ++k) sum = multiply_add(features[k], weights[k * project.columns + c], sum);
+    p.rows.last[p.rows.slots[row] * project.columns + c] = sum;
+  }
+}
 
 // A warp for each row of a pass with one token a row: its sub-pixel, and the look-ups of the one after it.
 struct Finish {
@@ -60,7 +89,7 @@ struct Finish {
     const Model& m = p.model;
     const int n = m.d_model, width = 3 * m.mixtures;
     const auto row_of = [&](int i) { return threads.x * (BLOCK / WARP) + i / WARP; };
-    const auto live = [&](int i) { return row_of(i) < p.rows.count && p.step < p.rows.steps[row_of(i)]; };
+    const auto live = [&](int i) { return row_of(i) < p.rows.count && p.rows.taken[row_of(i)] < p.rows.steps[row_of(i)]; };
     const int head = call.keep_head ? n * width : 0;  // floats of its weights in shared memory, a multiple of four
     const auto own_floats = [&](int i) { return (float*)threads.shared + head + i / WARP * floats(m); };
     typename Threads<BLOCK>::template Own<RowPart> own;
@@ -70,16 +99,8 @@ struct Finish {
       threads.end_group();
     });
     threads.follow();
-    threads.each([&](int i) {
-      if (live(i)) each_column(own[i], i % WARP, n, [&](float& x, int c) { x = p.buffers.sum[row_of(i) * n + c]; });
-    });
-    if (call.post.weight) normalise(threads, own, call.post, n);
-    normalise(threads, own, m.norm, n);
-    threads.each([&](int i) {
-      float* features = own_floats(i);
-      each_column(own[i], i % WARP, n, [&](float& x, int c) { features[c] = x; });
-      threads.template wait<0>();
-    });
+    final_features(threads, own, call, [&](int i) { return live(i) ? row_of(i) : -1; }, own_floats);
+    threads.each([&](int) { threads.template wait<0>(); });
     threads.barrier();
     threads.each([&](int i) {
       const float *features = own_floats(i), *weights = head ? (float*)threads.shared : (const float*)m.head.weights;
@@ -89,18 +110,23 @@ struct Finish {
         for (int k = 0; k < n; ++k) sum = multiply_add(features[k], weights[k * width + j], sum);
         own_floats(i)[n + j] = sum + m.head.bias[j];
       }
+      if (m.background >= 0 && live(i)) keep(p, row_of(i), features, i % WARP);
     });
     threads.barrier();
     threads.each([&](int i) {
       const float* parameters = own_floats(i) + n;
-      if (i % WARP == 0 && live(i))
-        finish_subpixel(m, p.rows, (int)row_of(i), p.step, parameters, own_floats(i) + n + width);
+      if (i % WARP || !live(i)) return;
+      const int64_t row = row_of(i);
+      finish_subpixel(m, p.rows, (int)row, p.rows.taken[row], parameters, own_floats(i) + n + width);
+      ++p.rows.taken[row];
+      ++p.rows.passes[row];
+      if (p.pools.tokens) ++p.pools.tokens[p.rows.slots[row]];
     });
     threads.barrier();
     threads.each([&](int i) {
-      const int64_t row = row_of(i);
-      if (!call.embed_next || row >= p.rows.count || p.step + 1 >= p.rows.steps[row]) return;
-      look_up(p, (int)row, p.rows.positions[row] + p.step + 1, i % WARP, p.buffers.sum + row * n);
+      if (!call.embed_next || !live(i)) return;
+      const Token k = token_at(m, p.rows, row_of(i), p.rows.positions[row_of(i)] + p.rows.taken[row_of(i)]);
+      look_up(m, k, image_of(p, k), i % WARP, p.buffers.sum + row_of(i) * n);
     });
   }
 };

@@ -1,17 +1,19 @@
 // What the CUDA kernels work on, and how they are started: plain pointers into the GPU's memory, and sizes.
 //
 // A pass takes `tokens` tokens of each row through all layers: in decode one of every row, in prefill many of a few.
-// Token j of row r stands at position positions[r] + step + j (without positions: step + j), and takes part if
-// step + j < steps[r]. Rows and tokens that do not are computed as far as that harms nobody.
+// Token j of row r stands at position positions[r] + begun + j (without positions: begun + j), where begun is taken[r]
+// in decode and `step` else. It takes part if begun + j < steps[r], unless it is skipped. Rows and tokens that do not
+// take part are computed as far as that harms nobody.
 #pragma once
 
 #include "../decode.h"
 
 namespace linpix {
 
-// Recurrent state of all slots. With defer > 1, S holds only whole groups of tokens, those of positions below
-// t - t % defer, and the keys and values of the others wait in pairs: S is read at every step but written once a group.
-// What is done when depends on nothing but a token's position, so an image does not depend on who is beside it.
+// Recurrent state of all slots. With defer > 1, S holds only whole groups of tokens, those of numbers below
+// n - n % defer, and the keys and values of the others wait in pairs: S is read at every step but written once a group.
+// What is done when depends on nothing but a token's number in its image, so an image does not depend on who is beside
+// it. The number is the position, unless some sub-pixels are no tokens, or something was read before the first.
 struct Pools {
   void* S;             // (N, L, H, D, M) float, or float16 times a head's scale
   float* z;            // (N, L, H, D)
@@ -19,6 +21,7 @@ struct Pools {
   const float* scale;  // (L, H), powers of two; null if S is float
   int64_t* saturated;  // elements of S that float16 could not hold, clamped; null if S is float
   int defer;
+  int64_t* tokens;     // (N): the number of a slot's next token; null: its position
 };
 
 // Between kernels. Padded columns of y are zero, as those of hidden come out of the products.
@@ -26,6 +29,7 @@ struct Buffers {
   float *sum, *x;  // (rows * tokens, d_model): what the last sub-layer left with its residual; the residual stream
   float* qkv;      // (rows * tokens, columns of qkv)
   void *y, *hidden;  // (rows * tokens, depth of out), (rows * tokens, depth of down): float or bfloat16
+  bool* skipped;     // (rows * tokens): of prefill with Pools.tokens, sub-pixels that are no tokens; else null
 };
 
 struct Pass {
@@ -35,6 +39,8 @@ struct Pass {
   Buffers buffers;
   int tokens;
   int64_t step;
+
+  LINPIX_HOST_DEVICE int64_t begun(int64_t row) const { return rows.taken ? rows.taken[row] : step; }
 };
 
 struct AttendCall {
@@ -70,10 +76,12 @@ int attend(const AttendCall&, void* stream, bool overlapped);
 int multiply(Product, const ProductCall&, bool bf16, void* stream, bool overlapped);
 int embed(const EndCall&, void* stream);
 int finish(const EndCall&, void* stream, bool overlapped);
+int run_ahead(const Pass&, void* stream, bool overlapped);
+int keep_last(const EndCall&, void* stream, bool overlapped);
 
-// All of it: steps of decode, or the first tokens of each row. Buffers for rows * tokens.
+// All of it: passes of decode, or the first tokens of each row. Buffers for rows * tokens.
 constexpr int CHUNK = 128;  // tokens of a row that prefill takes together
-int decode(Pass, int steps, void* stream);
+int decode(Pass, int passes, void* stream);
 int prefill(Pass, int64_t longest, void* stream);
 
 // Attention over whole sequences, forward and backward, with heads of at most this size: a block keeps a chunk and a state
@@ -87,5 +95,6 @@ bool attends(int key_dim, int value_dim);  // whether there is a kernel for head
 constexpr int MAX_D_MODEL = 512;          // residual_norm keeps a row in a warp's registers
 constexpr int MAX_MIXTURES = 512;         // and parameters of four rows
 constexpr int MAX_DEPTH = 2048;           // products keep their rows in a block's shared memory
+constexpr int MAX_BACKGROUND_DIM = 4096;  // as model/config.py has it; hidden features of a row in shared memory
 
 }  // namespace linpix

@@ -76,10 +76,10 @@ Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
 // A pass over what the tensors hold, with buffers for so many tokens of each row.
 class Call {
  public:
-  Call(const char* op, const Tensor& canvas, const Tensor& S, const Tensor& z, const Maybe& pairs, const Maybe& scale,
-       const Maybe& saturated, const Tensor& slots, const Tensor& steps, const Tensor& start,
-       const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most,
-       int64_t tokens)
+  Call(const char* op, const Tensor& canvas, const Tensor& known, const Tensor& S, const Tensor& z, const Maybe& pairs,
+       const Maybe& scale, const Maybe& saturated, const Maybe& last, const Maybe& tokens, const Maybe& told,
+       const Tensor& slots, const Tensor& positions, const Tensor& steps, const Tensor& start,
+       const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t at_once)
       : parts_(op, weights, sizes, eps) {
     const Model& m = pass.model = parts_.model;
     check_heads(op, m.key_dim, m.value_dim);
@@ -95,11 +95,23 @@ class Call {
     Rows& rows = pass.rows;
     rows.count = (int)B;
     rows.canvas = checked<uint8_t>(canvas, op, "canvas", ScalarType::Byte, {N, m.subpixels});
+    rows.known = checked<bool>(known, op, "known", ScalarType::Bool, {N, m.subpixels});
+    rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {B});
     rows.slots = checked<int64_t>(slots, op, "slots", ScalarType::Long, {B});
     rows.steps = checked<int64_t>(steps, op, "steps", ScalarType::Long, {B});
     rows.start = checked<int64_t>(start, op, "start", ScalarType::Long, {B});
     Pools& pools = pass.pools;
     pools.defer = 1;
+    STD_TORCH_CHECK(tokens || (m.background < 0 && !told), op, ": a model with a background, or one that is told what is "
+                    "known, wants the pool `tokens`, got None");
+    if (tokens) pools.tokens = checked<int64_t>(*tokens, op, "tokens", ScalarType::Long, {N});
+    if (told) rows.told = checked<bool>(*told, op, "told", ScalarType::Bool, {B});
+    if (m.background >= 0) {
+      STD_TORCH_CHECK(m.project.columns <= MAX_BACKGROUND_DIM, op, ": background_dim must be at most ",
+                      MAX_BACKGROUND_DIM, ", got ", m.project.columns);
+      STD_TORCH_CHECK(last, op, ": a model with a background wants the pool `last`, got None");
+      rows.last = checked<float>(*last, op, "last", ScalarType::Float, {N, m.project.columns});
+    }
     if (pairs) {
       STD_TORCH_CHECK(pairs->dim() == 5 && pairs->size(3) >= 2, op, ": pairs must have shape (N, L, H, defer, D + M) with "
                       "defer at least 2, got ", text(sizes_of(*pairs)));
@@ -116,13 +128,11 @@ class Call {
     pools.S = checked<void>(S, op, "S", half ? ScalarType::Half : ScalarType::Float, {N, L, H, D, M});
     pools.z = checked<float>(z, op, "z", ScalarType::Float, {N, L, H, D});
 
-    const int64_t count = B * tokens;
+    const int64_t count = B * at_once;
     const Layer& layer = m.layer[0];
     const ScalarType type = m.bf16 ? ScalarType::BFloat16 : ScalarType::Float;
     const auto buffer = [&](int64_t columns, ScalarType kind, bool zeroed = false) {
-      const std::vector<int64_t> shape = {count, columns};
-      held_.push_back(zeroed ? torch::stable::new_zeros(z, shape, kind) : torch::stable::new_empty(z, shape, kind));
-      return held_.back().data_ptr();
+      return held(z, count, columns, kind, zeroed);
     };
     pass.buffers.sum = (float*)buffer(m.d_model, ScalarType::Float);
     pass.buffers.x = (float*)buffer(m.d_model, ScalarType::Float);
@@ -133,46 +143,58 @@ class Call {
 
   Pass pass{};
 
+  // Memory beside another tensor's, for as long as this call lives.
+  void* held(const Tensor& beside, int64_t rows, int64_t columns, ScalarType kind, bool zeroed) {
+    const std::vector<int64_t> shape = {rows, columns};
+    held_.push_back(zeroed ? torch::stable::new_zeros(beside, shape, kind)
+                           : torch::stable::new_empty(beside, shape, kind));
+    return held_.back().data_ptr();
+  }
+
  private:
   Parts parts_;
   std::vector<Tensor> held_;
 };
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
-    Tensor canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated, Maybe,
-    const Maybe&, const Tensor& slots, const Tensor& positions, const Tensor& steps, const Tensor& start,
-    const Tensor& seeds, const Tensor& temperatures, const std::vector<Tensor>& weights,
-    const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t, int64_t, double) {
+    Tensor canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated, Maybe last,
+    Maybe tokens, const Maybe& told, const Tensor& slots, const Tensor& positions, const Tensor& steps,
+    const Tensor& start, const Tensor& seeds, const Tensor& temperatures, const std::vector<Tensor>& weights,
+    const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t most_passes, int64_t, double) {
   const char* op = "decode_quantum";
   const Device device(S);
-  Call call(op, canvas, S, z, pairs, scale, saturated, slots, steps, start, weights, sizes, eps, most, 1);
+  Call call(op, canvas, known, S, z, pairs, scale, saturated, last, tokens, told, slots, positions, steps, start,
+            weights, sizes, eps, most, 1);
+  STD_TORCH_CHECK(most_passes >= 0, op, ": most_passes must be at least 0, got ", most_passes);
   Rows& rows = call.pass.rows;
-  const int64_t B = rows.count, T = call.pass.model.subpixels;
-  rows.known = checked<bool>(known, op, "known", ScalarType::Bool, {canvas.size(0), T});
-  rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {B});
+  const int64_t B = rows.count;
   rows.seeds = checked<int64_t>(seeds, op, "seeds", ScalarType::Long, {B});
   rows.temperatures = checked<float>(temperatures, op, "temperatures", ScalarType::Float, {B});
   rows.most_steps = most;
   Tensor log_probs = torch::stable::new_zeros(temperatures, {B, most});
   Tensor finite = torch::stable::fill_(torch::stable::new_empty(known, {B}), 1);
+  Tensor taken = torch::stable::new_zeros(steps, {B}), passes = torch::stable::new_zeros(steps, {B});
   rows.log_probs = (float*)log_probs.data_ptr();
   rows.finite = (bool*)finite.data_ptr();
-  if (B) check(op, decode(call.pass, (int)most, device.stream));
-  const Tensor taken = torch::stable::clone(steps);  // none is skipped here
-  return {log_probs, finite, taken, torch::stable::clone(taken)};
+  rows.taken = (int64_t*)taken.data_ptr();
+  rows.passes = (int64_t*)passes.data_ptr();
+  if (B) check(op, decode(call.pass, (int)(most_passes < most ? most_passes : most), device.stream));
+  return {log_probs, finite, taken, passes};
 }
 
-void prefill_slots(const Tensor& canvas, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated, Maybe,
-                   const Tensor& slots, const Tensor& positions, const Tensor& steps, const Tensor& start,
+void prefill_slots(const Tensor& canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale,
+                   Maybe saturated, Maybe last, Maybe tokens, const Maybe& told, const Tensor& slots,
+                   const Tensor& positions, const Tensor& steps, const Tensor& start,
                    const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most,
                    int64_t) {
   const char* op = "prefill";
   const Device device(S);
-  Call call(op, canvas, S, z, pairs, scale, saturated, slots, steps, start, weights, sizes, eps, most,
-            most < CHUNK ? most : CHUNK);
-  Rows& rows = call.pass.rows;
-  rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {rows.count});
-  if (rows.count) check(op, prefill(call.pass, most, device.stream));
+  const int64_t at_once = most < CHUNK ? most : CHUNK;
+  Call call(op, canvas, known, S, z, pairs, scale, saturated, last, tokens, told, slots, positions, steps, start,
+            weights, sizes, eps, most, at_once);
+  Pass& pass = call.pass;
+  if (tokens) pass.buffers.skipped = (bool*)call.held(S, pass.rows.count, at_once, ScalarType::Bool, false);
+  if (pass.rows.count) check(op, prefill(pass, most, device.stream));
 }
 
 }  // namespace

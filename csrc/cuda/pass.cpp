@@ -29,16 +29,20 @@ int run_layers(const Pass& p, bool predict, void* stream) {
   return error;
 }
 
+// The norm after the last layer of a post-norm model.
+Norm last_norm(const Model& m) { return m.pre_norm ? Norm{} : m.layer[m.layers - 1].norm2; }
+
 }  // namespace
 
-int decode(Pass p, int steps, void* stream) {
+int decode(Pass p, int passes, void* stream) {
+  const Norm post = last_norm(p.model);
+  const bool skips = p.pools.tokens;
   p.tokens = 1;
-  const Norm post = p.model.pre_norm ? Norm{} : p.model.layer[p.model.layers - 1].norm2;
-  p.step = 0;
-  int error = steps ? embed({p, post, false, false}, stream) : 0;
-  for (; p.step < steps && !error; ++p.step) {
+  int error = !passes ? 0 : skips ? run_ahead(p, stream, false) : embed({p, post, false, false}, stream);
+  for (int pass = 0; pass < passes && !error; ++pass) {
     error = run_layers(p, true, stream);
-    if (!error) error = finish({p, post, p.step + 1 < steps, false}, stream, true);
+    if (!error) error = finish({p, post, !skips && pass + 1 < passes, false}, stream, true);
+    if (!error && skips) error = run_ahead(p, stream, true);
   }
   return error;
 }
@@ -48,7 +52,8 @@ int prefill(Pass p, int64_t longest, void* stream) {
   for (p.step = 0; p.step < longest && !error; p.step += CHUNK) {  // token 0 without a start token is left out by attend
     p.tokens = (int)std::min<int64_t>(CHUNK, longest - p.step);
     error = embed({p, {}, false, false}, stream);
-    if (!error) error = run_layers(p, false, stream);
+    if (!error) error = run_layers(p, p.model.background >= 0, stream);
+    if (!error && p.pools.tokens) error = keep_last({p, last_norm(p.model), false, false}, stream, true);
   }
   return error;
 }

@@ -57,6 +57,14 @@ int main() {
         report("finish", [&] { return finish({pass, {}, false, false}, nullptr, true); });
         report("decode", [&] { return decode(pass, 1, nullptr); });
         report("prefill", [&] { return prefill(pass, 1, nullptr); });
+        int64_t tokens = 0;
+        Pass skips = pass;
+        skips.pools.tokens = &tokens;
+        skips.model.background = 0;
+        report("run_ahead", [&] { return run_ahead(skips, nullptr, true); });
+        report("keep_last", [&] { return keep_last({skips, {}, false, false}, nullptr, true); });
+        report("decode", [&] { return decode(skips, 1, nullptr); });
+        report("prefill", [&] { return prefill(skips, 1, nullptr); });
         for (const Product product : {Product::qkv, Product::up, Product::add})
           for (const int rows : {1, 200}) {
             ProductCall call{};

@@ -1,12 +1,15 @@
 """The CUDA engine against the traffic that bounds it, and against the eager engine on the same GPU.
 
-    python -m tests.benchmarks.cuda [--preset mnist,cifar10] [--batch 1,64,1024,4096] [--json FILE] [--markdown FILE]
+    python -m tests.benchmarks.cuda [--preset mnist,cifar10,mnist-conditional] [--batch 1,64,1024,4096]
+                                      [--json FILE] [--markdown FILE]
 
 First come this GPU's copy bandwidth (bytes read and written) and matrix product. Presets have random weights, which
-does not change their speed. Whole images are decoded, a row of sub-pixels a call. Of a result:
+does not change their speed; but where background skips the layers, what is drawn does, and they have those of the
+checkpoint of their name. Whole images are decoded, a row of sub-pixels a call, or as many passes. Of a result:
 
     overlap       whether a kernel may begin while the one before it ends; both are measured, unless LINPIX_OVERLAP=0
                   or a graph that cannot be recorded with it forbids it
+    passes        of an image through the layers, on average
     limit_share   images/s over what the run's copy bandwidth allows if nothing but the state moved
     of `kernels`  microseconds of a step, by kernel, as the profiler sees them, and the state kernel's bytes a second
 
@@ -25,6 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from linpix.model import checkpoint, ops
@@ -53,7 +57,8 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers: Callable[[str], list[int]] = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
-    parser.add_argument("--preset", type=lambda text: text.split(","), default=["mnist", "cifar10"])
+    parser.add_argument("--preset", type=lambda text: text.split(","),
+                        default=["mnist", "cifar10", "mnist-conditional"])
     parser.add_argument("--batch", type=numbers, default=[1, 64, 1024, 4096])
     parser.add_argument("--repeat", type=int, default=3, help="decodes of each, of which the median counts")
     parser.add_argument("--json", help="file to write")
@@ -79,23 +84,23 @@ def measure(presets: list[str], batches: list[int], *, repeat: int = 3,
         return report
 
     for preset in presets:
-        torch.manual_seed(0)
-        net = Transformer(PRESETS[preset]).eval().requires_grad_(False)
+        net = net_of(preset)
         for form in FORMATS:
-            bound = report["copy_bytes_per_second"] / state_traffic(net.config, form) / net.config.subpixels
+            bound = report["copy_bytes_per_second"] / state_traffic(net.config, form)  # passes a second
             for wanted in (True, False) if os.environ[OVERLAP] != "0" else (False,):
                 with overlapping(wanted):
                     pool = GpuPool(net, max(batches), state=form, device=device, operators=emulated)
                     for batch in batches:
-                        seconds = statistics.median(decode(pool, batch) for _ in range(repeat))
+                        decodes = [decode(pool, batch) for _ in range(repeat)]
+                        seconds, passes = statistics.median(taken for taken, _ in decodes), decodes[0][1]
                         result = described(preset, "compiled", form, batch, seconds)
-                        yield reported("results", result | {"overlap": os.environ[OVERLAP] != "0",
-                                                            "limit_share": batch / seconds / bound})
+                        yield reported("results", result | {"overlap": os.environ[OVERLAP] != "0", "passes": passes,
+                                                            "limit_share": batch * passes / seconds / bound})
                     del pool
             if not emulated:
                 yield reported("kernels", {"preset": preset, **named(form), "batch": max(batches)}
                                | profiled(net, form, max(batches)))
-        for batch in batches:
+        for batch in batches if not net.config.packed else ():  # of those steps cost the same
             seconds = eager_step(net, batch, device) * net.config.subpixels
             yield reported("results", described(preset, "eager", FORMATS[0], batch, seconds))
 
@@ -149,6 +154,13 @@ def matrix_product(device: str, size: int) -> float:
     return 2 * size**3 * 10 / statistics.median(times)
 
 
+def net_of(preset: str) -> Transformer:
+    if PRESETS[preset].packed:
+        return checkpoint.read(checkpoint.find(preset, None)).net
+    torch.manual_seed(0)
+    return Transformer(PRESETS[preset]).eval().requires_grad_(False)
+
+
 def state_traffic(config: ModelConfig, form: StateFormat) -> float:
     """Of state, that a step of one image must move: S is read, and written once in `defer` steps; z is both; of the
     pairs that wait, half a group is read on average, and all but the last are written."""
@@ -158,18 +170,34 @@ def state_traffic(config: ModelConfig, form: StateFormat) -> float:
                                            + pair * (waiting / 2 + waiting / form.defer))
 
 
-def decode(pool: GpuPool, batch: int) -> float:
-    """Seconds of whole images."""
-    config, slots = pool.config, list(range(1, batch + 1))
-    row = config.width * config.channels
+class Images:
+    """Some that are decoded together, from where they are."""
+
+    def __init__(self, pool: GpuPool, batch: int) -> None:
+        self.pool, self.slots, self.at = pool, list(range(1, batch + 1)), np.zeros(batch, np.int64)
+        pool.put(self.slots, None, None)
+
+    def advance(self, passes: int) -> int:
+        """By so many passes; returns how many all rows took together."""
+        count, left = len(self.slots), self.pool.config.subpixels - self.at
+        steps = left if self.pool.config.packed else left.clip(max=passes)
+        _, taken, passed = self.pool.decode(self.slots, self.at, steps, [START] * count, self.slots, [1.0] * count,
+                                            passes=passes)
+        self.at += taken
+        return int(passed.sum())
+
+
+def decode(pool: GpuPool, batch: int) -> tuple[float, float]:
+    """Seconds of whole images, and passes of one."""
+    config, passes = pool.config, [0]
+    Images(pool, batch).advance(1)  # records the graph
+    images = Images(pool, batch)
 
     def work() -> None:
-        for t in range(0, config.subpixels, row):
-            pool.decode(slots, [t] * batch, [row] * batch, [START] * batch, slots, [1.0] * batch)
+        while images.at.min() < config.subpixels:
+            passes[0] += images.advance(config.width * config.channels)
 
-    pool.put(slots, None, None)
-    pool.decode(slots, [0] * batch, [1] * batch, [START] * batch, slots, [1.0] * batch)  # records the graph
-    return seconds_of(work, pool.device)
+    return seconds_of(work, pool.device), passes[0] / batch
 
 
 def profiled(net: Transformer, form: StateFormat, batch: int) -> dict[str, Any]:
@@ -178,20 +206,19 @@ def profiled(net: Transformer, form: StateFormat, batch: int) -> dict[str, Any]:
     Without a graph, and one kernel after the other: time that one waits beside another would count twice.
     """
     pool = GpuPool(net, batch, state=form, operators=torch.ops.linpix)  # not recorded: a profiler sees kernels by name
-    slots = list(range(1, batch + 1))
-    steps = 4 * pool.stride
-    arguments = [START] * batch, slots, [1.0] * batch
+    images, steps = Images(pool, batch), 4 * pool.stride
     with overlapping(False):
-        pool.decode(slots, [0] * batch, [steps] * batch, *arguments)
+        images.advance(steps)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            pool.decode(slots, [steps] * batch, [steps] * batch, *arguments)
+            passed = images.advance(steps)
     found: dict[str, float] = {}
     for event in profile.key_averages():
-        name = next((part for part in ("Attend", "Multiply", "Embed", "Finish") if part in event.key), "other")
+        kernels = ("Attend", "Multiply", "Embed", "Finish", "RunAhead")
+        name = next((part for part in kernels if part in event.key), "other")
         found[name] = found.get(name, 0.0) + event.self_device_time_total / steps
     if not found.get("Attend"):
         return {"microseconds": None}
-    moved = state_traffic(net.config, form) * batch / found["Attend"] * 1e6
+    moved = state_traffic(net.config, form) * passed / steps / found["Attend"] * 1e6
     return {"microseconds": {name: round(time_, 1) for name, time_ in found.items()}, "state_bytes_per_second": moved}
 
 

@@ -80,7 +80,7 @@ class Pool:
 
     def prefill(self, slots: list[int], lengths: list[int], positions: list[int] | None = None) -> None:
         at, begin = torch.tensor(slots), torch.tensor(positions or [0] * len(slots))
-        self.packed.prefill(self.canvas, self.S, self.z, at, begin, torch.tensor(lengths) - begin,
+        self.packed.prefill(self.canvas, self.known, self.S, self.z, at, begin, torch.tensor(lengths) - begin,
                             torch.full_like(at, START), last=self.last)
 
     def holds(self, slot: int) -> list[Tensor]:
@@ -337,8 +337,8 @@ def arguments(**changes):
     pool = Pool(TINY, packed, 5)
     row = torch.tensor([0, 0, 0])
     given = {"canvas": pool.canvas, "known": pool.known, "S": pool.S, "z": pool.z, "pairs": None, "scale": None,
-             "saturated": None, "last": None, "told": None, "slots": torch.tensor([1, 5, 3]), "positions": row,
-             "steps": row + 4, "start": row + START, "seeds": row, "temperatures": torch.ones(3),
+             "saturated": None, "last": None, "tokens": None, "told": None, "slots": torch.tensor([1, 5, 3]),
+             "positions": row, "steps": row + 4, "start": row + START, "seeds": row, "temperatures": torch.ones(3),
              "weights": packed.weights, "sizes": packed.sizes, "eps": 1e-6, "most": 4, "most_passes": 4,
              "threads": 2, "patience": math.inf}
     return given | {name: change(given[name]) for name, change in changes.items()}
@@ -347,7 +347,7 @@ def arguments(**changes):
 @pytest.mark.parametrize(("name", "change", "message"), [
     ("slots", lambda x: x + 3, r"slots must be in 0\.\.5, got 8 in row 1"),
     ("slots", lambda x: x * 0 + 2, "slot 2 stands twice"),
-    ("slots", lambda x: x[:2], r"start must have shape \(2\), got \(3\)"),
+    ("slots", lambda x: x[:2], r"positions must have shape \(2\), got \(3\)"),
     ("positions", lambda x: x + 62, "row 0 goes from 62 by 4 steps, but an image has 64 sub-pixels"),
     ("positions", lambda x: x - 1, "row 0 goes from -1"),
     ("steps", lambda x: x - 5, "by -1 steps"),
@@ -376,6 +376,7 @@ def arguments(**changes):
     ("sizes", lambda x: [*x[:12], 0], "the background's table must have a multiple of 16 columns"),
     ("told", lambda x: torch.ones(2, dtype=torch.bool), r"told must have shape \(3\)"),
     ("pairs", lambda x: torch.zeros(1), "must be None on the CPU"),
+    ("tokens", lambda x: torch.zeros(6), "must be None on the CPU"),
     ("most", lambda x: 3, "row 0 takes 4 steps, and most is 3"),
     ("threads", lambda x: 0, r"threads must be in 1\.\.1024, got 0"),
 ], ids=lambda x: x if isinstance(x, str) and x.isidentifier() else "")
@@ -389,7 +390,7 @@ def test_the_schemas_say_what_the_operators_do():
     given = arguments()
     torch.library.opcheck(torch.ops.linpix.decode_quantum.default, tuple(given.values()))
     torch.library.opcheck(torch.ops.linpix.prefill.default,
-                          (*(given[name] for name in ("canvas", "S", "z")), None, None, None, None,
+                          (*(given[name] for name in ("canvas", "known", "S", "z")), *[None] * 6,
                            *(given[name] for name in ("slots", "positions", "steps", "start", "weights", "sizes")),
                            1e-6, 4, 2))
 

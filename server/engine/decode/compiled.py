@@ -1,11 +1,13 @@
 """Decoders that run csrc's kernels: a quantum is one call on a processor, and a few recorded ones on a GPU."""
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import from_numpy
+from numpy.typing import NDArray
+from torch import Tensor, from_numpy
 
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
@@ -13,29 +15,40 @@ from linpix.model.cuda import GpuPool
 from linpix.model.packing import PRECISIONS, pack
 
 from ...errors import EngineLost
-from .decoder import Advance, Decoder, ImageSpec, Numbers, advanced
+from .decoder import Advance, Decoder, ImageSpec, Numbers
 
 
 class BitwiseDecoder(Decoder):
-    """Prefills what it would have decoded, bit for bit: an image up to its position is all the shadow it needs.
-
-    But where the model has read what is known: what was then drawn cannot be folded in without it.
-    """
+    """Prefills what it would have decoded, bit for bit: an image up to its position is all the shadow it needs."""
 
     def keep(self, slots: Sequence[int]) -> None:
-        if told := [slot for slot in slots if self.told[slot]]:
-            self.state.keep(torch.tensor(told))
+        pass
 
     def restore(self, slots: Sequence[int], positions: Sequence[int]) -> None:
-        if told := [slot for slot in slots if self.told[slot]]:
-            self.state.restore(torch.tensor(told))
-        positions = [position for slot, position in zip(slots, positions, strict=True) if not self.told[slot]]
-        slots = [slot for slot in slots if not self.told[slot]]
         for slot in slots:
             self.pool.clear(slot)
+            if self.told[slot]:
+                self.read([slot])
         at, lengths = np.array(slots), np.array(positions)
         if (begun := lengths > 0).any():
             self.prefill(at[begun], np.zeros_like(lengths[begun]), lengths[begun])
+
+    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
+        """As Decoder.quantum, in any order of steps; one call without the GIL."""
+        at, where, most = np.array(slots), np.array(positions), np.array(steps)
+        if self.skips:
+            most = self.config.subpixels - where
+        finite, taken, passes = self.decode(at, where, most, max(steps))
+        return Advance((where + taken).tolist(), passes.tolist(),
+                       [slot for slot, well in zip(slots, finite, strict=True) if not well])
+
+    @abstractmethod
+    def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
+               passes: int) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
+        """Advance images by their steps, or as far as so many passes take them.
+
+        Returns, (B,) each, whether all was finite, the steps that were taken, and those of them that were passes.
+        """
 
 
 class CompiledDecoder(BitwiseDecoder):
@@ -51,21 +64,19 @@ class CompiledDecoder(BitwiseDecoder):
         self.packed, self.S, self.z = pack(self.net, PRECISIONS[precision]), self.state.S, self.state.z
 
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
-        self.packed.prefill(from_numpy(self.canvas), self.S, self.z, from_numpy(slots), from_numpy(positions),
-                            from_numpy(steps), from_numpy(self.start[slots]), last=self.state.last)
+        self.packed.prefill(from_numpy(self.canvas), from_numpy(self.known), self.S, self.z,
+                            *map(from_numpy, (slots, positions, steps, self.start[slots])), last=self.state.last,
+                            told=from_numpy(self.told[slots]))
 
     @torch.inference_mode()
-    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
-        """As Decoder.quantum, in any order of steps; one call without the GIL."""
-        at, where, most = np.array(slots), np.array(positions), np.array(steps)
-        if self.skips:
-            most = self.config.subpixels - where
-        rows = (at, where, most, self.start[at], self.seed[at], self.temperature[at])
-        _, finite, taken, passes = self.packed.decode(
-            from_numpy(self.canvas), from_numpy(self.known), self.S, self.z, *map(from_numpy, rows), passes=max(steps),
-            last=self.state.last, told=from_numpy(self.told[at]) if self.net.patches is not None else None)
-        return Advance((where + taken.numpy()).tolist(), passes.tolist(),
-                       [slot for slot, well in zip(slots, finite.numpy(), strict=True) if not well])
+    def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
+               passes: int) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
+        rows = (slots, positions, steps, self.start[slots], self.seed[slots], self.temperature[slots])
+        _, *done = self.packed.decode(
+            from_numpy(self.canvas), from_numpy(self.known), self.S, self.z, *map(from_numpy, rows), passes=passes,
+            last=self.state.last, told=from_numpy(self.told[slots]))
+        finite, taken, passed = (part.numpy() for part in done)
+        return finite, taken, passed
 
 
 class CudaDecoder(BitwiseDecoder):
@@ -88,20 +99,31 @@ class CudaDecoder(BitwiseDecoder):
 
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
         with _on_gpu():
-            self.pool.prefill(slots, positions, steps, self.start[slots])
+            self.pool.prefill(slots, positions, steps, self.start[slots], told=self.told[slots])
 
     def copy(self, slots: Sequence[int]) -> None:
         with _on_gpu():
             super().copy(slots)
 
-    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
-        """As CompiledDecoder.quantum. Raises EngineLost where the GPU no longer answers."""
-        at = np.array(slots)
+    def read(self, slots: Sequence[int]) -> None:
         with _on_gpu():
-            finite = self.pool.decode(slots, positions, steps, self.start[at], self.seed[at], self.temperature[at])
-            self.canvas[at] = self.pool.images(slots).numpy()
+            super().read(slots)
+
+    def read_into(self, slot: int) -> Tensor:
+        state = RecurrentState(self.config, 1)
+        scores = self.read_known(slot, state, 1)
+        self.pool.load(slot, state, 1)
+        return scores
+
+    def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
+               passes: int) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
+        """Raises EngineLost where the GPU no longer answers."""
+        with _on_gpu():
+            done = self.pool.decode(slots, positions, steps, self.start[slots], self.seed[slots],
+                                    self.temperature[slots], told=self.told[slots], passes=passes)
+            self.canvas[slots] = self.pool.images(slots).numpy()
             self.saturated = self.pool.saturated()
-        return advanced(slots, positions, steps, finite)
+        return done
 
 
 @contextmanager

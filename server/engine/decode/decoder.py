@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, from_numpy
 
-from linpix.model.attention import PADDING_SLOT, SlotPool, attention_for
+from linpix.model.attention import PADDING_SLOT, SlotPool, State, attention_for
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.generate import decode_threads, draw_subpixel, noise_of, starts_of
@@ -112,9 +112,9 @@ class Decoder(ABC):
 
         Those without a class get one that fits. In torch in every engine, once for all of them: some fifty tokens.
         """
-        at, first = np.array(slots), from_numpy(np.array(slots[:1]))
+        at = np.array(slots)
         with decode_threads(self.net, self.config.patches + 1, 0):
-            scores = self.net.read(from_numpy(self.canvas[at[:1]]), from_numpy(self.known[at[:1]]), self.state, first)
+            scores = self.read_into(slots[0])
         self.copy(slots)
         self._set_classes(slots, scores)
 
@@ -123,6 +123,15 @@ class Decoder(ABC):
         at = np.array(slots)
         self.start[at] = starts_of(self.net, scores.expand(len(slots), -1), self.seed[at],
                                    from_numpy(self.start[at])).numpy()
+
+    def read_into(self, slot: int) -> Tensor:
+        """Fold what is known of a slot's image into it; returns class scores, (1, classes)."""
+        return self.read_known(slot, self.state, slot)
+
+    def read_known(self, slot: int, state: State, place: int) -> Tensor:
+        """The same, into a place of any state."""
+        known = from_numpy(self.canvas[[slot]]), from_numpy(self.known[[slot]])
+        return self.net.read(*known, state, torch.tensor([place]))
 
     def left(self, slot: int, position: int) -> int:
         """Sub-pixels of a slot's image to be decoded from a position on; known ones that were read are not."""

@@ -8,10 +8,12 @@ import torch
 
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
+from linpix.model.cuda import GpuPool, StateFormat
 from linpix.model.generate import generate
 from linpix.model.transformer import Transformer
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.compiled import CudaDecoder
 from linpix.server.engine.decode.decoder import ImageSpec
 from linpix.server.engine.decode.faults import Faults, with_faults
 from linpix.server.engine.messages import Submission
@@ -21,6 +23,7 @@ CONFIG = dataclasses.replace(
     look_ups=("previous", "row", "column", "class"))
 RANDOM = np.random.default_rng(0)
 PICTURE, KNOWN = RANDOM.integers(0, 256, 64, dtype=np.uint8), RANDOM.random(64) < 0.5
+FORMATS = {"gpu": StateFormat(), "gpu, fp16": StateFormat(precision="fp16", defer=8)}
 KNOWN[:3] = True, True, False
 DARK = np.where(np.arange(64) % 13 == 5, PICTURE, 0).astype(np.uint8)  # most of what is drawn of it skips the layers
 
@@ -35,10 +38,15 @@ def source() -> checkpoint.Checkpoint:
     return checkpoint.Checkpoint("tiny", net, {}, "", tuple("0123456789"))
 
 
-@pytest.fixture(params=["eager", "compiled"])
+@pytest.fixture(params=["eager", "compiled", *[pytest.param(kind, marks=pytest.mark.slow) for kind in FORMATS]])
 def decoder(request, source):
+    """gpu: emulated."""
     if request.param == "compiled" and not ops.compiled:
         pytest.skip(ops.why())
+    if request.param in FORMATS:
+        place = {"device": "cpu", "operators": request.getfixturevalue("emulated").operators}
+        return lambda slots: CudaDecoder(source, slots, GpuPool(source.net, slots, precision="fp32",
+                                                                state=FORMATS[request.param], **place))
     return lambda slots: new_decoder(source, slots, request.param, "fp32")
 
 
@@ -83,7 +91,7 @@ def test_what_is_known_in_each_square_changes_what_is_drawn_first(decoder):
         one.take([1], edits(5, picture=picture, label=3))
         one.read([1])
         assert one.start[1] == 256 + 1 + 3
-        return one.state.S[1].clone()
+        return one.pool.S[1].float()
 
     before = state_of(PICTURE)
     for y, x in ((0, 0), (0, 4), (4, 0), (4, 4)):

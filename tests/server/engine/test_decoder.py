@@ -56,7 +56,8 @@ class Tiny:
 
 
 KINDS = [("linear", "eager"), ("softmax", "eager"), ("linear", "compiled"),
-         pytest.param(("linear", "gpu"), marks=pytest.mark.slow), ("background", "eager"), ("background", "compiled")]
+         ("background", "eager"), ("background", "compiled"),
+         *[pytest.param((kind, "gpu"), marks=pytest.mark.slow) for kind in ("linear", "background")]]
 
 
 @pytest.fixture(params=KINDS, ids="-".join)
@@ -438,13 +439,14 @@ def test_what_only_a_gpu_can_do_is_refused_on_a_processor_with_the_reason(option
 
 
 @pytest.mark.slow
-def test_an_engine_on_a_gpu_records_its_graphs_when_it_is_loaded(emulated, monkeypatch):
+@pytest.mark.parametrize("kind", ["linear", "background"])
+def test_an_engine_on_a_gpu_records_its_graphs_when_it_is_loaded(emulated, monkeypatch, kind):
     recorded = []
     pool = functools.partial(GpuPool, device="cpu", operators=emulated.operators,
                              recorder=lambda work: recorded.append(work) or work)
     monkeypatch.setattr(ops, "gpu", True)
     monkeypatch.setattr("linpix.server.engine.decode.choice.GpuPool", pool)
-    engine = new_decoder(loaded(), 5, device="cuda")
+    engine = new_decoder(loaded(kind), 5, device="cuda")
     assert len(recorded) == 4  # 1, 2, 4 and 8 rows
     for rows in range(1, 6):
         slots = list(range(1, rows + 1))
@@ -460,7 +462,7 @@ def test_a_gpu_that_no_longer_answers_is_told_from_a_batch_that_failed(emulated,
     engine = CudaDecoder(source, 2, GpuPool(source.net, 2, device="cpu", operators=emulated.operators))
     engine.take([1], [ImageSpec(seed=0)])
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
 
     monkeypatch.setattr(engine.pool, "decode", fail)

@@ -1,0 +1,74 @@
+// What one token looks up, and which sub-pixels are no tokens: the same for a processor and a GPU.
+#pragma once
+
+#include "decode.h"
+#include "functions.h"
+
+namespace linpix::LINPIX_ISA {
+
+struct Token {
+  int64_t slot;
+  int64_t t;      // the position being predicted
+  int64_t start;  // start index of its image
+  bool folded;    // false at position 0 of a model without a start token: there is nothing to fold in
+  const bool* known = nullptr;  // (T): what the model was told of the image; null: nothing
+};
+
+namespace {
+
+constexpr int UNKNOWN = 256, OUTSIDE = 256, FOLLOWING_OUTSIDE = 257;
+
+// The token of a row at t.
+LINPIX_FUNCTION Token token_at(const Model& m, const Rows& rows, int64_t row, int64_t t) {
+  const int64_t slot = rows.slots[row];
+  return {slot, t, rows.start[row], !(m.marginal && t == 0),
+          rows.told && rows.told[row] ? rows.known + slot * m.subpixels : nullptr};
+}
+
+// The i-th value that a token looks up: a sub-pixel's, or 256 and more for what there is instead. See model/inputs.py.
+LINPIX_FUNCTION int64_t value_of(const Model& m, const Token& k, const uint8_t* image, int i) {
+  const int32_t at = m.source[k.t * m.values + i];
+  const bool follows = i >= m.values - m.following;
+  if (at < 0) return i == 0 ? k.start : follows ? FOLLOWING_OUTSIDE : OUTSIDE;
+  return follows && !(k.known && k.known[at]) ? UNKNOWN : image[at];
+}
+
+// How many rows of the table a token sums, and the i-th of them.
+LINPIX_FUNCTION int look_ups(const Model& m) { return m.values + m.places + (m.class_rows > 0); }
+LINPIX_FUNCTION int64_t row_of(const Model& m, const Token& k, const uint8_t* image, int i) {
+  if (i < m.values) return m.base[i] + value_of(m, k, image, i);
+  return i < m.values + m.places ? m.place[k.t * m.places + i - m.values] : m.class_rows + k.start - 256;
+}
+
+// Whether the i-th value says that the token does not lie amid background.
+LINPIX_FUNCTION bool is_ink(const Model& m, const Token& k, const uint8_t* image, int i) {
+  const int64_t value = value_of(m, k, image, i);
+  return value != m.background && value < 256;
+}
+
+LINPIX_FUNCTION bool was_told(const Token& k) { return k.known && k.known[k.t]; }
+
+LINPIX_FUNCTION bool amid_background(const Model& m, const Token& k, const uint8_t* image) {
+  if (m.background < 0) return false;
+  for (int i = 0; i < m.values; ++i)
+    if (is_ink(m, k, image, i)) return false;
+  return true;
+}
+
+// Whether the i-th value is a following neighbour that is known to be background.
+LINPIX_FUNCTION bool is_known_background(const Model& m, const Token& k, const uint8_t* image, int i) {
+  return i >= m.values - m.following && value_of(m, k, image, i) == m.background;
+}
+
+// Of a sub-pixel amid background, the hidden features from column c on. following: its known background that follows;
+// last: what is kept of the last token, or null where there was none.
+LINPIX_FUNCTION Floats skipped_feature(const Model& m, const Token& k, int64_t following, const float* last, int c) {
+  const int n = m.project.columns, classes = m.subpixels, known = classes + m.classes + 1;
+  const float *position = m.skipped_table + k.t * n, *label = m.skipped_table + (classes + k.start - 256) * n,
+              *told = m.skipped_table + (known + following) * n;
+  const Floats before = last ? load(last + c) : Floats(0.0f);
+  return gelu(before + (load(position + c) + load(label + c) + load(told + c)));
+}
+
+}  // namespace
+}  // namespace linpix::LINPIX_ISA
