@@ -138,9 +138,11 @@ def test_forced_decoding_gives_the_transformers_log_probabilities(shape, rows, t
 def test_it_draws_what_the_plain_decode_loop_draws(shape):
     """Level (c): engines round differently, so a draw next to a boundary may fall on the other side."""
     net, seeds = net_of(SHAPES[shape]), [5, 2**53 - 1, 7]
-    expected = generate(net, seeds, temperature=0.7)
+    label = 2 if net.config.class_first else None
+    expected = generate(net, seeds, labels=[label] * 3, temperature=0.7)
     pool = Pool(net.config, pack(net, torch.float32), 3)
-    pool.decode([1, 2, 3], [0] * 3, [net.config.subpixels] * 3, seeds, temperatures=[0.7] * 3)
+    pool.decode([1, 2, 3], [0] * 3, [net.config.subpixels] * 3, seeds, start=net.start_index(label),
+                temperatures=[0.7] * 3)
     assert float((pool.canvas[1:] == expected).float().mean()) > 0.95
 
 

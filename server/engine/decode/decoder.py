@@ -112,7 +112,6 @@ class Decoder(ABC):
 
         Those without a class get one that fits. In torch in every engine, once for all of them: some fifty tokens.
         """
-        at = np.array(slots)
         with decode_threads(self.net, self.config.patches + 1, 0):
             scores = self.read_into(slots[0])
         self.copy(slots)
