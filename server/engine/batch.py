@@ -21,7 +21,7 @@ from .schedule.scheduler import ScheduledImage, Scheduler
 logger = logging.getLogger("linpix")
 RESTORED = 2       # images put back in one call: a prefill of everything they have, while the watchdog waits
 HOPELESS = 3       # quanta in a row in which nothing could be decoded, nor a test image: the engine is lost
-QUANTUM_S = 0.050  # longest quantum, and longest prefill between two: how late newcomers join and cancellations act
+QUANTUM_S = 0.050  # longest quantum, and longest prefill where nothing is decoded: how late cancellations act
 
 
 class Batcher:
@@ -38,6 +38,7 @@ class Batcher:
         self._step_seconds: dict[int, float] = {}   # of decoding alone, smoothed, by images in powers of two
         self._ended, self._went_on = 0.0, False     # when the last quantum ended, and whether there was more to do
         self._prefills = Prefills(decoder)
+        self._decoded_s = QUANTUM_S  # of the last quantum
         self._advances: dict[int, tuple[int, int]] = {}  # of a quantum: where each slot's image got, in how many passes
         self._passes = PassesLearned(config.subpixels)
         self._hopeless = 0
@@ -61,12 +62,13 @@ class Batcher:
     def run_quantum(self) -> QuantumReport:
         """Let waiting images join, prefill for a while, run one quantum, let finished images leave. Raises EngineLost.
 
-        A quantum in which no image can decode yet has no steps.
+        Beside images that are decoded, prefill gets as long as they had before it: half of the time. A quantum in which
+        no image can decode yet has no steps.
         """
         since = self._ended if self._went_on else time.perf_counter()
         joined, failed = self._join()
         joined_at = time.monotonic()
-        failed |= self._prefills.run(QUANTUM_S, self.beat)
+        failed |= self._prefills.run(self._decoded_s if self.scheduler.decoding else QUANTUM_S, self.beat)
         for request in failed:
             self.cancel(request)
         plan = self.scheduler.plan(self._quantum(len(self.scheduler.decoding)))
@@ -74,6 +76,7 @@ class Batcher:
         began = time.perf_counter()
         outcome = self._decode(plan) if plan and plan[0][1] else Outcome()
         seconds = time.perf_counter() - began
+        self._decoded_s = min(seconds, QUANTUM_S)
         failed |= self._failures(plan, outcome)
         plan, steps = self._done(plan)
         finished = self.scheduler.advance(plan)

@@ -217,6 +217,35 @@ def test_completions_of_one_picture_prefill_once_by_pieces_while_others_decode(t
         assert equal.mean() > 0.9 if tiny.engine == "eager" else equal.all()  # another size of batch rounds otherwise
 
 
+def test_beside_images_that_are_drawn_prefills_get_half_of_the_time(tiny, monkeypatch):
+    """By a clock that only prefills (10 ms) and quanta (15 ms) move: two of the one, one of the other."""
+    batcher, clock = Batcher(tiny(9, tiny.larger)), [0.0]
+    calls = prefilled_slowly(batcher, monkeypatch, seconds=0)
+    prefill, quantum = batcher.decoder.prefill, batcher.decoder.quantum
+
+    def taking(seconds, function):
+        def slow(*numbers):
+            clock[0] += seconds
+            return function(*numbers)
+        return slow
+
+    def now():
+        clock[0] += 1e-6
+        return clock[0]
+
+    monkeypatch.setattr(batcher.decoder, "prefill", taking(0.010, prefill))
+    monkeypatch.setattr(batcher.decoder, "quantum", taking(0.015, quantum))
+    monkeypatch.setattr(time, "perf_counter", now)
+    ask(batcher, "draw", [ImageSpec(seed=9)])
+    batcher.run_quantum()
+    calls.clear()
+    for index in range(8):
+        ask(batcher, f"complete {index}", completions([index], prefix=20))
+    for _ in range(4):
+        batcher.run_quantum()
+    assert ["quantum" if len(call) == 1 else "prefill" for call in calls] == ["prefill", "prefill", "quantum"] * 4
+
+
 def test_a_request_that_leaves_in_the_middle_of_its_prefill_frees_its_slots(tiny, monkeypatch):
     batcher = Batcher(tiny(2, tiny.larger))
     calls = prefilled_slowly(batcher, monkeypatch)
