@@ -176,6 +176,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     began = saved = evaluated = time.monotonic()
     minutes_before, images_before = run.minutes, run.images
     losses: list[Tensor] = []
+    threads = torch.get_num_threads()
 
     def over(images: int, minutes: float) -> bool:
         return (config.complete(images, minutes) or bool(stop) or images >= images_before + max_images
@@ -189,6 +190,8 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         run.save(side / "state.pt")
 
     def publish() -> None:
+        share = torch.get_num_threads()
+        torch.set_num_threads(threads)  # the other processes wait
         found = evaluate(run.exported.eval(), validation, labels=classes) if held_out else None
         bits = {"validation": found.bits_per_dim} if found else {}
         log.write(run, **bits)
@@ -197,6 +200,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         source = provenance(data.name, data.classes, **run.history,
                             seed=config.seed, command=command, settings=dataclasses.asdict(config), bits_per_dim=bits)
         checkpoint.save(folder, run.exported, source, card(folder.name, run.model, source))
+        torch.set_num_threads(share)
 
     bar = tqdm(total=config.images, initial=run.images, unit="image", disable=not sys.stderr.isatty())
     try:

@@ -5,17 +5,23 @@ at the end of each the threads wait for one another.
 """
 
 import contextlib
+import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 from torch import Tensor, distributed, multiprocessing
 
 LEAST_IMAGES = 4  # of a batch for each process: with fewer, what a step costs in any case is most of it
-PATIENCE = timedelta(days=1)  # the others wait while the first evaluates, or is stopped by its user
+MEETING, PATIENCE = timedelta(minutes=1), timedelta(days=1)  # later, others wait while the first one evaluates
+
+_ENDED = ("another process of the training has ended, perhaps for lack of memory; --resume goes on from the last save, "
+          "--processes 1 does so in one process")
 
 
 def count_for(batch: int, wanted: int | None, device: str) -> int:
@@ -50,8 +56,7 @@ class Workers:
         try:
             distributed.all_reduce(flat)
         except RuntimeError as error:
-            raise ChildProcessError("another process of the training has ended, perhaps for lack of memory; --resume "
-                                    "goes on from the last save, --processes 1 does so in one process") from error
+            raise ChildProcessError(_ENDED) from error
         flat /= self.count
         for tensor, mean in zip(tensors, flat.split_with_sizes([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(mean.view_as(tensor))
@@ -61,21 +66,32 @@ class Workers:
 def together(count: int, work: Callable[..., None], *given: object) -> Iterator[Workers]:
     """This process as the first of `count`; each of the others runs work(its Workers, *given), and ends with this one.
 
-    They share the threads that torch has here.
+    They share the threads that torch has here, and heed no SIGINT or SIGTERM: Ctrl-C reaches all of them, and the first
+    tells when to stop. Raises ChildProcessError where one ends before it begins.
     """
     if count == 1:
         yield Workers()
         return
-    threads = torch.get_num_threads()
-    share = max(1, threads // count)
+    threads, context = torch.get_num_threads(), multiprocessing.get_context("spawn")
+    share, others, begun = max(1, threads // count), [], []
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "meeting"
-        others = [multiprocessing.get_context("spawn").Process(
-            target=_other, args=(rank, count, share, meeting, work, given), daemon=True) for rank in range(1, count)]
-        for other in others:
-            other.start()
-        torch.set_num_threads(share)
         try:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # children inherit it
+            for rank in range(1, count):
+                receiver, sender = context.Pipe(duplex=False)
+                others.append(context.Process(target=_other, args=(rank, count, share, meeting, sender, work, given),
+                                              daemon=True))
+                others[-1].start()
+                sender.close()
+                begun.append(receiver)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for receiver in begun:  # not by gloo, which would wait for one that has died, and hear no signal
+                try:
+                    receiver.recv()
+                except EOFError as error:
+                    raise ChildProcessError(_ENDED) from error
+            torch.set_num_threads(share)
             _meet(meeting, 0, count)
             yield Workers(0, count)
             for other in others:
@@ -90,13 +106,15 @@ def together(count: int, work: Callable[..., None], *given: object) -> Iterator[
 
 
 def _meet(meeting: Path, rank: int, count: int) -> None:
-    distributed.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=count, timeout=PATIENCE)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")  # not on a network
+    store = distributed.FileStore(str(meeting), count)  # type: ignore[attr-defined]
+    store.set_timeout(MEETING)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
 
 
-def _other(rank: int, count: int, threads: int, meeting: Path, work: Callable[..., None],
+def _other(rank: int, count: int, threads: int, meeting: Path, begun: Connection, work: Callable[..., None],
            given: tuple[object, ...]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C reaches all; the first process tells when to stop
-        signal.signal(number, signal.SIG_IGN)
+    begun.send(True)
     torch.set_num_threads(threads)
     _meet(meeting, rank, count)
     with contextlib.suppress(FloatingPointError, ChildProcessError):  # the first process has it too, and says so
