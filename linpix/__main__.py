@@ -138,7 +138,8 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     _model_flags(scoring)
     scoring.add_argument("--mask", help="picture whose transparent pixels are hidden")
     scoring.add_argument("--keep-rows", type=_number(int, 0), help="image rows that are known; those below are hidden")
-    scoring.add_argument("--label", help="class that the model is told, by index or name; default: none")
+    scoring.add_argument("--label", help="class that the model is told, by index or name; default: none, or "
+                         "any by models that draw the class first")
     scoring.add_argument("--labels", choices=("all",), help="the likelihood under every class, and the probability of "
                          "each class")
     scoring.add_argument("--out", help="write the map to this .png file: black is 0 bits, white 8 or more")

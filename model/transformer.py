@@ -234,13 +234,19 @@ class Transformer(nn.Module):
         return self.attention.parallel(layer, q, k, v, training=self.training)
 
     @torch.inference_mode()
-    def parameters_of(self, images: Tensor | np.ndarray) -> Tensor:
-        """Unconditional mixture parameters of whole images. images: (B, T) uint8; returns (B, T, 3 * K) float32."""
+    def parameters_of(self, images: Tensor | np.ndarray, label: int | None = None) -> Tensor:
+        """Mixture parameters of whole images, (B, T) uint8: (B, T, 3 * K) float32. Raises ValueError.
+
+        label: their class; None for the unconditional start, which a model that draws the class first does not have.
+        """
+        if self.config.class_first and label is None:
+            raise ValueError("this model draws the class of an image first: give a label, 0 to "
+                             f"{self.config.classes - 1}")
         images = torch.as_tensor(images).to(self.device)
         if images.dtype != torch.uint8 or images.dim() != 2 or images.shape[1] != self.config.subpixels:
             raise ValueError(f"images must be uint8 of shape (B, {self.config.subpixels}), "
                              f"got {images.dtype} of shape {tuple(images.shape)}")
-        return self(images)
+        return self(images, torch.full((len(images),), self.start_index(label)))
 
     @torch.inference_mode()
     def prefill(self, canvas: Tensor, length: int, start: Tensor, state: State, slots: Tensor, begin: int = 0) -> None:

@@ -55,6 +55,9 @@ def train(given: argparse.Namespace) -> None:
                                      name for name in preset.look_ups if data.classes or name != "class"))
     if given.reversible:
         config = dataclasses.replace(config, residual="reversible", norm="pre")
+    if config.class_first and given.unconditional is not None:
+        raise ValueError(f"--unconditional is not an option of {given.preset}, which draws the class of every image "
+                         "first; leave it out")
     changes = {field.name: getattr(given, field.name) for field in dataclasses.fields(TrainConfig)
                if getattr(given, field.name) is not None}
     if "betas" in changes:

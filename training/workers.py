@@ -77,7 +77,8 @@ def together(count: int, work: Callable[..., None], *given: object) -> Iterator[
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "meeting"
         try:
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # children inherit it
+            handlers = {number: signal.signal(number, signal.SIG_IGN)  # children inherit it
+                        for number in (signal.SIGINT, signal.SIGTERM)}
             for rank in range(1, count):
                 receiver, sender = context.Pipe(duplex=False)
                 others.append(context.Process(target=_other, args=(rank, count, share, meeting, sender, work, given),
@@ -85,7 +86,8 @@ def together(count: int, work: Callable[..., None], *given: object) -> Iterator[
                 others[-1].start()
                 sender.close()
                 begun.append(receiver)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
             for receiver in begun:  # not by gloo, which would wait for one that has died, and hear no signal
                 try:
                     receiver.recv()

@@ -30,7 +30,8 @@ def score(model: str, image: ArrayLike, known: ArrayLike | None = None, *, label
 
     model, label, checkpoints: as for `sample` · image: uint8 (height, width), or (height, width, 3) of colour models,
     of the model's size, hidden pixels too · known: bool (height, width); None: all is hidden · posterior: compute the
-    likelihood under every class; without a label it is then that of their mixture.
+    likelihood under every class; without a label it is then that of their mixture, as it always is for models that draw
+    a class first.
     Raises ValueError, of which CheckpointError is one, and Impossible where a checkpoint cannot draw such an image.
     """
     limit_threads()
@@ -68,7 +69,7 @@ def run(given: argparse.Namespace) -> None:
                           "conditioning": occluded.conditioning, "known": occluded.known_count, **found,
                           "map": numbers(bits, config)}))
         return
-    whose = f"as {found['label']}" if label is not None else "of any class" if every else "without a class"
+    whose = f"as {found['label']}" if label is not None else "of any class" if every or config.class_first else "without a class"
     exception = checkpoint.net.attention.exception
     print(f"{found['bits_per_dim']:.4f} bits/dim{' *' if exception else ''}, log-likelihood "
           f"{found['log_likelihood']:.2f} nats, of {found['counted']:,} sub-pixels given {occluded.known_count:,} "

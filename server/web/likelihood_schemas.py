@@ -10,7 +10,7 @@ from .schemas import FORM_LISTS, Conditioning
 Labels = Annotated[Literal["all"], Field(description="all: the likelihood under every class, and the probability of "
                                          "each class; default: under label alone", examples=["all"])]
 Label = Annotated[int | str, Field(description="class that the model assumes, by index or name; default: none, or any "
-                                   "with labels=all", examples=[7])]
+                                   "with labels=all and by models that draw the class first", examples=[7])]
 MapFormat = Annotated[str, Field(description="b64_json: the map as a PNG too; default: as numbers alone",
                                  examples=["b64_json"])]
 

@@ -12,6 +12,7 @@ gone.
 """
 
 import argparse
+import os
 import base64
 import contextlib
 import io
@@ -85,7 +86,8 @@ def trained_judge(data: Path, epochs: int = 2) -> Judge:
             optimizer.step()
             schedule.step()
     kept.parent.mkdir(exist_ok=True)
-    torch.save(judge.state_dict(), kept)
+    torch.save(judge.state_dict(), new := kept.with_suffix(f".{os.getpid()}"))
+    new.replace(kept)  # whole, whoever else trains one
     return judge.eval()
 
 

@@ -127,6 +127,8 @@ def test_a_conditional_model_draws_a_class_first_and_each_as_often():
     asked = starts_of(net, torch.zeros(2, 10), seeds[:2], torch.tensor([START + 4, START]))
     assert asked.tolist() == [START + 4, START + 1 + int(drawn[1])]
     assert torch.equal(generate(net, [0, 1, 2]), generate(net, [0, 1, 2], labels=drawn[:3].tolist()))
+    with pytest.raises(ValueError, match="give a label, 0 to 9"):
+        net.parameters_of(np.zeros((1, 64), np.uint8))
 
 
 def test_temperature_0_needs_no_seed():

@@ -106,7 +106,7 @@ def images_of(config: ModelConfig, count: int) -> Tensor:
 
 def log_probs_of(net: Transformer, images: Tensor) -> Tensor:
     """By the parallel form in float64."""
-    found = mixture.log_likelihood(net.double().parameters_of(images).double(), images)
+    found = mixture.log_likelihood(net.double()(images).double(), images)
     net.float()
     if net.config.first_marginal:
         found[:, 0] = torch.tensor(net.config.first_marginal).double()[images[:, 0].long()].log()

@@ -84,8 +84,8 @@ def within(seconds: float, condition: Callable[[], object]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("killed", "status", "lines"), [("first", -9, 3), ("other", 2, 3), ("first", -9, 0),
-                                                         ("other", 2, 0)])
-def test_when_one_process_is_killed_the_other_ends_and_the_last_save_is_there(tmp_path, killed, status, lines):
+                                                         ("other", 2, 0), ("Ctrl-C", 0, 0)])
+def test_when_one_process_ends_so_does_the_other_and_the_last_save_is_there(tmp_path, killed, status, lines):
     """lines: of the log, by then; 0: while the other begins."""
     for index in range(40):
         (tmp_path / "pictures" / str(index % 4)).mkdir(parents=True, exist_ok=True)
@@ -93,13 +93,18 @@ def test_when_one_process_is_killed_the_other_ends_and_the_last_save_is_there(tm
             tmp_path / "pictures" / str(index % 4) / f"{index}.png")
     command = [sys.executable, "-m", "linpix", "train", "tiny", "--data", str(tmp_path / "pictures"), "--out",
                str(tmp_path / "run"), "--no-compile", "--batch", "8", "--save-minutes", "0.01", "--processes", "2"]
-    first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "2"})
+    first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                             env=os.environ | {"OMP_NUM_THREADS": "2"})
     state, log = tmp_path / "run.training" / "state.pt", tmp_path / "run.training" / "log.csv"
     assert within(60, lambda: others(first) and (not lines or len(log.read_text().splitlines()) > lines))
     [other] = others(first)
-    os.kill(first.pid if killed == "first" else other, signal.SIGKILL)
+    if killed == "Ctrl-C":
+        os.killpg(first.pid, signal.SIGINT)
+    else:
+        os.kill(first.pid if killed == "first" else other, signal.SIGKILL)
     _, printed = first.communicate(timeout=60)
     assert first.returncode == status, printed
     assert within(20, lambda: not Path(f"/proc/{other}").exists())
     assert status < 0 or "--resume" in printed.splitlines()[-1]
-    assert (Run.resumed(state, dataclasses.replace(TINY, classes=4), {}).images > 0) == (lines > 0)
+    trained = Run.resumed(state, dataclasses.replace(TINY, classes=4), {}).images
+    assert (trained > 0) == (lines > 0 or killed == "Ctrl-C")

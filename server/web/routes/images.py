@@ -49,7 +49,7 @@ _EDITS = image_responses("image_edit", EditEvent,
 @router.post("/generations", response_model=ImagesResponse, operation_id="generate", responses=_GENERATIONS,
              openapi_extra={"parameters": [TIMEOUT_PARAMETER]})
 async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)], http: Request) -> Response:
-    """Draw images: unconditional, or of one class."""
+    """Draw images: of any class, or of one."""
     service, ticket = service_of(http), http.state.ticket
     ignored = list(body.model_extra or {})
     request = ImageRequest(service, http, **body.model_dump(exclude=set(ignored)), ignored=ignored)
