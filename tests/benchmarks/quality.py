@@ -12,10 +12,10 @@ gone.
 """
 
 import argparse
-import os
 import base64
 import contextlib
 import io
+import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
