@@ -69,7 +69,8 @@ def run(given: argparse.Namespace) -> None:
                           "conditioning": occluded.conditioning, "known": occluded.known_count, **found,
                           "map": numbers(bits, config)}))
         return
-    whose = f"as {found['label']}" if label is not None else "of any class" if every or config.class_first else "without a class"
+    unlabelled = "of any class" if every or config.class_first else "without a class"
+    whose = unlabelled if label is None else f"as {found['label']}"
     exception = checkpoint.net.attention.exception
     print(f"{found['bits_per_dim']:.4f} bits/dim{' *' if exception else ''}, log-likelihood "
           f"{found['log_likelihood']:.2f} nats, of {found['counted']:,} sub-pixels given {occluded.known_count:,} "
