@@ -65,6 +65,8 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     size = attention.state_bytes / 1024
     memory = f"| memory of one image in flight | {size:.0f} KiB |\n" if size else ""
     use = [f"{attention.exception}, so its bits/dim is not strictly autoregressive."] if attention.exception else []
+    if config.class_first:
+        use.append("Where no class is asked for, it draws one first, and its bits/dim are those of the mixture.")
     use.append("It draws images like those it was trained on and knows nothing else." if attention.steps_as else
                "It has no step-by-step form, so it draws no images.")
     facts = "".join(f"| {name} | {value} |\n" for name, value in attention.facts.items())
