@@ -139,7 +139,8 @@ def test_a_row_that_other_work_disturbed_says_so_on_the_page(racing, visit):
         route.fulfill(json=state)
 
     visitor = visit(racing.url, panel="race")
-    visitor.page.route(f"**/v1/compare/{id}", disturbed)
+    visitor.ready().route(f"**/v1/compare/{id}", disturbed)
+    visitor.page.reload()
     page = visitor.ready()
     says(page, "#race .status", "Measured before, with tiny")
     rows = page.locator("#figures tbody tr").evaluate_all("all => all.map(one => one.innerText)")

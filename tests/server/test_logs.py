@@ -173,7 +173,10 @@ def test_whoever_logs_does_not_wait_for_a_reader_that_has_stopped_and_what_is_lo
     reading, writing = os.pipe()
     handler = logs.Lines(writing)
     texts = [f"{number} {'x' * 100}" for number in range(5_000)]  # several times what a pipe holds
-    for text in texts:
+    handler.emit(info(texts[0]))
+    while handler._queue.qsize():  # the thread has begun, and will take no more before it writes
+        time.sleep(0.001)
+    for text in texts[1:]:
         handler.emit(info(text))
     with open(reading) as reader:
         read = []

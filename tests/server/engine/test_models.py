@@ -95,7 +95,7 @@ def test_a_checkpoint_that_is_added_is_listed_and_draws(folder):
         assert list(served(process)) == ["fresh", "tiny"]  # as after a restart: by name
         assert process.metric('linpix_images_completed_total{backend="linear",model="fresh",outcome="completed"}') == 0
         drawn = alone(process, model="fresh", seed=3)
-        assert any("fresh is added" in line for line in process.printed)
+        assert eventually(lambda: any("fresh is added" in line for line in process.printed))
         assert drawn != alone(process, model="tiny", seed=3)
     with serving(folder) as again:
         assert list(served(again)) == ["fresh", "tiny"]
