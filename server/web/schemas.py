@@ -234,7 +234,7 @@ class ModelStatus(BaseModel):
     device: fields.Device
     slots: fields.Slots
     slots_used: int = Field(description="slots with an image now", examples=[2])
-    images_waiting: int = Field(description="admitted images without a slot", examples=[0])
+    images_waiting: int = Field(description="admitted images that have no slot yet", examples=[0])
     images_completed: int = Field(description="finished images", examples=[4])
     pixels_generated: int = Field(description="sub-pixels decoded", examples=[2744])
     quanta: int = Field(description="engine calls, each of several steps", examples=[345])
