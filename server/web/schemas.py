@@ -83,8 +83,8 @@ class ImageData(BaseModel):
 
 
 class EditData(ImageData):
-    score: fields.Score | None = None
-    log_likelihood: fields.LogLikelihood | None = None
+    score: fields.Score | None = Field(None, json_schema_extra=fields.never_null)
+    log_likelihood: fields.LogLikelihood | None = Field(None, json_schema_extra=fields.never_null)
 
 
 class Drawn(BaseModel):
@@ -154,9 +154,9 @@ class ImageEvent(Drawn):
     image_index: int = Field(description="number of the image, from 0", examples=[0])
     seed: fields.DrawnSeed
     partial_image_index: int | None = Field(None, description="number of the partial image, from 0; absent when it is "
-                                            "completed", examples=[0])
+                                            "completed", examples=[0], json_schema_extra=fields.never_null)
     rows: int | None = Field(None, description="finished image rows; the others are black; absent when it is "
-                             "completed", examples=[14])
+                             "completed", examples=[14], json_schema_extra=fields.never_null)
     b64_json: fields.Picture
 
 
@@ -165,8 +165,8 @@ class GenerationEvent(ImageEvent):
 
 
 class EditEvent(UploadFacts, ImageEvent):
-    score: fields.Score | None = None
-    log_likelihood: fields.LogLikelihood | None = None
+    score: fields.Score | None = Field(None, json_schema_extra=fields.never_null)
+    log_likelihood: fields.LogLikelihood | None = Field(None, json_schema_extra=fields.never_null)
     type: Literal["image_edit.partial_image", "image_edit.completed"] = Field(description="as `event`")
 
 
