@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -115,10 +116,11 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
             progress.done(index, image)
 
         produced = produce(batcher, specs, done, progress.advanced)
-    kept, text = [*range(len(specs))], given.out
+    kept, text, seconds = [*range(len(specs))], given.out, produced.seconds
     if candidates is not None and specs[0].known is not None:
+        began = time.perf_counter()
         best = ranked(checkpoint.net, produced, specs[0].known, given.count)
-        kept = [*best]
+        kept, seconds = [*best], seconds + time.perf_counter() - began
         facts |= {"candidates": candidates, "scores": [one.score for one in best.values()],
                   "log_likelihoods": [one.log_likelihood for one in best.values()]}
     if kind:
@@ -138,12 +140,13 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
         facts["frames"] = len(frames)
         text += f" ({len(frames)} frames)"
     files = [given.out] if kind else [file(place, index) for place, index in enumerate(kept)]
-    result = {"images": len(kept), "seconds": produced.seconds, "images_per_second": len(specs) / produced.seconds,
+    result = {"images": len(kept), "seconds": seconds, "images_per_second": len(kept) / seconds, "drawn": len(specs),
               **engine.facts, "seeds": [specs[index].seed for index in kept], "files": files, **facts}
     what = "" if candidates is None else f"the best {len(kept)} "
-    _say(given, result, f"{len(specs)} images in {produced.seconds:.2f} s "
-                           f"({len(specs) / produced.seconds:.2f} images/s, {engine.name} engine, "
-                           f"{engine.precision}), seeds from {specs[0].seed}, {what}written to {text}")
+    ranking = "" if candidates is None else " with their ranking"
+    _say(given, result, f"{len(specs)} images in {seconds:.2f} s{ranking} ({len(specs) / seconds:.2f} images/s, "
+                           f"{engine.name} engine, {engine.precision}), seeds from {specs[0].seed}, {what}written to "
+                           f"{text}")
 
 
 _KINDS: dict[str, Literal["PNG", "GIF", "WEBP"]] = {".png": "PNG", ".gif": "GIF", ".webp": "WEBP"}

@@ -29,7 +29,8 @@ class ServedModel:
         self._uploads_s, self._length = uploads_s, batcher.scheduler.length
         self._reserved: dict[str, Ticket] = {}  # admitted; their images are not known yet
         self._queued: dict[str, Ticket] = {}    # their images wait or run, in the order they came
-        self._waiting = [0, 0]                  # images without a slot: interactive, bulk
+        self._waiting = [0, 0]                  # images that have had no slot yet: interactive, bulk
+        self._unscored = [0, 0]                 # that wait for their score: they hold room, and never need a slot again
         self._in_slots = 0
         self._last: QuantumReport | None = None
         self._last_at = 0.0
@@ -49,7 +50,7 @@ class ServedModel:
         return self.room.slots + self.room.queue_of(bulk)
 
     def waiting(self, bulk: bool | None = None) -> int:
-        """Images without a slot, of one class or of both."""
+        """Images that have had no slot yet, of one class or of both."""
         return sum(self._waiting) if bulk is None else self._waiting[bulk]
 
     @property
@@ -58,7 +59,11 @@ class ServedModel:
 
     def room_left(self, bulk: bool = False) -> int:
         """Images of a class that would be admitted now."""
-        return self.room.left(bulk, self.room.slots - self._in_slots, sum(self._waiting), self._waiting[True])
+        return self.room.left(bulk, self.room.slots - self._in_slots, *self._queue())
+
+    def _queue(self) -> tuple[int, int]:
+        """Images that hold room in the queue, and the bulk ones of them."""
+        return sum(self._waiting) + sum(self._unscored), self._waiting[True] + self._unscored[True]
 
     # --- admission ---
 
@@ -75,9 +80,9 @@ class ServedModel:
             self.safety = SafetyFactor()
         if images > self.room_left(bulk):
             limit = self.room.queue_of(bulk)
-            waiting = self._waiting[True]
+            queue, waiting = self._queue()
             if images > self.room_left():  # in either class
-                waiting, limit = sum(self._waiting), self.room.max_queue
+                waiting, limit = queue, self.room.max_queue
             room_s = max(self._outlook().until_room(self.room, images, bulk, self.step_time), self._uploads_s(images))
             raise QueueFull(waiting, images, limit, room_s)
         ticket.images, ticket.bulk, ticket.known, ticket.promised = images, bulk, known, math.inf
@@ -95,7 +100,8 @@ class ServedModel:
     def leave(self, ticket: Ticket) -> None:
         """Take back what a ticket holds here."""
         if (self._reserved.pop(ticket.id, None) or self._queued.pop(ticket.id, None)) is not None:
-            self._waiting[ticket.bulk] -= ticket.outside
+            self._waiting[ticket.bulk] -= ticket.waiting
+            self._unscored[ticket.bulk] -= ticket.unscored
             if ticket.joined > ticket.drawn:
                 self._in_slots -= ticket.joined - ticket.drawn
                 self._in_progress = None
@@ -158,10 +164,10 @@ class ServedModel:
         self._in_slots += 1
 
     def drawn(self, ticket: Ticket) -> None:
-        """One of a ranked ticket's images has left its slot, and waits for its score."""
+        """One of a ticket's images has left its slot; if the ticket is ranked, it waits for its score."""
         ticket.drawn += 1
         self._in_slots -= 1
-        self._waiting[ticket.bulk] += 1
+        self._unscored[ticket.bulk] += 1
         if ticket.drawn == ticket.images:
             self.settle(ticket)
 
@@ -170,7 +176,7 @@ class ServedModel:
         if not ticket.ranked:
             self.drawn(ticket)
         ticket.done += 1
-        self._waiting[ticket.bulk] -= 1
+        self._unscored[ticket.bulk] -= 1
 
     def apply(self, report: QuantumReport) -> None:
         """Keep what a report says of all images together."""
@@ -197,11 +203,11 @@ class ServedModel:
         return self._in_progress
 
     def _outlook(self, ticket: Ticket | None = None) -> Outlook:
-        """Everything admitted. Images that are not read yet count as whole ones, but this ticket's as if all known."""
+        """All that has or needs a slot. Images not read yet count as whole ones, but this ticket's as if all known."""
         classes: tuple[list[Remaining], list[Remaining]] = ([], [])
         for other in chain(self._queued.values(), self._reserved.values()):
             known = other.known if other.known is not None else self._length if other is ticket else 0
             classes[other.bulk].extend(
-                [Remaining(other.id, self._passes(known), other.bulk)] * other.outside)
+                [Remaining(other.id, self._passes(known), other.bulk)] * other.waiting)
         overtaken = self._last.overtaken if self._last else 0
         return Outlook(self.room.slots, self._length, self._running(), queue_order(*classes, overtaken))

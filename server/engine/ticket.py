@@ -78,9 +78,14 @@ class Ticket:
         return self.images - self.done
 
     @property
-    def outside(self) -> int:
-        """Images that wait for a slot, or have left it and wait for their score."""
-        return self.images - self.joined + self.drawn - self.done
+    def waiting(self) -> int:
+        """Images that have had no slot yet."""
+        return self.images - self.joined
+
+    @property
+    def unscored(self) -> int:
+        """Images that have left their slot, and wait for their score."""
+        return self.drawn - self.done
 
     def send(self, event: Event) -> None:
         self._events.put_nowait(event)

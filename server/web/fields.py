@@ -1,6 +1,6 @@
 """Fields that several bodies, answers or statuses have, each said once; examples are of the shipped `mnist-small`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -8,6 +8,14 @@ from pydantic_core import PydanticCustomError
 from linpix.model.philox import MAX_SEED
 
 from ..pictures.uploads import Preparation
+
+
+def never_null(field: dict[str, Any]) -> None:
+    """Let the schema of a field say that it may be absent, and not that it may be null. Changes it in place."""
+    if {"type": "null"} in field.get("anyOf", []):
+        for kind in field.pop("anyOf"):
+            field |= kind if kind != {"type": "null"} else {}
+        field.pop("default", None)
 
 
 def _plain(value: object) -> object:

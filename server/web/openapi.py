@@ -30,6 +30,7 @@ from ..errors import (
     Unexpected,
 )
 from .error_handlers import error_json
+from .fields import never_null
 from .middleware.bodies import PLAIN_BYTES
 from .schemas import ErrorEnvelope, ImageEvent
 
@@ -132,7 +133,7 @@ def png_headers(*answers: type[BaseModel]) -> dict[str, Any]:
         _lift(schema)
         fields |= schema["properties"]
     for field in fields.values():
-        _never_null(field)
+        never_null(field)
     return {f"X-LinPix-{name.title().replace('_', '-')}": {"description": f"of a PNG: {fields[name]['description']}",
                                          "schema": fields[name]}
             for name in ("seed", "score", "model", "checkpoint", "engine", "precision", "device", "state",
@@ -192,21 +193,13 @@ def _finish(schema: dict[str, Any]) -> None:
         for operation in operations.values():
             for parameter in operation.get("parameters", []):
                 schema = parameter["schema"]
-                _never_null(schema)
+                never_null(schema)
                 parameter.setdefault("description", schema.pop("description", None))
                 parameter["example"] = schema["examples"][0]
             operation["responses"] = dict(sorted(operation["responses"].items()))
             for answer in operation["responses"].values():
                 for example in answer["content"].get("application/json", {}).get("examples", {}).values():
                     example["value"]["error"].setdefault("param", None)  # FastAPI takes nulls out of examples
-
-
-def _never_null(field: dict[str, Any]) -> None:
-    """Say of a header, in place, that it may be absent, and not null."""
-    if {"type": "null"} in field.get("anyOf", []):
-        for kind in field.pop("anyOf"):
-            field |= kind if kind != {"type": "null"} else {}
-        field.pop("default", None)
 
 
 def _lift(model: dict[str, Any]) -> None:
@@ -220,9 +213,10 @@ def _lift(model: dict[str, Any]) -> None:
 
 def _example(schema: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """An event with these fields. One that is not given is null or absent if it may be, else has its own example."""
-    def field(facts: dict[str, Any]) -> Any:
+    def field(name: str, facts: dict[str, Any]) -> Any:
         own = facts.get("examples") or facts.get("enum") or [facts.get("default")]
-        return None if {"type": "null"} in facts.get("anyOf", []) else own[0]
+        absent = name not in schema["required"] and "default" not in facts
+        return None if absent or {"type": "null"} in facts.get("anyOf", []) else own[0]
 
-    example = {name: given.get(name, field(facts)) for name, facts in schema["properties"].items()}
+    example = {name: given.get(name, field(name, facts)) for name, facts in schema["properties"].items()}
     return {name: value for name, value in example.items() if value is not None or name in schema["required"]}

@@ -83,8 +83,8 @@ class ImageData(BaseModel):
 
 
 class EditData(ImageData):
-    score: fields.Score | None = None
-    log_likelihood: fields.LogLikelihood | None = None
+    score: fields.Score | None = Field(None, json_schema_extra=fields.never_null)
+    log_likelihood: fields.LogLikelihood | None = Field(None, json_schema_extra=fields.never_null)
 
 
 class Drawn(BaseModel):
@@ -154,9 +154,9 @@ class ImageEvent(Drawn):
     image_index: int = Field(description="number of the image, from 0", examples=[0])
     seed: fields.DrawnSeed
     partial_image_index: int | None = Field(None, description="number of the partial image, from 0; absent when it is "
-                                            "completed", examples=[0])
+                                            "completed", examples=[0], json_schema_extra=fields.never_null)
     rows: int | None = Field(None, description="finished image rows; the others are black; absent when it is "
-                             "completed", examples=[14])
+                             "completed", examples=[14], json_schema_extra=fields.never_null)
     b64_json: fields.Picture
 
 
@@ -165,8 +165,8 @@ class GenerationEvent(ImageEvent):
 
 
 class EditEvent(UploadFacts, ImageEvent):
-    score: fields.Score | None = None
-    log_likelihood: fields.LogLikelihood | None = None
+    score: fields.Score | None = Field(None, json_schema_extra=fields.never_null)
+    log_likelihood: fields.LogLikelihood | None = Field(None, json_schema_extra=fields.never_null)
     type: Literal["image_edit.partial_image", "image_edit.completed"] = Field(description="as `event`")
 
 
@@ -234,7 +234,7 @@ class ModelStatus(BaseModel):
     device: fields.Device
     slots: fields.Slots
     slots_used: int = Field(description="slots with an image now", examples=[2])
-    images_waiting: int = Field(description="admitted images without a slot", examples=[0])
+    images_waiting: int = Field(description="admitted images that have no slot yet", examples=[0])
     images_completed: int = Field(description="finished images", examples=[4])
     pixels_generated: int = Field(description="sub-pixels decoded", examples=[2744])
     quanta: int = Field(description="engine calls, each of several steps", examples=[345])

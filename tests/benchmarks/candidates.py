@@ -9,41 +9,17 @@ are taken from the test set after the first 200, on which ranking.TEMPERATURE wa
 """
 
 import argparse
-import base64
-import io
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 
 from linpix.model.config import PRESETS
 from linpix.training import datasets
-from tests.benchmarks.quality import SURE, judged, trained_judge
+from tests.benchmarks.quality import SURE, Asked, judged, masks, trained_judge
 from tests.server.conftest import ROOT, serving
 
-SIDE, SEEN, CLIENTS = 28, 200, 8
-PARTS = {"upper half": np.s_[:14], "left half": np.s_[:, :14], "centre 14 x 14": np.s_[7:21, 7:21],
-         "lower half": np.s_[14:]}
-
-
-def picture(image: NDArray[np.uint8], part: object) -> bytes:
-    alpha = np.full((SIDE, SIDE), 255, np.uint8)
-    alpha[part] = 0
-    buffer = io.BytesIO()
-    Image.fromarray(np.stack([image.reshape(SIDE, SIDE), alpha], -1)).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def completions(http: httpx.Client, model: str, image: bytes, count: int, seed: int) -> NDArray[np.uint8]:
-    """(count, 784), the best first."""
-    answer = http.post("/v1/images/edits", files={"image": image},
-                       data={"model": model, "n": count, "candidates": count, "seed": seed}).raise_for_status()
-    return np.stack([np.asarray(Image.open(io.BytesIO(base64.b64decode(item["b64_json"])))).reshape(-1)
-                     for item in answer.json()["data"]])
+SEEN = 200
 
 
 def main() -> None:
@@ -57,15 +33,12 @@ def main() -> None:
     ways = given.candidates
     images, labels = (part[SEEN:SEEN + given.count] for part in (test.images, test.labels.astype(np.int64)))
     print(f"{len(images)} images; kept and sure: of one at random, of the best of {ways}, of any of {ways}")
-    with (serving(ROOT / "checkpoints", "--models", given.models) as server, server.client() as http,
-          ThreadPoolExecutor(CLIENTS) as pool):
-        http.timeout = httpx.Timeout(600)
+    with serving(ROOT / "checkpoints", "--models", given.models, "--max-n", str(max(16, ways))) as server:
         for model in given.models.split(","):
-            for name, part in PARTS.items():
+            for name, hidden in masks(len(images)).items():
                 began = time.monotonic()
-                drawn = list(pool.map(lambda index, model=model, part=part: completions(
-                    http, model, picture(images[index], part), ways, ways * index), range(len(images))))
-                of, sure = (found.reshape(-1, ways) for found in judged(judge, np.concatenate(drawn)))
+                drawn = Asked(server.url, model).completed(images, hidden, ways, candidates=ways)
+                of, sure = (found.reshape(-1, ways) for found in judged(judge, drawn))
                 figures = [f"{right.mean():.3f} {right[:, 0].mean():.3f} {right.any(1).mean():.3f}"
                            for right in (of == labels[:, None], sure > SURE)]
                 print(f"{model:18}{name:16}{'   '.join(figures)}   {time.monotonic() - began:.0f} s", flush=True)

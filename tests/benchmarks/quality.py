@@ -138,15 +138,17 @@ class Asked:
             return http.post("/v1/images/generations", json={"model": self.model, "seed": seed + index} | label)
         return self._all(one, len(labels), 1)
 
-    def completed(self, originals: Images, hidden: Hidden, n: int = 1, seed: int = 0) -> Images:
-        """n completions of each picture, (n * N, 784)."""
+    def completed(self, originals: Images, hidden: Hidden, n: int = 1, seed: int = 0, candidates: int | None = None
+                  ) -> Images:
+        """n completions of each picture, (n * N, 784); of candidates, the best, the best one first."""
+        ranked = {} if candidates is None else {"candidates": candidates}
         def one(http: httpx.Client, index: int) -> httpx.Response:
             return http.post("/v1/images/edits", files={"image": upload(originals[index], hidden[index])},
-                             data={"model": self.model, "n": n, "seed": seed + n * index})
+                             data={"model": self.model, "n": n, "seed": seed + (candidates or n) * index} | ranked)
         return self._all(one, len(originals), n)
 
     def _all(self, one: Callable[[httpx.Client, int], httpx.Response], count: int, n: int) -> Images:
-        clients = IN_FLIGHT // n
+        clients = max(1, IN_FLIGHT // n)
         with httpx.Client(base_url=self.url, timeout=600, limits=httpx.Limits(max_connections=clients)) as http, \
                 ThreadPoolExecutor(clients) as pool:
             return np.concatenate(list(pool.map(lambda index: images_of(one(http, index)), range(count))))

@@ -82,8 +82,10 @@ async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | No
             drawn.append(event)
         elif event is None or not request.ranked:
             yield event.index if event else 0, event
-    if request.ranked:  # in a thread: of hundreds of candidates it takes tenths of a second
-        for place, image in enumerate(await asyncio.to_thread(request.best, drawn)):
+    if request.ranked:
+        async with ticket.in_time():  # in a thread: of hundreds of candidates it takes tenths of a second
+            chosen = await asyncio.to_thread(request.best, drawn)
+        for place, image in enumerate(chosen):
             yield place, image
 
 

@@ -124,7 +124,8 @@ def test_complete_keeps_the_best_candidates_and_tells_their_scores(succeeds, tin
     asked = ("complete", tmp_path / "picture.png", "--mask", tmp_path / "mask.png", "--model", tiny, "--seed", 3)
     succeeds(*asked, "--count", 8, "--out", f"{tmp_path}/all/")
     told = json.loads(succeeds(*asked, "--count", 2, "--candidates", 8, "--json", "--out", f"{tmp_path}/{out}")[0])
-    assert (told["images"], told["candidates"], len(set(told["seeds"]))) == (2, 8, 2)
+    assert (told["images"], told["drawn"], told["candidates"], len(set(told["seeds"]))) == (2, 8, 8, 2)
+    assert told["images_per_second"] == pytest.approx(told["images"] / told["seconds"])
     assert all(whole < score < 0 for whole, score in zip(told["log_likelihoods"], told["scores"], strict=True))
     expected = [pixels(tmp_path / f"all/{seed - 3:05}-{seed}.png") for seed in told["seeds"]]
     if out == "out/":

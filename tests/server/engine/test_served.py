@@ -79,12 +79,31 @@ def test_a_ranked_image_gives_its_slot_away_when_it_is_drawn_and_its_place_when_
     for _ in range(2):
         model.joined(ranked)
     model.drawn(ranked)
-    assert (model.room_left(), model.waiting()) == (0, 2)  # one for a slot, one for its score
+    assert (model.room_left(), model.waiting()) == (0, 1), "the other waits for its score, and still has its place"
     model.finished(ranked)
     assert (model.room_left(), model.waiting(), ranked.undone) == (1, 1, 2)
     model.drawn(ranked)
     model.leave(ranked)
     assert (model.room_left(), model.waiting(), model.idle) == (3, 0, True)
+
+
+def test_images_that_wait_for_their_score_alone_delay_no_other(tiny):
+    model = served(tiny, slots=2, max_queue=4)
+    ranked = ask(model, "ranked", 6)
+    ranked.ranked = True
+    for _ in range(6):
+        model.joined(ranked)
+        model.drawn(ranked)
+    with pytest.raises(QueueFull, match="6 images are already waiting"):  # their places are not free yet
+        ask(model, "none", 1)
+    for _ in range(2):
+        model.finished(ranked)
+    steps_take(model, 0.1)
+    soon = ask(model, "soon", within_s=10.0)
+    assert model.ends([soon]) == pytest.approx([6.4])
+    assert model.hopeless() == []
+    with pytest.raises(DeadlineUnreachable, match="with 1 images ahead"):
+        ask(model, "too soon", within_s=5.0)
 
 
 def test_a_reservation_grows_or_is_lost_and_its_own_images_do_not_count_against_it(tiny):

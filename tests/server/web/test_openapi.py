@@ -186,6 +186,19 @@ def test_a_header_may_be_absent_and_is_never_null(openapi):
         assert "anyOf" not in header["schema"] and header["schema"]["exclusiveMinimum"] == 0
 
 
+def test_what_only_candidates_and_partial_images_have_may_be_absent_and_is_never_null(openapi):
+    answer = openapi["components"]["schemas"]["EditData"]
+    event = openapi["paths"][EDIT]["post"]["responses"]["200"]["content"]["text/event-stream"]["itemSchema"][
+        "properties"]["data"]["contentSchema"]
+    for schema, names in ((answer, {"score": "number", "log_likelihood": "number"}),
+                          (event, {"score": "number", "log_likelihood": "number", "rows": "integer",
+                                   "partial_image_index": "integer"})):
+        for name, kind in names.items():
+            field = schema["properties"][name]
+            assert name not in schema["required"] and field["type"] == kind and field["description"]
+            assert not {"anyOf", "default"} & field.keys()
+
+
 def test_every_route_answers_at_the_examples_of_its_parameters(shipped, openapi):
     with shipped.client() as client:
         body = {"budget": 1, "batch": [1], "backends": ["linear"]}
