@@ -125,12 +125,15 @@ export class Completion {
     return {picture, known, kept, kinds, first, photograph: this.board.photograph};
   }
 
-  /** Draw completions of what is told of a given picture; returns the last event's data. */
+  /**
+   * Draw completions of a given picture; returns the last event's data. told: the picture, or a part of it. The
+   * records' images have all known pixels either way: they are what is shown, pinned, judged and saved.
+   */
   async draw(gallery, told, given, fields, card, signal) {
     const sent = await pngOf(told);
     const response = await call(EDITS, {body: formOf({image: sent, ...fields, stream: true}), accept: "text/event-stream", signal});
     this.show(gallery === this.gallery ? "alternatives" : "strip");
-    gallery.begin(fields.n, card, {card, fields, path: EDITS, keyed: Boolean(key.get()), picture: sent, given});
+    gallery.begin(fields.n, card, {card, fields, path: EDITS, keyed: Boolean(key.get()), picture: sent, given, partly: told !== given.picture});
     for (const record of gallery.records) gallery.repaint(record);
     this.explain();
     return receive(gallery, response, signal);
@@ -251,8 +254,8 @@ export class Completion {
     const painted = new ImageData(picture.width, picture.height);
     const reached = shown * picture.width;
     const marked = $("mark").checked;
+    const source = image ?? picture;
     kinds.forEach((kind, pixel) => {
-      const source = kind ? picture : image;
       if (!kind && pixel >= reached) return;
       const [dark, light] = (marked && TINTS[kind]) || [[0, 0, 0], [255, 255, 255]];
       for (let channel = 0; channel < 3; channel++) {
