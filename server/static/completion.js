@@ -159,9 +159,10 @@ export class Completion {
   /** The same holes and seeds twice: told only what comes before the first hole, and told all that is known. */
   compare() {
     const seed = Math.floor(Math.random() * 2 ** 32);
-    const half = (at) => async (signal) => {
+    let plan;  // both halves have it, however long they wait and whatever happens on the board meanwhile
+    const begin = async () => {
       const fields = fieldsOf(this.form);
-      const {board, task} = this;
+      const {board} = this;
       const {chosen, cards} = models;
       const other = this.conditional([chosen, ...cards]);
       if (!other) {
@@ -169,24 +170,27 @@ export class Completion {
           + "Start the server with a conditional one, such as mnist-conditional, or choose a model of another size.");
       }
       const given = this.given(true);
-      const [{picture, known, first}, card] = [given, at ? other : chosen];
+      const {picture, known, first} = given;
       if (known.lastIndexOf(true) < first) {
         throw new Problem("All known pixels come before the first hole, so both sides would be the same. Erase something above them, or press Inverse.");
       }
-      let told = picture;
-      if (!at) {
-        told = new ImageData(picture.data.slice(), picture.width);
-        told.data.fill(0, 4 * first);
-        given.kinds = known.map((is, pixel) => is ? pixel < first ? "steered" : "unused" : null);
-      }
-      const count = at ? known.filter(Boolean).length : first;
-      $(at ? "strip-all" : "strip-prefix").querySelector("p").textContent = `${card.id} · ${counted(count, "pixel")}`;
-      if (!at) this.strip[1].clear();
-      task.say("Completing with what comes before the first hole, and with all that is known.");
-      await this.draw(this.strip[at], told, given, {...fields, model: card.id, seed}, card, signal);
-      if (at) task.say("The same hole and seeds: given only what comes before the first hole, and given all that is known. Click one to go on from it.");
+      const told = new ImageData(picture.data.slice(), picture.width);
+      told.data.fill(0, 4 * first);
+      const kinds = known.map((is, pixel) => is ? pixel < first ? "steered" : "unused" : null);
+      plan = {fields, sides: [
+        {name: "strip-prefix", card: chosen, told, count: first, given: {...given, kinds}},
+        {name: "strip-all", card: other, told: picture, count: known.filter(Boolean).length, given},
+      ]};
     };
-    return this.task.start(half(0), half(1));
+    const half = (at) => async (signal) => {
+      const {name, card, told, count, given} = plan.sides[at];
+      $(name).querySelector("p").textContent = `${card.id} · ${counted(count, "pixel")}`;
+      if (!at) this.strip[1].clear();
+      this.task.say("Completing with what comes before the first hole, and with all that is known.");
+      await this.draw(this.strip[at], told, given, {...plan.fields, model: card.id, seed}, card, signal);
+      if (at) this.task.say("The same hole and seeds: given only what comes before the first hole, and given all that is known. Click one to go on from it.");
+    };
+    return this.task.start(begin, half(0), half(1));
   }
 
   /** How probable the model finds a finished image, or what is on the board: what is erased there, or all of it. */
