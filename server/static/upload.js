@@ -69,31 +69,38 @@ export class Upload {
       const can = board.shape === "28,28,1";
       $("preparing").hidden = !can;
       if ($("prepare").checked = can && (prepare ?? (board.inverted && bitmap.width > 28))) {
-        await this.prepare(blob, bitmap, crop, what, prepare);
+        await this.prepare(blob, crop, what, prepare);
       } else this.settle(what, bitmap, crop);
     }
     bitmap.close();
   }
 
   /** The server finds the digit; the board gets what the model is to see of it. */
-  prepare(blob, bitmap, cropped, what, asked) {
+  prepare(blob, cropped, what, asked) {
+    const {board} = this;
+    const {shape} = board;
+    const fields = {image: blob, model: models.chosen.id, prepare: "mnist", ...(!board.holes && {keep_rows: 28})};
+    const gone = () => board.source !== blob || board.shape !== shape;
     return this.task.start(async (signal) => {
-      const {board} = this;
+      if (gone()) return;  // when it is tried again
       let answer;
       try {
-        answer = await json(EDITS, {body: formOf({image: blob, model: models.chosen.id, prepare: "mnist",
-          ...(!board.holes && {keep_rows: 28})}), signal});
+        answer = await json(EDITS, {body: formOf(fields), signal});
       } catch (problem) {
-        if (asked || problem.status !== 400) throw problem;
-        $("prepare").checked = false;  // it only looked like a digit
-        this.settle(what, bitmap, cropped);
-        return;
+        if (asked || problem.status !== 400) throw problem;  // else it only looked like a digit
       }
-      const {prepared, crop} = answer;
-      if (board.source !== blob) return;
-      this.put(await createImageBitmap(await decode(prepared.b64_json)));
-      this.frame(bitmap, crop);
-      this.settle(`${what} and prepared`, bitmap, crop, true);
+      const bitmap = await createImageBitmap(blob);  // each attempt has its own
+      const digit = answer && await createImageBitmap(await decode(answer.prepared.b64_json));
+      if (gone()) return;
+      if (digit) {
+        this.put(digit);
+        this.frame(bitmap, answer.crop);
+        this.settle(`${what} and prepared`, bitmap, answer.crop, true);
+      } else {
+        $("prepare").checked = false;
+        this.settle(what, bitmap, cropped);
+      }
+      bitmap.close();
     });
   }
 
