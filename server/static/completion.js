@@ -211,11 +211,22 @@ export class Completion {
   /** A completion becomes the picture, to be erased and completed again. Undo takes it back. */
   pin(record) {
     const {board, task} = this;
-    if (shapeOf(record.about.card) !== board.shape) models.choose(record.answer.model);
-    board.put(record.image, record);
-    if (board.tool === "pen") this.use("rub");
-    task.say(`Image ${record.index + 1} is pinned: it is your picture now, all of it known. Erase what you do not like and complete again. Undo goes back.`);
-    board.canvas.focus();
+    task.attempt(() => {
+      if (shapeOf(record.about.card) !== board.shape) models.choose(record.answer.model);
+      board.put(record.image, record);
+      if (board.tool === "pen") this.use("rub");
+      task.say(`Image ${record.index + 1} is pinned: it is your picture now, all of it known. Erase what you do not like and complete again. Undo goes back.`);
+      board.canvas.focus();
+    });
+  }
+
+  /** A sample becomes the picture. */
+  adopt(record) {
+    this.task.attempt(() => {
+      models.choose(record.answer.model);
+      this.upload.adopt(record.base64, `The image of seed ${record.seed}`);
+      this.board.canvas.focus();
+    });
   }
 
   sample() {
