@@ -81,6 +81,7 @@ export class Completion {
   /** Show what the board has become. */
   follow() {
     const {board, panel} = this;
+    this.upload.show();
     $("editor-hint").hidden = board.touched;
     panel.querySelector("[data-do=undo]").disabled = !board.past.length;
     panel.querySelector("[data-do=redo]").disabled = !board.future.length;
@@ -125,10 +126,7 @@ export class Completion {
     return {picture, known, kept, kinds, first, photograph: this.board.photograph};
   }
 
-  /**
-   * Draw completions of a given picture; returns the last event's data. told: the picture, or a part of it. The
-   * records' images have all known pixels either way: they are what is shown, pinned, judged and saved.
-   */
+  /** Draw completions of a given picture, or of a part of it that is told; returns the last event's data. */
   async draw(gallery, told, given, fields, card, signal) {
     const sent = await pngOf(told);
     const response = await call(EDITS, {body: formOf({image: sent, ...fields, stream: true}), accept: "text/event-stream", signal});

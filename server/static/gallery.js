@@ -134,7 +134,7 @@ export class Gallery {
   }
 }
 
-/** Put the known pixels over an image of a model that was told only some of them. */
+/** Known pixels, in an image of a model that was told only some of them: it is shown, pinned, judged and saved with all. */
 function restore({known, picture}, image) {
   known.forEach((is, pixel) => is && image.data.set(picture.data.subarray(4 * pixel, 4 * pixel + 4), 4 * pixel));
 }
