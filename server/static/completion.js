@@ -157,7 +157,7 @@ export class Completion {
   /** The same holes and seeds twice: told only what comes before the first hole, and told all that is known. */
   compare() {
     const seed = Math.floor(Math.random() * 2 ** 32);
-    let plan;  // both halves have it, however long they wait and whatever happens on the board meanwhile
+    let plan;  // of both halves, whatever happens on the board meanwhile
     const begin = async () => {
       const fields = fieldsOf(this.form);
       const {board} = this;
@@ -176,13 +176,13 @@ export class Completion {
       told.data.fill(0, 4 * first);
       const kinds = known.map((is, pixel) => is ? pixel < first ? "steered" : "unused" : null);
       plan = {fields, sides: [
-        {name: "strip-prefix", card: chosen, told, count: first, given: {...given, kinds}},
-        {name: "strip-all", card: other, told: picture, count: known.filter(Boolean).length, given},
+        {card: chosen, told, count: first, given: {...given, kinds}},
+        {card: other, told: picture, count: known.filter(Boolean).length, given},
       ]};
     };
     const half = (at) => async (signal) => {
-      const {name, card, told, count, given} = plan.sides[at];
-      $(name).querySelector("p").textContent = `${card.id} · ${counted(count, "pixel")}`;
+      const {card, told, count, given} = plan.sides[at];
+      $(at ? "strip-all" : "strip-prefix").querySelector("p").textContent = `${card.id} · ${counted(count, "pixel")}`;
       if (!at) this.strip[1].clear();
       this.task.say("Completing with what comes before the first hole, and with all that is known.");
       await this.draw(this.strip[at], told, given, {...plan.fields, model: card.id, seed}, card, signal);

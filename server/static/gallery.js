@@ -134,7 +134,7 @@ export class Gallery {
   }
 }
 
-/** Known pixels, in an image of a model that was told only some of them: it is shown, pinned, judged and saved with all. */
+/** Put all known pixels into an image of a model that was told only some of them. */
 function restore({known, picture}, image) {
   known.forEach((is, pixel) => is && image.data.set(picture.data.subarray(4 * pixel, 4 * pixel + 4), 4 * pixel));
 }
@@ -258,9 +258,9 @@ export class Viewer {
     if (this.offered === record) return;
     this.offered = record;
     await record.showing;  // its last rows
-    const [large, shown] = await Promise.all([enlarged(record.image), enlarged(record.image, 1)]);
+    const large = await enlarged(record.image);
+    const native = record.about.partly ? await enlarged(record.image, 1) : new Blob([bytesOf(record.base64)], {type: "image/png"});
     if (this.offered !== record) return;
-    const native = record.about.partly ? shown : new Blob([bytesOf(record.base64)], {type: "image/png"});
     this.link($("viewer-save"), native, `linpix-${record.seed}.png`);
     this.link($("viewer-save-large"), large, `linpix-${record.seed}-10x.png`);
     if (record.about.picture) this.link($("viewer-sent"), record.about.picture, "picture.png");

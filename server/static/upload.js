@@ -107,9 +107,8 @@ export class Upload {
     $("upload").hidden = !framed;
     if (!framed) return;
     const {image, prepared} = framed;
-    const canvas = $("upload-canvas");
-    Object.assign(canvas, {width: image.width, height: image.height});
-    canvas.getContext("2d").drawImage(image, 0, 0);
+    const {width, height} = image;
+    Object.assign($("upload-canvas"), {width, height}).getContext("2d").drawImage(image, 0, 0);
     $("preparing").hidden = shape !== MNIST;
     $("prepare").checked = prepared;
   }
@@ -141,7 +140,7 @@ export class Upload {
   }
 }
 
-/** A loaded picture, and in it what the model sees: left, top, right, bottom. prepared: whether as an MNIST digit. */
+/** A loaded picture with a frame around what the model sees: left, top, right, bottom. */
 function framed(picture, crop, prepared = false) {
   const scale = 270 / Math.max(picture.width, picture.height);
   const image = new OffscreenCanvas(Math.max(1, picture.width * scale), Math.max(1, picture.height * scale));
