@@ -81,6 +81,7 @@ export class Completion {
   /** Show what the board has become. */
   follow() {
     const {board, panel} = this;
+    this.upload.show();
     $("editor-hint").hidden = board.touched;
     panel.querySelector("[data-do=undo]").disabled = !board.past.length;
     panel.querySelector("[data-do=redo]").disabled = !board.future.length;
@@ -125,12 +126,12 @@ export class Completion {
     return {picture, known, kept, kinds, first, photograph: this.board.photograph};
   }
 
-  /** Draw completions of what is told of a given picture; returns the last event's data. */
+  /** Draw completions of a given picture, or of a part of it that is told; returns the last event's data. */
   async draw(gallery, told, given, fields, card, signal) {
     const sent = await pngOf(told);
     const response = await call(EDITS, {body: formOf({image: sent, ...fields, stream: true}), accept: "text/event-stream", signal});
     this.show(gallery === this.gallery ? "alternatives" : "strip");
-    gallery.begin(fields.n, card, {card, fields, path: EDITS, keyed: Boolean(key.get()), picture: sent, given});
+    gallery.begin(fields.n, card, {card, fields, path: EDITS, keyed: Boolean(key.get()), picture: sent, given, partly: told !== given.picture});
     for (const record of gallery.records) gallery.repaint(record);
     this.explain();
     return receive(gallery, response, signal);
@@ -156,9 +157,10 @@ export class Completion {
   /** The same holes and seeds twice: told only what comes before the first hole, and told all that is known. */
   compare() {
     const seed = Math.floor(Math.random() * 2 ** 32);
-    const half = (at) => async (signal) => {
+    let plan;  // of both halves, whatever happens on the board meanwhile
+    const begin = async () => {
       const fields = fieldsOf(this.form);
-      const {board, task} = this;
+      const {board} = this;
       const {chosen, cards} = models;
       const other = this.conditional([chosen, ...cards]);
       if (!other) {
@@ -166,24 +168,27 @@ export class Completion {
           + "Start the server with a conditional one, such as mnist-conditional, or choose a model of another size.");
       }
       const given = this.given(true);
-      const [{picture, known, first}, card] = [given, at ? other : chosen];
+      const {picture, known, first} = given;
       if (known.lastIndexOf(true) < first) {
         throw new Problem("All known pixels come before the first hole, so both sides would be the same. Erase something above them, or press Inverse.");
       }
-      let told = picture;
-      if (!at) {
-        told = new ImageData(picture.data.slice(), picture.width);
-        told.data.fill(0, 4 * first);
-        given.kinds = known.map((is, pixel) => is ? pixel < first ? "steered" : "unused" : null);
-      }
-      const count = at ? known.filter(Boolean).length : first;
+      const told = new ImageData(picture.data.slice(), picture.width);
+      told.data.fill(0, 4 * first);
+      const kinds = known.map((is, pixel) => is ? pixel < first ? "steered" : "unused" : null);
+      plan = {fields, sides: [
+        {card: chosen, told, count: first, given: {...given, kinds}},
+        {card: other, told: picture, count: known.filter(Boolean).length, given},
+      ]};
+    };
+    const half = (at) => async (signal) => {
+      const {card, told, count, given} = plan.sides[at];
       $(at ? "strip-all" : "strip-prefix").querySelector("p").textContent = `${card.id} · ${counted(count, "pixel")}`;
       if (!at) this.strip[1].clear();
-      task.say("Completing with what comes before the first hole, and with all that is known.");
-      await this.draw(this.strip[at], told, given, {...fields, model: card.id, seed}, card, signal);
-      if (at) task.say("The same hole and seeds: given only what comes before the first hole, and given all that is known. Click one to go on from it.");
+      this.task.say("Completing with what comes before the first hole, and with all that is known.");
+      await this.draw(this.strip[at], told, given, {...plan.fields, model: card.id, seed}, card, signal);
+      if (at) this.task.say("The same hole and seeds: given only what comes before the first hole, and given all that is known. Click one to go on from it.");
     };
-    return this.task.start(half(0), half(1));
+    return this.task.start(begin, half(0), half(1));
   }
 
   /** How probable the model finds a finished image, or what is on the board: what is erased there, or all of it. */
@@ -204,11 +209,22 @@ export class Completion {
   /** A completion becomes the picture, to be erased and completed again. Undo takes it back. */
   pin(record) {
     const {board, task} = this;
-    if (shapeOf(record.about.card) !== board.shape) models.choose(record.answer.model);
-    board.put(record.image, record);
-    if (board.tool === "pen") this.use("rub");
-    task.say(`Image ${record.index + 1} is pinned: it is your picture now, all of it known. Erase what you do not like and complete again. Undo goes back.`);
-    board.canvas.focus();
+    task.attempt(() => {
+      if (shapeOf(record.about.card) !== board.shape) models.choose(record.answer.model);
+      board.put(record.image, record);
+      if (board.tool === "pen") this.use("rub");
+      task.say(`Image ${record.index + 1} is pinned: it is your picture now, all of it known. Erase what you do not like and complete again. Undo goes back.`);
+      board.canvas.focus();
+    });
+  }
+
+  /** A sample becomes the picture. */
+  adopt(record) {
+    this.task.attempt(() => {
+      models.choose(record.answer.model);
+      this.upload.adopt(record.base64, `The image of seed ${record.seed}`);
+      this.board.canvas.focus();
+    });
   }
 
   sample() {
@@ -251,8 +267,8 @@ export class Completion {
     const painted = new ImageData(picture.width, picture.height);
     const reached = shown * picture.width;
     const marked = $("mark").checked;
+    const source = image ?? picture;
     kinds.forEach((kind, pixel) => {
-      const source = kind ? picture : image;
       if (!kind && pixel >= reached) return;
       const [dark, light] = (marked && TINTS[kind]) || [[0, 0, 0], [255, 255, 255]];
       for (let channel = 0; channel < 3; channel++) {

@@ -4,7 +4,7 @@ import {shapeOf} from "./parts.js";
 
 const HOLE = [["#2a3342", "#3d4a5e"], ["#e3ded2", "#c9c2b2"]];  // hatching in the dark and in the light
 export const GUIDE = "#e07a5f";
-const BOARD = ["ink", "known", "from", "photograph", "past", "future", "touched", "source"];  // what a shape's board has
+const BOARD = ["ink", "known", "from", "photograph", "past", "future", "touched", "source", "framed"];  // what a shape's board has
 
 export class Board {
   constructor(canvas) {
@@ -32,7 +32,7 @@ export class Board {
     this.canvas.height = height * this.scale;
     Object.assign(this, this.boards[shape] ?? {ink: new Uint8ClampedArray(width * height * 3),
       known: new Uint8Array(width * height).fill(1),
-      from: null, photograph: null, past: [], future: [], touched: false, source: null});
+      from: null, photograph: null, past: [], future: [], touched: false, source: null, framed: null});
     if (!this.boards[shape]) this.fillHalf();
     this.point(null);
     return true;
@@ -51,10 +51,10 @@ export class Board {
     this.draw();
   }
 
-  /** What is undone and redone. from: the completion that the picture was; photograph: what it can be laid back over. */
+  /** What is undone and redone: the picture, the completion and file it is from, and what it can be laid back over. */
   get state() {
-    const {ink, known, from, photograph} = this;
-    return {ink: ink.slice(), known: known.slice(), from, photograph};
+    const {ink, known, from, photograph, source, framed} = this;
+    return {ink: ink.slice(), known: known.slice(), from, photograph, source, framed};
   }
 
   undo() { this.travel(this.past, this.future); }
@@ -80,11 +80,10 @@ export class Board {
     for (const [shape, {source}] of Object.entries(this.boards)) {
       if (source && source === this.source) delete this.boards[shape];  // the same picture for another model
     }
-    this.source = null;
     this.change(() => {
       this.ink.fill(0);
       this.known.fill(1);
-      this.from = this.photograph = null;
+      this.from = this.photograph = this.source = this.framed = null;
       this.fillHalf();
     });
     this.touched = false;
@@ -230,9 +229,9 @@ export class Board {
 
   // --- pictures ---
 
-  /** Take a picture of the board's shape. ink: three values a pixel · known: 1 or 0. */
-  load({ink, known}) {
-    this.change(() => Object.assign(this, {ink, known, from: null, photograph: null}));
+  /** Take a picture of the board's shape. ink: three values a pixel · known: 1 or 0 · source, framed: as in state. */
+  load({ink, known}, source = null, framed = null) {
+    this.change(() => Object.assign(this, {ink, known, source, framed, from: null, photograph: null}));
   }
 
   /** Whether a grey picture is dark on light, judged by its edge. */

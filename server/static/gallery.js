@@ -77,6 +77,8 @@ export class Gallery {
     do {
       shown = record.answer;  // not its picture: rows that are black change nothing in that
       const [rows, image] = [record.rows, await decode(shown.b64_json)];
+      const {given, partly} = record.about;
+      if (partly) restore(given, image);
       Object.assign(record, {image, shown: rows});
       this.repaint(record);
     } while (shown !== record.answer);
@@ -132,6 +134,11 @@ export class Gallery {
   }
 }
 
+/** Put all known pixels into an image of a model that was told only some of them. */
+function restore({known, picture}, image) {
+  known.forEach((is, pixel) => is && image.data.set(picture.data.subarray(4 * pixel, 4 * pixel + 4), 4 * pixel));
+}
+
 /** Rows that are there; those to come are transparent. */
 export function rowsSoFar(record) {
   const {image, shown} = record;
@@ -139,7 +146,7 @@ export function rowsSoFar(record) {
   return image;
 }
 
-/** The image ten times as large, by nearest neighbour. */
+/** The image as a PNG, ten times as large, by nearest neighbour. */
 function enlarged(image, scale = 10) {
   const small = new OffscreenCanvas(image.width, image.height);
   small.getContext("2d").putImageData(image, 0, 0);
@@ -250,9 +257,10 @@ export class Viewer {
   async offer(record) {
     if (this.offered === record) return;
     this.offered = record;
-    const large = await enlarged(await decode(record.base64));
+    await record.showing;  // its last rows
+    const large = await enlarged(record.image);
+    const native = record.about.partly ? await enlarged(record.image, 1) : new Blob([bytesOf(record.base64)], {type: "image/png"});
     if (this.offered !== record) return;
-    const native = new Blob([bytesOf(record.base64)], {type: "image/png"});
     this.link($("viewer-save"), native, `linpix-${record.seed}.png`);
     this.link($("viewer-save-large"), large, `linpix-${record.seed}-10x.png`);
     if (record.about.picture) this.link($("viewer-sent"), record.about.picture, "picture.png");

@@ -14,15 +14,12 @@ let latest = null;  // what the service said last, while it answers
 const viewer = new Viewer({
   reuse(record) {
     select("samples");
-    models.choose(record.answer.model);
-    samples.reuse(record.seed);
+    samples.reuse(record);
   },
   complete(record) {
     select("completion");
-    if (record.about.given) return completion.pin(record);
-    models.choose(record.answer.model);
-    completion.upload.adopt(record.base64, `The image of seed ${record.seed}`);
-    $("editor").focus();
+    if (record.about.given) completion.pin(record);
+    else completion.adopt(record);
   },
   judge(record) {
     select("completion");

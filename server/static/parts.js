@@ -58,8 +58,10 @@ export const models = {
     this.choose((cards.find((card) => card.id === this.chosen?.id) ?? cards[0]).id);
   },
   choose(id) {
+    const found = this.cards.find((card) => card.id === id);
+    if (!found) throw new Problem(`${id} is no longer served. Choose another model.`);
     const before = this.chosen;
-    this.chosen = this.cards.find((card) => card.id === id);
+    this.chosen = found;
     for (const select of document.querySelectorAll("select.models")) select.value = id;
     for (const select of document.querySelectorAll("select[name=label]")) {
       const label = before?.id === id ? select.value : "";
@@ -148,6 +150,15 @@ export class Task {
 
   stop() {
     this.controller?.abort();
+  }
+
+  /** Do something at once; what is wrong with it is said in the notice. */
+  attempt(work) {
+    try {
+      work();
+    } catch (problem) {
+      this.notice.show(problem);
+    }
   }
 
   /** work(signal), one after the other, each until it succeeds, is stopped or fails; a later start stops an earlier one. */

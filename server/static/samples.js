@@ -26,9 +26,12 @@ export class Samples {
     if (models.chosen) this.gallery.invite(n, models.chosen);
   }
 
-  reuse(seed) {
-    this.form.elements.seed.value = seed;
-    this.form.elements.seed.focus();
+  reuse({answer, seed}) {
+    this.task.attempt(() => {
+      models.choose(answer.model);
+      this.form.elements.seed.value = seed;
+      this.form.elements.seed.focus();
+    });
   }
 
   async draw() {

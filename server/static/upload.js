@@ -5,10 +5,11 @@ import {GUIDE} from "./editor.js";
 import {Photograph} from "./photograph.js";
 
 export const EDITS = "v1/images/edits";
+const MNIST = "28,28,1";  // the shape of prepared digits
 
 export class Upload {
   constructor(panel, board, task) {
-    Object.assign(this, {panel, board, task, loading: null, said: ""});
+    Object.assign(this, {panel, board, task, loading: null, framed: null, said: ""});
     $("prepare").addEventListener("change", () => board.source && this.load(board.source, $("prepare").checked));
     $("file").addEventListener("change", () => {
       const [file] = $("file").files;
@@ -36,14 +37,12 @@ export class Upload {
     const {board, task} = this;
     if (task.status.textContent === this.said) task.say("");  // of a picture that is on another board
     const free = board.source || !board.touched;  // no drawing that is somebody's own
-    this.frame(null);
     if (!free || board.source === this.loading) this.loading = null;  // what is still read was for another board
     if (source && board.source !== source && free && !this.loading) this.load(source);
   }
 
   clear() {
     this.loading = null;
-    this.frame(null);
     this.board.clear();
   }
 
@@ -62,61 +61,56 @@ export class Upload {
     }
     if (this.loading === blob) {  // else another picture was chosen meanwhile
       this.loading = null;
-      board.source = blob;
       const what = blob.name ? `${blob.name} is loaded` : "The picture is loaded";
-      const crop = this.put(bitmap);
-      this.frame(bitmap, crop);
-      const can = board.shape === "28,28,1";
-      $("preparing").hidden = !can;
-      if ($("prepare").checked = can && (prepare ?? (board.inverted && bitmap.width > 28))) {
-        await this.prepare(blob, bitmap, crop, what, prepare);
+      const {crop, ...picture} = fitted(bitmap, board);
+      board.load(picture, blob, framed(bitmap, crop));
+      if ($("prepare").checked = board.shape === MNIST && (prepare ?? (board.inverted && bitmap.width > 28))) {
+        await this.prepare(blob, crop, what, prepare);
       } else this.settle(what, bitmap, crop);
     }
     bitmap.close();
   }
 
   /** The server finds the digit; the board gets what the model is to see of it. */
-  prepare(blob, bitmap, cropped, what, asked) {
+  prepare(blob, cropped, what, asked) {
+    const {board} = this;
+    const {shape} = board;
+    const fields = {image: blob, model: models.chosen.id, prepare: "mnist", ...(!board.holes && {keep_rows: 28})};
+    const gone = () => board.source !== blob || board.shape !== shape;
     return this.task.start(async (signal) => {
-      const {board} = this;
+      if (gone()) return;  // when it is tried again
       let answer;
       try {
-        answer = await json(EDITS, {body: formOf({image: blob, model: models.chosen.id, prepare: "mnist",
-          ...(!board.holes && {keep_rows: 28})}), signal});
+        answer = await json(EDITS, {body: formOf(fields), signal});
       } catch (problem) {
-        if (asked || problem.status !== 400) throw problem;
-        $("prepare").checked = false;  // it only looked like a digit
-        this.settle(what, bitmap, cropped);
-        return;
+        if (asked || problem.status !== 400) throw problem;  // else it only looked like a digit
       }
-      const {prepared, crop} = answer;
-      if (board.source !== blob) return;
-      this.put(await createImageBitmap(await decode(prepared.b64_json)));
-      this.frame(bitmap, crop);
-      this.settle(`${what} and prepared`, bitmap, crop, true);
+      const bitmap = await createImageBitmap(blob);  // each attempt has its own
+      const digit = answer && await createImageBitmap(await decode(answer.prepared.b64_json));
+      if (gone()) return;
+      if (digit) {
+        board.load(fitted(digit, board), blob, framed(bitmap, answer.crop, true));
+        this.settle(`${what} and prepared`, bitmap, answer.crop, true);
+      } else {
+        $("prepare").checked = false;
+        this.settle(what, bitmap, cropped);
+      }
+      bitmap.close();
     });
   }
 
-  put(bitmap) {
-    const found = fitted(bitmap, this.board);
-    this.board.load(found);
-    return found.crop;
-  }
-
-  /** A loaded picture, and in it what the model sees: left, top, right, bottom. */
-  frame(picture, crop) {
-    $("upload").hidden = !picture;
-    if (!picture) return;
-    const canvas = $("upload-canvas");
-    const scale = 270 / Math.max(picture.width, picture.height);
-    canvas.width = picture.width * scale;
-    canvas.height = picture.height * scale;
-    const context = canvas.getContext("2d");
-    context.drawImage(picture, 0, 0, canvas.width, canvas.height);
-    const [left, top, right, bottom] = crop.map((side) => side * scale);
-    context.strokeStyle = GUIDE;
-    context.lineWidth = 8;
-    context.strokeRect(left, top, right - left, bottom - top);
+  /** Show the file that the board's picture is from, if it is not shown yet. */
+  show() {
+    const {framed, shape} = this.board;
+    if (framed === this.framed) return;
+    this.framed = framed;
+    $("upload").hidden = !framed;
+    if (!framed) return;
+    const {image, prepared} = framed;
+    const {width, height} = image;
+    Object.assign($("upload-canvas"), {width, height}).getContext("2d").drawImage(image, 0, 0);
+    $("preparing").hidden = shape !== MNIST;
+    $("prepare").checked = prepared;
   }
 
   /** A picture without holes gets one, so that there is something to complete. */
@@ -140,11 +134,23 @@ export class Upload {
 
   /** Put an image of ours on the board. */
   async adopt(base64, what) {
-    this.loading = this.board.source = null;
-    this.frame(null);
-    this.put(await createImageBitmap(await decode(base64)));
+    this.loading = null;
+    this.board.load(fitted(await createImageBitmap(await decode(base64)), this.board));
     this.settle(what);
   }
+}
+
+/** A loaded picture with a frame around what the model sees: left, top, right, bottom. */
+function framed(picture, crop, prepared = false) {
+  const scale = 270 / Math.max(picture.width, picture.height);
+  const image = new OffscreenCanvas(Math.max(1, picture.width * scale), Math.max(1, picture.height * scale));
+  const context = image.getContext("2d");
+  context.drawImage(picture, 0, 0, image.width, image.height);
+  const [left, top, right, bottom] = crop.map((side) => side * scale);
+  context.strokeStyle = GUIDE;
+  context.lineWidth = 8;
+  context.strokeRect(left, top, right - left, bottom - top);
+  return {image, prepared};
 }
 
 /** A picture cropped around its centre to a shape; transparent parts are not known. crop: in pixels of the picture. */

@@ -459,8 +459,77 @@ def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipp
         alone = np.asarray(Image.open(io.BytesIO(base64.b64decode(answer["b64_json"]))).convert("RGB"))
         np.testing.assert_array_equal(shown[2 * at][~known], alone[~known], "in the hole, what the model draws alone")
     assert seeds[0] == seeds[1]
+    page.locator("#strip-prefix .picture").first.click()
+    expect(page.locator("#viewer-save")).to_have_attribute("href", re.compile("^blob:"))
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download PNG").click()
+    np.testing.assert_array_equal(np.asarray(Image.open(download.value.path()).convert("RGB")), shown[0])
+    page.get_by_role("button", name="Pin it").click()
+    says(page, "#completion .status", "Image 1 is pinned")
+    page.get_by_role("button", name="Rectangle").click()
+    stroke(page, [(2.5, 24.5), (4.5, 25.5)])
+    page.get_by_role("button", name="Prefix or all").click()
+    says(page, "#completion .status", "The same hole and seeds")
+    pinned = sent(page, "#strip-all .picture")
+    assert (pinned[..., 3] == 0).sum() == 6
+    np.testing.assert_array_equal(np.where(pinned[..., 3:] > 0, pinned[..., :3], shown[0]), shown[0])
     page.get_by_role("button", name="Back to the completions").click()
     expect(page.locator("#strip")).to_be_hidden()
     page.locator("#completion-form [name=model]").select_option("cifar10-small")
     page.get_by_role("button", name="Prefix or all").click()
     says(page, "#completion .notice", "No model is served that uses all known pixels of 32 . 32 pictures. Start")
+
+
+def test_both_sides_of_prefix_or_all_have_the_same_hole_when_the_board_is_changed_meanwhile(shipped, visit):
+    visitor, page = begin(visit, shipped)
+    stroke(page, TOP_OF_SEVEN)
+    page.get_by_role("button", name="Keep all").click()
+    page.get_by_role("button", name="Rectangle").click()
+    stroke(page, [(6.5, 8.5), (20.5, 17.5)])
+    page.locator("#completion-form [name=n]").fill("1")
+    held: list = []
+    page.route("**/v1/images/edits", lambda route: held.append(route), times=1)
+    page.get_by_role("button", name="Prefix or all").click()
+    while not held:
+        page.wait_for_timeout(50)
+    before = visitor.picture("#editor")
+    stroke(page, [(1.5, 20.5), (26.5, 26.5)])
+    assert visitor.picture("#editor") != before
+    held[0].continue_()
+    says(page, "#completion .status", "The same hole and seeds")
+    prefix, whole = (sent(page, f"#strip-{side} .picture")[..., 3].ravel() > 0 for side in ("prefix", "all"))
+    first = int(np.flatnonzero(~whole)[0])
+    np.testing.assert_array_equal(prefix, whole & (np.arange(784) < first))
+    assert whole[21 * 28 + 2:21 * 28 + 26].all(), "what was erased afterwards was told"
+
+
+def test_a_preparation_that_failed_can_be_tried_again(shipped, visit, tmp_path):
+    _, page = begin(visit, shipped)
+    page.route("**/v1/images/edits", lambda route: route.abort(), times=1)
+    upload = photograph(digit(shipped.url, 7))
+    page.locator("#file").set_input_files(written(tmp_path, "photo.png", png(upload)))
+    says(page, "#completion .notice", "The server does not answer")
+    page.get_by_role("button", name="Try again").click()
+    says(page, "#completion .status", "photo.png is loaded and prepared, cropped to 28 . 28. Its lower half")
+    expect(page.locator("#completion .notice")).to_be_hidden()
+
+
+def test_undo_takes_back_the_loaded_file_too(shipped, visit, tmp_path):
+    visitor, page = begin(visit, shipped)
+    first, second = (png(digit(shipped.url, label).repeat(5, 0)[:, 2:26].repeat(4, 1)) for label in (3, 6))
+    page.locator("#file").set_input_files(written(tmp_path, "three.png", first))
+    says(page, "#completion .status", "three.png is loaded")
+    board, framed = visitor.picture("#editor"), visitor.picture("#upload-canvas")
+    page.locator("#file").set_input_files(written(tmp_path, "six.png", second))
+    says(page, "#completion .status", "six.png is loaded")
+    assert visitor.picture("#upload-canvas") != framed
+    for _ in range(2):  # its lower half, and itself
+        page.get_by_role("button", name="Undo").click()
+    assert (visitor.picture("#editor"), visitor.picture("#upload-canvas")) == (board, framed)
+    page.get_by_label("Prepare as an MNIST digit").check()
+    says(page, "#completion .status", "three.png is loaded and prepared")
+    page.get_by_role("button", name="Clear").click()
+    expect(page.locator("#upload")).to_be_hidden()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator("#upload")).to_be_visible()
+    expect(page.get_by_label("Prepare as an MNIST digit")).to_be_checked()

@@ -1,5 +1,6 @@
 """What the page says, and does by itself, when the service is full, gone, closed to strangers, or comes back."""
 
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -134,3 +135,22 @@ def test_what_the_service_refuses_is_said_in_its_own_words(shipped, visit):
     page.locator("#samples-form [name=seed]").fill("9007199254740990")
     page.get_by_role("button", name="Draw 16 images").click()
     says(page, "#samples .notice", r"Image i uses seed \+ i, which must stay under 2\^53: .*\.")
+
+
+def test_an_image_of_a_model_that_is_no_longer_served_leaves_the_page_usable(tiny, tmp_path, visit):
+    for name in ("first", "second"):
+        shutil.copytree(tiny, tmp_path / name)
+    with serving(tmp_path, *EAGER, "--models", "first,second") as server:
+        page = visit(server.url).ready()
+        page.get_by_role("button", name="Draw 16 images").click()
+        says(page, "#samples .status", "16 images in")
+    with serving(tmp_path, *EAGER, "--models", "second", "--port", server.url.rsplit(":", 1)[1]):
+        expect(page.locator("#samples-form [name=model]")).to_have_value("second")
+        for button, panel in (("Complete it", "completion"), ("Reuse its seed", "samples")):
+            page.get_by_role("tab", name="Samples").click()
+            page.get_by_role("button", name="Image 1,").click()
+            page.get_by_role("button", name=button).click()
+            says(page, f"#{panel} .notice", "first is no longer served. Choose another model.")
+        page.get_by_role("tab", name="Completion").click()
+        page.get_by_role("button", name="Complete", exact=True).click()
+        says(page, "#completion .status", "completions? in")
