@@ -131,11 +131,6 @@ class GpuPool:
     def _parts(self) -> list[Tensor]:
         return [part for part in (self.S, self.z, self.pairs, self.last, self.tokens) if part is not None]
 
-    @property
-    def slot_bytes(self) -> int:
-        """State of one image."""
-        return sum(part[0].nbytes for part in self._parts)
-
     def saturated(self) -> int:
         """Elements of S so far that float16 could not hold, and that were clamped. None should be."""
         return 0 if self._saturated is None else int(self._saturated)
