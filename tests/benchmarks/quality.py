@@ -145,9 +145,10 @@ class Asked:
         def one(http: httpx.Client, index: int) -> httpx.Response:
             return http.post("/v1/images/edits", files={"image": upload(originals[index], hidden[index])},
                              data={"model": self.model, "n": n, "seed": seed + (candidates or n) * index} | ranked)
-        return self._all(one, len(originals), n)
+        return self._all(one, len(originals), candidates or n)
 
     def _all(self, one: Callable[[httpx.Client, int], httpx.Response], count: int, n: int) -> Images:
+        """n: images that each request has drawn."""
         clients = max(1, IN_FLIGHT // n)
         with httpx.Client(base_url=self.url, timeout=600, limits=httpx.Limits(max_connections=clients)) as http, \
                 ThreadPoolExecutor(clients) as pool:
