@@ -48,7 +48,7 @@ class Scoring:
         reads = net.patches is not None and known.any()
         self._known = ~self.hidden if reads else None
         self._start = torch.tensor([net.start_index(label) for label in labels], device=net.device)
-        self.priors = np.full(len(labels), -math.log(len(labels)))
+        self.priors = np.full(len(labels), uniform_prior(len(labels)))
         self._told = [] if None in labels or len(labels) == 1 or not reads else list(labels)
         self._pieces = self._run(int(np.flatnonzero(~known)[-1]) + 1)
 
@@ -112,6 +112,11 @@ class Scoring:
         if not bool(finite.all()):
             raise FloatingPointError("the model produced NaN or infinite values for this image")
         self.log_probs[rows, begin:end] = log_probs.where(hidden, torch.nan)
+
+
+def uniform_prior(classes: int) -> float:
+    """The log-probability in nats of each of so many classes that are equally probable."""
+    return -math.log(classes)
 
 
 def mixture_of(log_probs: NDArray[np.float64], priors: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -16,8 +16,8 @@ from linpix.model.importer import import_reference
 from linpix.model.packing import PRECISIONS, choose, pack
 
 from .datasets import load
-from .evaluate import accuracy
 from .evaluate import evaluate as evaluate_net
+from .evaluate import evaluate_classes
 from .experiments import conduct, study
 from .export import card, first_marginal, provenance, sample_grid
 from .export import export as export_run
@@ -91,20 +91,23 @@ def evaluate(given: argparse.Namespace) -> None:
                          f"{len(data.classes)}; leave it out, or give the model's own data")
     chosen = choose(found.net.config, given.engine, given.precision)
     packed = pack(found.net, PRECISIONS[chosen.precision]) if chosen.engine == "compiled" else None
-    measured = evaluate_net(found.net, data.images[:given.limit], packed=packed, progress=sys.stderr.isatty())
+    images, progress = data.images[:given.limit], sys.stderr.isatty()
+    named = None
+    if given.labels:
+        measured, named = evaluate_classes(found.net, images, data.labels[:given.limit], packed=packed,
+                                           progress=progress)
+    else:
+        measured = evaluate_net(found.net, images, packed=packed, progress=progress)
     text = (f"{measured.bits_per_dim:.4f} bits/dim +- {measured.interval:.4f} (95 %), {measured.images:,} test images "
             f"in {measured.seconds:.0f} s")
-    classes: dict[str, Any] = {}
-    if given.labels:
-        named = accuracy(found.net, data.images[:given.limit], data.labels[:given.limit], progress=sys.stderr.isatty())
-        text += (f"; the most probable class is right for {named.accuracy:.4f} +- {named.interval:.4f} of them, in "
-                 f"{named.seconds:.0f} s")
-        classes = {"labels": dataclasses.asdict(named)}
+    if named:
+        text += f"; the most probable class is right for {named.accuracy:.4f} +- {named.interval:.4f} of them"
     if given.grid:
         Path(given.grid).write_bytes(sample_grid(found.net, 100))
         text += f"; samples in {given.grid}"
     result = {"model": found.name, "checkpoint": found.digest, "engine": chosen.engine,
-              "precision": chosen.precision, **dataclasses.asdict(measured), **classes}
+              "precision": chosen.precision, **dataclasses.asdict(measured),
+              **({"labels": dataclasses.asdict(named)} if named else {})}
     print(json.dumps(result) if given.json else text)
 
 

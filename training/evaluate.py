@@ -14,7 +14,7 @@ from linpix.model import mixture
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import bits_per_dim
 from linpix.model.inputs import START
-from linpix.model.likelihood import Scoring
+from linpix.model.likelihood import uniform_prior
 from linpix.model.packing import Packed
 from linpix.model.transformer import Transformer
 
@@ -31,37 +31,28 @@ class Evaluation:
 class Accuracy:
     accuracy: float  # share of images whose most probable class is the right one, all equally probable before
     interval: float  # half the width of its 95 % interval
-    images: int
-    seconds: float
 
 
 def evaluate(net: Transformer, images: NDArray[np.uint8], *, labels: NDArray[np.int64] | None = None,
              packed: Packed | None = None, progress: bool = False) -> Evaluation:
-    """bits/dim of images (count, T): in float32 by the parallel form, or step by step as packed.
-
-    labels: see bits_of.
-    """
+    """bits/dim of images (count, T). labels, packed: see bits_of."""
     began = time.perf_counter()
-    bits = (bits_of(net, images, labels=labels, progress=progress) if packed is None else
-            stepped_bits_of(net, packed, images, progress=progress))
-    return summary(bits, time.perf_counter() - began)
+    return _evaluation(bits_of(net, images, labels=labels, packed=packed, progress=progress), began)
 
 
-def accuracy(net: Transformer, images: NDArray[np.uint8], labels: NDArray[np.int64], *, progress: bool = False
-             ) -> Accuracy:
-    """How often the class under which an image (count, T) is most probable is its own."""
+def evaluate_classes(net: Transformer, images: NDArray[np.uint8], labels: NDArray[np.int64], *,
+                     packed: Packed | None = None, progress: bool = False) -> tuple[Evaluation, Accuracy]:
+    """What evaluate gives without labels, and how often an image is most probable under its class, labels (count,)."""
     began = time.perf_counter()
-    classes = range(net.config.classes)
-    right = [Scoring(net, image, labels=classes).complete().totals.argmax() == label
-             for image, label in zip(tqdm(images, disable=not progress, desc="classes", unit="image"), labels,
-                                     strict=True)]
-    mean, interval = _mean(torch.tensor(right, dtype=torch.float64))
-    return Accuracy(mean, interval, len(right), time.perf_counter() - began)
+    starts = START + np.arange(int(net.config.class_first), net.config.classes + 1)
+    nats = _nats(net, images, np.tile(starts[:, None], len(images)), packed, progress)
+    under = nats[-net.config.classes:]
+    found = _evaluation(_bits(net, under if net.config.class_first else nats[:1]), began)
+    return found, Accuracy(*_mean((under.argmin(0) == torch.from_numpy(labels)).double()))
 
 
-def summary(bits: Tensor, seconds: float) -> Evaluation:
-    """Mean and interval of images' bits/dim (count,)."""
-    return Evaluation(*_mean(bits), len(bits), seconds)
+def _evaluation(bits: Tensor, began: float) -> Evaluation:
+    return Evaluation(*_mean(bits), len(bits), time.perf_counter() - began)
 
 
 def _mean(values: Tensor) -> tuple[float, float]:
@@ -70,36 +61,41 @@ def _mean(values: Tensor) -> tuple[float, float]:
     return float(values.mean()), interval
 
 
-def bits_of(net: Transformer, images: NDArray[np.uint8], *, labels: NDArray[np.int64] | None = None, batch: int = 16,
-            progress: bool = False) -> Tensor:
+def bits_of(net: Transformer, images: NDArray[np.uint8], *, labels: NDArray[np.int64] | None = None,
+            packed: Packed | None = None, progress: bool = False) -> Tensor:
     """Bits/dim of each image over all its T sub-pixels: (count, T) uint8 -> (count,) float64.
 
     A model that draws the class first is asked under each class. labels: (count,), its image's class alone: the bits of
     image and class together, which are more, by far less than 0.001 where the class can be seen, for a tenth of the
-    time.
+    time. packed: by the compiled engine with every sub-pixel given, which is what it would have cost to draw these
+    images, instead of in float32 by the parallel form.
     """
-    parts = []
-    for at in tqdm(range(0, len(images), batch), disable=not progress, desc="evaluate", unit="batch"):
-        part = torch.from_numpy(images[at:at + batch].copy()).to(net.device)
-        starts = _starts(net, len(part)) if labels is None else [START + 1 + torch.from_numpy(labels[at:at + batch])]
-        parts.append(_mixed(net, [_nats(net, part, start) for start in starts]))
-    return torch.cat(parts).cpu() * bits_per_dim(1.0, net.config)
-
-
-def _starts(net: Transformer, count: int) -> list[Tensor]:
-    """The start indices (count,) that images may have whose class is unknown."""
     every = range(START + 1, START + 1 + net.config.classes) if net.config.class_first else [START]
-    return [torch.full((count,), start) for start in every]
+    starts = np.tile(np.array(every)[:, None], len(images)) if labels is None else START + 1 + labels[None]
+    return _bits(net, _nats(net, images, starts, packed, progress))
 
 
-def _mixed(net: Transformer, nats: list[Tensor]) -> Tensor:
-    """Nats (B,) of images from those under the starts that they may have, all being equally probable."""
-    classes = net.config.classes if net.config.class_first else 1
-    return math.log(classes) - torch.stack(nats).neg().logsumexp(0)
+def _bits(net: Transformer, nats: Tensor) -> Tensor:
+    """Bits/dim (count,) of images from their nats (n, count) under the starts that they may have."""
+    prior = uniform_prior(net.config.classes if net.config.class_first else 1)
+    return -(prior - nats).logsumexp(0) * bits_per_dim(1.0, net.config)
+
+
+def _nats(net: Transformer, images: NDArray[np.uint8], starts: NDArray[np.int64], packed: Packed | None, progress: bool
+          ) -> Tensor:
+    """starts: (n, count), start indices for each image · returns (n, count) float64, on the processor."""
+    parts, batch = [], 16 if packed is None else 64
+    for at in tqdm(range(0, len(images), batch), disable=not progress, desc="evaluate", unit="batch"):
+        part = torch.from_numpy(images[at:at + batch].copy())
+        nats = [_parallel_nats(net, part.to(net.device), start) if packed is None else
+                _stepped_nats(net, packed, part, start) for start in torch.from_numpy(starts[:, at:at + batch].copy())]
+        parts.append(torch.stack(nats).cpu())
+    return torch.cat(parts, 1)
 
 
 @torch.inference_mode()
-def _nats(net: Transformer, images: Tensor, start: Tensor) -> Tensor:
+def _parallel_nats(net: Transformer, images: Tensor, start: Tensor) -> Tensor:
+    """images: (B, T) · start: (B,) · returns (B,) float64."""
     nats = -mixture.log_likelihood(net(images, start.to(net.device)), images)
     if net.config.first_marginal:  # no start token: sub-pixel 0 is coded by the training set's marginal
         marginal = torch.tensor(net.config.first_marginal)
@@ -107,20 +103,10 @@ def _nats(net: Transformer, images: Tensor, start: Tensor) -> Tensor:
     return nats.double().sum(1)
 
 
-def stepped_bits_of(net: Transformer, packed: Packed, images: NDArray[np.uint8], *, batch: int = 64,
-                    progress: bool = False) -> Tensor:
-    """The same by the compiled engine, with every sub-pixel given: what it would have cost to draw these images."""
-    parts = []
-    for at in tqdm(range(0, len(images), batch), disable=not progress, desc="evaluate", unit="batch"):
-        canvas = torch.from_numpy(np.concatenate([images[:1], images[at:at + batch]]))  # slot 0 is for padding
-        starts = _starts(net, len(canvas) - 1)
-        parts.append(_mixed(net, [_stepped_nats(net, packed, canvas, start) for start in starts]))
-    return torch.cat(parts) * bits_per_dim(1.0, net.config)
-
-
-def _stepped_nats(net: Transformer, packed: Packed, canvas: Tensor, start: Tensor) -> Tensor:
-    """canvas: (1 + B, T), of slot 0 and those of the images · start: (B,) · returns (B,) float64."""
+def _stepped_nats(net: Transformer, packed: Packed, images: Tensor, start: Tensor) -> Tensor:
+    """The same by the compiled engine."""
     rows, state = len(start), RecurrentState(net.config, len(start))
+    canvas = torch.cat([images[:1], images])  # slot 0 is for padding
     nothing = torch.zeros(rows, dtype=torch.int64)
     log_probs, finite, *_ = packed.decode(
         canvas, torch.ones_like(canvas, dtype=torch.bool), state.S, state.z, torch.arange(1, rows + 1), nothing,
