@@ -5,7 +5,6 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 

@@ -20,7 +20,7 @@ from ..metrics import Metrics
 from ..pictures.turns import Decoders
 from .batch import Batcher
 from .decode.decoder import ImageSpec
-from .decode.scoring import Score
+from .decode.scoring import ScoringJob
 from .messages import Progress, QuantumReport, Submission
 from .pools import Pools
 from .served import ServedModel
@@ -150,7 +150,7 @@ class Ledger:
         """Have an admitted request's image scored. Raises DeadlinePassed."""
         ticket.check_time()
         ticket.outcome = "cancelled"  # unless something else ends it
-        self._thread.score(Score(ticket.id, ticket.client, scoring))
+        self._thread.score(ScoringJob(ticket.id, ticket.client, scoring))
 
     async def decode_upload(self, ticket: Ticket, read: Callable[[], T]) -> T:
         """What `read` makes of an upload, in a thread. Raises DeadlineUnreachable or DeadlinePassed."""
@@ -258,14 +258,14 @@ class Ledger:
             return
         served.drawn(ticket)
         scoring = Scoring(served.decoder.net, image.canvas, labels=[image.label])
-        self._thread.score(Score(ticket.id, ticket.client, scoring, image))
+        self._thread.score(ScoringJob(ticket.id, ticket.client, scoring, image))
 
     def _done(self, served: ServedModel, ticket: Ticket, image: ImageDone) -> None:
         ticket.send(image)
         served.finished(ticket)
         self.metrics.images_completed.labels(served.name, served.backend, "completed").inc()
 
-    def score_done(self, score: Score, error: Exception | None) -> None:
+    def score_done(self, score: ScoringJob, error: Exception | None) -> None:
         if (ticket := self.tickets.get(score.request)) is None:  # it has left meanwhile
             return
         served = self._at[score.request]

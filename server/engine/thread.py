@@ -17,7 +17,7 @@ from typing import NoReturn, Protocol
 
 from ..errors import BatchFailed, EngineFailed, EngineGone, EngineLost, ServiceError
 from .batch import Batcher
-from .decode.scoring import Score, Scores
+from .decode.scoring import ScoringJob, ScoringQueue
 from .messages import QuantumReport, Submission
 from .watchdog import Watchdog
 
@@ -37,7 +37,7 @@ class Reports(Protocol):
     def batch_lost(self, batcher: Batcher | None, requests: Sequence[str], error: ServiceError) -> None:
         """The thread died and was restarted; these requests lost an image."""
 
-    def score_done(self, score: Score, error: Exception | None) -> None: ...
+    def score_done(self, score: ScoringJob, error: Exception | None) -> None: ...
 
     def engine_gone(self, why: str, error: ServiceError) -> None:
         """This process decodes nothing any more, and is about to exit."""
@@ -50,7 +50,7 @@ class EngineThread:
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._batchers: Sequence[Batcher] = ()  # replaced, never changed: the watchdog reads it
         self._current: Batcher | None = None    # whose quantum is under way
-        self._scores = Scores()
+        self._scores = ScoringQueue()
         self._background: Iterator[None] | None = None
         self._running = False
         self._tell: Callable[..., object]
@@ -80,7 +80,7 @@ class EngineThread:
     def cancel(self, batcher: Batcher, request: str) -> None:
         self._inbox.put(partial(self._cancel, batcher, request))
 
-    def score(self, score: Score) -> None:
+    def score(self, score: ScoringJob) -> None:
         """Score an image in pieces, at most one after each round of quanta."""
         self._inbox.put(partial(self._scores.append, score))
 

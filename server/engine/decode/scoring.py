@@ -21,7 +21,7 @@ logger = logging.getLogger("linpix")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Score:
+class ScoringJob:
     """A request's image that is to be scored."""
 
     request: str
@@ -30,18 +30,18 @@ class Score:
     drawn: Progress | None = None  # the image, if the request drew it
 
 
-class Scores:
+class ScoringQueue:
     """What is to be scored, in turns by client. Of the engine thread only; `busy` may be read by any thread."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[Score]] = {}  # by client, in the order of their next turns
+        self._waiting: dict[str, deque[ScoringJob]] = {}  # by client, in the order of their next turns
         self._rests_until = 0.0                      # while images are drawn; of time.perf_counter
 
     @property
     def busy(self) -> bool:
         return bool(self._waiting)
 
-    def append(self, score: Score) -> None:
+    def append(self, score: ScoringJob) -> None:
         self._waiting.setdefault(score.client, deque()).append(score)
 
     def cancel(self, request: str) -> None:
@@ -52,7 +52,7 @@ class Scores:
             if not scores:
                 del self._waiting[client]
 
-    def advance(self, *, drawing: bool) -> tuple[Score, Exception | None] | None:
+    def advance(self, *, drawing: bool) -> tuple[ScoringJob, Exception | None] | None:
         """Compute one piece of the first image. Returns the image that ended with it, and what it raised.
 
         drawing: images are being drawn. A piece then rests as long as the one before it took, so that images have at

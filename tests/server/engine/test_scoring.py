@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from linpix.server.engine.decode.scoring import Score, Scores
+from linpix.server.engine.decode.scoring import ScoringJob, ScoringQueue
 
 
 @dataclass
@@ -32,7 +32,7 @@ def log() -> list[str]:
     return []
 
 
-def ended(scores: Scores) -> list[tuple[str, bool]]:
+def ended(scores: ScoringQueue) -> list[tuple[str, bool]]:
     """Requests in the order in which they end, and whether each failed."""
     found = []
     while scores.busy:
@@ -42,24 +42,24 @@ def ended(scores: Scores) -> list[tuple[str, bool]]:
 
 
 def test_one_request_after_the_other_in_turns_by_client(log):
-    scores = Scores()
+    scores = ScoringQueue()
     for request, client, pieces in (("a1", "a", 2), ("a2", "a", 1), ("a3", "a", 1), ("b1", "b", 2), ("c1", "c", 1)):
-        scores.append(Score(request, client, Pieces(request, pieces, log)))
+        scores.append(ScoringJob(request, client, Pieces(request, pieces, log)))
     assert [request for request, _ in ended(scores)] == ["a1", "b1", "c1", "a2", "a3"]
     assert log == ["a1", "a1", "b1", "b1", "c1", "a2", "a3"]
 
 
 def test_a_request_that_fails_ends_alone(log):
-    scores = Scores()
+    scores = ScoringQueue()
     for request in ("a1", "a2"):
-        scores.append(Score(request, "a", Pieces(request, 2, log, fails=request == "a1")))
+        scores.append(ScoringJob(request, "a", Pieces(request, 2, log, fails=request == "a1")))
     assert ended(scores) == [("a1", True), ("a2", False)]
 
 
 def test_a_cancelled_request_is_computed_no_further(log):
-    scores = Scores()
+    scores = ScoringQueue()
     for request, client in (("a1", "a"), ("a2", "a"), ("b1", "b")):
-        scores.append(Score(request, client, Pieces(request, 2, log)))
+        scores.append(ScoringJob(request, client, Pieces(request, 2, log)))
     assert scores.advance(drawing=False) is None
     scores.cancel("a1")
     scores.cancel("b1")
@@ -69,8 +69,8 @@ def test_a_cancelled_request_is_computed_no_further(log):
 
 
 def test_beside_images_that_are_drawn_pieces_take_half_of_the_time(log):
-    scores, began = Scores(), time.perf_counter()
-    scores.append(Score("a1", "a", Pieces("a1", 5, log, seconds=0.02)))
+    scores, began = ScoringQueue(), time.perf_counter()
+    scores.append(ScoringJob("a1", "a", Pieces("a1", 5, log, seconds=0.02)))
     rounds = 0
     while scores.busy:
         scores.advance(drawing=True)
