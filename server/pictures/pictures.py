@@ -64,6 +64,11 @@ class Occluded:
         """
         return "prefix" if self.prefix == self.known_count else "full" if self.read else "partial"
 
+    def prefix_only(self) -> "Occluded":
+        """The same with everything from the first hole on hidden."""
+        known = np.arange(self.known.size) < self.prefix
+        return replace(self, canvas=np.where(known, self.canvas, np.uint8(0)), known=known)
+
     @property
     def known_count(self) -> int:
         return int(self.known.sum())

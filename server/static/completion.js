@@ -126,12 +126,12 @@ export class Completion {
     return {picture, known, kept, kinds, first, photograph: this.board.photograph};
   }
 
-  /** Draw completions of a given picture, or of a part of it that is told; returns the last event's data. */
-  async draw(gallery, told, given, fields, card, signal) {
-    const sent = await pngOf(told);
+  /** Draw completions of a given picture; returns the last event's data. */
+  async draw(gallery, given, fields, card, signal) {
+    const sent = await pngOf(given.picture);
     const response = await call(EDITS, {body: formOf({image: sent, ...fields, stream: true}), accept: "text/event-stream", signal});
     this.show(gallery === this.gallery ? "alternatives" : "strip");
-    gallery.begin(fields.n, card, {card, fields, path: EDITS, keyed: Boolean(key.get()), picture: sent, given, partly: told !== given.picture});
+    gallery.begin(fields.n, card, {card, fields, path: EDITS, keyed: Boolean(key.get()), picture: sent, given});
     for (const record of gallery.records) gallery.repaint(record);
     this.explain();
     return receive(gallery, response, signal);
@@ -143,7 +143,7 @@ export class Completion {
       const given = this.given(card.conditional);
       this.task.say(`Completing in ${counted(fields.n, "way")}.`);
       const began = performance.now();
-      const answer = await this.draw(this.gallery, given.picture, given, fields, card, signal);
+      const answer = await this.draw(this.gallery, given, fields, card, signal);
       this.tell(answer, given, card);
       this.task.say(`${counted(fields.n, "completion")} in ${duration((performance.now() - began) / 1000)}. Click one to enlarge it or to go on from it.`);
     });
@@ -168,24 +168,22 @@ export class Completion {
           + "Start the server with a conditional one, such as mnist-conditional, or choose a model of another size.");
       }
       const given = this.given(true);
-      const {picture, known, first} = given;
+      const {known, first} = given;
       if (known.lastIndexOf(true) < first) {
         throw new Problem("All known pixels come before the first hole, so both sides would be the same. Erase something above them, or press Inverse.");
       }
-      const told = new ImageData(picture.data.slice(), picture.width);
-      told.data.fill(0, 4 * first);
       const kinds = known.map((is, pixel) => is ? pixel < first ? "steered" : "unused" : null);
       plan = {fields, sides: [
-        {card: chosen, told, count: first, given: {...given, kinds}},
-        {card: other, told: picture, count: known.filter(Boolean).length, given},
+        {card: chosen, count: first, given: {...given, kinds}, conditioning: "prefix"},
+        {card: other, count: known.filter(Boolean).length, given},
       ]};
     };
     const half = (at) => async (signal) => {
-      const {card, told, count, given} = plan.sides[at];
+      const {card, count, given, ...more} = plan.sides[at];
       $(at ? "strip-all" : "strip-prefix").querySelector("p").textContent = `${card.id} · ${counted(count, "pixel")}`;
       if (!at) this.strip[1].clear();
       this.task.say("Completing with what comes before the first hole, and with all that is known.");
-      await this.draw(this.strip[at], told, given, {...plan.fields, model: card.id, seed}, card, signal);
+      await this.draw(this.strip[at], given, {...plan.fields, ...more, model: card.id, seed}, card, signal);
       if (at) this.task.say("The same hole and seeds: given only what comes before the first hole, and given all that is known. Click one to go on from it.");
     };
     return this.task.start(begin, half(0), half(1));

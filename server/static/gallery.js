@@ -76,10 +76,8 @@ export class Gallery {
     let shown;
     do {
       shown = record.answer;  // not its picture: rows that are black change nothing in that
-      const [rows, image] = [record.rows, await decode(shown.b64_json)];
-      const {given, partly} = record.about;
-      if (partly) restore(given, image);
-      Object.assign(record, {image, shown: rows});
+      const {rows} = record;
+      Object.assign(record, {image: await decode(shown.b64_json), shown: rows});
       this.repaint(record);
     } while (shown !== record.answer);
     record.showing = null;
@@ -134,11 +132,6 @@ export class Gallery {
   }
 }
 
-/** Put all known pixels into an image of a model that was told only some of them. */
-function restore({known, picture}, image) {
-  known.forEach((is, pixel) => is && image.data.set(picture.data.subarray(4 * pixel, 4 * pixel + 4), 4 * pixel));
-}
-
 /** Rows that are there; those to come are transparent. */
 export function rowsSoFar(record) {
   const {image, shown} = record;
@@ -147,10 +140,10 @@ export function rowsSoFar(record) {
 }
 
 /** The image as a PNG, ten times as large, by nearest neighbour. */
-function enlarged(image, scale = 10) {
+function enlarged(image) {
   const small = new OffscreenCanvas(image.width, image.height);
   small.getContext("2d").putImageData(image, 0, 0);
-  const large = new OffscreenCanvas(image.width * scale, image.height * scale);
+  const large = new OffscreenCanvas(image.width * 10, image.height * 10);
   const context = large.getContext("2d");
   context.imageSmoothingEnabled = false;
   context.drawImage(small, 0, 0, large.width, large.height);
@@ -159,16 +152,15 @@ function enlarged(image, scale = 10) {
 
 function curlOf({about, seed}) {
   const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-  const {model, temperature, label} = about.fields;
+  const {model, temperature, label, conditioning} = about.fields;
   const header = about.keyed ? ["-H \"authorization: Bearer $LINPIX_KEY\""] : [];
   const url = new URL(about.path, location.href).href;
-  const parts = about.picture
-    ? [`curl -s ${quote(url)} -H 'accept: image/png'`, ...header, "-F image=@picture.png",
-      ...Object.entries({model, seed, temperature, label}).filter(([, value]) => value != null)
-        .map(([name, value]) => `-F ${quote(`${name}=${value}`)}`)]
-    : [`curl -s ${quote(url)} -H 'accept: image/png'`, ...header, "-H 'content-type: application/json'",
-      `-d ${quote(JSON.stringify({model, seed, temperature, label}))}`];
-  return [...parts, `-o linpix-${seed}.png`].join(" \\\n  ");
+  const fields = {model, seed, temperature, label, conditioning};
+  const body = about.picture
+    ? ["-F image=@picture.png", ...Object.entries(fields).filter(([, value]) => value != null)
+      .map(([name, value]) => `-F ${quote(`${name}=${value}`)}`)]
+    : ["-H 'content-type: application/json'", `-d ${quote(JSON.stringify(fields))}`];
+  return [`curl -s ${quote(url)} -H 'accept: image/png'`, ...header, ...body, `-o linpix-${seed}.png`].join(" \\\n  ");
 }
 
 /** The dialog around one image. reuse, complete and judge leave it with the image for their panels. */
@@ -259,7 +251,7 @@ export class Viewer {
     this.offered = record;
     await record.showing;  // its last rows
     const large = await enlarged(record.image);
-    const native = record.about.partly ? await enlarged(record.image, 1) : new Blob([bytesOf(record.base64)], {type: "image/png"});
+    const native = new Blob([bytesOf(record.base64)], {type: "image/png"});
     if (this.offered !== record) return;
     this.link($("viewer-save"), native, `linpix-${record.seed}.png`);
     this.link($("viewer-save-large"), large, `linpix-${record.seed}-10x.png`);

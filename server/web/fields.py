@@ -66,6 +66,11 @@ LayBack = Annotated[bool, Field(description="answer with the upload itself, its 
                                 "pixels a side; not together with size or partial_images; default: the model's picture",
                                 examples=[False])]
 
+Conditioning = Annotated[Literal["prefix"],
+                         Field(description="prefix: draw as if everything from the first hole on were hidden; what is "
+                               "known there is kept in the answer all the same; default: use all known pixels that the "
+                               "model can", examples=["prefix"])]
+
 # --- what answers, events and statuses have in common ---
 
 Name = Annotated[str, Field(description="name of the model", examples=["mnist-small"])]

@@ -41,8 +41,8 @@ EDIT: dict[str, Any] = {
 
 
 FORM_LISTS = ("image[]",)  # fields of the form of an edit that may be there more than once, and all of them
-FORM_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", "prepare", "lay_back", "candidates",
-                         *GenerateBody.model_fields})
+FORM_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", "prepare", "lay_back", "conditioning",
+                         "candidates", *GenerateBody.model_fields})
 
 
 class CompareBody(BaseModel):

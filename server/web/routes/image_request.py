@@ -2,6 +2,7 @@
 
 import math
 import secrets
+from typing import Literal
 
 import numpy as np
 from fastapi import Request
@@ -81,7 +82,8 @@ class ImageRequest:
         self.temperature = 1.0 if temperature is None else temperature
         self.label = self._label(label, prompt)
         self._overlay: Overlay | None = None
-        self._occluded: pictures.Occluded | None = None
+        self._occluded: pictures.Occluded | None = None  # what the model is given
+        self._kept: pictures.Occluded | None = None      # what the answer keeps, if that is more
         self._likelihoods: dict[int, dict[str, float]] = {}  # of ranked candidates
         if ignored:
             names = [sendable(name)[:40] for name in sorted(ignored)]
@@ -119,20 +121,28 @@ class ImageRequest:
     def best(self, drawn: list[ImageDone]) -> list[ImageDone]:
         """Of all candidates the n that are answered, the best first; their images' facts are known from then on."""
         drawn = sorted(drawn, key=lambda image: image.index)
-        assert self._occluded is not None
-        found = [likelihoods(image.log_probs, self._occluded.known) for image in drawn if image.log_probs is not None]
+        found = [likelihoods(image.log_probs, self.occluded.known) for image in drawn if image.log_probs is not None]
         self._likelihoods = {image.index: one._asdict() for image, one in zip(drawn, found, strict=True)}
-        return [drawn[index] for index in best([image.canvas for image in drawn], [one.score for one in found], self.n)]
+        shown_images = [self._with_kept(image.canvas) for image in drawn]
+        return [drawn[index] for index in best(shown_images, [one.score for one in found], self.n)]
 
     def facts_of(self, index: int) -> dict[str, int | float]:
         """What an answer tells of one image."""
         return {"seed": self.seed + index, **self._likelihoods.get(index, {})}
 
-    def complete(self, upload: Upload) -> None:
-        """Draw what is hidden of an upload; answer with it, if it is to be laid back."""
+    def complete(self, upload: Upload, conditioning: Literal["prefix"] | None = None) -> None:
+        """Draw what is hidden of an upload; answer with it, if it is to be laid back. conditioning: see fields."""
         self._occluded = upload.occluded
+        if conditioning == "prefix":
+            self._kept, self._occluded = upload.occluded, upload.occluded.prefix_only()
         if (overlay := upload.overlay) is not None:
             self._overlay, self.size, self.partial_images = overlay, overlay.size, 0
+
+    @property
+    def occluded(self) -> pictures.Occluded:
+        """What the model is given of the picture, which `complete` was called with."""
+        assert self._occluded is not None
+        return self._occluded
 
     @property
     def soon(self) -> bool:
@@ -141,9 +151,13 @@ class ImageRequest:
 
     def encode(self, canvas: NDArray[np.uint8], rows: int | None) -> bytes:
         """As pictures.png; or laid back, which goes without `rows`."""
+        canvas = self._with_kept(canvas)
         if self._overlay is None:
             return pictures.png(canvas, self.config, self.factor, rows=rows)
         return self._overlay.png(canvas.reshape(self.config.height, self.config.width, self.config.channels))
+
+    def _with_kept(self, canvas: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return canvas if self._kept is None else np.where(self._kept.known, self._kept.canvas, canvas)
 
 
 def picture_error(error: pictures.PictureError) -> ServiceError:

@@ -75,6 +75,7 @@ async def edit(
         keep_rows: Annotated[fields.KeptRows | None, Form()] = None,
         prepare: Annotated[fields.Prepare | None, Form()] = None,
         lay_back: Annotated[fields.LayBack | None, Form()] = None,
+        conditioning: Annotated[fields.Conditioning | None, Form()] = None,
         model: Annotated[fields.Model | None, Form()] = None,
         prompt: Annotated[fields.Prompt | None, Form()] = None,
         n: Annotated[fields.Count | None, Form()] = None,
@@ -107,8 +108,8 @@ async def edit(
     found = await decoded(http, service.ledger, ticket, read, lambda found: found.held)
     if found is None:
         return Response(status_code=499)  # the client has disconnected
-    request.complete(found)
+    request.complete(found, conditioning)
     service.ledger.submit(ticket, request.specs(), ranked=request.ranked)
-    facts = facts_of(found.occluded, found) | {"candidates": candidates}
+    facts = facts_of(request.occluded, found) | {"candidates": candidates}
     del found  # megabytes of a prepared picture, while its completions wait
     return await respond(service.ledger, http, request, ticket, "image_edit", facts)

@@ -202,6 +202,20 @@ def test_a_mask_and_keep_rows_say_the_same_as_transparency(client):
     assert np.array_equal(by_alpha, images_of(edit(client, image=encode(PICTURE), keep_rows=4, seed=3)))
 
 
+def test_known_pixels_after_the_first_hole_can_be_kept_without_being_used(client):
+    alpha = np.full_like(PICTURE, 255)
+    alpha[2:4] = 0
+    answer = edit(client, image=encode(np.stack([PICTURE, alpha], -1)), conditioning="prefix", seed=1)
+    fields = answer.json()
+    assert (fields["conditioning"], fields["known"], fields["known_after_last_hole"]) == ("prefix", 16, 0)
+    [image], [free] = images_of(answer), images_of(edit(client, image=encode(PICTURE), keep_rows=2, seed=1))
+    assert np.array_equal(image, np.where(alpha > 0, PICTURE, free))
+    assert not np.array_equal(free[4:], PICTURE[4:]), "the model would have drawn something else there"
+    refused = edit(client, image=encode(PICTURE), keep_rows=2, conditioning="all")
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "conditioning"
+
+
 def test_known_pixels_between_holes_are_kept_and_counted(client):
     alpha = np.zeros_like(PICTURE)
     alpha[1], alpha[6] = 255, 255
