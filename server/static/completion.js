@@ -65,8 +65,14 @@ export class Completion {
     this.board.colour = [r, g, b];
   }
 
+  /** Completions to draw where only the best n are shown. */
+  candidates(n) {
+    return Math.min(models.limits.max_n, 4 * n);
+  }
+
   invite() {
     const n = Math.min(models.limits.max_n, Math.max(1, this.form.elements.n.valueAsNumber || 1));
+    $("better").nextElementSibling.textContent = `Draw ${this.candidates(n)}, show the best ${n}`;
     if (models.chosen) this.gallery.invite(n, models.chosen);
   }
 
@@ -141,11 +147,13 @@ export class Completion {
     return this.task.start(async (signal) => {
       const [fields, card] = [fieldsOf(this.form), models.chosen];
       const given = this.given(card.conditional);
-      this.task.say(`Completing in ${counted(fields.n, "way")}.`);
+      if ($("better").checked) fields.candidates = this.candidates(fields.n);
+      const {n, candidates} = fields;
+      this.task.say(candidates ? `Drawing ${candidates}, of which the best ${n} are shown at the end.` : `Completing in ${counted(n, "way")}.`);
       const began = performance.now();
       const answer = await this.draw(this.gallery, given, fields, card, signal);
       this.tell(answer, given, card);
-      this.task.say(`${counted(fields.n, "completion")} in ${duration((performance.now() - began) / 1000)}. Click one to enlarge it or to go on from it.`);
+      this.task.say(`${counted(n, "completion")}${candidates ? `, the best of ${candidates},` : ""} in ${duration((performance.now() - began) / 1000)}. Click one to enlarge it or to go on from it.`);
     });
   }
 

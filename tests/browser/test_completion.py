@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Visit, says, written
+from tests.browser.conftest import DESKTOP, Visit, says, written
 
 pytestmark = pytest.mark.slow
 
@@ -494,6 +494,40 @@ def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipp
     page.locator("#completion-form [name=model]").select_option("cifar10-small")
     page.get_by_role("button", name="Prefix or all").click()
     says(page, "#completion .notice", "No model is served that uses all known pixels of 32 . 32 pictures. Start")
+
+
+@pytest.mark.parametrize("size", [DESKTOP, (360, 780)], ids=["1280", "360"])
+def test_more_can_be_drawn_than_is_shown_by_the_keyboard_alone(shipped, visit, tmp_path, size):
+    visitor, page = begin(visit, shipped, size=size)
+    page.locator("#completion-form [name=model]").select_option("mnist-conditional")
+    stroke(page, TOP_OF_SEVEN)
+    count = page.locator("#completion-form [name=n]")
+    count.fill("2")
+    box = page.get_by_label("Draw 8, show the best 2")
+    expect(box).not_to_be_checked()
+    count.focus()
+    page.keyboard.press("Tab")
+    expect(box).to_be_focused()
+    page.keyboard.press("Space")
+    count.focus()
+    page.keyboard.press("Enter")
+    says(page, "#completion .status", "2 completions, the best of 8, in")
+    visitor.keep(f"completion-best-{size[0]}-light")
+    assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+    marks(page, False)
+    shown = results(page)
+    assert len(shown) == 2
+    picture = sent(page)
+    page.locator("#alternatives .picture").first.click()
+    np.testing.assert_array_equal(by_curl(page, tmp_path), shown[0], "its seed draws the best one again, alone")
+    page.keyboard.press("Escape")
+    seeds = [int(one.get_attribute("aria-label").split("seed ")[1]) for one in
+             page.locator("#alternatives .picture").all()]
+    first = next(seed for seed in range(min(seeds), max(seeds) - 8, -1) if set(seeds) == {
+        one["seed"] for one in httpx.post(
+            f"{shipped.url}/v1/images/edits", files={"image": png(picture)}, timeout=60,
+            data={"model": "mnist-conditional", "seed": seed, "n": 2, "candidates": 8}).json()["data"]})
+    assert max(seeds) < first + 8, "these are the best two of eight seeds in a row"
 
 
 def test_both_sides_of_prefix_or_all_have_the_same_hole_when_the_board_is_changed_meanwhile(shipped, visit):
