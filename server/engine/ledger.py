@@ -20,7 +20,7 @@ from ..metrics import Metrics
 from ..pictures.turns import Decoders
 from .batch import Batcher
 from .decode.decoder import ImageSpec
-from .decode.scoring import Score
+from .decode.scoring import Recognition, Score
 from .messages import Progress, QuantumReport, Submission
 from .pools import Pools
 from .served import ServedModel
@@ -257,8 +257,12 @@ class Ledger:
             self._done(served, ticket, ImageDone(image.index, image.canvas))
             return
         served.drawn(ticket)
-        scoring = Scoring(served.decoder.net, image.canvas, labels=[image.label])
-        self._thread.score(Score(ticket.id, ticket.client, scoring, image))
+        net = served.decoder.net
+        if net.config.class_first:
+            assert image.label is not None
+            self._thread.score(Score(ticket.id, ticket.client, Recognition(net, image.canvas, image.label), image))
+        else:
+            self._thread.score(Score(ticket.id, ticket.client, Scoring(net, image.canvas, labels=[image.label]), image))
 
     def _done(self, served: ServedModel, ticket: Ticket, image: ImageDone) -> None:
         ticket.send(image)
@@ -273,6 +277,8 @@ class Ledger:
             self._failed(served, score.request, error, "try again, or with another model")
         elif (image := score.drawn) is None or image.canvas is None:
             ticket.send(Scored())
+        elif isinstance(score.scoring, Recognition):
+            self._done(served, ticket, ImageDone(image.index, image.canvas, class_log_prob=score.scoring.log_prob))
         else:
             self._done(served, ticket, ImageDone(image.index, image.canvas, score.scoring.log_probs[0].cpu().numpy()))
 

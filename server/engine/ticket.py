@@ -26,7 +26,9 @@ class RowsDone:
 class ImageDone:
     index: int
     canvas: NDArray[np.uint8]
-    log_probs: NDArray[np.float32] | None = None  # (T,), of a ranked request's image: as of Scoring, nothing known
+    # of a ranked request's image, one of:
+    log_probs: NDArray[np.float32] | None = None  # (T,), as of Scoring, nothing known
+    class_log_prob: float | None = None           # as of Recognition
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,18 @@
-"""Which of the candidates that a request has drawn are its answer: those that speak for most of them.
+"""Which of the candidates that a request has drawn are its answer.
 
-Each candidate i has a weight w_i, proportional to exp(s_i / TEMPERATURE). Its score s_i is the log-likelihood of the
-known sub-pixels given what was drawn before them: a model that draws in raster order did not look at them, and by these
-weights its candidates are draws given all that is known (importance sampling). The answer is the candidate whose mean
-distance to all, by weight, is smallest: a decision of minimum Bayes risk (Kumar and Byrne, 2004). More answers are
-chosen one after the other, each as what lowers the sum of w_i min_j d_ij over the answers j most: they differ, and none
-is chosen twice. d_ij is the sum of |x_i - x_j|.
+Of a model that draws the class first: those in which it recognises that class once it has read the whole image, in the
+order of their seeds. This is rejection by a classifier (Razavi et al., 2019), which here is the model's own.
+
+Of other models' completions: those that speak for most of the candidates. Each candidate i has a weight w_i,
+proportional to exp(s_i / TEMPERATURE). Its score s_i is the log-likelihood of the known sub-pixels given what was drawn
+before them: a model that draws in raster order did not look at them, and by these weights its candidates are draws
+given all that is known (importance sampling). The answer is the candidate whose mean distance to all, by weight, is
+smallest: a decision of minimum Bayes risk (Kumar and Byrne, 2004). More answers are chosen one after the other, each as
+what lowers the sum of w_i min_j d_ij over the answers j most: they differ, and none is chosen twice. d_ij is the sum of
+|x_i - x_j|.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,6 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 TEMPERATURE = 10.0  # nats; at 1 the largest weight is nearly all, since errors of a model add up over an image
+
+RECOGNISED = 0.9    # probability of its class from which on an image is taken
+NOT_RANKED = ("candidates of generations are those in which the model recognises their class, and {} cannot: leave "
+              "candidates out, or use a model that draws the class first, such as mnist-conditional")
 
 
 class Likelihoods(NamedTuple):
@@ -29,6 +38,15 @@ def likelihoods(log_probs: NDArray[np.float32], known: NDArray[np.bool_]) -> Lik
     first = int(np.argmin(np.append(known, False)))
     counted, given = log_probs[first:].astype(np.float64), known[first:]
     return Likelihoods(float(counted.sum()), float(counted[given].sum()))
+
+
+def recognised(log_probs: Sequence[float], count: int) -> list[int]:
+    """Indices of `count` images, by log-probabilities of their classes: the first that are recognised, in order.
+
+    If these are too few, then the others, the surest first. The surest of all would be the plainest digits of a class.
+    """
+    order = sorted(range(len(log_probs)), key=lambda index: (-min(log_probs[index], math.log(RECOGNISED)), index))
+    return order[:count]
 
 
 def best(images: Sequence[NDArray[np.uint8]], scores: Sequence[float], count: int) -> list[int]:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.likelihood import Scoring, posterior
+from linpix.model.likelihood import Scoring, class_log_probs, posterior
+from linpix.model.transformer import Transformer
 
 from ... import logs
 from ...errors import Impossible
@@ -20,13 +21,28 @@ from ..messages import Progress
 logger = logging.getLogger("linpix")
 
 
+class Recognition:
+    """How sure a model that draws the class first is of the class of an image that it drew, having read all of it."""
+
+    log_prob: float  # of the class, in nats; there once `advance` has returned
+
+    def __init__(self, net: Transformer, canvas: NDArray[np.uint8], label: int) -> None:
+        """canvas: (T,) · label: its class."""
+        self._net, self._canvas, self._label = net, canvas, label
+
+    def advance(self) -> bool:
+        """As Scoring.advance; there is one piece, of as many tokens as there are patches."""
+        self.log_prob = float(class_log_probs(self._net, self._canvas)[self._label])
+        return False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Score:
     """A request's image that is to be scored."""
 
     request: str
     client: str
-    scoring: Scoring
+    scoring: Scoring | Recognition
     drawn: Progress | None = None  # the image, if the request drew it
 
 

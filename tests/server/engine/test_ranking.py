@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from linpix.server.engine.decode.ranking import TEMPERATURE, best, likelihoods
+from linpix.server.engine.decode.ranking import TEMPERATURE, best, likelihoods, recognised
 
 
 def images(count: int, seed: int = 0) -> list[np.ndarray]:
@@ -55,3 +55,10 @@ def test_what_precedes_the_first_hole_does_not_count():
     assert likelihoods(log_probs, np.array([True, True, False, True, False])) == (-14.0, -4.0)
     assert likelihoods(log_probs[1:], np.zeros(4, bool)) == (-15.0, 0.0)
     assert likelihoods(log_probs, np.ones(5, bool)) == (0.0, 0.0)
+
+
+def test_recognised_images_come_in_their_order_and_then_the_surest_of_the_others():
+    log_probs = np.log([0.5, 0.95, 0.7, 0.999, 0.91, 0.6]).tolist()
+    assert recognised(log_probs, 2) == [1, 3]
+    assert recognised(log_probs, 6) == [1, 3, 4, 2, 5, 0]
+    assert recognised([-np.inf, -1.0], 1) == [1]
