@@ -3,10 +3,11 @@
     python -m tests.benchmarks.candidates --data DIR [--models mnist-small,mnist-conditional] [--count 200]
 
 Models that draw the class first are asked for --count images of every class in turn, and for as many of any class; an
-image keeps its class if the CNN gives it the one asked for. Each picture is asked for once over HTTP, with n and candidates of --candidates: the first image of the answer is the
-best, and the mean over all is what one drawn at random would have been. A completion keeps its class if the CNN gives
-it that of the original, and is sure at a probability above 0.9. The CNN is that of tests/benchmarks/quality.py. Images
-are taken from the test set after the first 200, on which ranking.TEMPERATURE was chosen.
+image keeps its class if the CNN gives it the one asked for. Each picture is asked for once over HTTP, with n and
+candidates of --candidates: the first image of the answer is the best, and the mean over all is what one drawn at random
+would have been. A completion keeps its class if the CNN gives it that of the original, and is sure at a probability
+above 0.9. The CNN is that of tests/benchmarks/quality.py. Images are taken from the test set after the first 200, on
+which ranking.TEMPERATURE was chosen.
 """
 
 import argparse
