@@ -23,7 +23,7 @@ from linpix.model.transformer import Transformer
 from ..engine.batch import Batcher
 from ..engine.decode.choice import new_decoder
 from ..engine.decode.decoder import ImageSpec
-from ..engine.decode.ranking import NOT_RANKED, best, likelihoods, recognised
+from ..engine.decode.ranking import NOT_RANKED, Recognised, best, likelihoods, recognised
 from ..engine.messages import QuantumReport, Submission
 from ..errors import NotFinite
 from ..pictures import pictures
@@ -73,9 +73,9 @@ def ranked(net: Transformer, produced: Produced, known: NDArray[np.bool_] | None
            ) -> dict[int, dict[str, float]]:
     """The best `count` of these images, the best first: what is known of each, by its index. known: (T,)."""
     if net.config.class_first:
-        log_probs = [float(class_log_probs(net, image)[label])
-                     for image, label in zip(produced.images, produced.labels, strict=True)]
-        return {index: {"confidence": math.exp(log_probs[index])} for index in recognised(log_probs, count)}
+        classes = [Recognised(label, float(class_log_probs(net, image)[label]))
+                   for image, label in zip(produced.images, produced.labels, strict=True) if label is not None]
+        return {index: {"confidence": math.exp(classes[index].log_prob)} for index in recognised(classes, count)}
     assert known is not None
     found = [likelihoods(Scoring(net, image, labels=[label]).complete().log_probs[0].cpu().numpy(), known)
              for image, label in zip(produced.images, produced.labels, strict=True)]

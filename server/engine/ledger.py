@@ -278,7 +278,7 @@ class Ledger:
         elif (image := score.drawn) is None or image.canvas is None:
             ticket.send(Scored())
         elif isinstance(score.scoring, Recognition):
-            self._done(served, ticket, ImageDone(image.index, image.canvas, class_log_prob=score.scoring.log_prob))
+            self._done(served, ticket, ImageDone(image.index, image.canvas, recognised=score.scoring.found))
         else:
             self._done(served, ticket, ImageDone(image.index, image.canvas, score.scoring.log_probs[0].cpu().numpy()))
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DeadlinePassed, ServiceError
+from .decode.ranking import Recognised
 from .messages import Progress
 
 
@@ -28,7 +29,7 @@ class ImageDone:
     canvas: NDArray[np.uint8]
     # of a ranked request's image, one of:
     log_probs: NDArray[np.float32] | None = None  # (T,), as of Scoring, nothing known
-    class_log_prob: float | None = None           # as of Recognition
+    recognised: Recognised | None = None
 
 
 @dataclass(frozen=True, slots=True)

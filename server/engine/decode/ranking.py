@@ -1,7 +1,8 @@
 """Which of the candidates that a request has drawn are its answer.
 
-Of a model that draws the class first: those in which it recognises that class once it has read the whole image, in the
-order of their seeds. This is rejection by a classifier (Razavi et al., 2019), which here is the model's own.
+Of a model that draws the class first: those in which it recognises that class once it has read the whole image. This is
+rejection by a classifier (Razavi et al., 2019), which here is the model's own. Answers are divided among the classes in
+proportion to their recognised candidates, by the method of D'Hondt; within a class they come in the order of seeds.
 
 Of other models' completions: those that speak for most of the candidates. Each candidate i has a weight w_i,
 proportional to exp(s_i / TEMPERATURE). Its score s_i is the log-likelihood of the known sub-pixels given what was drawn
@@ -13,6 +14,7 @@ what lowers the sum of w_i min_j d_ij over the answers j most: they differ, and 
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -40,13 +42,26 @@ def likelihoods(log_probs: NDArray[np.float32], known: NDArray[np.bool_]) -> Lik
     return Likelihoods(float(counted.sum()), float(counted[given].sum()))
 
 
-def recognised(log_probs: Sequence[float], count: int) -> list[int]:
-    """Indices of `count` images, by log-probabilities of their classes: the first that are recognised, in order.
+class Recognised(NamedTuple):
+    label: int       # the class that the image was drawn with
+    log_prob: float  # of it, in nats
 
-    If these are too few, then the others, the surest first. The surest of all would be the plainest digits of a class.
+
+def recognised(images: Sequence[Recognised], count: int) -> list[int]:
+    """Indices of `count` images: of those that are recognised, and if they are too few of the others, the surest first.
+
+    The surest of all would be the plainest images of a class.
     """
-    order = sorted(range(len(log_probs)), key=lambda index: (-min(log_probs[index], math.log(RECOGNISED)), index))
-    return order[:count]
+    able = [index for index, image in enumerate(images) if image.log_prob >= math.log(RECOGNISED)]
+    others = sorted(set(range(len(images))) - {*able}, key=lambda index: (-images[index].log_prob, index))
+    votes, given = Counter(images[index].label for index in able), Counter[int]()
+    chosen: list[int] = []
+    while able and len(chosen) < count:
+        index = max(able, key=lambda index: votes[images[index].label] / (1 + given[images[index].label]))
+        able.remove(index)
+        given[images[index].label] += 1
+        chosen.append(index)
+    return chosen + others[:count - len(chosen)]
 
 
 def best(images: Sequence[NDArray[np.uint8]], scores: Sequence[float], count: int) -> list[int]:

@@ -17,6 +17,7 @@ from linpix.model.transformer import Transformer
 from ... import logs
 from ...errors import Impossible
 from ..messages import Progress
+from .ranking import Recognised
 
 logger = logging.getLogger("linpix")
 
@@ -24,7 +25,7 @@ logger = logging.getLogger("linpix")
 class Recognition:
     """How sure a model that draws the class first is of the class of an image that it drew, having read all of it."""
 
-    log_prob: float  # of the class, in nats; there once `advance` has returned
+    found: Recognised  # there once `advance` has returned
 
     def __init__(self, net: Transformer, canvas: NDArray[np.uint8], label: int) -> None:
         """canvas: (T,) · label: its class."""
@@ -32,7 +33,7 @@ class Recognition:
 
     def advance(self) -> bool:
         """As Scoring.advance; there is one piece, of as many tokens as there are patches."""
-        self.log_prob = float(class_log_probs(self._net, self._canvas)[self._label])
+        self.found = Recognised(self._label, float(class_log_probs(self._net, self._canvas)[self._label]))
         return False
 
 

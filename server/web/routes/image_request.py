@@ -120,10 +120,10 @@ class ImageRequest:
         """Of all candidates the n that are answered, the best first; their images' facts are known from then on."""
         drawn = sorted(drawn, key=lambda image: image.index)
         if self.config.class_first:
-            log_probs = [image.class_log_prob for image in drawn if image.class_log_prob is not None]
-            self._judged = {image.index: {"confidence": math.exp(one)}
-                            for image, one in zip(drawn, log_probs, strict=True)}
-            return [drawn[index] for index in recognised(log_probs, self.n)]
+            classes = [image.recognised for image in drawn if image.recognised is not None]
+            self._judged = {image.index: {"confidence": math.exp(one.log_prob)}
+                            for image, one in zip(drawn, classes, strict=True)}
+            return [drawn[index] for index in recognised(classes, self.n)]
         assert self._occluded is not None
         found = [likelihoods(image.log_probs, self._occluded.known) for image in drawn if image.log_probs is not None]
         self._judged = {image.index: one._asdict() for image, one in zip(drawn, found, strict=True)}

@@ -17,7 +17,7 @@ from linpix.model.generate import starts_of
 from linpix.model.inputs import START
 from linpix.model.likelihood import class_log_probs
 from linpix.model.transformer import Transformer
-from linpix.server.engine.decode.ranking import best, likelihoods, recognised
+from linpix.server.engine.decode.ranking import Recognised, best, likelihoods, recognised
 from tests.server.conftest import eventually, serving
 from tests.server.web.test_images import PICTURE, edit, encode, events_of, images_of, pixels
 
@@ -276,7 +276,7 @@ def test_of_a_model_that_draws_the_class_first_those_are_answered_whose_class_it
         starts = starts_of(net, scores, np.arange(3, 11), torch.full((8,), START))
         labels = (starts - START - 1).tolist()
     log_probs = [class_log_probs(net, image)[of] for image, of in zip(drawn, labels, strict=True)]
-    chosen = recognised(log_probs, 3)
+    chosen = recognised([*map(Recognised, labels, log_probs)], 3)
     assert (answer.json()["candidates"], every.json()["candidates"]) == (8, None)
     assert [item["seed"] for item in answer.json()["data"]] == [3 + index for index in chosen]
     for item, image, index in zip(answer.json()["data"], images_of(answer), chosen, strict=True):
