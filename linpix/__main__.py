@@ -125,8 +125,6 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     _drawing_flags(completing)
     completing.add_argument("--mask", help="picture whose transparent pixels are filled in")
     completing.add_argument("--keep-rows", type=_number(int, 0), help="image rows to keep; those below are filled in")
-    completing.add_argument("--candidates", type=_number(int, 1), help="draw so many images and keep the --count best, "
-                            "by the model's own likelihood, the best first; default: draw --count")
     completing.add_argument("--prepare", choices=("none", "mnist"), default="none", help="mnist: find the digit in a "
                             "photograph or scan, and bring it to MNIST's size and place")
     completing.add_argument("--lay-back", action="store_true", help="write the picture itself, its hidden parts filled "
@@ -231,6 +229,9 @@ def _device_flag(parser: argparse.ArgumentParser) -> None:
 def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     _model_flags(parser)
     parser.add_argument("--count", type=_number(int, 1, 1_000_000), default=1, help="number of images")
+    parser.add_argument("--candidates", type=_number(int, 1), help="draw so many images and keep the --count best, the "
+                        "best first; without a picture to complete, by a model that draws the class first; default: "
+                        "draw --count")
     parser.add_argument("--batch", type=_number(int, 1, 4096), default=64, help="largest number of images decoded at "
                                                                                 "once")
     parser.add_argument("--seed", type=_number(int, 0, 2**53 - 1), help="image i uses seed + i; default: a random seed")

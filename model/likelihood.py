@@ -19,6 +19,8 @@ from .transformer import PREFILL_TOKENS, Transformer
 
 PIECE = 1.6e8  # multiplications in one piece, those of its last token times its tokens: some 10 ms on two cores
 
+NOT_FINITE = "the model produced NaN or infinite values for this image"
+
 
 class Scoring:
     """The log-likelihood of one image, under as many classes as there are labels, computed piece by piece.
@@ -110,13 +112,29 @@ class Scoring:
         if net.config.first_marginal and begin == 0:  # no start token: sub-pixel 0 has the training set's marginal
             log_probs[:, 0], finite[:, 0] = torch.tensor(net.config.first_marginal).log()[values[:, 0].long()], True
         if not bool(finite.all()):
-            raise FloatingPointError("the model produced NaN or infinite values for this image")
+            raise FloatingPointError(NOT_FINITE)
         self.log_probs[rows, begin:end] = log_probs.where(hidden, torch.nan)
 
 
 def uniform_prior(classes: int) -> float:
     """The log-probability in nats of each of so many classes that are equally probable."""
     return -math.log(classes)
+
+
+@torch.inference_mode()
+def class_log_probs(net: Transformer, canvas: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """Log-probabilities in nats of the classes of a whole image, (classes,), by a model that draws the class first.
+
+    It reads the image as it reads what is known of an occluded one. Its class head was trained to tell classes apart:
+    it sees malformed digits to which `Scoring` gives nearly all of the probability, since the same weights drew them.
+    canvas: (T,). Raises FloatingPointError if the model gives NaN.
+    """
+    image = torch.from_numpy(canvas.copy()).to(net.device)[None]
+    scores = net.read(image, torch.ones_like(image, dtype=torch.bool), net.attention.new_state(1), torch.tensor([1]))
+    if not bool(scores.isfinite().all()):
+        raise FloatingPointError(NOT_FINITE)
+    found: NDArray[np.float64] = scores.double().log_softmax(-1)[0].cpu().numpy()
+    return found
 
 
 def mixture_of(log_probs: NDArray[np.float64], priors: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -35,7 +35,7 @@ from ..pictures import pictures, uploads
 from ..pictures.overlay import Overlay
 from ..settings import Settings
 from . import animation, preview
-from .draw import check_candidates, class_of, produce, ranked, seeds_from
+from .draw import check_candidates, check_recognises, class_of, produce, ranked, seeds_from
 
 
 def serve(given: argparse.Namespace) -> None:
@@ -51,11 +51,13 @@ def serve(given: argparse.Namespace) -> None:
 
 
 def sample(given: argparse.Namespace) -> None:
-    checkpoint, batcher = _batcher(given, min(given.count, given.batch))
+    check_candidates(given.candidates, given.count)
+    drawn = given.candidates or given.count
+    checkpoint, batcher = _batcher(given, min(drawn, given.batch))
+    check_recognises(given.candidates, checkpoint)
     label = class_of(given.label, checkpoint)
-    seeds = seeds_from(given.seed, given.count)
-    _produce(given, checkpoint, batcher,
-             [ImageSpec(seed=seed, temperature=given.temperature, label=label) for seed in seeds])
+    _produce(given, checkpoint, batcher, [ImageSpec(seed=seed, temperature=given.temperature, label=label)
+                                          for seed in seeds_from(given.seed, drawn)])
 
 
 def complete(given: argparse.Namespace) -> None:
@@ -77,7 +79,7 @@ def complete(given: argparse.Namespace) -> None:
     _produce(given, checkpoint, batcher,
              [ImageSpec(seed=seed, temperature=given.temperature, label=label, canvas=occluded.canvas,
                         known=occluded.known) for seed in seeds_from(given.seed, drawn)],
-             upload.overlay, given.candidates, conditioning=occluded.conditioning, known=occluded.known_count, **facts)
+             upload.overlay, conditioning=occluded.conditioning, known=occluded.known_count, **facts)
 
 
 def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher]:
@@ -94,10 +96,8 @@ def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher
 
 
 def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher,
-             specs: Sequence[ImageSpec], overlay: Overlay | None = None, candidates: int | None = None,
-             **facts: object) -> None:
-    """candidates: of the images, given.count are kept, the best ones; None: all are."""
-    config, engine = checkpoint.net.config, batcher.decoder
+             specs: Sequence[ImageSpec], overlay: Overlay | None = None, **facts: object) -> None:
+    config, engine, candidates = checkpoint.net.config, batcher.decoder, given.candidates
     kind, scale = _kind(given.out), given.scale or 1
 
     def file(place: int, index: int) -> str:
@@ -117,12 +117,12 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
 
         produced = produce(batcher, specs, done, progress.advanced)
     kept, text, seconds = [*range(len(specs))], given.out, produced.seconds
-    if candidates is not None and specs[0].known is not None:
+    if candidates is not None:
         began = time.perf_counter()
         best = ranked(checkpoint.net, produced, specs[0].known, given.count)
         kept, seconds = [*best], seconds + time.perf_counter() - began
-        facts |= {"candidates": candidates, "scores": [one.score for one in best.values()],
-                  "log_likelihoods": [one.log_likelihood for one in best.values()]}
+        first, *_ = best.values()
+        facts |= {"candidates": candidates} | {f"{name}s": [one[name] for one in best.values()] for name in first}
     if kind:
         images = np.stack([produced.images[index] for index in kept])
     elif candidates is not None:

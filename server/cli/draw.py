@@ -1,5 +1,6 @@
 """Draw and complete images without a server: the work of `linpix sample` and `complete`, and of the same in Python."""
 
+import math
 import secrets
 import sys
 import time
@@ -14,7 +15,7 @@ from tqdm import tqdm
 from linpix.model import checkpoint as checkpoints
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
-from linpix.model.likelihood import Scoring
+from linpix.model.likelihood import Scoring, class_log_probs
 from linpix.model.philox import MAX_SEED
 from linpix.model.team import limit_threads
 from linpix.model.transformer import Transformer
@@ -22,7 +23,7 @@ from linpix.model.transformer import Transformer
 from ..engine.batch import Batcher
 from ..engine.decode.choice import new_decoder
 from ..engine.decode.decoder import ImageSpec
-from ..engine.decode.ranking import Likelihoods, best, likelihoods
+from ..engine.decode.ranking import NOT_RANKED, Recognised, best, likelihoods, recognised
 from ..engine.messages import QuantumReport, Submission
 from ..errors import NotFinite
 from ..pictures import pictures
@@ -68,16 +69,28 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
     return Produced([images[index] for index in order], [labels[index] for index in order], seconds)
 
 
-def ranked(net: Transformer, produced: Produced, known: NDArray[np.bool_], count: int) -> dict[int, Likelihoods]:
-    """The best `count` of these completions, the best first, by their indices. known: (T,)."""
+def ranked(net: Transformer, produced: Produced, known: NDArray[np.bool_] | None, count: int
+           ) -> dict[int, dict[str, float]]:
+    """The best `count` of these images, the best first: what is known of each, by its index. known: (T,)."""
+    if net.config.class_first:
+        classes = [Recognised(label, float(class_log_probs(net, image)[label]))
+                   for image, label in zip(produced.images, produced.labels, strict=True) if label is not None]
+        return {index: {"confidence": math.exp(classes[index].log_prob)} for index in recognised(classes, count)}
+    assert known is not None
     found = [likelihoods(Scoring(net, image, labels=[label]).complete().log_probs[0].cpu().numpy(), known)
              for image, label in zip(produced.images, produced.labels, strict=True)]
-    return {index: found[index] for index in best(produced.images, [one.score for one in found], count)}
+    return {index: found[index]._asdict() for index in best(produced.images, [one.score for one in found], count)}
 
 
 def check_candidates(candidates: int | None, count: int) -> None:
     if candidates is not None and candidates < count:
         raise ValueError(f"candidates, of which the {count} best are kept, must be at least {count}, got {candidates}")
+
+
+def check_recognises(candidates: int | None, checkpoint: Checkpoint) -> None:
+    """Raise ValueError if candidates of generations are asked of a model that cannot rank them."""
+    if candidates is not None and not checkpoint.net.config.class_first:
+        raise ValueError(NOT_RANKED.format(checkpoint.name))
 
 
 def seeds_from(first: int | None, count: int) -> list[int]:
@@ -98,17 +111,18 @@ def class_of(label: int | str | None, checkpoint: Checkpoint) -> int | None:
 
 
 def sample(model: str, count: int = 1, *, label: int | str | None = None, seed: int | None = None,
-           temperature: float = 1.0, batch: int = 64, checkpoints: str | None = None, progress: bool | None = None
-           ) -> Pictures:
+           temperature: float = 1.0, batch: int = 64, checkpoints: str | None = None, progress: bool | None = None,
+           candidates: int | None = None) -> Pictures:
     """Draw images, uint8 (count, height, width), or (count, height, width, 3) of colour models.
 
     model: a name under checkpoints/, or a checkpoint folder · label: a class, by name or number; None: any · seed: of
     the first image; image i has seed + i, and a server gives the same image for it · temperature: 1 as trained, lower
     for more typical images · batch: images drawn together at most · checkpoints: folder of models, if not that of
-    LinPix · progress: a bar on standard error; None: on a terminal or in a notebook only.
+    LinPix · progress: a bar on standard error; None: on a terminal or in a notebook only · candidates: draw so many,
+    and return the `count` best of them, the best first.
     Raises ValueError, of which CheckpointError is one.
     """
-    return _draw(model, count, label, seed, temperature, batch, checkpoints, progress, None)
+    return _draw(model, count, label, seed, temperature, batch, checkpoints, progress, None, candidates)
 
 
 def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, label: int | str | None = None,
@@ -118,9 +132,8 @@ def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, 
 
     image: uint8 (height, width), or (height, width, 3) of colour models, of the model's size · known: bool
     (height, width) · prepare: "mnist" takes a photographed digit, grey of any size, brings it to MNIST's size and
-    place, and completes that · candidates: draw so many, and return the `count` best of them, the best first.
+    place, and completes that.
     """
-    check_candidates(candidates, count)
     if prepare == "mnist":
         image, known = prepared(np.asarray(image), np.asarray(known))
     elif prepare != "none":
@@ -148,12 +161,16 @@ def _draw(model: str, count: int, label: int | str | None, seed: int | None, tem
             raise ValueError(f"{name} must be at least 1, got {value}")
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
+    check_candidates(candidates, count)
     limit_threads()
     checkpoint = checkpoints.read(checkpoints.find(str(model), None if folder is None else Path(folder)))
     config, number = checkpoint.net.config, class_of(label, checkpoint)
     occluded = None if given is None else _occluded(*given, config)
+    known = None if occluded is None else occluded.known
+    if known is None:
+        check_recognises(candidates, checkpoint)
     specs = [ImageSpec(seed=one, temperature=temperature, label=number, canvas=occluded.canvas if occluded else None,
-                       known=occluded.known if occluded else None) for one in seeds_from(seed, candidates or count)]
+                       known=known) for one in seeds_from(seed, candidates or count)]
     todo = len(specs) * (config.subpixels - specs[0].prefix)
     with tqdm(total=todo, unit="sub-pixel", unit_scale=True, disable=None if progress is None else not progress,
               file=sys.stderr) as bar:
@@ -161,8 +178,7 @@ def _draw(model: str, count: int, label: int | str | None, seed: int | None, tem
                            advanced=lambda report: bar.update(report.subpixels))
     images = produced.images
     if candidates is not None:
-        assert occluded is not None
-        images = [images[index] for index in ranked(checkpoint.net, produced, occluded.known, count)]
+        images = [images[index] for index in ranked(checkpoint.net, produced, known, count)]
     shape = (config.height, config.width, *([config.channels] if config.channels > 1 else []))
     return np.stack(images).reshape(count, *shape)
 

@@ -20,7 +20,7 @@ from ..metrics import Metrics
 from ..pictures.turns import Decoders
 from .batch import Batcher
 from .decode.decoder import ImageSpec
-from .decode.scoring import ScoringJob
+from .decode.scoring import Recognition, ScoringJob
 from .messages import Progress, QuantumReport, Submission
 from .pools import Pools
 from .served import ServedModel
@@ -258,7 +258,13 @@ class Ledger:
             self._done(served, ticket, ImageDone(image.index, image.canvas))
             return
         served.drawn(ticket)
-        scoring = Scoring(served.decoder.net, image.canvas, labels=[image.label])
+        net, label = served.decoder.net, image.label
+        scoring: Scoring | Recognition
+        if net.config.class_first:
+            assert label is not None
+            scoring = Recognition(net, image.canvas, label)
+        else:
+            scoring = Scoring(net, image.canvas, labels=[label])
         self._thread.score(ScoringJob(ticket.id, ticket.client, scoring, image))
 
     def _done(self, served: ServedModel, ticket: Ticket, image: ImageDone) -> None:
@@ -274,6 +280,8 @@ class Ledger:
             self._failed(served, score.request, error, "try again, or with another model")
         elif (image := score.drawn) is None or image.canvas is None:
             ticket.send(Scored())
+        elif isinstance(score.scoring, Recognition):
+            self._done(served, ticket, ImageDone(image.index, image.canvas, recognised=score.scoring.found))
         else:
             self._done(served, ticket, ImageDone(image.index, image.canvas, score.scoring.log_probs[0].cpu().numpy()))
 

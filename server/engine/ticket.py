@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DeadlinePassed, ServiceError
+from .decode.ranking import Recognised
 from .messages import Progress
 
 
@@ -26,7 +27,9 @@ class RowsDone:
 class ImageDone:
     index: int
     canvas: NDArray[np.uint8]
-    log_probs: NDArray[np.float32] | None = None  # (T,), of a ranked request's image: as of Scoring, nothing known
+    # of a ranked request's image, one of:
+    log_probs: NDArray[np.float32] | None = None  # (T,), as of Scoring, nothing known
+    recognised: Recognised | None = None
 
 
 @dataclass(frozen=True, slots=True)

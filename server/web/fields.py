@@ -36,7 +36,8 @@ Label = Annotated[int | str, Field(description="class to draw, by index or name;
 Count = Annotated[int, Field(ge=1, description="number of images, up to max_n of /v1/status; default: 1",
                              examples=[1]), Plain]
 Candidates = Annotated[int, Field(ge=1, description="draw so many images and answer with the n best, n to max_n of "
-                                  "/v1/status; default: draw n, and rank nothing", examples=[8]), Plain]
+                                  "/v1/status; of generations, by a model that draws the class first; default: draw "
+                                  "n, and rank nothing", examples=[8]), Plain]
 Size = Annotated[str, Field(description="width x height in pixels, one of the model's sizes: an integer multiple of "
                             "its own, by nearest neighbour; default, auto or native: its own", examples=["native"])]
 Format = Annotated[str, Field(description="b64_json, the only one and the default", examples=["b64_json"])]
@@ -88,6 +89,8 @@ DrawnSeed = Annotated[int, Field(description="draws this image again, alone", ex
 Score = Annotated[float, Field(description="natural logarithm of the probability of the known sub-pixels after the "
                                "first hole, given what was drawn before them, by which candidates have their weight; "
                                "absent without candidates", examples=[-207.4])]
+Confidence = Annotated[float, Field(description="probability of its class, to a model that has read the whole image; "
+                                    "there with candidates of a model that draws the class first", examples=[0.97])]
 LogLikelihood = Annotated[float, Field(description="the same of all sub-pixels from the first hole on, drawn or known; "
                                        "absent without candidates", examples=[-409.5])]
 ComparisonId = Annotated[str, Field(description="id from the answer of POST /v1/compare", examples=["cmp-1"])]

@@ -17,6 +17,7 @@ class GenerateBody(BaseModel):
     model: fields.Model | None = None
     prompt: fields.Prompt | None = None
     n: fields.Count | None = None
+    candidates: fields.Candidates | None = None
     size: fields.Size | None = None
     response_format: fields.Format | None = None
     stream: fields.Stream | None = None
@@ -42,7 +43,7 @@ EDIT: dict[str, Any] = {
 
 FORM_LISTS = ("image[]",)  # fields of the form of an edit that may be there more than once, and all of them
 FORM_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", "prepare", "lay_back", "conditioning",
-                         "candidates", *GenerateBody.model_fields})
+                         *GenerateBody.model_fields})
 
 
 class CompareBody(BaseModel):
@@ -80,6 +81,7 @@ class ErrorEnvelope(BaseModel):
 class ImageData(BaseModel):
     b64_json: fields.Picture
     seed: fields.DrawnSeed
+    confidence: fields.Confidence | None = Field(None, json_schema_extra=fields.never_null)
 
 
 class EditData(ImageData):
@@ -100,6 +102,8 @@ class Drawn(BaseModel):
     size: str = Field(description="width x height of the pictures, in pixels", examples=["28x28"])
     output_format: Literal["png"] = Field("png", description="format of the pictures")
     warnings: list[str] = Field(description="parts of the request that were ignored", examples=[[]])
+    candidates: int | None = Field(description="images that were drawn, of which these are the best; null without "
+                                   "candidates", examples=[8])
 
 
 Sides = Annotated[list[float], Field(min_length=4, max_length=4)]
@@ -135,17 +139,15 @@ class UploadFacts(Conditioning):
     crop: Sides = Field(description="what the model's picture shows: left, top, right, bottom in pixels of the upload, "
                         "as its EXIF turns it; with prepare it may go beyond the upload", examples=[[0, 0, 28, 28]])
     prepared: Prepared | None = Field(None, description="null without prepare")
-    candidates: int | None = Field(None, description="images that were drawn, of which these are the best; null "
-                                   "without candidates", examples=[8])
 
 
 class ImagesResponse(Drawn):
-    data: Sequence[ImageData] = Field(description="the images, in the order of their seeds")
+    data: Sequence[ImageData] = Field(description="the images, in the order of their seeds; with candidates, the best "
+                                                  "first")
 
 
 class EditResponse(UploadFacts, ImagesResponse):
-    data: Sequence[EditData] = Field(description="the images, in the order of their seeds; with candidates, the best "
-                                                 "first")
+    data: Sequence[EditData] = Field(description="as of generations")
 
 
 class ImageEvent(Drawn):
@@ -153,6 +155,7 @@ class ImageEvent(Drawn):
 
     image_index: int = Field(description="number of the image, from 0", examples=[0])
     seed: fields.DrawnSeed
+    confidence: fields.Confidence | None = Field(None, json_schema_extra=fields.never_null)
     partial_image_index: int | None = Field(None, description="number of the partial image, from 0; absent when it is "
                                             "completed", examples=[0], json_schema_extra=fields.never_null)
     rows: int | None = Field(None, description="finished image rows; the others are black; absent when it is "

@@ -131,12 +131,14 @@ class Asked:
     def __init__(self, url: str, model: str) -> None:
         self.url, self.model = url, model
 
-    def drawn(self, labels: list[int | None], seed: int = 0) -> Images:
-        """An image of each label, or of none."""
+    def drawn(self, labels: list[int | None], seed: int = 0, candidates: int = 1) -> Images:
+        """An image of each label, or of none; of more than one candidate each all, the best one first."""
+        ranked = {"n": candidates, "candidates": candidates} if candidates > 1 else {}
         def one(http: httpx.Client, index: int) -> httpx.Response:
             label = {} if labels[index] is None else {"label": labels[index]}
-            return http.post("/v1/images/generations", json={"model": self.model, "seed": seed + index} | label)
-        return self._all(one, len(labels), 1)
+            return http.post("/v1/images/generations",
+                             json={"model": self.model, "seed": seed + candidates * index} | label | ranked)
+        return self._all(one, len(labels), candidates)
 
     def completed(self, originals: Images, hidden: Hidden, n: int = 1, seed: int = 0, candidates: int | None = None
                   ) -> Images:

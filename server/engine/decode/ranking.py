@@ -1,13 +1,20 @@
-"""Which of the candidates that a request has drawn are its answer: those that speak for most of them.
+"""Which of the candidates that a request has drawn are its answer.
 
-Each candidate i has a weight w_i, proportional to exp(s_i / TEMPERATURE). Its score s_i is the log-likelihood of the
-known sub-pixels given what was drawn before them: a model that draws in raster order did not look at them, and by these
-weights its candidates are draws given all that is known (importance sampling). The answer is the candidate whose mean
-distance to all, by weight, is smallest: a decision of minimum Bayes risk (Kumar and Byrne, 2004). More answers are
-chosen one after the other, each as what lowers the sum of w_i min_j d_ij over the answers j most: they differ, and none
-is chosen twice. d_ij is the sum of |x_i - x_j|.
+Of a model that draws the class first: those in which it recognises that class once it has read the whole image. This is
+rejection by a classifier (Razavi et al., 2019), which here is the model's own. Answers are divided among the classes in
+proportion to their recognised candidates, by the method of D'Hondt; within a class they come in the order of seeds.
+
+Of other models' completions: those that speak for most of the candidates. Each candidate i has a weight w_i,
+proportional to exp(s_i / TEMPERATURE). Its score s_i is the log-likelihood of the known sub-pixels given what was drawn
+before them: a model that draws in raster order did not look at them, and by these weights its candidates are draws
+given all that is known (importance sampling). The answer is the candidate whose mean distance to all, by weight, is
+smallest: a decision of minimum Bayes risk (Kumar and Byrne, 2004). More answers are chosen one after the other, each as
+what lowers the sum of w_i min_j d_ij over the answers j most: they differ, and none is chosen twice. d_ij is the sum of
+|x_i - x_j|.
 """
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,6 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 TEMPERATURE = 10.0  # nats; at 1 the largest weight is nearly all, since errors of a model add up over an image
+
+RECOGNISED = 0.9    # probability of its class from which on an image is taken
+NOT_RANKED = ("candidates of generations are those in which the model recognises their class, and {} cannot: leave "
+              "candidates out, or use a model that draws the class first, such as mnist-conditional")
 
 
 class Likelihoods(NamedTuple):
@@ -29,6 +40,28 @@ def likelihoods(log_probs: NDArray[np.float32], known: NDArray[np.bool_]) -> Lik
     first = int(np.argmin(np.append(known, False)))
     counted, given = log_probs[first:].astype(np.float64), known[first:]
     return Likelihoods(float(counted.sum()), float(counted[given].sum()))
+
+
+class Recognised(NamedTuple):
+    label: int       # the class that the image was drawn with
+    log_prob: float  # of it, in nats
+
+
+def recognised(images: Sequence[Recognised], count: int) -> list[int]:
+    """Indices of `count` images: of those that are recognised, and if they are too few of the others, the surest first.
+
+    The surest of all would be the plainest images of a class.
+    """
+    able = [index for index, image in enumerate(images) if image.log_prob >= math.log(RECOGNISED)]
+    others = sorted(set(range(len(images))) - {*able}, key=lambda index: (-images[index].log_prob, index))
+    votes, given = Counter(images[index].label for index in able), Counter[int]()
+    chosen: list[int] = []
+    while able and len(chosen) < count:
+        index = max(able, key=lambda index: votes[images[index].label] / (1 + given[images[index].label]))
+        able.remove(index)
+        given[images[index].label] += 1
+        chosen.append(index)
+    return chosen + others[:count - len(chosen)]
 
 
 def best(images: Sequence[NDArray[np.uint8]], scores: Sequence[float], count: int) -> list[int]:

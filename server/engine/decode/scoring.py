@@ -11,13 +11,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.likelihood import Scoring, posterior
+from linpix.model.likelihood import Scoring, class_log_probs, posterior
+from linpix.model.transformer import Transformer
 
 from ... import logs
 from ...errors import Impossible
 from ..messages import Progress
+from .ranking import Recognised
 
 logger = logging.getLogger("linpix")
+
+
+class Recognition:
+    """How sure a model that draws the class first is of the class of an image that it drew, having read all of it."""
+
+    found: Recognised  # there once `advance` has returned
+
+    def __init__(self, net: Transformer, canvas: NDArray[np.uint8], label: int) -> None:
+        """canvas: (T,) · label: its class."""
+        self._net, self._canvas, self._label = net, canvas, label
+
+    def advance(self) -> bool:
+        """As Scoring.advance; there is one piece, of as many tokens as there are patches."""
+        self.found = Recognised(self._label, float(class_log_probs(self._net, self._canvas)[self._label]))
+        return False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +43,7 @@ class ScoringJob:
 
     request: str
     client: str
-    scoring: Scoring
+    scoring: Scoring | Recognition
     drawn: Progress | None = None  # the image, if the request drew it
 
 

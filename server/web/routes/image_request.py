@@ -12,7 +12,7 @@ from linpix.model.config import ModelConfig
 from linpix.model.philox import MAX_SEED
 
 from ...engine.decode.decoder import ImageSpec
-from ...engine.decode.ranking import best, likelihoods
+from ...engine.decode.ranking import best, likelihoods, recognised
 from ...engine.ticket import ImageDone
 from ...errors import (
     InvalidRequest,
@@ -84,7 +84,7 @@ class ImageRequest:
         self._overlay: Overlay | None = None
         self._occluded: pictures.Occluded | None = None  # what the model is given
         self._kept: pictures.Occluded | None = None      # what the answer keeps, if that is more
-        self._likelihoods: dict[int, dict[str, float]] = {}  # of ranked candidates
+        self._judged: dict[int, dict[str, float]] = {}   # of ranked candidates
         if ignored:
             names = [sendable(name)[:40] for name in sorted(ignored)]
             more = f" and {len(names) - 20} more" if len(names) > 20 else ""
@@ -121,14 +121,19 @@ class ImageRequest:
     def best(self, drawn: list[ImageDone]) -> list[ImageDone]:
         """Of all candidates the n that are answered, the best first; their images' facts are known from then on."""
         drawn = sorted(drawn, key=lambda image: image.index)
+        if self.config.class_first:
+            classes = [image.recognised for image in drawn if image.recognised is not None]
+            self._judged = {image.index: {"confidence": math.exp(one.log_prob)}
+                            for image, one in zip(drawn, classes, strict=True)}
+            return [drawn[index] for index in recognised(classes, self.n)]
         found = [likelihoods(image.log_probs, self.occluded.known) for image in drawn if image.log_probs is not None]
-        self._likelihoods = {image.index: one._asdict() for image, one in zip(drawn, found, strict=True)}
+        self._judged = {image.index: one._asdict() for image, one in zip(drawn, found, strict=True)}
         shown_images = [self._with_kept(image.canvas) for image in drawn]
         return [drawn[index] for index in best(shown_images, [one.score for one in found], self.n)]
 
     def facts_of(self, index: int) -> dict[str, int | float]:
         """What an answer tells of one image."""
-        return {"seed": self.seed + index, **self._likelihoods.get(index, {})}
+        return {"seed": self.seed + index, **self._judged.get(index, {})}
 
     def complete(self, upload: Upload, conditioning: Literal["prefix"] | None = None) -> None:
         """Draw what is hidden of an upload; answer with it, if it is to be laid back. conditioning: see fields."""

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, File, Form, Request, Response, UploadFile
 
+from ...engine.decode.ranking import NOT_RANKED
 from ...errors import (
     BodyTooLarge,
     Exhausted,
@@ -53,10 +54,12 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
     service, ticket = service_of(http), http.state.ticket
     ignored = list(body.model_extra or {})
     request = ImageRequest(service, http, **body.model_dump(exclude=set(ignored)), ignored=ignored)
-    service.ledger.admit(ticket, request.served, request.n, stream=request.stream, bulk=request.bulk,
-                         timeout_s=request.timeout_s, known=0)
-    service.ledger.submit(ticket, request.specs())
-    return await respond(service.ledger, http, request, ticket, "image_generation", {})
+    if request.ranked and not request.config.class_first:
+        raise InvalidRequest(NOT_RANKED.format(request.served.name), param="candidates")
+    service.ledger.admit(ticket, request.served, request.images, stream=request.stream and not request.ranked,
+                         bulk=request.bulk, timeout_s=request.timeout_s, known=0)
+    service.ledger.submit(ticket, request.specs(), ranked=request.ranked)
+    return await respond(service.ledger, http, request, ticket, "image_generation", {"candidates": body.candidates})
 
 
 @router.post("/edits", response_model=EditResponse, operation_id="edit", responses=_EDITS,

@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from linpix.server.engine.decode.ranking import TEMPERATURE, best, likelihoods
+from linpix.server.engine.decode.ranking import TEMPERATURE, Recognised, best, likelihoods, recognised
 
 
 def images(count: int, seed: int = 0) -> list[np.ndarray]:
@@ -55,3 +55,21 @@ def test_what_precedes_the_first_hole_does_not_count():
     assert likelihoods(log_probs, np.array([True, True, False, True, False])) == (-14.0, -4.0)
     assert likelihoods(log_probs[1:], np.zeros(4, bool)) == (-15.0, 0.0)
     assert likelihoods(log_probs, np.ones(5, bool)) == (0.0, 0.0)
+
+
+def of(*classes: tuple[int, float]) -> list[Recognised]:
+    return [Recognised(label, float(np.log(share))) for label, share in classes]
+
+
+def test_recognised_images_come_in_their_order_and_then_the_surest_of_the_others():
+    drawn = of((3, 0.5), (3, 0.95), (3, 0.7), (3, 0.999), (3, 0.91), (3, 0.6))
+    assert recognised(drawn, 2) == [1, 3]
+    assert recognised(drawn, 6) == [1, 3, 4, 2, 5, 0]
+    assert recognised([Recognised(0, -np.inf), Recognised(1, -1.0)], 1) == [1]
+
+
+def test_answers_are_divided_among_classes_in_proportion_to_their_recognised_candidates():
+    drawn = of((7, 0.95), (1, 0.99), (1, 0.1), (7, 0.95), (1, 0.95), (7, 0.95), (7, 0.95), (2, 0.99))
+    assert recognised(drawn, 1) == [0]                    # 4 of 7, 2 of 1, 1 of 2
+    assert recognised(drawn, 4) == [0, 1, 3, 5]           # quotients 4, 2, 2, 4/3
+    assert recognised(drawn, 8) == [0, 1, 3, 5, 4, 6, 7, 2]

@@ -1,4 +1,4 @@
-"""Completions of which the best are answered, over HTTP, against a real server process."""
+"""Images of which the best are answered, over HTTP, against a real server process."""
 
 import base64
 import contextlib
@@ -13,8 +13,11 @@ import torch
 
 from linpix.model import checkpoint, mixture
 from linpix.model.config import PRESETS
+from linpix.model.generate import starts_of
+from linpix.model.inputs import START
+from linpix.model.likelihood import class_log_probs
 from linpix.model.transformer import Transformer
-from linpix.server.engine.decode.ranking import best, likelihoods
+from linpix.server.engine.decode.ranking import Recognised, best, likelihoods, recognised
 from tests.server.conftest import eventually, serving
 from tests.server.web.test_images import PICTURE, edit, encode, events_of, images_of, pixels
 
@@ -127,16 +130,18 @@ def test_what_cannot_be_is_refused_with_what_is_allowed(client, server, fields, 
     assert server.quiet("tiny")
 
 
-def test_generations_have_none(client):
-    answer = client.post("/v1/images/generations", json={"candidates": 4}).json()
-    assert answer["warnings"] == ["ignored: candidates"] and len(answer["data"]) == 1
+def test_a_model_that_cannot_recognise_classes_has_none_of_generations(client, server):
+    answer = client.post("/v1/images/generations", json={"candidates": 4})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "candidates")
+    assert "tiny cannot: leave candidates out" in answer.json()["error"]["message"]
+    assert server.quiet("tiny")
 
 
 # --- other models ---
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    """A conditional model, one that is broken in the last image row, and one without a start token."""
+    """A conditional model, one whose class head is broken, and one without a start token."""
     folder, tiny = tmp_path_factory.mktemp("others"), PRESETS["tiny"]
     configs = {
         "conditional": replace(tiny, patch=4, following=((0, 1, 0), (1, 0, 0)), background=0, background_dim=16,
@@ -148,19 +153,20 @@ def others(tmp_path_factory):
             net = Transformer(config or configs["conditional"])
             for parameter in net.parameters():
                 parameter.data += 0.1 * torch.randn_like(parameter)
-            if name == "broken":  # completions do not go through a row of known pixels, scores do
-                net.inputs.table.data[net.inputs.positional[-1, 0]] = 1e38
+            if name == "broken":  # who names a class draws images without it
+                net.class_head.weight.data[3] = 3e38
             names = [str(i) for i in range(net.config.classes)]
             checkpoint.save(folder / name, net, {"class_names": names}, f"# {name}")
     with serving(folder) as process:
+        process.folder = folder
         yield process
 
 
-@pytest.mark.parametrize("model", ["conditional", "startless"])
-def test_every_model_ranks_even_what_it_takes_for_impossible(others, model):
+def test_what_the_model_takes_for_impossible_is_ranked_too(others):
     with others.client() as client:
-        answer = edit(client, HOLE, model=model, seed=3, n=2, candidates=6).json()
-        every = {item["seed"]: item["b64_json"] for item in edit(client, HOLE, model=model, seed=3, n=6).json()["data"]}
+        answer = edit(client, HOLE, model="startless", seed=3, n=2, candidates=6).json()
+        every = {item["seed"]: item["b64_json"]
+                 for item in edit(client, HOLE, model="startless", seed=3, n=6).json()["data"]}
     for item in answer["data"]:
         assert every[item["seed"]] == item["b64_json"]
         assert -1e5 < item["log_likelihood"] < item["score"] < 0
@@ -170,8 +176,8 @@ def test_every_model_ranks_even_what_it_takes_for_impossible(others, model):
 
 def test_a_candidate_without_a_score_ends_its_request_alone(others):
     with others.client() as client:
-        assert len(images_of(edit(client, HOLE, model="broken", seed=3, n=6))) == 6
-        failed = edit(client, HOLE, model="broken", seed=3, candidates=6)
+        assert len(images_of(edit(client, HOLE, model="broken", label=3, seed=3, n=6))) == 6
+        failed = edit(client, HOLE, model="broken", label=3, seed=3, candidates=6)
         assert (failed.status_code, failed.json()["error"]["code"]) == (500, "engine_failed")
     assert others.quiet("broken")
     assert others.metric('linpix_images_waiting{model="broken",priority="interactive"}') == 0
@@ -245,3 +251,48 @@ def test_a_deadline_ends_a_request_whose_candidates_are_still_scored(room):
         codes = {large(client, candidates=6, timeout=seconds).status_code for seconds in (0.02, 0.1, 0.2, 60)}
         assert codes <= {200, 504} and 504 in codes and 200 in codes
     assert eventually(lambda: room.quiet("slow"))
+
+
+def generate(client, **fields):
+    return client.post("/v1/images/generations", json={"model": "conditional", **fields})
+
+
+@pytest.mark.parametrize("asked", ["generations", "edits"])
+@pytest.mark.parametrize("label", [None, 4])
+def test_of_a_model_that_draws_the_class_first_those_are_answered_whose_class_it_recognises(others, asked, label):
+    given = {"seed": 3} if label is None else {"seed": 3, "label": label}
+    net = checkpoint.load(others.folder / "conditional")
+    with others.client() as client:
+        def ask(**fields):
+            return (generate(client, **given, **fields) if asked == "generations" else
+                    edit(client, HOLE, model="conditional", **given, **fields))
+        every, answer = ask(n=8), ask(n=3, candidates=8)
+    drawn = [image.reshape(-1) for image in images_of(every)]
+    labels = [label] * 8
+    if label is None:  # as starts_of draws them
+        canvas, known = torch.from_numpy(PICTURE.reshape(1, -1)), torch.from_numpy(BAND.reshape(1, -1) > 0)
+        scores = (torch.zeros(8, 10) if asked == "generations" else
+                  net.read(canvas, known, net.attention.new_state(1), torch.tensor([1])).expand(8, -1))
+        starts = starts_of(net, scores, np.arange(3, 11), torch.full((8,), START))
+        labels = (starts - START - 1).tolist()
+    log_probs = [class_log_probs(net, image)[of] for image, of in zip(drawn, labels, strict=True)]
+    chosen = recognised([*map(Recognised, labels, log_probs)], 3)
+    assert (answer.json()["candidates"], every.json()["candidates"]) == (8, None)
+    assert [item["seed"] for item in answer.json()["data"]] == [3 + index for index in chosen]
+    for item, image, index in zip(answer.json()["data"], images_of(answer), chosen, strict=True):
+        assert np.array_equal(image.reshape(-1), drawn[index])
+        assert item["confidence"] == pytest.approx(np.exp(log_probs[index]), rel=1e-4)
+        assert item.keys() == {"b64_json", "seed", "confidence"}
+
+
+def test_a_stream_and_a_png_of_generations_have_the_recognised_ones(others):
+    with others.client() as client:
+        data = generate(client, seed=5, n=2, candidates=8).json()["data"]
+        events = events_of(generate(client, seed=5, n=2, candidates=8, stream=True).text)
+        png = client.post("/v1/images/generations", json={"model": "conditional", "seed": 5, "candidates": 8},
+                          headers={"accept": "image/png"})
+    assert [event["type"] for event in events] == ["image_generation.completed"] * 2
+    for event, item in zip(events, data, strict=True):
+        assert item.items() <= event.items() and event["candidates"] == 8
+    assert png.content == base64.b64decode(data[0]["b64_json"])
+    assert float(png.headers["x-linpix-confidence"]) == data[0]["confidence"]
