@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DeadlinePassed, ServiceError
+from .decode.particles import Estimate
 from .messages import Progress
 
 
@@ -27,6 +28,7 @@ class ImageDone:
     index: int
     canvas: NDArray[np.uint8]
     log_probs: NDArray[np.float32] | None = None  # (T,), of a ranked request's image: as of Scoring, nothing known
+    estimate: Estimate | None = None              # of a particle that is the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Ticket:
     images: int = 0                                            # room for so many
     scores: bool = False           # its image is not drawn but scored: its place is in the queue, and never a slot
     bulk: bool = False
+    group: int = 1                 # images that get their slots at once
     known: int | None = None       # sub-pixels of each image that need no step; None: not read yet
     given: int = 0                 # image rows that are known from the start
     ranked: bool = False           # each of its images is scored once it is drawn, and holds its place until then
