@@ -125,6 +125,11 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     _drawing_flags(completing)
     completing.add_argument("--mask", help="picture whose transparent pixels are filled in")
     completing.add_argument("--keep-rows", type=_number(int, 0), help="image rows to keep; those below are filled in")
+    completing.add_argument("--method", choices=("raster", "smc"), help="raster (default): known pixels influence what "
+                            "is drawn after them; smc, for models that are not conditional: what is drawn before them "
+                            "too, by sequential Monte Carlo")
+    completing.add_argument("--particles", type=_number(int, 2, 1023), help="with --method smc: images drawn together "
+                            "for each answer; default: 16")
     completing.add_argument("--prepare", choices=("none", "mnist"), default="none", help="mnist: find the digit in a "
                             "photograph or scan, and bring it to MNIST's size and place")
     completing.add_argument("--lay-back", action="store_true", help="write the picture itself, its hidden parts filled "

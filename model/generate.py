@@ -18,7 +18,9 @@ from .mixture import draw
 from .philox import uniforms
 from .transformer import Transformer
 
-CLASS_STREAM = 1  # of Philox: what class an image has that was asked for without one
+# Streams of Philox, beside 0 for what an image draws
+CLASS_STREAM = 1       # what class an image has that was asked for without one
+RESAMPLING_STREAM = 2  # which particles go on, and which one is the answer
 SMALL = 10**8  # multiplications in a step; below, waking a second thread costs more than it saves
 READING = 5    # times as long as one with weights takes one with keys and values, which no other row shares
 

@@ -8,7 +8,7 @@ web/          HTTP: requests, admission, answers; probes.py serves metrics and h
 compare/      the benchmark of attention kinds, live and from the command line
 engine/       what is admitted (on the event loop), and the thread that decodes it
   decode/       one quantum: prefill, decode, and what happens when an image fails; likelihoods between quanta; which
-                candidates are the best
+                candidates are the best; particles, for known pixels after a hole
   schedule/     plain Python: who waits and runs, how long a step takes, when each image will be done
 pictures/     uploads in, PNG out: size, orientation, occlusion, photographed digits, and one thread pool shared fairly
 base          settings, errors, metrics, logs, origins, listening, fault_rules: what every package may use

@@ -87,6 +87,20 @@ def test_the_best_candidates_are_those_of_a_server(tiny, server):
         linpix.complete(str(tiny), picture, known, 2, candidates=1)
 
 
+def test_answers_of_particles_are_those_of_a_server(tiny, server):
+    picture, known = np.arange(64, dtype=np.uint8).reshape(8, 8), np.ones((8, 8), bool)
+    known[2:4] = False
+    drawn = linpix.complete(str(tiny), picture, known, 2, seed=7, method="smc", particles=6, batch=5)
+    alpha = encode(np.stack([picture, known.astype(np.uint8) * 255], -1))
+    answer = server.client().post("/v1/images/edits", files={"image": ("a.png", alpha)},
+                                  data={"n": "2", "seed": "7", "method": "smc", "particles": "6"})
+    assert np.array_equal(drawn, images_of(answer)) and (drawn[:, known] == picture[known]).all()
+    with pytest.raises(ValueError, match="method must be raster or smc, got 'gibbs'"):
+        linpix.complete(str(tiny), picture, known, method="gibbs")
+    with pytest.raises(ValueError, match="known after the first hole, and there are none"):
+        linpix.complete(str(tiny), picture, np.arange(64).reshape(8, 8) < 20, method="smc")
+
+
 def test_a_photographed_digit_is_prepared_and_completed(tmp_path):
     checkpoint.save(tmp_path / "grey", Transformer(dataclasses.replace(PRESETS["tiny"], height=28, width=28)), {}, "#")
     paper = np.full((200, 300), 220, np.uint8)

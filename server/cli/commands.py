@@ -31,6 +31,7 @@ from ..compare.comparison import Comparison, ComparisonPlan
 from ..engine.batch import Batcher
 from ..engine.decode.choice import new_decoder
 from ..engine.decode.decoder import ImageSpec
+from ..engine.decode.particles import answer_seed, check_filter, particles_for, particles_of
 from ..pictures import pictures, uploads
 from ..pictures.overlay import Overlay
 from ..settings import Settings
@@ -67,18 +68,21 @@ def complete(given: argparse.Namespace) -> None:
         raise ValueError("--lay-back writes one PNG per image at the size of the picture: give a folder as --out, and "
                          "no --scale")
     check_candidates(given.candidates, given.count)
-    drawn = given.candidates or given.count
-    checkpoint, batcher = _batcher(given, min(drawn, given.batch))
+    particles = particles_for(given.method, given.particles, candidates=given.candidates, temperature=given.temperature)
+    answers = given.candidates or given.count
+    checkpoint, batcher = _batcher(given, min(answers * max(1, particles), max(given.batch, particles)))
     label = class_of(given.label, checkpoint)
     upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
                           preparation=given.prepare, lay_back=given.lay_back)
     occluded = upload.occluded
-    facts: dict[str, object] = {"crop": upload.crop}
+    facts: dict[str, object] = {"crop": upload.crop, "method": given.method or "raster", "particles": particles or None}
+    if particles:
+        check_filter(batcher.decoder, occluded.known)
     if upload.prepared is not None:
         facts["prepared"] = {"inverted": upload.prepared.inverted, "box": upload.box}
     _produce(given, checkpoint, batcher,
-             [ImageSpec(seed=seed, temperature=given.temperature, label=label, canvas=occluded.canvas,
-                        known=occluded.known) for seed in seeds_from(given.seed, drawn)],
+             particles_of([ImageSpec(seed=seed, temperature=given.temperature, label=label, canvas=occluded.canvas,
+                                     known=occluded.known) for seed in seeds_from(given.seed, answers)], particles),
              upload.overlay, conditioning=occluded.conditioning, known=occluded.known_count, **facts)
 
 
@@ -98,10 +102,10 @@ def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher
 def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher,
              specs: Sequence[ImageSpec], overlay: Overlay | None = None, **facts: object) -> None:
     config, engine, candidates = checkpoint.net.config, batcher.decoder, given.candidates
-    kind, scale = _kind(given.out), given.scale or 1
+    kind, scale, chooses = _kind(given.out), given.scale or 1, candidates is not None or specs[0].particles > 0
 
     def file(place: int, index: int) -> str:
-        return str(Path(given.out) / f"{place:05}-{specs[index].seed}.png")
+        return str(Path(given.out) / f"{place:05}-{answer_seed(specs[index])}.png")
 
     def write(place: int, index: int, image: NDArray[np.uint8]) -> None:
         _write(file(place, index), pictures.png(image, config, scale) if overlay is None else
@@ -111,12 +115,15 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
                             frames=animation.MAX_FRAMES if kind in ("GIF", "WEBP") else 1) as progress:
 
         def done(index: int, image: NDArray[np.uint8]) -> None:
-            if not kind and candidates is None:  # at once: an interruption then loses only what is not finished
+            if not kind and not chooses:  # at once: an interruption then loses only what is not finished
                 write(index, index, image)
             progress.done(index, image)
 
         produced = produce(batcher, specs, done, progress.advanced)
-    kept, text, seconds = [*range(len(specs))], given.out, produced.seconds
+    kept, text, seconds = [*(produced.estimates or range(len(specs)))], given.out, produced.seconds
+    if estimates := produced.estimates.values():
+        facts |= {"effective_sample_sizes": [one.effective_sample_size for one in estimates],
+                  "log_evidences": [one.log_evidence for one in estimates]}
     if candidates is not None:
         began = time.perf_counter()
         best = ranked(checkpoint.net, produced, specs[0].known, given.count)
@@ -125,7 +132,7 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
         facts |= {"candidates": candidates} | {f"{name}s": [one[name] for one in best.values()] for name in first}
     if kind:
         images = np.stack([produced.images[index] for index in kept])
-    elif candidates is not None:
+    elif chooses:
         for place, index in enumerate(kept):
             write(place, index, produced.images[index])
     if kind == "PNG":
@@ -141,12 +148,12 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
         text += f" ({len(frames)} frames)"
     files = [given.out] if kind else [file(place, index) for place, index in enumerate(kept)]
     result = {"images": len(kept), "seconds": seconds, "images_per_second": len(kept) / seconds, "drawn": len(specs),
-              **engine.facts, "seeds": [specs[index].seed for index in kept], "files": files, **facts}
-    what = "" if candidates is None else f"the best {len(kept)} "
+              **engine.facts, "seeds": [answer_seed(specs[index]) for index in kept], "files": files, **facts}
+    what = f"{'' if candidates is None else 'the best '}{len(kept)} of them " if chooses else ""
     ranking = "" if candidates is None else " with their ranking"
     _say(given, result, f"{len(specs)} images in {seconds:.2f} s{ranking} ({len(specs) / seconds:.2f} images/s, "
-                           f"{engine.name} engine, {engine.precision}), seeds from {specs[0].seed}, {what}written to "
-                           f"{text}")
+                           f"{engine.name} engine, {engine.precision}), seeds from {answer_seed(specs[0])}, "
+                           f"{what}written to {text}")
 
 
 _KINDS: dict[str, Literal["PNG", "GIF", "WEBP"]] = {".png": "PNG", ".gif": "GIF", ".webp": "WEBP"}

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,12 +24,14 @@ from linpix.model.transformer import Transformer
 from ..engine.batch import Batcher
 from ..engine.decode.choice import new_decoder
 from ..engine.decode.decoder import ImageSpec
+from ..engine.decode.particles import Estimate, check_filter, particles_for, particles_of
 from ..engine.decode.ranking import NOT_RANKED, Recognised, best, likelihoods, recognised
 from ..engine.messages import QuantumReport, Submission
 from ..errors import NotFinite
 from ..pictures import pictures
 from ..pictures.uploads import Preparation, reduce_and_prepare
 
+Method = Literal["raster", "smc"]
 Pictures = NDArray[np.uint8]  # (N, height, width), or (N, height, width, 3) of colour models
 
 
@@ -37,6 +40,7 @@ class Produced:
     images: list[NDArray[np.uint8]]  # (T,) each, in the order asked for
     labels: list[int | None]         # their classes, asked for or drawn first
     seconds: float                   # of decoding, prefills included
+    estimates: dict[int, Estimate]   # of particles: those that are answers, by index
 
 
 def produce(batcher: Batcher, specs: Sequence[ImageSpec],
@@ -50,6 +54,7 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
     batcher.submit(Submission("all", specs, stream=True))
     images: dict[int, NDArray[np.uint8]] = {}
     labels: dict[int, int | None] = {}
+    estimates: dict[int, Estimate] = {}
     seconds = 0.0
     while batcher.busy:
         began = time.perf_counter()
@@ -63,10 +68,13 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
         for image in report.finished:
             assert image.canvas is not None
             images[image.index], labels[image.index] = image.canvas, image.label
+            if image.estimate is not None:
+                estimates[image.index] = image.estimate
             done(image.index, image.canvas)
         advanced(report)
     order = range(len(specs))
-    return Produced([images[index] for index in order], [labels[index] for index in order], seconds)
+    return Produced([images[index] for index in order], [labels[index] for index in order], seconds,
+                    dict(sorted(estimates.items())))
 
 
 def ranked(net: Transformer, produced: Produced, known: NDArray[np.bool_] | None, count: int
@@ -127,19 +135,22 @@ def sample(model: str, count: int = 1, *, label: int | str | None = None, seed: 
 
 def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, label: int | str | None = None,
              seed: int | None = None, temperature: float = 1.0, batch: int = 64, checkpoints: str | None = None,
-             progress: bool | None = None, prepare: Preparation = "none", candidates: int | None = None) -> Pictures:
+             progress: bool | None = None, prepare: Preparation = "none", candidates: int | None = None,
+             method: Method | None = None, particles: int | None = None) -> Pictures:
     """Complete an image: known pixels stay, and the others are drawn `count` times. As `sample` in everything else.
 
     image: uint8 (height, width), or (height, width, 3) of colour models, of the model's size · known: bool
     (height, width) · prepare: "mnist" takes a photographed digit, grey of any size, brings it to MNIST's size and
-    place, and completes that.
+    place, and completes that · method: "smc" lets known pixels influence what is drawn before them too, by so many
+    particles (16) for each image; for models that are not conditional.
     """
+    group = particles_for(method, particles, candidates=candidates, temperature=temperature)
     if prepare == "mnist":
         image, known = prepared(np.asarray(image), np.asarray(known))
     elif prepare != "none":
         raise ValueError(f"prepare must be none or mnist, got {prepare!r}")
     return _draw(model, count, label, seed, temperature, batch, checkpoints, progress,
-                 (np.asarray(image), np.asarray(known)), candidates)
+                 (np.asarray(image), np.asarray(known)), candidates, group)
 
 
 def prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
@@ -155,7 +166,7 @@ def prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[ND
 
 def _draw(model: str, count: int, label: int | str | None, seed: int | None, temperature: float, batch: int,
           folder: str | None, progress: bool | None, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None,
-          candidates: int | None = None) -> Pictures:
+          candidates: int | None = None, particles: int = 0) -> Pictures:
     for name, value in (("count", count), ("batch", batch)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
@@ -169,14 +180,17 @@ def _draw(model: str, count: int, label: int | str | None, seed: int | None, tem
     known = None if occluded is None else occluded.known
     if known is None:
         check_recognises(candidates, checkpoint)
-    specs = [ImageSpec(seed=one, temperature=temperature, label=number, canvas=occluded.canvas if occluded else None,
-                       known=known) for one in seeds_from(seed, candidates or count)]
+    specs = particles_of([ImageSpec(seed=one, temperature=temperature, label=number, known=known,
+                                    canvas=occluded.canvas if occluded else None)
+                          for one in seeds_from(seed, candidates or count)], particles)
+    decoder = new_decoder(checkpoint, min(len(specs), max(batch, particles)))
+    if particles and known is not None:
+        check_filter(decoder, known)
     todo = len(specs) * (config.subpixels - specs[0].prefix)
     with tqdm(total=todo, unit="sub-pixel", unit_scale=True, disable=None if progress is None else not progress,
               file=sys.stderr) as bar:
-        produced = produce(Batcher(new_decoder(checkpoint, min(len(specs), batch))), specs,
-                           advanced=lambda report: bar.update(report.subpixels))
-    images = produced.images
+        produced = produce(Batcher(decoder), specs, advanced=lambda report: bar.update(report.subpixels))
+    images = [produced.images[index] for index in produced.estimates] or produced.images
     if candidates is not None:
         images = [images[index] for index in ranked(checkpoint.net, produced, known, count)]
     shape = (config.height, config.width, *([config.channels] if config.channels > 1 else []))

@@ -13,6 +13,7 @@ from .. import logs
 from ..errors import EngineLost, NotFinite
 from .decode.bisect import Outcome, Plan, isolate
 from .decode.decoder import Decoder, ImageSpec
+from .decode.particles import Estimate, ParticleFilter, answer_seed
 from .decode.prefill import Prefills
 from .messages import Progress, QuantumReport, Submission
 from .schedule.passes import PassesLearned, expected_passes
@@ -31,13 +32,14 @@ class Batcher:
         self.decoder, config = decoder, decoder.config
         self.name, self.backend = decoder.checkpoint.name, decoder.checkpoint.net.attention.steps_as
         self.beat: Callable[[], None] = lambda: None  # called before each call of the engine
-        self.scheduler = Scheduler(decoder.slots, config.subpixels)
         self.image_row = config.width * config.channels  # sub-pixels; also the longest quantum, as streams show rows
+        self.scheduler = Scheduler(decoder.slots, config.subpixels, self.image_row)
         self._submissions: dict[str, Submission] = {}
         self._unreported: Counter[str] = Counter()  # images of each request that no report has called finished
         self._step_seconds: dict[int, float] = {}   # of decoding alone, smoothed, by images in powers of two
         self._ended, self._went_on = 0.0, False     # when the last quantum ended, and whether there was more to do
         self._prefills = Prefills(decoder)
+        self._filters: list[ParticleFilter] = []
         self._decoded_s = QUANTUM_S  # of the last quantum
         self._advances: dict[int, tuple[int, int]] = {}  # of a quantum: where each slot's image got, in how many passes
         self._passes = PassesLearned(config.subpixels)
@@ -51,7 +53,9 @@ class Batcher:
         """Append a request's images to the queue."""
         self._submissions[submission.request] = submission
         self._unreported[submission.request] = len(submission.specs)
-        self.scheduler.enqueue(submission.request, len(submission.specs), submission.specs[0].prefix, submission.bulk)
+        first = submission.specs[0]
+        self.scheduler.enqueue(submission.request, len(submission.specs), first.prefix, submission.bulk,
+                               max(1, first.particles))
 
     def cancel(self, request: str) -> None:
         """Forget a request, or do nothing if it is not here. Slots of its images are free after the next quantum."""
@@ -80,6 +84,7 @@ class Batcher:
         failed |= self._failures(plan, outcome)
         plan, steps = self._done(plan)
         finished = self.scheduler.advance(plan)
+        answers = self._advance_filters()
         for image in finished if self.decoder.skips else []:
             self._passes.finish(image.slot, bool(self.decoder.told[image.slot]))
         if steps:
@@ -93,7 +98,7 @@ class Batcher:
         report = QuantumReport(
             joined, joined_at, self._running(plan),
             [Progress(image.request, image.index, image.position, 0, self.decoder.image(image.slot),
-                      self.decoder.label(image.slot)) for image in finished],
+                      self.decoder.label(image.slot), answers.get(image.slot)) for image in finished],
             failed, self.scheduler.waiting.overtaken, len(plan), steps, sum(count for _, count in plan), seconds,
             self._ended - since, self.decoder.saturated - saturated, outcome.retries, self._passes.ratios)
         for image in finished:
@@ -106,6 +111,7 @@ class Batcher:
         """After an exception from run_quantum: empty every slot. Returns the requests that lost an image by it."""
         self.scheduler.running.clear()
         self._prefills.clear()
+        self._filters.clear()
         self._went_on = False
         waiting = Counter(image.request for image in self.scheduler.waiting)
         lost = [request for request, images in self._unreported.items() if waiting[request] < images]
@@ -142,6 +148,9 @@ class Batcher:
         self.decoder.take([image.slot for image in images], [specs[image.index] for image in images])
         for image in images:
             self._passes.begin(image.slot)
+        if group := specs[0].particles:
+            self._filters += [ParticleFilter(images[first:first + group], answer_seed(specs[images[first].index]))
+                              for first in range(0, len(images), group)]
         told, position = bool(self.decoder.told[images[0].slot]), images[0].position
         if (told or position) and position < self.scheduler.length:  # else there is nothing to fold in, or to draw
             self._prefills.append(images, position, read=told)
@@ -176,6 +185,22 @@ class Batcher:
             done.append((image, position - image.position))
             most = max(most, passes)
         return done, most
+
+    def _advance_filters(self) -> dict[int, Estimate]:
+        """Weigh and resample particles whose image row has ended. Returns the estimates of the answers by their slots.
+        """
+        answers, going_on = {}, []
+        for particles in self._filters:
+            if particles.cancelled:
+                continue
+            particles.advance(self.decoder)
+            if particles.position < self.scheduler.length:
+                going_on.append(particles)
+            else:
+                image, estimate = particles.answer()
+                answers[image.slot] = estimate
+        self._filters = going_on
+        return answers
 
     def _restore(self, plan: Plan) -> None:
         for first in range(0, len(plan), RESTORED):

@@ -108,14 +108,15 @@ class Ledger:
         self._admit(ticket, served, 1, False, None, check_deadline=draws and len(self.models) == 1)
 
     def admit(self, ticket: Ticket, served: ServedModel, images: int, *, stream: bool = False, bulk: bool = False,
-              timeout_s: float = math.inf, known: int | None = None, scores: bool = False) -> None:
+              timeout_s: float = math.inf, known: int | None = None, scores: bool = False, group: int = 1) -> None:
         """Give a request room for all its images, now that it is read. timeout_s: from its head.
 
-        known: sub-pixels that need no step; None: the picture is not decoded yet · scores: as in Ticket.
+        known: sub-pixels that need no step; None: the picture is not decoded yet · scores, group: as in Ticket.
         Raises Draining, EngineGone, DeadlinePassed, ClientLimit, QueueFull or DeadlineUnreachable; it then holds
         nothing.
         """
         ticket.timeout_s, ticket.stream, ticket.scores = min(ticket.timeout_s, timeout_s), stream, scores
+        ticket.group = group
         ticket.check_time()
         self._admit(ticket, served, images, bulk, known, check_deadline=not scores)
 
@@ -255,7 +256,7 @@ class Ledger:
         """An image has left its slot: it is done, or to be scored first."""
         assert image.canvas is not None
         if not ticket.ranked:
-            self._done(served, ticket, ImageDone(image.index, image.canvas))
+            self._done(served, ticket, ImageDone(image.index, image.canvas, estimate=image.estimate))
             return
         served.drawn(ticket)
         net, label = served.decoder.net, image.label

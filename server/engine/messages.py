@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .decode.decoder import ImageSpec
+from .decode.particles import Estimate
 from .schedule.passes import Ratios
 
 
@@ -30,6 +31,7 @@ class Progress:
     left: float    # passes through the layers that it still needs, as far as one can tell
     canvas: NDArray[np.uint8] | None = None  # (T,): of a finished image, or of a stream's with a new image row
     label: int | None = None  # of a finished image: the class that was asked for, or that the model drew first
+    estimate: Estimate | None = None  # of a finished particle: it is the answer
 
 
 @dataclass(frozen=True, slots=True)

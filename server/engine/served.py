@@ -123,7 +123,8 @@ class ServedModel:
         if not self.step_time.confident(images, left_s):
             return
         longest = max(self._length * max(ratios) for ratios in self._ratios)
-        bound = latest_end(self.room.slots, longest, sum(image.steps for image in running), sum(self._waiting))
+        group = max((other.group for other in chain(self._queued.values(), self._reserved.values())), default=1)
+        bound = latest_end(self.room.slots, longest, sum(image.steps for image in running), sum(self._waiting), group)
         if bound * self.step_time.slowest(self.room.slots) * factor <= left_s:  # nearly always
             return
         needed_s = self._outlook(ticket).until_done(ticket.id, self.step_time)
@@ -213,6 +214,6 @@ class ServedModel:
         for other in chain(self._queued.values(), self._reserved.values()):
             known = other.known if other.known is not None else self._length if other is ticket else 0
             classes[other.bulk].extend(
-                [Remaining(other.id, self._passes(known), other.bulk)] * other.waiting)
+                [Remaining(other.id, self._passes(known), other.bulk, other.group)] * other.waiting)
         overtaken = self._last.overtaken if self._last else 0
         return Outlook(self.room.slots, self._length, self._running(), queue_order(*classes, overtaken))

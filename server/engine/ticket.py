@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DeadlinePassed, ServiceError
+from .decode.particles import Estimate
 from .decode.ranking import Recognised
 from .messages import Progress
 
@@ -27,9 +28,10 @@ class RowsDone:
 class ImageDone:
     index: int
     canvas: NDArray[np.uint8]
-    # of a ranked request's image, one of:
+    # of a ranked request's image, one of the first two; of a particle that is the answer, the last:
     log_probs: NDArray[np.float32] | None = None  # (T,), as of Scoring, nothing known
     recognised: Recognised | None = None
+    estimate: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Ticket:
     images: int = 0                                            # room for so many
     scores: bool = False           # its image is not drawn but scored: its place is in the queue, and never a slot
     bulk: bool = False
+    group: int = 1                 # images that get their slots at once
     known: int | None = None       # sub-pixels of each image that need no step; None: not read yet
     given: int = 0                 # image rows that are known from the start
     ranked: bool = False           # each of its images is scored once it is drawn, and holds its place until then

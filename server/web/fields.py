@@ -38,6 +38,12 @@ Count = Annotated[int, Field(ge=1, description="number of images, up to max_n of
 Candidates = Annotated[int, Field(ge=1, description="draw so many images and answer with the n best, n to max_n of "
                                   "/v1/status; of generations, by a model that draws the class first; default: draw "
                                   "n, and rank nothing", examples=[8]), Plain]
+Method = Annotated[Literal["raster", "smc"],
+                   Field(description="raster (the default): known pixels influence what is drawn after them; smc, for "
+                         "models that are not conditional: also what is drawn before them, by sequential Monte Carlo",
+                         examples=["raster"])]
+Particles = Annotated[int, Field(ge=2, description="with method=smc, images that are drawn together for one answer; n "
+                                 "times particles is at most max_n of /v1/status; default: 16", examples=[8]), Plain]
 Size = Annotated[str, Field(description="width x height in pixels, one of the model's sizes: an integer multiple of "
                             "its own, by nearest neighbour; default, auto or native: its own", examples=["native"])]
 Format = Annotated[str, Field(description="b64_json, the only one and the default", examples=["b64_json"])]
@@ -85,7 +91,8 @@ State = Annotated[str, Field(description="format of the recurrent states: fp32, 
                              "--defer such as fp16/8", examples=["fp32"])]
 Slots = Annotated[int, Field(description="images that can be decoded at once", examples=[64])]
 Picture = Annotated[str, Field(description="a PNG in base64", examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABX..."])]
-DrawnSeed = Annotated[int, Field(description="draws this image again, alone", examples=[1])]
+DrawnSeed = Annotated[int, Field(description="draws this image again, alone; with method smc, if "
+                                  "particles are as many", examples=[1])]
 Score = Annotated[float, Field(description="natural logarithm of the probability of the known sub-pixels after the "
                                "first hole, given what was drawn before them, by which candidates have their weight; "
                                "absent without candidates", examples=[-207.4])]
@@ -93,6 +100,12 @@ Confidence = Annotated[float, Field(description="probability of its class, to a 
                                     "there with candidates of a model that draws the class first", examples=[0.97])]
 LogLikelihood = Annotated[float, Field(description="the same of all sub-pixels from the first hole on, drawn or known; "
                                        "absent without candidates", examples=[-409.5])]
+SampleSize = Annotated[float, Field(description="effective sample size of the particles, the least at the end of an "
+                                    "image row: near 1, one of them had nearly all the weight; absent without method "
+                                    "smc", examples=[3.2])]
+Evidence = Annotated[float, Field(description="estimate of the natural logarithm of the probability of the known "
+                                  "sub-pixels after the first hole, given those before it; absent without method smc",
+                                  examples=[-207.4])]
 ComparisonId = Annotated[str, Field(description="id from the answer of POST /v1/compare", examples=["cmp-1"])]
 Phase = Annotated[Literal["running", "completed", "cancelled", "failed"],
                   Field(description="running, or how it ended", examples=["running"])]

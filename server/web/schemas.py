@@ -38,12 +38,13 @@ EDIT: dict[str, Any] = {
     "the lower half": {"value": {"image": "seven.png", "keep_rows": 14, "seed": 5}},
     "what a mask says": {"value": {"image": "seven.png", "mask": "mask.png", "n": 2}},
     "the best two of eight": {"value": {"image": "seven.png", "keep_rows": 14, "n": 2, "candidates": 8}},
+    "known pixels after a hole count too": {"value": {"image": "seven.png", "mask": "band.png", "method": "smc"}},
 }
 
 
 FORM_LISTS = ("image[]",)  # fields of the form of an edit that may be there more than once, and all of them
-FORM_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", "prepare", "lay_back", "conditioning",
-                         *GenerateBody.model_fields})
+FORM_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", "prepare", "lay_back", "conditioning", "method",
+                         "particles", *GenerateBody.model_fields})
 
 
 class CompareBody(BaseModel):
@@ -84,9 +85,17 @@ class ImageData(BaseModel):
     confidence: fields.Confidence | None = Field(None, json_schema_extra=fields.never_null)
 
 
-class EditData(ImageData):
+class Chosen(BaseModel):
+    """What is told of one image if it was chosen among several."""
+
     score: fields.Score | None = Field(None, json_schema_extra=fields.never_null)
     log_likelihood: fields.LogLikelihood | None = Field(None, json_schema_extra=fields.never_null)
+    effective_sample_size: fields.SampleSize | None = Field(None, json_schema_extra=fields.never_null)
+    log_evidence: fields.Evidence | None = Field(None, json_schema_extra=fields.never_null)
+
+
+class EditData(Chosen, ImageData):
+    pass
 
 
 class Drawn(BaseModel):
@@ -139,6 +148,9 @@ class UploadFacts(Conditioning):
     crop: Sides = Field(description="what the model's picture shows: left, top, right, bottom in pixels of the upload, "
                         "as its EXIF turns it; with prepare it may go beyond the upload", examples=[[0, 0, 28, 28]])
     prepared: Prepared | None = Field(None, description="null without prepare")
+    method: fields.Method = Field("raster", description="as it was asked for")
+    particles: int | None = Field(None, description="images that were drawn together for each of these; null without "
+                                  "method smc", examples=[16])
 
 
 class ImagesResponse(Drawn):
@@ -167,9 +179,7 @@ class GenerationEvent(ImageEvent):
     type: Literal["image_generation.partial_image", "image_generation.completed"] = Field(description="as `event`")
 
 
-class EditEvent(UploadFacts, ImageEvent):
-    score: fields.Score | None = Field(None, json_schema_extra=fields.never_null)
-    log_likelihood: fields.LogLikelihood | None = Field(None, json_schema_extra=fields.never_null)
+class EditEvent(UploadFacts, Chosen, ImageEvent):
     type: Literal["image_edit.partial_image", "image_edit.completed"] = Field(description="as `event`")
 
 

@@ -140,14 +140,17 @@ class Asked:
                              json={"model": self.model, "seed": seed + candidates * index} | label | ranked)
         return self._all(one, len(labels), candidates)
 
-    def completed(self, originals: Images, hidden: Hidden, n: int = 1, seed: int = 0, candidates: int | None = None
-                  ) -> Images:
-        """n completions of each picture, (n * N, 784); of candidates, the best, the best one first."""
-        ranked = {} if candidates is None else {"candidates": candidates}
+    def completed(self, originals: Images, hidden: Hidden, n: int = 1, seed: int = 0, candidates: int | None = None,
+                  particles: int = 0) -> Images:
+        """n completions of each picture, (n * N, 784); of candidates, the best, the best one first; by so many
+        particles each, by method smc."""
+        chosen: dict[str, int | str] = {} if candidates is None else {"candidates": candidates}
+        if particles:
+            chosen = {"method": "smc", "particles": particles}
         def one(http: httpx.Client, index: int) -> httpx.Response:
             return http.post("/v1/images/edits", files={"image": upload(originals[index], hidden[index])},
-                             data={"model": self.model, "n": n, "seed": seed + (candidates or n) * index} | ranked)
-        return self._all(one, len(originals), candidates or n)
+                             data={"model": self.model, "n": n, "seed": seed + (candidates or n) * index} | chosen)
+        return self._all(one, len(originals), candidates or n * max(1, particles))
 
     def _all(self, one: Callable[[httpx.Client, int], httpx.Response], count: int, n: int) -> Images:
         """n: images that each request has drawn."""

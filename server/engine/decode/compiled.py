@@ -72,10 +72,10 @@ class CompiledDecoder(BitwiseDecoder):
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
                passes: int) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
         rows = (slots, positions, steps, self.start[slots], self.seed[slots], self.temperature[slots])
-        _, *done = self.packed.decode(
+        log_probs, finite, taken, passed = (part.numpy() for part in self.packed.decode(
             from_numpy(self.canvas), from_numpy(self.known), self.S, self.z, *map(from_numpy, rows), passes=passes,
-            last=self.state.last, told=from_numpy(self.told[slots]))
-        finite, taken, passed = (part.numpy() for part in done)
+            last=self.state.last, told=from_numpy(self.told[slots])))
+        self.weigh(slots, positions, taken, log_probs)
         return finite, taken, passed
 
 

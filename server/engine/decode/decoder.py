@@ -18,6 +18,7 @@ from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.generate import decode_threads, draw_subpixel, noise_of, starts_of
 from linpix.model.inputs import START
+from linpix.model.mixture import log_likelihood
 from linpix.model.transformer import PREFILL_TOKENS
 
 Numbers = NDArray[np.int64]  # (B,)
@@ -32,6 +33,7 @@ class ImageSpec:
     label: int | None = None               # None: the unconditional start
     canvas: NDArray[np.uint8] | None = None  # (T,), with `known` where an image is to be completed
     known: NDArray[np.bool_] | None = None   # (T,)
+    particles: int = 0                     # of the answer that this image is a particle of; 0: an answer itself
 
     @property
     def prefix(self) -> int:
@@ -78,6 +80,8 @@ class Decoder(ABC):
         self.told = np.zeros(rows, np.bool_)  # whether the model reads all that is known before it draws anything
         self.start, self.seed = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         self.temperature = np.ones(rows, np.float32)
+        self.weighed = np.zeros(rows, np.bool_)  # whether log_probs is kept: of particles
+        self.log_probs = np.zeros((rows, self.config.subpixels), np.float32)  # of each sub-pixel, in nats
 
     @property
     def facts(self) -> dict[str, str]:
@@ -98,6 +102,7 @@ class Decoder(ABC):
         self.start[at] = self.net.start_index(first.label)
         self.canvas[at] = 0 if first.canvas is None else first.canvas
         self.known[at] = False if first.known is None else first.known
+        self.weighed[at] = first.particles > 0
         self.told[at] = self.net.patches is not None and self.known[slots[0]].any()
         if self.config.class_first and not self.told[slots[0]]:
             self._set_classes(slots, torch.zeros(1, self.config.classes))
@@ -105,6 +110,17 @@ class Decoder(ABC):
     def copy(self, slots: Sequence[int]) -> None:
         """Give the others of these slots what was prefilled in the first."""
         self.pool.copy(slots[0], list(slots[1:]))
+
+    def branch(self, source: int, targets: Sequence[int]) -> None:
+        """Let the images of these slots go on from where that of source is, with their own seeds."""
+        self.canvas[targets] = self.canvas[source]
+        self.pool.copy(source, list(targets))
+
+    def weigh(self, slots: Numbers, positions: Numbers, steps: Numbers, log_probs: NDArray[np.float32]) -> None:
+        """Keep the log-probabilities of particles' sub-pixels. log_probs: (B, most steps), of a quantum's images."""
+        for row in np.flatnonzero(self.weighed[slots]):
+            begin, count = positions[row], steps[row]
+            self.log_probs[slots[row], begin:begin + count] = log_probs[row, :count]
 
     @torch.inference_mode()
     def read(self, slots: Sequence[int]) -> None:
@@ -216,19 +232,24 @@ class EagerDecoder(Decoder):
         canvas, known, told, start, temperature = (from_numpy(pool[index]) for pool in (
             self.canvas, self.known, self.told, self.start, self.temperature))
         finite = torch.ones(len(slots), dtype=torch.bool)
+        log_probs = torch.empty(len(slots), steps[0]) if self.weighed[index].any() else None
         for step in range(steps[0]):
             rows = sum(step < wanted for wanted in steps)
             with decode_threads(self.net, rows, max(positions[:rows]) + step):
                 finite[:rows] &= self.step(canvas[:rows], known[:rows], told[:rows], start[:rows], temperature[:rows],
-                                           noise[:rows, step], t[:rows] + step, at[:rows])
+                                           noise[:rows, step], t[:rows] + step, at[:rows],
+                                           None if log_probs is None else log_probs[:rows, step])
         self.canvas[index] = canvas.numpy()
+        if log_probs is not None:
+            self.weigh(index, np.array(positions), np.array(steps), log_probs.numpy())
         return advanced(slots, positions, steps, finite.numpy())
 
     def step(self, canvas: Tensor, known: Tensor, told: Tensor, start: Tensor, temperature: Tensor,
-             noise: Tensor, t: Tensor, slots: Tensor) -> Tensor:
+             noise: Tensor, t: Tensor, slots: Tensor, log_probs: Tensor | None = None) -> Tensor:
         """One sub-pixel for every row: predict it, draw it, and keep the given one where it is known.
 
         canvas, known: (B, T), canvas changed in place · told, start, temperature, t, slots: (B,) · noise: (B, 2) ·
+        log_probs: (B,), changed in place to those of the sub-pixels, if they are wanted ·
         returns (B,) bool, whether the row's parameters were finite.
         """
         here = t[:, None]
@@ -238,6 +259,8 @@ class EagerDecoder(Decoder):
                                    None if self.net.patches is None else known & told[:, None])
         drawn = draw_subpixel(self.net, parameters, t, noise, temperature)
         canvas.scatter_(1, here, torch.where(given, canvas.gather(1, here), drawn[:, None]))
+        if log_probs is not None:
+            log_probs[:] = log_likelihood(parameters, canvas.gather(1, here)[:, 0])
         # sub-pixel 0 without a start token is NaN by design
         unpredicted = was_read | (t < (1 if self.config.first_marginal else 0))
         return parameters.isfinite().all(-1) | unpredicted

@@ -43,6 +43,7 @@ class Remaining(NamedTuple):
     request: str
     steps: float
     bulk: bool = False
+    group: int = 1  # images in a row that get their slots at once
 
 
 class End(NamedTuple):
@@ -64,11 +65,11 @@ def queue_order(interactive: Iterable[Remaining], bulk: Iterable[Remaining], ove
     i = j = 0
     while i < len(first) or j < len(second):
         if bulk_is_next(len(first) - i, len(second) - j, overtaken):
-            order.append(second[j])
-            j, overtaken = j + 1, 0
+            order += second[j:j + second[j].group]
+            j, overtaken = j + second[j].group, 0
         else:
-            order.append(first[i])
-            i, overtaken = i + 1, overtaken + 1 if j < len(second) else 0
+            order += first[i:i + first[i].group]
+            i, overtaken = i + first[i].group, overtaken + first[i].group if j < len(second) else 0
     return order
 
 
@@ -87,14 +88,20 @@ class Outlook:
         # the steps after which slots become free: as many slots as can matter
         free = [0.0] * min(self.slots - len(ends), len(self.waiting)) + [steps for steps, _ in ends]
         heapq.heapify(free)
-        for image in self.waiting:
+        waiting = iter(self.waiting)
+        for image in waiting:
+            for _ in range(image.group - 1):  # until the last of their slots is free, the others stay so
+                heapq.heappop(free)
+                next(waiting)
             end = free[0] + image.steps
             heapq.heapreplace(free, end)
-            ends.append((end, image))
+            for _ in range(image.group - 1):
+                heapq.heappush(free, end)
+            ends += [(end, image)] * image.group
         return ends
 
     def ends(self, step_time: StepTime = in_steps) -> Iterator[End]:
-        """The ends of all images, in order of time. No slot stays free while an image waits."""
+        """The ends of all images, in order of time. No slot is counted as free while an image waits."""
         replay = self._replay()
         bulk, now, at = sum(image.bulk for _, image in replay[self.slots:]), 0.0, 0.0
         for ended, (end, image) in enumerate(sorted(replay, key=lambda pair: pair[0])):
@@ -126,10 +133,11 @@ class Outlook:
         return at
 
 
-def latest_end(slots: int, length: float, running_steps: float, waiting: int) -> float:
+def latest_end(slots: int, length: float, running_steps: float, waiting: int, group: int = 1) -> float:
     """Steps after which everything admitted is done at the latest; much faster to compute than the replay.
 
-    running_steps: of all images in slots · waiting: images, counted as whole ones. It is the remaining work shared out
-    evenly, and one image more: Graham, "Bounds on multiprocessing timing anomalies", 1969.
+    running_steps: of all images in slots · waiting: images, counted as whole ones · group: images of the largest group,
+    while which waits up to group - 1 slots are free. The bound is the remaining work, shared by the other slots, and
+    one image more: Graham, "Bounds on multiprocessing timing anomalies", 1969.
     """
-    return length + (running_steps + length * waiting) / slots
+    return length + (running_steps + length * waiting) / (slots - group + 1)

@@ -22,6 +22,7 @@ class ScheduledImage:
     cancelled: bool = False
     bulk: bool = False
     prefilled: bool = True  # false while the inputs before its position are being folded in: it does not decode yet
+    group: int = 1        # images of its request, in a row, that get their slots at once and stay at one position
 
 
 def bulk_is_next(interactive: int, bulk: int, overtaken: int) -> bool:
@@ -57,11 +58,12 @@ class WaitQueue:
         """The image that gets the next slot."""
         return self._next()[0] if len(self) else None
 
-    def take(self) -> ScheduledImage:
-        """Remove the first image, which gets a slot."""
-        image = self._next().popleft()
-        self.overtaken = 0 if image.bulk or not self.bulk else self.overtaken + 1
-        return image
+    def take(self) -> list[ScheduledImage]:
+        """Remove the first image and the others of its group, which get slots."""
+        images = self._next()
+        group = [images.popleft() for _ in range(images[0].group)]
+        self.overtaken = 0 if group[0].bulk or not self.bulk else self.overtaken + len(group)
+        return group
 
     def remove(self, request: str) -> None:
         """Remove the images of a request."""
@@ -75,6 +77,7 @@ class Scheduler:
 
     slots: int
     length: int           # T
+    image_row: int = 1    # sub-pixels; the images of a group wait for each other where one ends
     waiting: WaitQueue = field(default_factory=WaitQueue)
     running: dict[int, ScheduledImage] = field(default_factory=dict)
 
@@ -82,9 +85,13 @@ class Scheduler:
     def free(self) -> list[int]:
         return [slot for slot in range(1, self.slots + 1) if slot not in self.running]
 
-    def enqueue(self, request: str, images: int, position: int, bulk: bool = False) -> list[ScheduledImage]:
-        """Append a request's images, which all begin at `position`; returns them in order."""
-        queued = [ScheduledImage(request, index, position, bulk=bulk) for index in range(images)]
+    def enqueue(self, request: str, images: int, position: int, bulk: bool = False, group: int = 1
+                ) -> list[ScheduledImage]:
+        """Append a request's images, which all begin at `position`; returns them in order.
+
+        group: a divisor of images, at most `slots`.
+        """
+        queued = [ScheduledImage(request, index, position, bulk=bulk, group=group) for index in range(images)]
         for image in queued:
             self.waiting.append(image)
         return queued
@@ -98,18 +105,19 @@ class Scheduler:
     def join(self) -> list[ScheduledImage]:
         """Between quanta: free the slots of cancelled images, then give free slots to the next request.
 
-        Returns its images that got a slot. Call it again for the next request, until it returns none.
+        Returns its images that got a slot. Call it again for the next request, until it returns none. A group for which
+        too few slots are free keeps those behind it waiting: smaller requests could else overtake it for ever.
         """
         self.running = {slot: image for slot, image in self.running.items() if not image.cancelled}
         joined: list[ScheduledImage] = []
-        for slot in self.free if self.waiting else []:
-            first = self.waiting.first()
-            if first is None or (joined and first.request != joined[0].request):
+        free = self.free if self.waiting else []
+        while (first := self.waiting.first()) is not None and first.group <= len(free):
+            if joined and first.request != joined[0].request:
                 break
-            image = self.waiting.take()
-            image.slot = slot
-            self.running[slot] = image
-            joined.append(image)
+            for image in self.waiting.take():
+                image.slot = free.pop(0)
+                self.running[image.slot] = image
+                joined.append(image)
         return joined
 
     @property
@@ -118,9 +126,15 @@ class Scheduler:
         return [image for image in self.running.values() if image.prefilled and not image.cancelled]
 
     def plan(self, quantum: int) -> list[tuple[ScheduledImage, int]]:
-        """Each decoding image with its number of steps in the next quantum, most steps first."""
-        plan = [(image, min(quantum, self.length - image.position)) for image in self.decoding]
+        """Each decoding image with its number of steps in the next quantum, most steps first.
+
+        Images of a group go no further than to the end of their image row.
+        """
+        plan = [(image, min(quantum, self._until(image) - image.position)) for image in self.decoding]
         return sorted(plan, key=lambda part: (-part[1], part[0].slot))
+
+    def _until(self, image: ScheduledImage) -> int:
+        return self.length if image.group == 1 else (image.position // self.image_row + 1) * self.image_row
 
     def advance(self, plan: list[tuple[ScheduledImage, int]]) -> list[ScheduledImage]:
         """Record that a plan was carried out; returns the finished images that were not cancelled meanwhile."""

@@ -2,6 +2,8 @@
 
 import math
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -12,8 +14,9 @@ from linpix.model.config import ModelConfig
 from linpix.model.philox import MAX_SEED
 
 from ...engine.decode.decoder import ImageSpec
+from ...engine.decode.particles import Unsuitable, check_filter, particles_for, particles_of
 from ...engine.decode.ranking import best, likelihoods, recognised
-from ...engine.ticket import ImageDone
+from ...engine.ticket import ImageDone, RowsDone
 from ...errors import (
     InvalidRequest,
     ServiceError,
@@ -38,7 +41,8 @@ class ImageRequest:
     def __init__(self, service: Service, http: Request, *, model: str | None, n: int | None, size: str | None,
                  response_format: str | None, stream: bool | None, partial_images: int | None, seed: int | None,
                  temperature: float | None, label: int | str | None, prompt: str | None, timeout: float | None,
-                 priority: str | None, ignored: list[str], candidates: int | None = None) -> None:
+                 priority: str | None, ignored: list[str], candidates: int | None = None, method: str | None = None,
+                 particles: int | None = None) -> None:
         self.warnings: list[str] = []
         self.served = service.find(model)
         self.config: ModelConfig = self.served.decoder.config
@@ -50,7 +54,12 @@ class ImageRequest:
         if candidates is not None and not self.n <= candidates <= max_n:
             raise InvalidRequest(f"candidates, of which the n best are answered, must be {self.n}..{max_n} here, got "
                                  f"{shown(candidates)}", param="candidates")
-        self.ranked, self.images = candidates is not None, candidates or self.n
+        self.temperature = 1.0 if temperature is None else temperature
+        with _suitable():
+            self.particles = particles_for(method, particles, candidates=candidates, temperature=self.temperature,
+                                           answers=self.n, limit=min(max_n, self.served.room.slots))
+        self.ranked, self.images = candidates is not None, candidates or self.n * max(1, self.particles)
+        self.chosen = self.ranked or self.particles > 0  # not all that is drawn is answered
         http.state.model, http.state.images = self.served.name, self.images  # for the log
         if response_format not in (None, "b64_json"):
             raise InvalidRequest(f"response_format must be b64_json, got {shown(response_format)}",
@@ -65,21 +74,21 @@ class ImageRequest:
         if self.png and (self.n != 1 or self.stream):
             raise InvalidRequest("Accept: image/png answers one picture: it goes with n=1 and without stream, "
                                  f"got n={self.n}, stream={str(self.stream).lower()}", param="n")
-        if self.ranked and self.stream and partial_images:
-            raise InvalidRequest("which candidates are the best is known when all are drawn, so a stream of them has "
-                                 f"no partial images; leave partial_images out, got {shown(partial_images)}",
-                                 param="partial_images")
-        self.partial_images = 0 if self.ranked else partial_images
-        self.seed = secrets.randbelow(MAX_SEED - self.images) if seed is None else seed
-        if self.seed + self.images - 1 > MAX_SEED:
-            raise InvalidRequest(f"image i uses seed + i, which must stay under 2^53: with {self.images} images the "
-                                 f"largest seed is {MAX_SEED - self.images + 1}, got {seed}", param="seed")
+        if self.chosen and self.stream and partial_images:
+            raise InvalidRequest("which candidates or particles are the answer is known when all are drawn, so a "
+                                 "stream of them has no partial images; leave partial_images out, got "
+                                 f"{shown(partial_images)}", param="partial_images")
+        self.partial_images = 0 if self.chosen else partial_images
+        seeds = candidates or self.n
+        self.seed = secrets.randbelow(MAX_SEED - seeds) if seed is None else seed
+        if self.seed + seeds - 1 > MAX_SEED:
+            raise InvalidRequest(f"image i uses seed + i, which must stay under 2^53: with {seeds} images the "
+                                 f"largest seed is {MAX_SEED - seeds + 1}, got {seed}", param="seed")
         allowed = http.state.timeout_s
         if timeout is not None and allowed not in (math.inf, timeout):
             raise InvalidRequest(f"timeout {timeout:g} contradicts {HEADER}: {allowed:g}; send one of them",
                                  param="timeout")
         self.timeout_s = math.inf if timeout is None else timeout
-        self.temperature = 1.0 if temperature is None else temperature
         self.label = self._label(label, prompt)
         self._overlay: Overlay | None = None
         self._occluded: pictures.Occluded | None = None  # what the model is given
@@ -114,9 +123,10 @@ class ImageRequest:
 
     def specs(self) -> list[ImageSpec]:
         occluded = self._occluded
-        return [ImageSpec(seed=self.seed + index, temperature=self.temperature, label=self.label,
-                          canvas=occluded.canvas if occluded else None, known=occluded.known if occluded else None)
-                for index in range(self.images)]
+        specs = [ImageSpec(seed=self.seed + index, temperature=self.temperature, label=self.label,
+                           canvas=occluded.canvas if occluded else None, known=occluded.known if occluded else None)
+                 for index in range(self.images // max(1, self.particles))]
+        return particles_of(specs, self.particles)
 
     def best(self, drawn: list[ImageDone]) -> list[ImageDone]:
         """Of all candidates the n that are answered, the best first; their images' facts are known from then on."""
@@ -131,15 +141,21 @@ class ImageRequest:
         shown_images = [self._with_kept(image.canvas) for image in drawn]
         return [drawn[index] for index in best(shown_images, [one.score for one in found], self.n)]
 
-    def facts_of(self, index: int) -> dict[str, int | float]:
+    def facts_of(self, image: RowsDone | ImageDone) -> dict[str, int | float]:
         """What an answer tells of one image."""
-        return {"seed": self.seed + index, **self._judged.get(index, {})}
+        found: dict[str, int | float] = {"seed": self.seed + image.index // max(1, self.particles)}
+        if isinstance(image, ImageDone) and image.estimate is not None:
+            found |= image.estimate._asdict()
+        return found | self._judged.get(image.index, {})
 
     def complete(self, upload: Upload, conditioning: Literal["prefix"] | None = None) -> None:
         """Draw what is hidden of an upload; answer with it, if it is to be laid back. conditioning: see fields."""
         self._occluded = upload.occluded
         if conditioning == "prefix":
             self._kept, self._occluded = upload.occluded, upload.occluded.prefix_only()
+        if self.particles:
+            with _suitable():
+                check_filter(self.served.decoder, self.occluded.known)
         if (overlay := upload.overlay) is not None:
             self._overlay, self.size, self.partial_images = overlay, overlay.size, 0
 
@@ -163,6 +179,15 @@ class ImageRequest:
 
     def _with_kept(self, canvas: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return canvas if self._kept is None else np.where(self._kept.known, self._kept.canvas, canvas)
+
+
+@contextmanager
+def _suitable() -> Iterator[None]:
+    """Unsuitable in the block is InvalidRequest."""
+    try:
+        yield
+    except Unsuitable as error:
+        raise InvalidRequest(str(error), param=error.param) from error
 
 
 def picture_error(error: pictures.PictureError) -> ServiceError:

@@ -83,6 +83,8 @@ async def edit(
         prompt: Annotated[fields.Prompt | None, Form()] = None,
         n: Annotated[fields.Count | None, Form()] = None,
         candidates: Annotated[fields.Candidates | None, Form()] = None,
+        method: Annotated[fields.Method | None, Form()] = None,
+        particles: Annotated[fields.Particles | None, Form()] = None,
         size: Annotated[fields.Size | None, Form()] = None,
         response_format: Annotated[fields.Format | None, Form()] = None,
         stream: Annotated[fields.Stream | None, Form()] = None,
@@ -98,11 +100,11 @@ async def edit(
     request = ImageRequest(service, http, model=model, n=n, size=size, response_format=response_format, stream=stream,
                            partial_images=partial_images, seed=seed, temperature=temperature, label=label,
                            prompt=prompt, timeout=timeout, priority=priority, ignored=ignored,
-                           candidates=candidates)
+                           candidates=candidates, method=method, particles=particles)
     upload = only(image, image_list)
     check_options(request, prepare, lay_back, size)
-    service.ledger.admit(ticket, request.served, request.images, stream=request.stream and not request.ranked,
-                         bulk=request.bulk, timeout_s=request.timeout_s)
+    service.ledger.admit(ticket, request.served, request.images, stream=request.stream and not request.chosen,
+                         bulk=request.bulk, timeout_s=request.timeout_s, group=request.particles or 1)
 
     def read() -> uploads.Upload:
         return uploads.read(upload.file.read(), request.config, mask=None if mask is None else mask.file.read(),
@@ -113,6 +115,7 @@ async def edit(
         return Response(status_code=499)  # the client has disconnected
     request.complete(found, conditioning)
     service.ledger.submit(ticket, request.specs(), ranked=request.ranked)
-    facts = facts_of(request.occluded, found) | {"candidates": candidates}
+    facts = facts_of(request.occluded, found) | {"candidates": candidates, "method": method or "raster",
+                                                 "particles": request.particles or None}
     del found  # megabytes of a prepared picture, while its completions wait
     return await respond(service.ledger, http, request, ticket, "image_edit", facts)

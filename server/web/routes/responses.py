@@ -55,7 +55,7 @@ async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: 
 
 async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, Any]) -> Response:
     """A response that is not a stream. Each image is encoded as soon as it is done. Raises ServiceError."""
-    pngs = {place: (await encoded(request, ticket, event.canvas), request.facts_of(event.index))
+    pngs = {place: (await encoded(request, ticket, event.canvas), request.facts_of(event))
             async for place, event in answered(request, ticket) if isinstance(event, ImageDone)}
     if request.png:
         png, facts = pngs[0]
@@ -74,12 +74,15 @@ async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | No
                    ) -> AsyncIterator[tuple[int, RowsDone | ImageDone | None]]:
     """Events of the images that are answered, as Ticket.events, each with its image's place in the answer.
 
-    Of candidates, only the best are: they come when all are drawn and scored.
+    Of candidates, only the best are: they come when all are drawn and scored. Of particles, only the ones chosen.
     """
     drawn = []
     async for event in ticket.events(patience_s):
         if request.ranked and isinstance(event, ImageDone):
             drawn.append(event)
+        elif request.particles and isinstance(event, ImageDone):
+            if event.estimate is not None:
+                yield event.index // request.particles, event
         elif event is None or not request.ranked:
             yield event.index if event else 0, event
     if request.ranked:
@@ -132,7 +135,7 @@ async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, k
             if event is None:
                 yield KEEPALIVE_COMMENT
                 continue
-            data = common | {"image_index": place} | request.facts_of(event.index)
+            data = common | {"image_index": place} | request.facts_of(event)
             if isinstance(event, ImageDone):
                 png = await encoded(request, ticket, event.canvas)
                 data |= {"type": f"{kind}.completed", "b64_json": base64.b64encode(png).decode()}

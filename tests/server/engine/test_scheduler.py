@@ -14,14 +14,14 @@ def scheduler(slots=2, length=10):
     return Scheduler(slots, length)
 
 
-def arrive(s, request, images=1, position=0, bulk=False):
-    return s.enqueue(request, images, position, bulk)
+def arrive(s, request, images=1, position=0, bulk=False, group=1):
+    return s.enqueue(request, images, position, bulk, group)
 
 
 def outlook(s):
     """What a scheduler has, as the forecast sees it."""
     def left(images):
-        return [Remaining(image.request, s.length - image.position, image.bulk) for image in images]
+        return [Remaining(image.request, s.length - image.position, image.bulk, image.group) for image in images]
 
     running = left(image for image in s.running.values() if not image.cancelled)
     waiting = queue_order(left(s.waiting.interactive), left(s.waiting.bulk), s.waiting.overtaken)
@@ -266,4 +266,71 @@ def test_what_is_foreseen_comes_true_when_nobody_else_comes(crowd, slots, max_qu
         ends += [(steps, row.request) for row in finished]
     assert sorted(foretold) == sorted(ends)
     assert found == (until_room if fits else None)
+    assert not foretold or max(foretold)[0] <= bound
+
+
+# --- groups: images that get their slots at once ---
+
+def test_a_group_waits_until_it_has_all_its_slots_and_nobody_overtakes_it():
+    s = Scheduler(3, 10, image_row=5)
+    running = arrive(s, "a", position=8)
+    together, late = arrive(s, "b", 6, group=3), arrive(s, "c")
+    assert join(s) == running
+    assert turn(s) == ([], running)
+    assert [turn(s)[0] for _ in range(5)] == [together[:3], [], together[3:], [], late]
+
+
+def test_images_of_a_group_meet_where_an_image_row_ends_and_others_go_on():
+    s = Scheduler(3, 12, image_row=4)
+    alone, together = arrive(s, "a", position=3), arrive(s, "b", 2, position=3, group=2)
+    join(s)
+    seen = []
+    while s.running:
+        plan = s.plan(3)
+        seen.append({image.request: steps for image, steps in plan})
+        assert len({steps for image, steps in plan if image in together}) <= 1
+        s.advance(plan)
+    assert seen == [{"a": 3, "b": 1}, {"a": 3, "b": 3}, {"a": 3, "b": 1}, {"b": 3}, {"b": 1}]
+    assert {image.position for image in alone + together} == {12}
+
+
+def test_a_group_takes_its_slots_in_one_turn_of_its_class():
+    s = Scheduler(4, 10, image_row=10)
+    arrive(s, "bulk", 4, bulk=True, group=2)
+    arrive(s, "a", 4, group=4)
+    arrive(s, "b", 4)
+    order = []
+    while len(s.waiting):
+        order.append([image.request for image in turn(s, 10)[0]])
+    assert order == [["a"] * 4, ["bulk", "bulk", "b", "b"], ["b", "bulk", "bulk", "b"]]
+
+
+@settings(max_examples=200, deadline=None)
+@given(crowds(), st.integers(1, 3), st.integers(0, 6), st.integers(1, 8), st.data())
+def test_what_is_foreseen_of_groups_comes_true_when_nobody_else_comes(crowd, slots, max_queue, images, data):
+    s, room, largest = scheduler(slots=slots), Room(slots, max_queue), 1
+    for number, (_, count, position, kind) in enumerate(crowd):
+        group = data.draw(st.integers(1, slots))
+        if count * group <= room_left(s, room, kind):
+            arrive(s, f"r{number}", count * group, position, kind, group)
+            largest = max(largest, group)
+        turn(s, 1)
+    join(s)
+    seen = outlook(s)
+    foretold = [(end.at, end.image.request) for end in seen.ends(in_steps)]
+    bound = latest_end(slots, s.length, sum(image.steps for image in seen.running), len(seen.waiting), largest)
+    until_room, steps, ends, found = seen.until_room(room, images), 0, [], None
+    for request in {request for _, request in foretold}:
+        assert seen.until_done(request) == max(at for at, other in foretold if other == request)
+    while True:
+        join(s)
+        if found is None and images <= room_left(s, room):
+            found = steps
+        if not s.running:
+            break
+        finished = s.advance(s.plan(1))
+        steps += 1
+        ends += [(steps, image.request) for image in finished]
+    assert sorted(foretold) == sorted(ends)
+    assert found == (until_room if images <= slots + max_queue else None)
     assert not foretold or max(foretold)[0] <= bound

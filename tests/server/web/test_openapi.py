@@ -13,7 +13,10 @@ from linpix.server.web import schemas
 from tests.server.conftest import ROOT, serving, when_possible
 from tests.server.web.test_images import encode, events_of, occluded
 
-FILES = {"seven.png": encode(np.full((28, 28), 7, np.uint8)), "mask.png": occluded(14, np.zeros((28, 28), np.uint8))}
+BAND = np.full((28, 28), 255, np.uint8)
+BAND[10:18] = 0
+FILES = {"seven.png": encode(np.full((28, 28), 7, np.uint8)), "mask.png": occluded(14, np.zeros((28, 28), np.uint8)),
+         "band.png": encode(np.stack([BAND, BAND], -1))}
 GENERATE, EDIT, COMPARE = "/v1/images/generations", "/v1/images/edits", "/v1/compare"
 LIKELIHOODS = "/v1/images/likelihoods"
 OF_THE_SERVER = {"created", "checkpoint", "bits_per_dim", "engine", "precision", "device", "sizes"}  # or of a training

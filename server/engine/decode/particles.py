@@ -1,0 +1,187 @@
+"""Sequential Monte Carlo: how a model that draws in raster order completes a picture by all that is known of it.
+
+A particle is an image that is drawn as any other. Its weight is the probability that the model gave to the known
+sub-pixels that it has passed since the first hole. Where an image row ends and the weights have become too uneven,
+particles are drawn from the particles by weight: unlikely ones end, likely ones go on as several, and all weights are
+equal again. One of those that reach the end, drawn by weight, is the answer. The more particles there are, the closer
+is its distribution to that of the hidden sub-pixels given all known ones.
+
+This is the bootstrap filter with systematic resampling by need (Doucet and Johansen, "A tutorial on particle filtering
+and smoothing: fifteen years later", 2009). It resamples at the ends of image rows alone, so that an answer depends on
+its seed, and not on the length of quanta.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linpix.model.generate import RESAMPLING_STREAM
+from linpix.model.philox import MAX_SEED, uniforms
+
+from ..schedule.scheduler import ScheduledImage
+from .decoder import Decoder, ImageSpec
+
+PARTICLES = 16             # where nothing else is asked for
+MAX_PARTICLES = 2**10 - 1  # a particle's number is in the ten bits of its seed above the 53 of its answer's
+UNEVEN = 0.5               # particles are resampled if the effective sample size is below this share of them
+
+
+class Estimate(NamedTuple):
+    """What a filter tells of its answer."""
+
+    effective_sample_size: float  # the least at the end of an image row, of 1 to as many as there are particles
+    log_evidence: float           # nats: of the known sub-pixels after the first hole, given those before it
+
+
+def particles_of(answers: Sequence[ImageSpec], count: int) -> list[ImageSpec]:
+    """So many particles of each answer, one answer after the other; with 0, the answers themselves.
+
+    Each particle has a seed of its own, whose lowest 53 bits are the answer's.
+    """
+    return [replace(answer, seed=answer.seed + (MAX_SEED + 1) * number, particles=count)
+            for answer in answers for number in range(1, count + 1)] if count else [*answers]
+
+
+def answer_seed(image: ImageSpec) -> int:
+    """The seed that was asked for."""
+    return image.seed & MAX_SEED
+
+
+class Unsuitable(ValueError):
+    """What cannot be drawn by particles; param is the option to blame."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def particles_for(method: str | None, particles: int | None, *, candidates: int | None, temperature: float,
+                  answers: int = 1, limit: int | None = None) -> int:
+    """How many particles an answer gets, 0 if its method is raster. Raises Unsuitable.
+
+    limit: of the particles of so many answers together.
+    """
+    if method not in (None, "raster", "smc"):
+        raise Unsuitable(f"method must be raster or smc, got {method!r}", "method")
+    if method is None and particles is not None:  # but with raster: forms may be sent with all their fields
+        raise Unsuitable(f"particles are for method smc, got {particles} and no method; leave them out", "particles")
+    if method != "smc":
+        return 0
+    if candidates is not None:
+        raise Unsuitable(f"method smc chooses among particles, not candidates, got {candidates}; leave them out",
+                         "candidates")
+    if temperature != 1:
+        raise Unsuitable(f"method smc draws at temperature 1, got {temperature:g}; leave it out", "temperature")
+    count = PARTICLES if particles is None else particles
+    if limit is not None and not 2 <= count <= limit // answers:
+        raise Unsuitable(f"particles must be at least 2, and n times particles at most {limit} here, got {count} "
+                         f"particles and n={answers}", "particles")
+    if not 2 <= count <= MAX_PARTICLES:
+        raise Unsuitable(f"particles must be 2..{MAX_PARTICLES}, got {count}", "particles")
+    return count
+
+
+def check_filter(decoder: Decoder, known: NDArray[np.bool_]) -> None:
+    """Raise Unsuitable if this decoder cannot complete a picture by particles, or need not. known: (T,)."""
+    name = decoder.checkpoint.name
+    if decoder.net.patches is not None:
+        raise Unsuitable(f"{name} reads all known pixels before it draws, and needs no method smc; leave method out",
+                         "method")
+    if decoder.skips:
+        raise Unsuitable(f"method smc needs a model whose sub-pixels all go through the layers, and {name} skips "
+                         "background; leave method out, or choose another model", "method")
+    if decoder.device == "cuda":
+        raise Unsuitable(f"method smc needs a model that decodes on a processor, and {name} decodes on a GPU; leave "
+                         "method out, or use --device cpu", "method")
+    if not known[np.argmin(np.append(known, False)):].any():
+        raise Unsuitable("method smc is for pixels that are known after the first hole, and there are none; leave "
+                         "method out: all that is known is used without it", "method")
+
+
+class ParticleFilter:
+    """The particles of one answer, from the first hole to the last sub-pixel."""
+
+    def __init__(self, images: Sequence[ScheduledImage], seed: int) -> None:
+        """images: one group of the scheduler, in slots · seed: of the answer."""
+        self._images, self._seed = images, seed
+        self._weighed = self.position               # sub-pixels that the weights know of
+        self._log_weights = np.zeros(len(images))   # since they were equal
+        self._log_evidence, self._least = 0.0, float(len(images))
+
+    @property
+    def position(self) -> int:
+        """Of all its particles."""
+        return self._images[0].position
+
+    @property
+    def cancelled(self) -> bool:
+        return self._images[0].cancelled
+
+    def advance(self, decoder: Decoder) -> None:
+        """Weigh the particles if an image row has ended, and resample them if need be. Changes their slots."""
+        position, config = self.position, decoder.config
+        if position == self._weighed or position % (config.width * config.channels):
+            return
+        slots = [image.slot for image in self._images]
+        known = decoder.known[slots[0], self._weighed:position]
+        passed = decoder.log_probs[slots, self._weighed:position][:, known]
+        self._log_weights += passed.sum(1, dtype=np.float64)
+        self._weighed = position
+        weights = normalised(self._log_weights)
+        size = effective_sample_size(weights)
+        self._least = min(self._least, size)
+        if position < config.subpixels and size < UNEVEN * len(slots):
+            self._log_evidence += log_mean(self._log_weights)
+            self._log_weights[:] = 0
+            branch(decoder, slots, resampled(weights, self._uniform(), len(slots)))
+
+    def answer(self) -> tuple[ScheduledImage, Estimate]:
+        """One of the particles, which have reached the end, drawn by weight."""
+        [chosen] = resampled(normalised(self._log_weights), self._uniform(), 1)
+        return self._images[chosen], Estimate(self._least, self._log_evidence + log_mean(self._log_weights))
+
+    def _uniform(self) -> float:
+        return float(uniforms(np.array(self._seed), np.array(self._weighed), RESAMPLING_STREAM)[0])
+
+
+def branch(decoder: Decoder, slots: Sequence[int], parents: NDArray[np.int64]) -> None:
+    """Give each parent as many slots as it has children: its own, and those of images without any.
+
+    parents: (P,), indices of slots.
+    """
+    children = np.bincount(parents, minlength=len(slots))
+    free = [slot for slot, count in zip(slots, children, strict=True) if not count]
+    for slot, count in zip(slots, children, strict=True):
+        if count > 1:
+            decoder.branch(slot, free[:count - 1])
+            del free[:count - 1]
+
+
+def resampled(weights: NDArray[np.float64], u: float, count: int) -> NDArray[np.int64]:
+    """Systematic resampling: indices, in order, of each of which there are floor(count * weight) or one more.
+
+    weights: (P,), of sum 1 · u: uniform in (0, 1) · the expected number of each is count * weight.
+    """
+    cumulative = weights.cumsum()
+    return np.searchsorted(cumulative / cumulative[-1], (np.arange(count) + u) / count, side="right")
+
+
+def normalised(log_weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weights of sum 1."""
+    weights = np.exp(log_weights - log_weights.max())
+    shares: NDArray[np.float64] = weights / weights.sum()
+    return shares
+
+
+def effective_sample_size(weights: NDArray[np.float64]) -> float:
+    """As many draws of equal weight would tell as much. weights: of sum 1."""
+    return float(1 / np.square(weights).sum())
+
+
+def log_mean(log_weights: NDArray[np.float64]) -> float:
+    """The logarithm of the mean weight."""
+    return float(np.logaddexp.reduce(log_weights)) - math.log(len(log_weights))
