@@ -65,7 +65,7 @@ def overlay(colours: NDArray[np.uint8], kept: NDArray[np.bool_], field: Box, cha
         colours = colours[..., :1]
     blank, ink = colours.copy(), None
     if prepared is not None:
-        plain = kept & ~prepared.ink
+        plain = kept & prepared.sheet & ~prepared.ink
         tone = prepared.paper / max(1.0, float(np.median(prepared.paper[plain])))  # the light, without the colour
         paper = tone[~kept][:, None] * np.median(colours[plain], axis=0)
         blank[~kept] = np.clip(paper + 0.5, 0, 255).astype(np.uint8)

@@ -1,7 +1,8 @@
 """A photographed or scanned digit, brought to what MNIST shows: light ink on black, 20 pixels large, centred by mass.
 
 The paper's tone is a smooth surface fitted to what is known; what differs from it is ink, dark or light. Of the pieces
-of ink the heaviest counts, with those near it; specks, and what comes in from the picture's edge, do not.
+of ink the heaviest counts, with those near it; specks, and what comes in from the picture's edge, do not. If that is a
+sheet on a table, what differs from the sheet is ink.
 
 A hole hides ink, or does not; so it counts as little as possible. It is no ink. Pieces of ink at one hole are one
 figure. If ink reaches a hole, the figure may go on in it: its box then takes in the hole, up to what a figure of its
@@ -24,6 +25,8 @@ NOISES = 5                     # and by so many standard deviations of the paper
 LARGEST_HIDDEN = (1.5, 4 / 3)  # of a figure cut off by a hole: times its known height, times its width; of 2,000 test
                                # digits the height is then wrong by a factor of 1.26 with half hidden, else of 2
 NARROW = 0.75                  # the width of a digit is this part of its height, half of the time
+SHEET = (1 / 3, 0.8, 0.5)      # a sheet on a table is at least this part of the picture's longer side wide and high,
+                               # and fills these parts of what lies between its sides, and of its box
 TONES = (0.25, 0.75)           # parts of the ink's contrast that become black and white: MNIST's glyphs had no greys
 
 Grey = NDArray[np.uint8]
@@ -44,6 +47,7 @@ class Prepared:
     field: Box                  # what the canvas shows; it may go beyond the picture
     ink: Mask                   # (H, W), the figure's
     paper: NDArray[np.float64]  # (H, W), the paper's tone
+    sheet: Mask                 # (H, W), known paper and ink: without the table that a sheet lies on
 
     @property
     def scale(self) -> float:
@@ -53,11 +57,14 @@ class Prepared:
 
 def prepare(grey: Grey, kept: Mask) -> Prepared:
     """grey: (H, W) · kept: (H, W), what is known. Raises NoFigure."""
-    paper = _paper(grey, kept)
-    contrast, inverted = _contrast(grey, paper, kept)
-    radius = max(kept.shape) // 500
-    ink = _ink(blurred(contrast, radius), kept)
-    figure = _figure(ink, contrast, ~kept)
+    sheet = kept
+    paper, contrast, inverted, figure = _found(grey, sheet, kept)
+    if (spanned := _spanned(figure)) is not None:
+        try:
+            paper, contrast, inverted, figure = _found(grey, spanned & kept, kept)
+            sheet = spanned & kept
+        except NoFigure:
+            pass  # an empty sheet, or a very thick figure
     box = _box(figure, ~kept)
     level = float(np.median(contrast[figure]))
     around = blurred(figure.astype(np.float64), 2 + max(kept.shape) // 250) > 1e-9  # its soft edges too
@@ -68,7 +75,26 @@ def prepare(grey: Grey, kept: Mask) -> Prepared:
     strokes = canvas[canvas > canvas.max() // 3]
     brightest = float(np.percentile(strokes, 75)) if strokes.size else 255.0  # under 255: strokes of under a pixel
     canvas = np.clip(canvas * (255 / max(brightest, 1.0)) + 0.5, 0, 255).astype(np.uint8) if brightest < 255 else canvas
-    return Prepared(canvas, known, inverted, box, field, figure, paper)
+    return Prepared(canvas, known, inverted, box, field, figure, paper, sheet)
+
+
+def _found(grey: Grey, sheet: Mask, kept: Mask) -> tuple[NDArray[np.float64], NDArray[np.float64], bool, Mask]:
+    """Paper, contrast, whether ink is dark, and the figure, all (H, W), of what is on a sheet. Raises NoFigure."""
+    paper = _paper(grey, sheet)
+    contrast, inverted = _contrast(grey, paper, sheet)
+    ink = _ink(blurred(contrast, max(kept.shape) // 500), sheet)
+    return paper, contrast, inverted, _figure(ink, contrast, ~kept)
+
+
+def _spanned(figure: Mask) -> Mask | None:
+    """What lies between a figure's left and right sides, less its edges; None if it is not a sheet of paper."""
+    left, top, right, bottom = _extent(figure)
+    wide, tall, least = right - left, bottom - top, SHEET[0] * max(figure.shape)
+    spanned = np.logical_or.accumulate(figure, axis=1) & np.logical_or.accumulate(figure[:, ::-1], axis=1)[:, ::-1]
+    if min(wide, tall) < least or figure.sum() < max(SHEET[1] * spanned.sum(), SHEET[2] * wide * tall):
+        return None
+    inner: Mask = blurred((~spanned).astype(np.float64), 2 + max(figure.shape) // 100) < 1e-9
+    return inner
 
 
 def _paper(grey: Grey, kept: Mask) -> NDArray[np.float64]:

@@ -63,6 +63,22 @@ def test_a_photographed_digit_comes_out_as_mnist_has_it(digits, options):
     assert np.median(alike) > 0.94 and np.mean(np.array(alike) > 0.9) > 0.8 and min(alike) > 0.75
 
 
+def test_a_digit_is_found_on_a_sheet_that_lies_on_a_dark_table(digits):
+    """The sheet is turned a little, and a quarter as much table is on each side."""
+    for seed, digit in enumerate(digits[:4]):
+        sheet, _ = photo(digit, seed, light=0.2)
+        turned = {"angle": 4, "resample": Image.Resampling.BICUBIC, "expand": True}
+        there = np.asarray(Image.fromarray(np.full_like(sheet, 255)).rotate(**turned)) == 255
+        laid = np.asarray(Image.fromarray((0.8 * sheet).astype(np.uint8)).rotate(**turned))
+        margin = max(there.shape) // 4
+        picture = np.random.default_rng(seed).normal(50, 3, np.add(there.shape, 2 * margin))
+        picture[margin:-margin, margin:-margin][there] = laid[there]
+        found = prepared(np.clip(picture, 0, 255).astype(np.uint8))
+        assert found.inverted
+        assert agreement(found.canvas, prepared(sheet).canvas) > 0.85
+        assert 0.8 < found.sheet.sum() / there.sum() < 1, "neither the table nor the sheet's edge"
+
+
 def test_the_longer_side_is_20_pixels_and_the_mass_is_in_the_middle(digits):
     for seed, digit in enumerate(digits[:15]):
         canvas = prepared(photo(digit, seed)[0]).canvas.astype(float)
