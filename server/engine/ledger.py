@@ -135,11 +135,12 @@ class Ledger:
         ranked: as in Ticket.
         """
         served, first = self._at[ticket.id], specs[0]
+        ticket.ranked = ranked
         ticket.check_time()
         if ticket.known is None:
             with self._refusing(ticket):
                 served.queue(ticket, first.known_count if served.decoder.config.patch else first.prefix)
-        ticket.ranked, ticket.given = ranked, first.prefix // served.batcher.image_row
+        ticket.given = first.prefix // served.batcher.image_row
         ticket.rows = [ticket.given] * len(specs)
         ticket.outcome = "cancelled"  # unless something else ends it
         ticket.expiry = asyncio.get_running_loop().call_at(

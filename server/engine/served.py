@@ -32,6 +32,7 @@ class ServedModel:
         self._waiting = [0, 0]                  # images that have had no slot yet: interactive, bulk
         self._unscored = [0, 0]                 # that wait for their score: they hold room, and never need a slot again
         self._in_slots = 0
+        self._score_s = 0.0                     # from the last drawing of a ranked request to its last score, per image
         self._last: QuantumReport | None = None
         self._last_at = 0.0
         self._ratios = UNKNOWN
@@ -77,7 +78,7 @@ class ServedModel:
         self.leave(ticket)
         if not self._queued and time.monotonic() - self._last_at > STALE_S:
             self.step_time.forget()
-            self.safety = SafetyFactor()
+            self.safety, self._score_s = SafetyFactor(), 0.0
         if images > self.room_left(bulk):
             limit = self.room.queue_of(bulk)
             queue, waiting = self._queue()
@@ -115,7 +116,8 @@ class ServedModel:
     def _predict(self, ticket: Ticket) -> None:
         """Raise DeadlineUnreachable if the ticket would probably not be done in time; it then leaves."""
         ticket.promised = math.inf
-        left_s, factor = ticket.left_s, self.safety.value
+        scores_s = ticket.images * self._score_s if ticket.ranked else 0.0  # after all are drawn
+        left_s, factor = ticket.left_s - scores_s, self.safety.value
         running = self._running()
         images = min(self.room.slots, len(running) + sum(self._waiting)) if running else 0
         if not self.step_time.confident(images, left_s):
@@ -130,7 +132,7 @@ class ServedModel:
             if needed_s <= left_s:
                 self.safety.learn(broken=False)
             self.leave(ticket)
-            raise DeadlineUnreachable(left_s, needed_s * factor, len(running) + sum(self._waiting))
+            raise DeadlineUnreachable(ticket.left_s, needed_s * factor + scores_s, len(running) + sum(self._waiting))
 
     def hopeless(self) -> list[Ticket]:
         """Waiting tickets that could hardly be done in time even if they got a slot now.
@@ -169,6 +171,7 @@ class ServedModel:
         self._in_slots -= 1
         self._unscored[ticket.bulk] += 1
         if ticket.drawn == ticket.images:
+            ticket.drawn_at = time.monotonic()
             self.settle(ticket)
 
     def finished(self, ticket: Ticket) -> None:
@@ -177,6 +180,8 @@ class ServedModel:
             self.drawn(ticket)
         ticket.done += 1
         self._unscored[ticket.bulk] -= 1
+        if ticket.ranked and ticket.done == ticket.images:
+            self._score_s = (time.monotonic() - ticket.drawn_at) / ticket.images
 
     def apply(self, report: QuantumReport) -> None:
         """Keep what a report says of all images together."""

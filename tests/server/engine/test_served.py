@@ -1,5 +1,6 @@
 """Room and deadlines of one model on the event loop, without a thread: its quanta are run, and reported, by hand."""
 
+import contextlib
 import math
 import time
 
@@ -184,6 +185,27 @@ def test_known_sub_pixels_shorten_the_prediction_of_an_upload(one_slot):
     one_slot.admit(other, 1)
     with pytest.raises(DeadlineUnreachable):
         one_slot.queue(other, known=0)
+
+
+def test_the_scores_of_candidates_take_time_of_their_own(tiny):
+    model = served(tiny, slots=2, max_queue=4)
+    ranked = ask(model, "ranked", 2)
+    ranked.ranked = True
+    for _ in range(2):
+        model.joined(ranked)
+        model.drawn(ranked)
+    ranked.drawn_at -= 4.0
+    for _ in range(2):
+        model.finished(ranked)
+    ask(model, "first", 1)
+    steps_take(model, 0.1)  # an image takes 6.4 s
+    for name, scored in (("plain", False), ("ranked too", True)):
+        asked = ticket(name, within_s=21.0)  # for 12.8 s of drawing with two slots, times 1.5, and 4 s of scoring
+        model.admit(asked, 2)
+        asked.ranked = scored
+        with pytest.raises(DeadlineUnreachable, match="within 21 s") if scored else contextlib.nullcontext():
+            model.queue(asked, known=0)
+        model.leave(asked)
 
 
 def test_a_request_without_time_left_for_its_images_makes_no_other_late(one_slot):
