@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin starve others
+# not one for all of a user's processes: a kernel that another compiles is waited for, and after 600 s the test fails
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).resolve().parents[1] / "build/inductor"))
 os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])  # `python -m linpix` in any folder is this one
 
 import pytest

@@ -63,20 +63,20 @@ def test_a_photographed_digit_comes_out_as_mnist_has_it(digits, options):
     assert np.median(alike) > 0.94 and np.mean(np.array(alike) > 0.9) > 0.8 and min(alike) > 0.75
 
 
-@pytest.mark.parametrize("table", [50, 250], ids=["dark table", "light table"])
-def test_a_digit_is_found_on_a_sheet_that_does_not_fill_the_picture(digits, table):
-    """The sheet, turned a little, is grey, so that it differs from either table."""
-    for seed, digit in enumerate(digits[:10]):
+def test_a_digit_is_found_on_a_sheet_that_lies_on_a_dark_table(digits):
+    """The sheet is turned a little, and a quarter as much table is on each side."""
+    for seed, digit in enumerate(digits[:4]):
         sheet, _ = photo(digit, seed, light=0.2)
         turned = {"angle": 4, "resample": Image.Resampling.BICUBIC, "expand": True}
         there = np.asarray(Image.fromarray(np.full_like(sheet, 255)).rotate(**turned)) == 255
         laid = np.asarray(Image.fromarray((0.8 * sheet).astype(np.uint8)).rotate(**turned))
-        picture = np.random.default_rng(seed).normal(table, 3, (there.shape[0] + 120, there.shape[1] + 90))
-        picture[70:-50, 40:-50][there] = laid[there]
+        margin = max(there.shape) // 4
+        picture = np.random.default_rng(seed).normal(50, 3, np.add(there.shape, 2 * margin))
+        picture[margin:-margin, margin:-margin][there] = laid[there]
         found = prepared(np.clip(picture, 0, 255).astype(np.uint8))
         assert found.inverted
-        assert agreement(found.canvas, prepared(sheet).canvas) > 0.75
-        assert 0.7 < found.sheet.sum() / there.sum() < 1, "neither the table nor the sheet's edge"
+        assert agreement(found.canvas, prepared(sheet).canvas) > 0.85
+        assert 0.8 < found.sheet.sum() / there.sum() < 1, "neither the table nor the sheet's edge"
 
 
 def test_the_longer_side_is_20_pixels_and_the_mass_is_in_the_middle(digits):
