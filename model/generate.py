@@ -109,7 +109,7 @@ def noise_of(seeds: NDArray[np.int64], t: NDArray[np.int64]) -> Tensor:
 def draw_subpixel(net: Transformer, parameters: Tensor, t: Tensor, u: Tensor, temperature: Tensor) -> Tensor:
     """Draw the sub-pixels at t. parameters: (B, 3 * K) · t, temperature: (B,) · u: (B, 2) · returns (B,) uint8."""
     config = net.config
-    values = draw(parameters, u, temperature, config.scale_transform)
+    values = draw(parameters, u[:, None], temperature, config.scale_transform)[:, 0]
     if config.first_marginal and bool((t == 0).any()):  # no start token: sub-pixel 0 has its marginal
         cumulative = torch.tensor(config.first_marginal, dtype=torch.float64).cumsum(0)
         first = torch.searchsorted(cumulative, u[:, 0].double() * cumulative[-1], right=True).clamp(max=255)

@@ -145,7 +145,7 @@ def test_drawn_images_are_as_surprising_as_the_model_says(attention):
     drawn = generate(net, list(range(200)))
     parameters = net.parameters_of(drawn).double()
     surprise = -log_likelihood(parameters, drawn)
-    log_p = log_likelihood(parameters[..., None, :], torch.arange(256).expand(200, 64, 256))
+    log_p = log_likelihood(parameters[..., None, :].expand(200, 64, 256, -1), torch.arange(256).expand(200, 64, 256))
     excess = surprise + (log_p.exp() * log_p).sum(-1)  # of mean 0, whatever came before
     assert abs(float(excess.mean())) < 5 * float(excess.std()) / math.sqrt(excess.numel())
     strange = -log_likelihood(parameters, drawn.roll(1, 0))  # and images that were not drawn here are noticed
