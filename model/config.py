@@ -199,6 +199,11 @@ class ModelConfig:
         return self.subpixels // self.token_size
 
     @property
+    def row_length(self) -> int:
+        """Tokens of an image row."""
+        return self.length // self.height
+
+    @property
     def feature_dim(self) -> int:
         """Of a query or key of one head after the feature map: the rows of S."""
         return {"polynomial": self.key_dim * (self.key_dim + 1) // 2,

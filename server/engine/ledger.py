@@ -111,7 +111,7 @@ class Ledger:
               timeout_s: float = math.inf, known: int | None = None, scores: bool = False) -> None:
         """Give a request room for all its images, now that it is read. timeout_s: from its head.
 
-        known: sub-pixels that need no step; None: the picture is not decoded yet · scores: as in Ticket.
+        known: as in Ticket; None: the picture is not decoded yet · scores: as in Ticket.
         Raises Draining, EngineGone, DeadlinePassed, ClientLimit, QueueFull or DeadlineUnreachable; it then holds
         nothing.
         """
@@ -135,11 +135,12 @@ class Ledger:
         ranked: as in Ticket.
         """
         served, first = self._at[ticket.id], specs[0]
+        config = served.decoder.config
         ticket.check_time()
         if ticket.known is None:
             with self._refusing(ticket):
-                served.queue(ticket, first.known_count if served.decoder.config.patch else first.prefix)
-        ticket.ranked, ticket.given = ranked, first.prefix // served.batcher.image_row
+                served.queue(ticket, (first.known_count if config.patch else first.prefix) // config.token_size)
+        ticket.ranked, ticket.given = ranked, first.prefix // (config.width * config.channels)
         ticket.rows = [ticket.given] * len(specs)
         ticket.outcome = "cancelled"  # unless something else ends it
         ticket.expiry = asyncio.get_running_loop().call_at(

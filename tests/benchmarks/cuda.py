@@ -35,7 +35,7 @@ from linpix.model import checkpoint, ops
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.cuda import OVERLAP, GpuPool, StateFormat
-from linpix.model.generate import draw_subpixel
+from linpix.model.generate import draw_token
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 
@@ -236,7 +236,7 @@ def eager_step(net: Transformer, batch: int, device: str) -> float:
         def work(first: int) -> None:
             for position in range(first, first + EAGER_STEPS):
                 t = torch.full((batch,), position)
-                canvas[:, position] = draw_subpixel(moved, moved.step(canvas, t, start, state, slots), t, u, heat)
+                canvas[:, position] = draw_token(moved, moved.step(canvas, t, start, state, slots), t, u[:, None], heat)[:, 0]
 
         work(0)
         return seconds_of(lambda: work(EAGER_STEPS), device) / EAGER_STEPS

@@ -16,7 +16,7 @@ from torch import Tensor, from_numpy
 from linpix.model.attention import PADDING_SLOT, SlotPool, State, attention_for
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.generate import decode_threads, draw_subpixel, noise_of, starts_of
+from linpix.model.generate import decode_threads, draw_token, noise_of, starts_of
 from linpix.model.inputs import START
 from linpix.model.transformer import PREFILL_TOKENS
 
@@ -91,6 +91,8 @@ class Decoder(ABC):
         What they share is then to be prefilled in the first slot, piece by piece, and copied; or read, where `told`.
         """
         first, at = specs[0], np.array(slots)
+        if first.known is not None and np.ptp(first.known.reshape(-1, self.config.token_size), axis=1).any():
+            raise ValueError("a pixel must be known in all of its channels, or in none, by a model that draws pixels")
         for slot, spec in zip(slots, specs, strict=True):
             self.pool.clear(slot)  # on taking, not on giving back: a crashed request gives back nothing clean
             self.seed[slot] = spec.seed
@@ -133,9 +135,9 @@ class Decoder(ABC):
         return self.net.read(*known, state, torch.tensor([place]))
 
     def left(self, slot: int, position: int) -> int:
-        """Sub-pixels of a slot's image to be decoded from a position on; known ones that were read are not."""
-        left = self.config.subpixels - position
-        return left - int(self.known[slot, position:].sum()) if self.told[slot] else left
+        """Tokens of a slot's image to be decoded from a position on; known ones that were read are not."""
+        left = self.config.length - position
+        return left - int(self.known[slot, ::self.config.token_size][position:].sum()) if self.told[slot] else left
 
     def label(self, slot: int) -> int | None:
         """The class of a slot's image, asked for or drawn first."""
@@ -174,8 +176,8 @@ class Decoder(ABC):
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
         """Advance each slot's image from its position by its number of steps; steps must not increase.
 
-        Where sub-pixels skip the layers, the largest number of steps is one of passes, and images get as far as these
-        take them: each pass then has a token of every image.
+        Positions and steps are tokens. Where some skip the layers, the largest number of steps is one of passes, and
+        images get as far as these take them: each pass then has a token of every image.
         """
 
 
@@ -211,7 +213,7 @@ class EagerDecoder(Decoder):
         Rows that end earlier stand last: those still running are always the first `rows`.
         """
         index = np.array(slots)
-        noise = noise_of(self.seed[index], np.array(positions)[:, None] + np.arange(steps[0]))
+        noise = noise_of(self.config, self.seed[index], np.array(positions)[:, None] + np.arange(steps[0]))
         at, t = from_numpy(index), torch.tensor(positions)
         canvas, known, told, start, temperature = (from_numpy(pool[index]) for pool in (
             self.canvas, self.known, self.told, self.start, self.temperature))
@@ -226,18 +228,18 @@ class EagerDecoder(Decoder):
 
     def step(self, canvas: Tensor, known: Tensor, told: Tensor, start: Tensor, temperature: Tensor,
              noise: Tensor, t: Tensor, slots: Tensor) -> Tensor:
-        """One sub-pixel for every row: predict it, draw it, and keep the given one where it is known.
+        """One token for every row: predict it, draw it, and keep the given one where it is known.
 
-        canvas, known: (B, T), canvas changed in place · told, start, temperature, t, slots: (B,) · noise: (B, 2) ·
+        canvas, known: (B, T), canvas changed in place · told, start, temperature, t, slots: (B,) · noise: (B, C, 2) ·
         returns (B,) bool, whether the row's parameters were finite.
         """
-        here = t[:, None]
+        here = t[:, None] * self.config.token_size + torch.arange(self.config.token_size)
         given = known.gather(1, here)
         was_read = given[:, 0] & told  # no token: it leaves no trace in its slot
         parameters = self.net.step(canvas, t, start, self.state, torch.where(was_read, PADDING_SLOT, slots),
                                    None if self.net.patches is None else known & told[:, None])
-        drawn = draw_subpixel(self.net, parameters, t, noise, temperature)
-        canvas.scatter_(1, here, torch.where(given, canvas.gather(1, here), drawn[:, None]))
+        drawn = draw_token(self.net, parameters, t, noise, temperature)
+        canvas.scatter_(1, here, torch.where(given, canvas.gather(1, here), drawn))
         # sub-pixel 0 without a start token is NaN by design
         unpredicted = was_read | (t < (1 if self.config.first_marginal else 0))
         return parameters.isfinite().all(-1) | unpredicted
