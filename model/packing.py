@@ -106,8 +106,8 @@ class Packed:
         computed · temperatures (B,) float32 · told (B,) bool, whether what is known was read, and is skipped; none if
         absent.
         Returns the log-probability of each sub-pixel at temperature 1, (B, sub-pixels of most steps) float32 in nats,
-        0 after a row's last; (B,) bool, false where a row's parameters were not finite; and, (B,) int64 each, the steps that a
-        row took and those of them that went through the layers.
+        0 after a row's last; (B,) bool, false where a row's parameters were not finite; and, (B,) int64 each, the steps
+        that a row took and those of them that went through the layers.
         """
         most = int(steps.numpy()[slots.numpy() != 0].max(initial=0))  # not torch's: see server/engine/decode/decoder.py
         threads, patience = self.team.choose(len(slots))

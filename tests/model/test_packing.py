@@ -407,7 +407,7 @@ def arguments(shape="tiny", **changes):
     ("sizes", lambda x: [-1, *x[1:]], r"sizes\[0\] is -1"),
     ("sizes", lambda x: [*x[:10], 11, *x[11:]], "following, class_rows and background are 11, 0 and -1"),
     ("sizes", lambda x: [*x[:12], 0, 1], "the background's table must have a multiple of 16 columns"),
-    ("sizes", lambda x: [*x[:13], 2], "a token must have 1 sub-pixel, or 3 with a start token and no background; got 2"),
+    ("sizes", lambda x: [*x[:13], 2], "a token must have 1 sub-pixel, or 3 with a start token and no .*; got 2"),
     ("told", lambda x: torch.ones(2, dtype=torch.bool), r"told must have shape \(3\)"),
     ("pairs", lambda x: torch.zeros(1), "must be None on the CPU"),
     ("tokens", lambda x: torch.zeros(6), "must be None on the CPU"),
