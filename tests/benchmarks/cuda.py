@@ -231,12 +231,14 @@ def eager_step(net: Transformer, batch: int, device: str) -> float:
         state = RecurrentState(net.config, batch)
         canvas = torch.zeros(batch, net.config.subpixels, dtype=torch.uint8)
         start, slots, heat = torch.full((batch,), START), torch.arange(1, batch + 1), torch.ones(batch)
-        u = torch.rand(batch, 2)
+        C = net.config.token_size
+        u = torch.rand(batch, C, 2)
 
         def work(first: int) -> None:
             for position in range(first, first + EAGER_STEPS):
                 t = torch.full((batch,), position)
-                canvas[:, position] = draw_token(moved, moved.step(canvas, t, start, state, slots), t, u[:, None], heat)[:, 0]
+                parameters = moved.step(canvas, t, start, state, slots)
+                canvas[:, position * C:(position + 1) * C] = draw_token(moved, parameters, t, u, heat)
 
         work(0)
         return seconds_of(lambda: work(EAGER_STEPS), device) / EAGER_STEPS

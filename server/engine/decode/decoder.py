@@ -91,8 +91,10 @@ class Decoder(ABC):
         What they share is then to be prefilled in the first slot, piece by piece, and copied; or read, where `told`.
         """
         first, at = specs[0], np.array(slots)
-        if first.known is not None and np.ptp(first.known.reshape(-1, self.config.token_size), axis=1).any():
-            raise ValueError("a pixel must be known in all of its channels, or in none, by a model that draws pixels")
+        if first.known is not None:
+            known = first.known.reshape(-1, self.config.token_size)
+            if (known != known[:, :1]).any():
+                raise ValueError("this model draws whole pixels: of each, all channels must be known, or none")
         for slot, spec in zip(slots, specs, strict=True):
             self.pool.clear(slot)  # on taking, not on giving back: a crashed request gives back nothing clean
             self.seed[slot] = spec.seed

@@ -219,7 +219,7 @@ def test_the_baseline_draws_the_images_that_generate_draws():
     net = make("softmax").net
     for name, group in (("softmax", 2), ("stateful-softmax", 3)):
         backend, canvas = Backend(name, net, 3), torch.zeros(3, 20, dtype=torch.uint8)
-        noise = noise_of(np.arange(3), np.arange(20))
+        noise = noise_of(net.config, np.arange(3), np.arange(20))
         for t in range(20):
             for begin in range(0, 3, group):
                 some = slice(begin, begin + group)
@@ -507,7 +507,7 @@ def test_bits_per_dim_of_lsh_come_with_the_reason_why_they_are_not_strictly_auto
 def test_lsh_attention_of_a_prefix_sees_nothing_later_and_is_always_hashed_alike():
     """So what is timed could draw: parameters at t depend on what stands before t, and on nothing else."""
     net = make("lsh", lsh_rounds=4, lsh_buckets=4, lsh_chunk=3).net
-    backend, noise = Backend("lsh-4", net, 2), noise_of(np.arange(2), np.arange(20))
+    backend, noise = Backend("lsh-4", net, 2), noise_of(net.config, np.arange(2), np.arange(20))
     drawn = []
     for beyond in (0, 255):
         canvas = torch.full((2, 20), beyond, dtype=torch.uint8)
