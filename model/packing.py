@@ -254,8 +254,6 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
         obstacle = _ELU_ONLY.format(config.feature_map)
     elif config.residual != "plain":
         obstacle = _PLAIN_ONLY.format(config.residual)
-    elif config.tokens == "pixel":
-        obstacle = _SUB_PIXELS_ONLY
     elif config.background is not None and config.background_dim % TILE:
         obstacle = (f"it needs a background_dim that is a multiple of {TILE}, and this model's is "
                     f"{config.background_dim}")
@@ -277,7 +275,6 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
 
 _LINEAR_ONLY = "it supports linear attention only, and this model's is {}"
 _ELU_ONLY = "it has kernels for the feature map elu+1, and this model's is {}"
-_SUB_PIXELS_ONLY = "it draws sub-pixel by sub-pixel, and this model draws whole pixels"
 _PLAIN_ONLY = "it supports plain residuals only, and this model's are {}"
 
 
@@ -291,8 +288,6 @@ def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
         return _ELU_ONLY.format(config.feature_map)
     if config.residual != "plain":
         return _PLAIN_ONLY.format(config.residual)
-    if config.tokens == "pixel":
-        return _SUB_PIXELS_ONLY
     if config.key_dim != config.value_dim or config.key_dim not in ops.GPU_HEADS:
         return (f"it has kernels for heads of {', '.join(map(str, ops.GPU_HEADS))}, keys and values alike, and this "
                 f"model's are {config.key_dim} and {config.value_dim}")
