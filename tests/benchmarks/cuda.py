@@ -101,7 +101,7 @@ def measure(presets: list[str], batches: list[int], *, repeat: int = 3,
                 yield reported("kernels", {"preset": preset, **named(form), "batch": max(batches)}
                                | profiled(net, form, max(batches)))
         for batch in batches if not net.config.packed else ():  # of those steps cost the same
-            seconds = eager_step(net, batch, device) * net.config.subpixels
+            seconds = eager_step(net, batch, device) * net.config.length
             yield reported("results", described(preset, "eager", FORMATS[0], batch, seconds))
 
 
@@ -179,7 +179,7 @@ class Images:
 
     def advance(self, passes: int) -> int:
         """By so many passes; returns how many all rows took together."""
-        count, left = len(self.slots), self.pool.config.subpixels - self.at
+        count, left = len(self.slots), self.pool.config.length - self.at
         steps = left if self.pool.config.packed else left.clip(max=passes)
         _, taken, passed = self.pool.decode(self.slots, self.at, steps, [START] * count, self.slots, [1.0] * count,
                                             passes=passes)
@@ -194,8 +194,8 @@ def decode(pool: GpuPool, batch: int) -> tuple[float, float]:
     images = Images(pool, batch)
 
     def work() -> None:
-        while images.at.min() < config.subpixels:
-            passes[0] += images.advance(config.width * config.channels)
+        while images.at.min() < config.length:
+            passes[0] += images.advance(config.row_length)
 
     return seconds_of(work, pool.device), passes[0] / batch
 
