@@ -73,7 +73,7 @@ class InputEmbedding(nn.Module):
                 table[first:first + 256] = walk / walk.std()
         if self.config.following:  # most are unknown most of the time: a constant that should not drown the rest
             table[tables[1 + len(self.config.neighbours)]:] *= 0.4
-        table *= 0.5
+        table *= 0.5 / self.config.token_size**0.5  # the tables of a neighbour's channels are together as loud as one
 
     def values(self, canvas: Tensor, t: Tensor, start: Tensor, known: Tensor | None = None) -> Tensor:
         """What is looked up for each token: the previous value, the neighbours', the following ones'.

@@ -67,7 +67,7 @@ class Backend:
         """
         state = self.state
         if state is not None:
-            yield from _parallel(self.net, canvas, canvas.shape[1] - 1, self._start[:1],
+            yield from _parallel(self.net, canvas, self.net.config.length - 1, self._start[:1],
                                  lambda layer, q, k, v: state.prefill(layer, q, k, v, self._slots[:1]))
             for slot in range(2, self.rows + 1):
                 state.copy(1, [slot])
