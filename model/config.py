@@ -245,8 +245,8 @@ _LOCAL_CONTEXT: tuple[Neighbour, ...] = (
     (-1, 0, 0), (-1, 1, 0), (-1, -1, 0), (-2, 0, 0), (0, -2, 0),
     (-1, 2, 0), (-1, -2, 0), (-2, 1, 0), (-2, -1, 0), (-3, 0, 0))
 
-# For tokens of a whole pixel: every channel of those that each tell a linear predictor at least 0.005 bits/dim beside
-# the others; the left pixel's blue is the previous value.
+# For tokens of a whole pixel: every channel of the eleven pixels that tell a linear predictor most. The left pixel's
+# blue is missing, for it is the previous value.
 _PIXEL_CONTEXT: tuple[Neighbour, ...] = (
     (0, -1, 0), (0, -1, 1),
     *((dy, dx, dc) for dy, dx in ((0, -2), (0, -3), (-1, 0), (-1, 1), (-1, -1), (-1, -2), (-2, 0), (-2, 1), (-2, -1),

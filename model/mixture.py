@@ -7,6 +7,8 @@ one component, and tanh(coefficient) * (an earlier channel's value) is added to 
 Values 0..255 stand at v / 127.5 - 1, so each owns an interval of width 2 / 255.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,7 +29,7 @@ def _parts(parameters: Tensor, token_size: int) -> tuple[Tensor, Tensor, Tensor,
     return one.squeeze(-2), *others
 
 
-def _shifted(means: list[Tensor], coefficients: list[Tensor], channel: int, x: list[Tensor]) -> Tensor:
+def _shifted(means: Sequence[Tensor], coefficients: Sequence[Tensor], channel: int, x: Sequence[Tensor]) -> Tensor:
     """The means of one channel given the values x of the earlier ones."""
     first, mean = channel * (channel - 1) // 2, means[channel]
     for earlier in range(channel):
@@ -85,9 +87,9 @@ def draw(parameters: Tensor, u: Tensor, temperature: Tensor, scale_transform: st
     picked = torch.where(passed.any(-1), passed.int().argmax(-1), last)
     picked = torch.where(cold, logit_probs.argmax(-1), picked)
 
-    def of_picked(group: Tensor) -> list[Tensor]:
+    def of_picked(group: Tensor) -> tuple[Tensor, ...]:
         """(B, n, K) -> n of (B,)."""
-        return list(group.take_along_dim(picked[:, None, None], -1)[..., 0].unbind(1))
+        return group.take_along_dim(picked[:, None, None], -1)[..., 0].unbind(1)
 
     log_scale = torch.stack(of_picked(log_scales), 1)
     scale = torch.exp(log_scale.clamp(min=MIN_LOG_SCALE)) if scale_transform == "exp" else F.elu(log_scale) + 1.0001
