@@ -43,19 +43,20 @@ struct Layer {
 };
 
 struct Model {
-  int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures, classes, subpixels;
+  int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures, classes;
+  int subpixels, tokens, token_size;  // T = tokens * token_size; token t has sub-pixels t * token_size and those after it
   bool pre_norm, gelu, elu_scale, bf16, exceeds_cache;  // as of its matrices
   float eps;
   const Layer* layer;
   Norm norm;
-  Matrix head;  // always float: rounded to bfloat16, a mean is off by a grey level; groups: logits, means, log-scales
+  Matrix head;  // always float: rounded to bfloat16, a mean is off by a grey level; groups: see Mixture in drawing.h
   // Inputs: the sum of `values` look-ups of other sub-pixels (the first is the previous one, all but the last `following`
-  // are earlier than t) and `places` of t, and of the class where its table's first row is not 0.
+  // are earlier than those of t) and `places` of t, and of the class where its table's first row is not 0.
   int values, following, places, class_rows;
   const float* table;       // rows of d_model
-  const int32_t* source;    // (T, values): where a value stands, -1 outside the image
+  const int32_t* source;    // (tokens, values): which sub-pixel has a value, -1 outside the image
   const int32_t* base;      // (values): its table's first row
-  const int32_t* place;     // (T, places): rows of the table
+  const int32_t* place;     // (tokens, places): rows of the table
   const double* marginal;   // cumulative, of sub-pixel 0 of a model without a start token; else null
   // Sub-pixels that look up nothing but this value skip the layers: see model/background.py. Below 0: none does.
   int background = -1;
@@ -68,7 +69,7 @@ struct Rows {
   int count;
   int64_t most_steps, most_passes;
   uint8_t* canvas;    // (N, T)
-  const bool* known;  // (N, T)
+  const bool* known;  // (N, T): the same for all sub-pixels of a token
   float *S, *z;       // (N, L, H, D, M) and (N, L, H, D)
   float* last;        // (N, project.columns): what is kept of the last token's features, of models with a background
   const bool* told;   // (count): whether the model has read what is known; null: of no row. What is known is no token then
@@ -76,7 +77,7 @@ struct Rows {
   int64_t* passes;    // (count): of these, those that went through the layers
   const int64_t *slots, *positions, *steps, *start, *seeds;  // (count)
   const float* temperatures;                                 // (count)
-  float* log_probs;  // (count, most_steps)
+  float* log_probs;  // (count, most_steps, token_size)
   bool* finite;      // (count)
 };
 

@@ -1,4 +1,4 @@
-// From mixture parameters to a sub-pixel and its log-probability.
+// From mixture parameters to the sub-pixels of a token and their log-probabilities.
 #pragma once
 
 #include "decode.h"
@@ -8,9 +8,18 @@
 namespace linpix::LINPIX_ISA {
 namespace {
 
+// K components of a token of `size` sub-pixels: groups of K numbers, `stride` apart. See model/mixture.py.
 struct Mixture {
-  const float *logits, *means, *log_scales;
-  int K;
+  float* group;  // the logits, and after them the other groups
+  int K, stride, size;
+
+  LINPIX_FUNCTION const float* logits() const { return group; }
+  LINPIX_FUNCTION float* means(int c) const { return group + (1 + c) * stride; }
+  LINPIX_FUNCTION const float* log_scales(int c) const { return group + (1 + size + c) * stride; }
+  // of how far the value of sub-pixel c moves the means of a later one
+  LINPIX_FUNCTION const float* coefficients(int later, int c) const {
+    return group + (1 + 2 * size + later * (later - 1) / 2 + c) * stride;
+  }
 };
 
 LINPIX_FUNCTION bool all_finite(const float* x, int n) {
@@ -19,69 +28,78 @@ LINPIX_FUNCTION bool all_finite(const float* x, int n) {
   return finite;
 }
 
-// model.mixture.draw: u0 picks the component, u1 the value.
-LINPIX_FUNCTION uint8_t draw(const Mixture& p, float u0, float u1, float temperature, bool elu_scale, float* weights) {
+// The component that u picks.
+LINPIX_FUNCTION int pick(const Mixture& p, float u, float temperature, float* weights) {
+  const float* logits = p.logits();
   int best = 0;
   for (int j = 1; j < p.K; ++j)
-    if (p.logits[j] > p.logits[best]) best = j;
-  int picked = best;
-  if (temperature > 0) {
-    const Floats divisor = temperature;
-    for (int j = 0; j < p.K; j += LANES) store(weights + j, exp((load(p.logits + j) - p.logits[best]) / divisor));
-    float total = 0, passed = 0;
-    for (int j = 0; j < p.K; ++j) total = total + weights[j];
-    picked = p.K - 1;
-    for (int j = 0; j < p.K; ++j) {
-      passed = passed + weights[j];
-      if (passed > u0 * total) {
-        picked = j;
-        break;
-      }
-    }
+    if (logits[j] > logits[best]) best = j;
+  if (!(temperature > 0)) return best;
+  const Floats divisor = temperature;
+  for (int j = 0; j < p.K; j += LANES) store(weights + j, exp((load(logits + j) - logits[best]) / divisor));
+  float total = 0, passed = 0;
+  for (int j = 0; j < p.K; ++j) total = total + weights[j];
+  for (int j = 0; j < p.K; ++j) {
+    passed = passed + weights[j];
+    if (passed > u * total) return j;
   }
+  return p.K - 1;
+}
+
+// The value that u draws of one component.
+LINPIX_FUNCTION uint8_t draw(float mean, float log_scale, float u, float temperature, bool elu_scale) {
   alignas(64) float scale[LANES], logistic[LANES];
-  const float s = p.log_scales[picked];
-  const Floats as_elu = Floats(phi(Floats(s))) + 0.0001f;  // elu(s) + 1.0001
-  store(scale, elu_scale ? as_elu : exp(at_least(s, -7.0f)));
-  store(logistic, log(u1) - log(1 - u1));
-  const float x = p.means[picked] + scale[0] * temperature * logistic[0];
+  const Floats as_elu = Floats(phi(Floats(log_scale))) + 0.0001f;  // elu(s) + 1.0001
+  store(scale, elu_scale ? as_elu : exp(at_least(log_scale, -7.0f)));
+  store(logistic, log(u) - log(1 - u));
+  const float x = mean + scale[0] * temperature * logistic[0];
   const float value = (x + 1) / 2 * 255;
   if (!(value > 0)) return 0;  // NaN too: the row is reported as not finite
   return value > 255 ? 255 : (uint8_t)nearest(value);
 }
 
-// model.mixture.log_likelihood of one value; terms is scratch for K floats.
-LINPIX_FUNCTION float log_probability(const Mixture& p, int value, float* terms) {
+// Subtracts from K logarithms, `to` = `from` or apart, that of the sum of their exponentials, and returns it.
+LINPIX_INLINE float normalise(const float* from, float* to, int K) {
   const auto lanes = [](int j) {
-    Floats r;
     alignas(64) float index[LANES];
     for (int i = 0; i < LANES; ++i) index[i] = (float)(j + i);
-    r = load(index);
-    return r;
+    return load(index);
   };
+  float most = from[0];
+  for (int j = 1; j < K; ++j) most = from[j] > most ? from[j] : most;
+  Floats total = 0.0f;
+  for (int j = 0; j < K; j += LANES)
+    total = total + where_less(lanes(j), (float)K, exp(load(from + j) - most), 0.0f);
+  const Floats normaliser = Floats(most) + log(Floats(sum(total)));
+  for (int j = 0; j < K; j += LANES) store(to + j, load(from + j) - normaliser);
+  alignas(64) float result[LANES];
+  store(result, normaliser);
+  return result[0];
+}
+
+LINPIX_FUNCTION float place_of(int value) { return (float)value / 127.5f - 1; }
+
+// Adds to each component's number the log-probability that it gives to a value of sub-pixel c.
+LINPIX_FUNCTION void add_log_probabilities(const Mixture& p, int c, int value, float* to) {
   const auto log_sigmoid = [](Floats a) { return at_most(a, 0.0f) - log1p(exp(-magnitude(a))); };
-  const auto log_sum_exp = [&](const float* of) {
-    float most = of[0];
-    for (int j = 1; j < p.K; ++j) most = of[j] > most ? of[j] : most;
-    Floats total = 0.0f;
-    for (int j = 0; j < p.K; j += LANES)
-      total = total + where_less(lanes(j), (float)p.K, exp(load(of + j) - most), 0.0f);
-    return Floats(most) + log(Floats(sum(total)));
-  };
-  const Floats normaliser = log_sum_exp(p.logits);
-  const float centre = (float)value / 127.5f - 1, half = 1.0f / 255;
+  const float centre = place_of(value), half = 1.0f / 255;
   for (int j = 0; j < p.K; j += LANES) {
-    const Floats inverse = exp(-at_least(load(p.log_scales + j), -7.0f));
-    const Floats centred = Floats(centre) - load(p.means + j);
-    Floats term = load(p.logits + j) - normaliser;
+    const Floats inverse = exp(-at_least(load(p.log_scales(c) + j), -7.0f));
+    const Floats centred = Floats(centre) - load(p.means(c) + j);
+    Floats term = load(to + j);
     if (value < 255) term = term + log_sigmoid((centred + half) * inverse);
     if (value > 0) term = term + log_sigmoid(-((centred - half) * inverse));
     if (value > 0 && value < 255) term = term + log(one_minus_exp(at_least(2 * half * inverse, 1.17549435e-38f)));
-    store(terms + j, term);
+    store(to + j, term);
   }
-  alignas(64) float result[LANES];
-  store(result, log_sum_exp(terms));
-  return result[0];
+}
+
+// Moves the means of the sub-pixels after c by the value of c.
+LINPIX_FUNCTION void move_means(const Mixture& p, int c, int value) {
+  const Floats place = place_of(value);
+  for (int later = c + 1; later < p.size; ++later)
+    for (int j = 0; j < p.K; j += LANES)
+      store(p.means(later) + j, load(p.means(later) + j) + tanh(load(p.coefficients(later, c) + j)) * place);
 }
 
 LINPIX_FUNCTION uint8_t draw_marginal(const double* cumulative, float u0) {
@@ -90,27 +108,36 @@ LINPIX_FUNCTION uint8_t draw_marginal(const double* cumulative, float u0) {
   return (uint8_t)value;
 }
 
-// The sub-pixel of one row at one position: drawn, or the known one; and its log-probability.
-LINPIX_FUNCTION void finish_subpixel(const Model& m, const Rows& rows, int row, int64_t step, const float* parameters,
-                                     float* scratch) {
-  const int64_t t = rows.positions[row] + step, slot = rows.slots[row];
-  uint8_t* pixel = rows.canvas + slot * m.subpixels + t;
-  const bool known = rows.known[slot * m.subpixels + t];
-  const Words words = noise(rows.seeds[row], t, 0);
-  const float u0 = uniform(words.word[0]), u1 = uniform(words.word[1]);
-  float& log_prob = rows.log_probs[row * rows.most_steps + step];
-  if (m.marginal && t == 0) {
-    if (!known) *pixel = draw_marginal(m.marginal, u0);
+// The sub-pixels of one row's token, one after the other: drawn, or the known ones; and their log-probabilities.
+// parameters: of the token; means are moved in place. scratch: for K floats.
+LINPIX_FUNCTION void finish_token(const Model& m, const Rows& rows, int row, int64_t step, float* parameters,
+                                  float* scratch) {
+  const int size = m.token_size;
+  const int64_t first = (rows.positions[row] + step) * size, slot = rows.slots[row];
+  uint8_t* pixel = rows.canvas + slot * m.subpixels + first;
+  const bool known = rows.known[slot * m.subpixels + first];
+  float* log_probs = rows.log_probs + (row * rows.most_steps + step) * size;
+  if (m.marginal && first == 0) {
+    if (!known) *pixel = draw_marginal(m.marginal, uniform(noise(rows.seeds[row], 0, 0).word[0]));
     const double mass = m.marginal[*pixel] - (*pixel ? m.marginal[*pixel - 1] : 0);
-    log_prob = (float)natural_log(mass / m.marginal[255]);
+    *log_probs = (float)natural_log(mass / m.marginal[255]);
     return;
   }
-  const int width = m.head.columns;
-  const Mixture p = {parameters, parameters + width, parameters + 2 * width, m.mixtures};
-  if (!(all_finite(p.logits, p.K) && all_finite(p.means, p.K) && all_finite(p.log_scales, p.K)))
-    rows.finite[row] = false;
-  if (!known) *pixel = draw(p, u0, u1, rows.temperatures[row], m.elu_scale, scratch);
-  log_prob = log_probability(p, *pixel, scratch);
+  const Mixture p = {parameters, m.mixtures, m.head.columns, size};
+  for (int group = 0; group < m.head.groups; ++group)
+    if (!all_finite(parameters + group * p.stride, p.K)) rows.finite[row] = false;
+  const float temperature = rows.temperatures[row];
+  Words words = noise(rows.seeds[row], first, 0);
+  const int picked = known ? 0 : pick(p, uniform(words.word[0]), temperature, scratch);
+  normalise(p.logits(), scratch, p.K);  // what is known of the component so far
+  for (int c = 0; c < size; ++c) {
+    if (c) words = noise(rows.seeds[row], first + c, 0);
+    if (!known)
+      pixel[c] = draw(p.means(c)[picked], p.log_scales(c)[picked], uniform(words.word[1]), temperature, m.elu_scale);
+    add_log_probabilities(p, c, pixel[c], scratch);
+    log_probs[c] = normalise(scratch, scratch, p.K);
+    move_means(p, c, pixel[c]);
+  }
 }
 
 }  // namespace

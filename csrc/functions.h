@@ -67,6 +67,12 @@ LINPIX_INLINE Floats one_minus_exp(Floats x) {
   return where_less(x, 0.5f, p * x, 1.0f - exp(-x));
 }
 
+// to its own precision however small x is
+LINPIX_INLINE Floats tanh(Floats x) {
+  const Floats m = one_minus_exp(2.0f * magnitude(x)), size = m / (2.0f - m);
+  return where_less(x, 0.0f, -size, size);
+}
+
 // x Phi(x), with erfc by Abramowitz and Stegun, 7.1.26: absolute error of erfc at most 1.5e-7
 LINPIX_INLINE Floats gelu(Floats x) {
   const Floats z = magnitude(x) * 0.707106781f;

@@ -22,9 +22,9 @@ template <class T>
 void run_ahead(const Model& m, const Rows& rows, int row, Pass<T>& pass) {
   for (int64_t& taken = rows.taken[row]; taken < rows.steps[row]; ++taken) {
     const Token k = token_of(m, rows, row);
-    if (was_told(k)) continue;
+    if (was_told(m, k)) continue;
     if (!amid_background(m, k, rows.canvas + k.slot * m.subpixels)) return;
-    finish_subpixel(m, rows, row, taken, pass.skip(k), pass.scratch);
+    finish_token(m, rows, row, taken, pass.skip(k), pass.scratch);
   }
 }
 
@@ -48,7 +48,7 @@ int64_t decode(const Model& m, const Rows& rows, Piece piece, int most, Share sh
       for (int row = piece.first; row < piece.last; ++row) {
         if (rows.taken[row] >= rows.steps[row]) continue;
         ++rows.passes[row];
-        finish_subpixel(m, rows, row, rows.taken[row]++, pass.parameters + r++ * width, pass.scratch);
+        finish_token(m, rows, row, rows.taken[row]++, pass.parameters + r++ * width, pass.scratch);
         run_ahead(m, rows, row, pass);
       }
     }
@@ -69,7 +69,7 @@ void prefill(const Model& m, const Rows& rows, int row, Share share, void* own, 
   while (next.t < end) {
     pass.tokens = 0;
     for (; next.t < end && pass.tokens < PREFILL_TOKENS; ++next.t)
-      if (!was_told(next) && !amid_background(m, next, rows.canvas + next.slot * m.subpixels))
+      if (!was_told(m, next) && !amid_background(m, next, rows.canvas + next.slot * m.subpixels))
         pass.token[pass.tokens++] = next;
     if (!pass.tokens) return;
     const bool features = m.background >= 0;  // of the last token: those after it may be amid background

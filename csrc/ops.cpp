@@ -156,8 +156,8 @@ std::vector<int64_t> checked_steps(const char* op, const Model& m, const Rows& r
   std::vector<int64_t> real(rows.count);
   for (int i = 0; i < rows.count; ++i) {
     const int64_t from = rows.positions[i];
-    STD_TORCH_CHECK(0 <= from && 0 <= steps[i] && steps[i] <= m.subpixels - from, op, ": row ", i, " goes from ", from,
-                    " by ", steps[i], " steps, but an image has ", m.subpixels, " sub-pixels");
+    STD_TORCH_CHECK(0 <= from && 0 <= steps[i] && steps[i] <= m.tokens - from, op, ": row ", i, " goes from ", from,
+                    " by ", steps[i], " steps, but an image has ", m.tokens, " tokens");
     real[i] = rows.slots[i] ? steps[i] : 0;
   }
   return real;
@@ -193,7 +193,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
   rows.most_passes = std::min(most, most_passes);
   for (int64_t i = 0; i < B; ++i)
     STD_TORCH_CHECK(real[i] <= most, op, ": row ", i, " takes ", real[i], " steps, and most is ", most);
-  Tensor log_probs = torch::stable::new_zeros(temperatures, {B, rows.most_steps});
+  Tensor log_probs = torch::stable::new_zeros(temperatures, {B, rows.most_steps * m.token_size});
   Tensor finite = torch::stable::new_empty(known, {B});
   Tensor taken = torch::stable::new_zeros(steps, {B}), passes = torch::stable::new_zeros(steps, {B});
   rows.log_probs = (float*)log_probs.data_ptr();

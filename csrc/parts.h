@@ -20,7 +20,7 @@ constexpr size_t CACHE_BYTES = 16 << 20;
 class Parts {
  public:
   Parts(const char* op, const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps) : op_(op) {
-    STD_TORCH_CHECK(sizes.size() == 13, op, ": sizes must hold 13 integers, got ", sizes.size());
+    STD_TORCH_CHECK(sizes.size() == 14, op, ": sizes must hold 14 integers, got ", sizes.size());
     constexpr size_t first = 13, each = 12;
     STD_TORCH_CHECK(weights.size() >= first + each && (weights.size() - first) % each == 0, op, ": weights must hold ",
                     first, " tensors and ", each, " a layer, got ", weights.size());
@@ -42,6 +42,7 @@ class Parts {
     model.following = (int)sizes[10];
     model.class_rows = (int)sizes[11];
     model.background = (int)sizes[12];
+    model.token_size = (int)sizes[13];
     model.eps = (float)eps;
     model.layers = (int)((weights.size() - first) / each);
     constexpr int unit = ON_GPU ? 8 : TILE;
@@ -50,19 +51,22 @@ class Parts {
     STD_TORCH_CHECK(table.dim() == 2 && source.dim() == 2 && place.dim() == 2 && source.size(1) >= 1, op,
                     ": table, source and place must have two dimensions");
     table_rows_ = table.size(0);
-    model.subpixels = (int)source.size(0);
+    model.tokens = (int)source.size(0);
+    model.subpixels = model.tokens * model.token_size;
     model.values = (int)source.size(1);
     model.places = (int)place.size(1);
     model.table = checked<float>(table, op, "table", ScalarType::Float, {table_rows_, model.d_model});
-    model.source = checked<int32_t>(source, op, "source", ScalarType::Int, {model.subpixels, model.values});
+    model.source = checked<int32_t>(source, op, "source", ScalarType::Int, {model.tokens, model.values});
     model.base = checked<int32_t>(base, op, "base", ScalarType::Int, {model.values});
-    model.place = checked<int32_t>(place, op, "place", ScalarType::Int, {model.subpixels, model.places});
+    model.place = checked<int32_t>(place, op, "place", ScalarType::Int, {model.tokens, model.places});
     const Tensor& marginal = weights[4];
     if (marginal.numel()) model.marginal = checked<double>(marginal, op, "marginal", ScalarType::Double, {256});
     model.norm = norm(weights[5], weights[6], "norm");
     STD_TORCH_CHECK(0 <= sizes[10] && sizes[10] < model.values && 0 <= sizes[11] &&
                         (!sizes[11] || sizes[11] + classes < table_rows_) && -1 <= sizes[12] && sizes[12] <= 255,
                     op, ": following, class_rows and background are ", sizes[10], ", ", sizes[11], " and ", sizes[12]);
+    STD_TORCH_CHECK(sizes[13] == 1 || (sizes[13] == 3 && !model.marginal && sizes[12] < 0), op,
+                    ": a token must have 1 sub-pixel, or 3 with a start token and no background; got ", sizes[13]);
     if (!ON_GPU) check_look_ups();  // on a GPU they would have to be waited for; pack made them of a valid configuration
     model.bf16 = weights[first].scalar_type() == ScalarType::BFloat16;
     model.head = head(weights[7], weights[8], "head", model.d_model);
@@ -73,7 +77,7 @@ class Parts {
                       ": the background's table must have a multiple of ", unit, " columns, got ", text(sizes_of(table)));
       const int dim = (int)table.size(1);
       model.skipped_table = checked<float>(table, op, "background table", ScalarType::Float,
-                                           {model.subpixels + classes + 1 + model.following + 1, dim});
+                                           {model.tokens + classes + 1 + model.following + 1, dim});
       if (ON_GPU) {
         model.project = {checked<float>(weights[9], op, "project", ScalarType::Float, {model.d_model, dim}), nullptr, 1,
                          dim, model.d_model};
@@ -114,12 +118,13 @@ class Parts {
     return {checked<void>(w, op_, name, type, {(int64_t)groups * columns * depth}),
             checked<float>(bias, op_, name, ScalarType::Float, {(int64_t)groups * columns}), groups, columns, depth};
   }
-  // To mixture parameters. On a GPU k after k, unpadded: a lane takes a column.
+  // To mixture parameters: see Mixture in drawing.h. On a GPU k after k, unpadded: a lane takes a column.
   Matrix head(const Tensor& w, const Tensor& bias, const char* name, int depth) {
-    if (!ON_GPU) return matrix(w, bias, name, 3, model.mixtures, depth, false);
-    const int64_t columns = 3 * model.mixtures;
+    const int size = model.token_size, groups = 1 + 2 * size + size * (size - 1) / 2;
+    if (!ON_GPU) return matrix(w, bias, name, groups, model.mixtures, depth, false);
+    const int64_t columns = groups * model.mixtures;
     return {checked<float>(w, op_, name, ScalarType::Float, {depth, columns}),
-            checked<float>(bias, op_, name, ScalarType::Float, {columns}), 3, model.mixtures, depth};
+            checked<float>(bias, op_, name, ScalarType::Float, {columns}), groups, model.mixtures, depth};
   }
   Norm norm(const Tensor& weight, const Tensor& bias, const char* name) {
     return {checked<float>(weight, op_, name, ScalarType::Float, {model.d_model}),
@@ -132,10 +137,11 @@ class Parts {
       STD_TORCH_CHECK(0 <= m.base[i] && (int64_t)m.base[i] + 256 + (i == 0 ? classes : i >= m.values - m.following) < table_rows_, op_,
                       ": base[", i, "] is ", m.base[i], ", beyond a table of ", table_rows_, " rows");
     bool inside = true;
-    for (int64_t t = 0; t < m.subpixels; ++t) {
+    for (int64_t t = 0; t < m.tokens; ++t) {
+      const int64_t first = t * m.token_size, end = first + m.token_size;
       for (int i = 0; i < m.values; ++i) {
         const int32_t at = m.source[t * m.values + i];
-        inside &= -1 <= at && (i < m.values - m.following ? at < t : at == -1 || (at > t && at < m.subpixels));
+        inside &= -1 <= at && (i < m.values - m.following ? at < first : at == -1 || (at >= end && at < m.subpixels));
       }
       for (int i = 0; i < m.places; ++i)
         inside &= 0 <= m.place[t * m.places + i] && m.place[t * m.places + i] < table_rows_;

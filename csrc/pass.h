@@ -61,7 +61,7 @@ class Pass {
   size_t own_bytes, common_bytes;
   Token* token;       // of this pass
   int tokens = 0;
-  float* parameters;  // (tokens, 3, columns): what head() leaves
+  float* parameters;  // (tokens, groups, columns): what head() leaves
   float* scratch;     // K, rounded up
   float* skipped;     // hidden features and parameters of a sub-pixel that skips the layers
 
@@ -105,7 +105,7 @@ class Pass {
   }
 
   // Mixture parameters of a sub-pixel amid background, in `skipped`: those of model/background.py.
-  const float* skip(const Token& k) {
+  float* skip(const Token& k) {
     const uint8_t* image = rows.canvas + k.slot * m.subpixels;
     const int n = m.project.columns;
     int64_t following = 0;

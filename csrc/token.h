@@ -8,7 +8,7 @@ namespace linpix::LINPIX_ISA {
 
 struct Token {
   int64_t slot;
-  int64_t t;      // the position being predicted
+  int64_t t;      // the position being predicted, in tokens
   int64_t start;  // start index of its image
   bool folded;    // false at position 0 of a model without a start token: there is nothing to fold in
   const bool* known = nullptr;  // (T): what the model was told of the image; null: nothing
@@ -46,7 +46,7 @@ LINPIX_FUNCTION bool is_ink(const Model& m, const Token& k, const uint8_t* image
   return value != m.background && value < 256;
 }
 
-LINPIX_FUNCTION bool was_told(const Token& k) { return k.known && k.known[k.t]; }
+LINPIX_FUNCTION bool was_told(const Model& m, const Token& k) { return k.known && k.known[k.t * m.token_size]; }
 
 LINPIX_FUNCTION bool amid_background(const Model& m, const Token& k, const uint8_t* image) {
   if (m.background < 0) return false;
@@ -63,7 +63,7 @@ LINPIX_FUNCTION bool is_known_background(const Model& m, const Token& k, const u
 // Of a sub-pixel amid background, the hidden features from column c on. following: its known background that follows;
 // last: what is kept of the last token, or null where there was none.
 LINPIX_FUNCTION Floats skipped_feature(const Model& m, const Token& k, int64_t following, const float* last, int c) {
-  const int n = m.project.columns, classes = m.subpixels, known = classes + m.classes + 1;
+  const int n = m.project.columns, classes = m.tokens, known = classes + m.classes + 1;
   const float *position = m.skipped_table + k.t * n, *label = m.skipped_table + (classes + k.start - 256) * n,
               *told = m.skipped_table + (known + following) * n;
   const Floats before = last ? load(last + c) : Floats(0.0f);

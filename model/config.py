@@ -14,6 +14,7 @@ Activation = Literal["relu", "gelu"]
 LookUp = Literal["previous", "position", "row", "column", "channel", "class"]
 Neighbour = tuple[int, int, int]
 ScaleTransform = Literal["exp", "elu"]
+Tokens = Literal["sub-pixel", "pixel"]
 
 # Far beyond what anybody trains. They keep a configuration of a hundred bytes from asking for a hundred gigabytes.
 MOST = 2**20              # of every size
@@ -30,13 +31,14 @@ class ModelConfig:
     height: int = 28
     width: int = 28
     channels: int = 1                       # sub-pixels of one pixel are neighbours: r, g, b, r, g, b, ...
+    tokens: Tokens = "sub-pixel"            # what one step predicts; of a pixel, its channels in turn: see mixture.py
     layers: int = 8                         # L
     heads: int = 8                          # H
     key_dim: int = 32                       # D, per head
     value_dim: int = 32                     # M, per head
     d_model: int = 256
     d_ff: int = 1024
-    mixtures: int = 10                      # K logistics a sub-pixel
+    mixtures: int = 10                      # K components a token
     attention: AttentionKind = "linear"
     feature_map: FeatureMap = "elu+1"       # of queries and keys of linear attention: see features.py
     random_features: int = 64               # of the feature map `random`
@@ -48,8 +50,8 @@ class ModelConfig:
     residual: ResidualKind = "plain"        # reversible: two streams, trained in memory constant in L
     activation: Activation = "gelu"
     look_ups: tuple[LookUp, ...] = ("previous", "position")
-    neighbours: tuple[Neighbour, ...] = ()  # (dy, dx, dc) relative to t, strictly earlier in raster order
-    following: tuple[Neighbour, ...] = ()   # the same, strictly later: looked up where they are known from the start
+    neighbours: tuple[Neighbour, ...] = ()  # (dy, dx, dc) relative to token t's first sub-pixel, of earlier tokens
+    following: tuple[Neighbour, ...] = ()   # the same, of later tokens: looked up where they are known from the start
     patch: int = 0                          # side of the squares in which known pixels are told first; 0: they are not
     background: int | None = None           # sub-pixels that see this value only skip the layers; None: none skips
     background_dim: int = 128               # hidden features of what predicts those that skip
@@ -76,7 +78,8 @@ class ModelConfig:
         if self.classes > MOST:
             raise ValueError(f"classes must be at most {MOST}, got {_short(self.classes)}")
         for name, kind in (("attention", AttentionKind), ("feature_map", FeatureMap), ("norm", Norm),
-                           ("residual", ResidualKind), ("activation", Activation), ("scale_transform", ScaleTransform)):
+                           ("residual", ResidualKind), ("activation", Activation), ("scale_transform", ScaleTransform),
+                           ("tokens", Tokens)):
             if (value := getattr(self, name)) not in get_args(kind):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {_short(value)}")
         if self.residual == "reversible" and self.norm != "pre":
@@ -102,6 +105,8 @@ class ModelConfig:
         for neighbour in self.following:
             if self.offset(neighbour) <= 0 or neighbour <= (0, 0, 0):
                 raise ValueError(f"following neighbour {neighbour} is not strictly later in raster order")
+        if self.tokens == "pixel":
+            self._check_pixels()
         looked_up = 1 + len(self.neighbours) + len(self.following)
         if (places := self.subpixels * looked_up) > MAX_LOOKED_UP:
             raise ValueError(f"height * width * channels * (1 + {looked_up - 1} neighbours) must be at most "
@@ -128,6 +133,17 @@ class ModelConfig:
                 raise ValueError("a model without a start token (first_marginal) cannot have classes, "
                                  f"got classes={self.classes}")
 
+    def _check_pixels(self) -> None:
+        """What tokens of a whole pixel go with."""
+        if self.channels != 3 or self.background is not None or self.first_marginal or "channel" in self.look_ups:
+            raise ValueError("tokens 'pixel' go with 3 channels, background null, a start token and no look-up "
+                             f"'channel'; got channels={self.channels}, background={self.background}, "
+                             f"{'no' if self.first_marginal else 'a'} start token, look_ups {list(self.look_ups)}")
+        for neighbour in self.neighbours + self.following:
+            if neighbour[:2] == (0, 0) or neighbour[2] not in range(self.channels):
+                raise ValueError("with tokens 'pixel' a neighbour is a channel, dc 0..2, of another pixel; "
+                                 f"got {neighbour}")
+
     def _check_condition(self) -> None:
         """The fields of models that hear every known pixel, or skip the layers amid background."""
         if type(self.patch) is not int or self.patch < 0 or (self.patch and (
@@ -151,7 +167,7 @@ class ModelConfig:
 
     @property
     def packed(self) -> bool:
-        """Whether only some sub-pixels of an image go through the layers, or tokens that are no sub-pixels do."""
+        """Whether only some sub-pixels of an image go through the layers, or patches do too."""
         return bool(self.patch) or self.background is not None
 
     @property
@@ -173,13 +189,28 @@ class ModelConfig:
         return self.height * self.width * self.channels
 
     @property
+    def token_size(self) -> int:
+        """C, sub-pixels that one token predicts: token t predicts t * C .. t * C + C - 1."""
+        return self.channels if self.tokens == "pixel" else 1
+
+    @property
+    def length(self) -> int:
+        """Tokens of a whole image, T / C: the number of its steps."""
+        return self.subpixels // self.token_size
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of an image row."""
+        return self.length // self.height
+
+    @property
     def feature_dim(self) -> int:
         """Of a query or key of one head after the feature map: the rows of S."""
         return {"polynomial": self.key_dim * (self.key_dim + 1) // 2,
                 "random": self.random_features}.get(self.feature_map, self.key_dim)
 
     def offset(self, neighbour: Neighbour) -> int:
-        """Distance of a neighbour from t in raster order, in sub-pixels; negative is earlier."""
+        """Sub-pixels from a token's first to its neighbour in raster order; negative is earlier."""
         dy, dx, dc = neighbour
         return (dy * self.width + dx) * self.channels + dc
 
@@ -214,16 +245,22 @@ _LOCAL_CONTEXT: tuple[Neighbour, ...] = (
     (-1, 0, 0), (-1, 1, 0), (-1, -1, 0), (-2, 0, 0), (0, -2, 0),
     (-1, 2, 0), (-1, -2, 0), (-2, 1, 0), (-2, -1, 0), (-3, 0, 0))
 
-# For colours: the left and upper pixels in the channel being predicted and in the one before it, which carry most of
-# what a linear predictor of the next sub-pixel can know.
-_COLOUR_CONTEXT: tuple[Neighbour, ...] = (
-    (0, 0, -1), *((dy, dx, dc) for dy, dx in ((0, -1), (-1, 0), (-1, -1), (-1, 1), (0, -2), (-2, 0), (-2, -1))
-                  for dc in (0, -1)))
+# For tokens of a whole pixel: every channel of the eleven pixels that tell a linear predictor most. The left pixel's
+# blue is missing, for it is the previous value.
+_PIXEL_CONTEXT: tuple[Neighbour, ...] = (
+    (0, -1, 0), (0, -1, 1),
+    *((dy, dx, dc) for dy, dx in ((0, -2), (0, -3), (-1, 0), (-1, 1), (-1, -1), (-1, -2), (-2, 0), (-2, 1), (-2, -1),
+                                  (-3, 1)) for dc in range(3)))
 
 # What lies after t and may be known: the seam of a hole. What is further away reaches a token through the patches.
 _SEAM: tuple[Neighbour, ...] = (
     (0, 1, 0), (0, 2, 0), (1, 0, 0), (1, -1, 0), (1, 1, 0), (1, -2, 0), (1, 2, 0),
     (2, 0, 0), (2, -1, 0), (2, 1, 0), (3, 0, 0))
+
+# The same for pixels: those that tell a linear predictor at least 0.02 bits/dim beside the earlier ones.
+_PIXEL_SEAM: tuple[Neighbour, ...] = tuple(
+    (dy, dx, dc) for dy, dx in ((0, 1), (0, 2), (1, 0), (1, -1), (1, 1), (1, -2), (2, 0), (2, -1), (2, 1))
+    for dc in range(3))
 
 PRESETS: dict[str, ModelConfig] = {
     "mnist": ModelConfig(classes=10, norm="pre", neighbours=_LOCAL_CONTEXT),
@@ -234,9 +271,9 @@ PRESETS: dict[str, ModelConfig] = {
     "mnist-conditional": ModelConfig(layers=4, heads=4, d_model=128, d_ff=512, classes=10, norm="post",
                                      look_ups=("previous", "row", "column", "class"), neighbours=_LOCAL_CONTEXT,
                                      following=_SEAM, patch=4, background=0),
-    "cifar10-small": ModelConfig(height=32, width=32, channels=3, layers=4, heads=4, d_model=128, d_ff=512,
-                                 classes=10, norm="post", look_ups=("previous", "row", "column", "channel"),
-                                 neighbours=_COLOUR_CONTEXT),
+    "cifar10-small": ModelConfig(height=32, width=32, channels=3, tokens="pixel", layers=4, heads=4, d_model=128,
+                                 d_ff=512, classes=10, norm="post", look_ups=("previous", "row", "column", "class"),
+                                 neighbours=_PIXEL_CONTEXT, following=_PIXEL_SEAM, patch=4),
     "tiny": ModelConfig(height=8, width=8, layers=2, heads=2, key_dim=8, value_dim=8, d_model=16,
                         d_ff=32, mixtures=3, classes=10, norm="pre", neighbours=_LOCAL_CONTEXT),
 }

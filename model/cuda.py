@@ -106,7 +106,7 @@ class GpuPool:
         self.config, self.device = config, device
         self._operators = operators or torch.ops.linpix
         self._recorder = recorder or (None if operators else record_graph)
-        self.stride = max(steps for steps in range(1, 9) if config.width * config.channels % steps == 0)  # of a graph
+        self.stride = max(steps for steps in range(1, 9) if config.row_length % steps == 0)  # of a graph
         self._rows: dict[int, _Rows] = {}
         self._packed = pack(net, PRECISIONS[precision], gpu=True).to(device)
         shape, half = (slots + 1, config.layers, config.heads), self.format.precision == "fp16"
@@ -250,7 +250,7 @@ class GpuPool:
         _, finite, taken, passes = self._operators.decode_quantum(
             self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated, self.last, self.tokens,
             rows.told if skips else None, slots, positions, steps, start, seeds, rows.temperatures, packed.weights,
-            packed.sizes, packed.eps, self.config.subpixels if skips else self.stride, self.stride, 1, math.inf)
+            packed.sizes, packed.eps, self.config.length if skips else self.stride, self.stride, 1, math.inf)
         rows.finite &= finite
         rows.passes += passes
         positions += taken
@@ -273,11 +273,11 @@ class GpuPool:
     def _check(self, slots: NDArray[np.int64], positions: NDArray[np.int64], steps: NDArray[np.int64],
                start: NDArray[np.int64]) -> None:
         """The kernels look at nothing: whoever is wrong here would write into another's memory."""
-        N, T, last = len(self.canvas), self.config.subpixels, START + self.config.classes
+        N, length, last = len(self.canvas), self.config.length, START + self.config.classes
         real = slots[slots != PADDING_SLOT]
         if not len(slots) or slots.min() < 0 or slots.max() >= N or len(np.unique(real)) < len(real):
             raise ValueError(f"slots must be in 0..{N - 1}, none twice but 0, got {slots.tolist()}")
-        if wrong := np.flatnonzero((positions < 0) | (steps < 0) | (positions + steps > T)).tolist():
-            raise ValueError(f"an image has {T} sub-pixels, got {steps[wrong[0]]} steps from {positions[wrong[0]]}")
+        if wrong := np.flatnonzero((positions < 0) | (steps < 0) | (positions + steps > length)).tolist():
+            raise ValueError(f"an image has {length} tokens, got {steps[wrong[0]]} steps from {positions[wrong[0]]}")
         if start.min() < START or start.max() > last:
             raise ValueError(f"start must be in {START}..{last}, got {start.tolist()}")

@@ -32,7 +32,7 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
     """Draw one image per seed.
 
     labels: one per image, None for the unconditional start, or for a class that is drawn (`starts_of`) · known: (B, T)
-    uint8, whose first `prefix` sub-pixels are kept, or, by a model with patches, those that are `given`, (B, T) bool ·
+    uint8, whose first `prefix` tokens are kept, or, by a model with patches, those that are `given`, (B, T) bool ·
     returns (B, T) uint8, on the CPU.
     """
     count, config = len(seeds), net.config
@@ -49,21 +49,21 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
     start = starts_of(net, scores, np.array(seeds), start)
     if prefix:
         assert known is not None
-        canvas[:, :prefix] = known[:, :prefix]
+        canvas[:, :prefix * config.token_size] = known[:, :prefix * config.token_size]
         net.prefill(canvas, prefix, start, state, slots)
-    noise = noise_of(np.array(seeds), np.arange(prefix, config.subpixels))
+    noise = noise_of(config, np.array(seeds), np.arange(prefix, config.length))
     temperatures = torch.full((count,), temperature)
-    for position in range(prefix, config.subpixels):
-        drawn = torch.arange(count)
+    for position in range(prefix, config.length):
+        drawn, at = torch.arange(count), slice(position * config.token_size, (position + 1) * config.token_size)
         if given is not None:
-            [drawn] = (~given[:, position]).nonzero(as_tuple=True)
+            [drawn] = (~given[:, at]).any(1).nonzero(as_tuple=True)
         if not len(drawn):
             continue
         t, u = torch.full((len(drawn),), position), noise[drawn, position - prefix]
         with decode_threads(net, len(drawn), position):
             parameters = net.step(canvas[drawn], t, start[drawn], state, slots[drawn],
                                   None if given is None else given[drawn])
-            canvas[drawn, position] = draw_subpixel(net, parameters, t, u, temperatures[drawn])
+            canvas[drawn, at] = draw_token(net, parameters, t, u, temperatures[drawn])
     return canvas.cpu()
 
 
@@ -103,19 +103,20 @@ def decode_threads(net: Transformer, rows: int, t: int) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def noise_of(seeds: NDArray[np.int64], t: NDArray[np.int64]) -> Tensor:
-    """The two uniforms of each seed at each position: seeds (B,), t (n,) or (B, n); returns (B, n, 2) float32."""
-    return torch.from_numpy(uniforms(seeds[:, None], t)[..., :2].copy()).to(torch.get_default_device())
+def noise_of(config: ModelConfig, seeds: NDArray[np.int64], t: NDArray[np.int64]) -> Tensor:
+    """Two uniforms of each seed for each sub-pixel of tokens t: seeds (B,), t (n,) or (B, n); (B, n, C, 2) float32."""
+    subpixels = t[..., None] * config.token_size + np.arange(config.token_size)
+    return torch.from_numpy(uniforms(seeds[:, None, None], subpixels)[..., :2].copy()).to(torch.get_default_device())
 
 
-def draw_subpixel(net: Transformer, parameters: Tensor, t: Tensor, u: Tensor, temperature: Tensor) -> Tensor:
-    """Draw the sub-pixels at t. parameters: (B, 3 * K) · t, temperature: (B,) · u: (B, 2) · returns (B,) uint8."""
+def draw_token(net: Transformer, parameters: Tensor, t: Tensor, u: Tensor, temperature: Tensor) -> Tensor:
+    """Draw the tokens at t. parameters: (B, P) · t, temperature: (B,) · u: (B, C, 2) · returns (B, C) uint8."""
     config = net.config
     values = draw(parameters, u, temperature, config.scale_transform)
     if config.first_marginal and bool((t == 0).any()):  # no start token: sub-pixel 0 has its marginal
         cumulative = torch.tensor(config.first_marginal, dtype=torch.float64).cumsum(0)
-        first = torch.searchsorted(cumulative, u[:, 0].double() * cumulative[-1], right=True).clamp(max=255)
-        values = torch.where(t == 0, first.to(torch.uint8), values)
+        first = torch.searchsorted(cumulative, u[..., 0].double() * cumulative[-1], right=True).clamp(max=255)
+        values = torch.where((t == 0)[:, None], first.to(torch.uint8), values)
     return values
 
 

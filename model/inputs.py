@@ -1,10 +1,10 @@
 """What a token is made of: sums of table look-ups for sub-pixels, and the known pixels of a square for patches.
 
-The input at position t is a sum of table look-ups, each of something known before t is drawn. All tables are stacked
+The input of token t is a sum of table look-ups, each of something known before t is drawn. All tables are stacked
 into one, so that an engine needs one gather-and-sum whatever a configuration looks up. Row blocks, in order: the
-previous sub-pixel (256 values, the unconditional start, one start per class), the positional look-ups and the class in
-the order of look_ups, 257 rows for each neighbour (256 values, and 256 for outside the image), and 258 for each
-following neighbour (256 values, 256 for unknown, 257 for outside).
+sub-pixel before t's first one (256 values, the unconditional start, one start per class), the positional look-ups and
+the class in the order of look_ups, 257 rows for each neighbour (256 values, and 256 for outside the image), and 258 for
+each following neighbour (256 values, 256 for unknown, 257 for outside).
 """
 
 import torch
@@ -13,13 +13,13 @@ from torch.nn import functional as F
 
 from .config import ModelConfig, Neighbour
 
-START = 256    # previous value at t = 0, unconditionally; START + 1 + c starts class c
+START = 256    # previous value of token 0, unconditionally; START + 1 + c starts class c
 OUTSIDE = 256  # value of a neighbour that lies outside the image
 UNKNOWN, FOLLOWING_OUTSIDE = 256, 257  # of a following neighbour
 
 
 class InputEmbedding(nn.Module):
-    """x_{t-1}, t, the class and the neighbours of t, embedded and summed."""
+    """The previous value, t, the class and the neighbours of t, embedded and summed."""
 
     source: Tensor
     outside: Tensor
@@ -30,12 +30,13 @@ class InputEmbedding(nn.Module):
         super().__init__()
         self.config = config
         # Not on "meta", where checkpoints are checked: to divide there imports torch's compiler, which takes a second.
-        t = torch.arange(config.subpixels, device="cpu")
-        place = {"position": t,
+        token = torch.arange(config.length, device="cpu")
+        t = token * config.token_size  # its first sub-pixel
+        place = {"position": token,
                  "row": t // (config.width * config.channels),
                  "column": t // config.channels % config.width,
                  "channel": t % config.channels}
-        sizes = {"position": config.subpixels, "row": config.height, "column": config.width,
+        sizes = {"position": config.length, "row": config.height, "column": config.width,
                  "channel": config.channels, "class": config.classes + 1}
         rows, class_rows = START + 1 + config.classes, 0
         positional, tables = [], [0]
@@ -54,7 +55,7 @@ class InputEmbedding(nn.Module):
             base.append(torch.full_like(t, rows))
             tables.append(rows)
             rows += OUTSIDE + 1 if neighbour in config.neighbours else FOLLOWING_OUTSIDE + 1
-        # (T, number of values looked up): where a value stands, whether that is outside, its table's first row
+        # (tokens, number of values looked up): where a value stands, whether that is outside, its table's first row
         for buffer, indices in (("source", torch.stack(source, 1).clamp(0, config.subpixels - 1)),
                                 ("outside", torch.stack(outside, 1)), ("base", torch.stack(base, 1)),
                                 ("positional", torch.stack(positional, 1) if positional else t.new_zeros(len(t), 0))):
@@ -72,14 +73,14 @@ class InputEmbedding(nn.Module):
                 table[first:first + 256] = walk / walk.std()
         if self.config.following:  # most are unknown most of the time: a constant that should not drown the rest
             table[tables[1 + len(self.config.neighbours)]:] *= 0.4
-        table *= 0.5
+        table *= 0.5 / self.config.token_size**0.5  # the tables of a neighbour's channels are together as loud as one
 
     def values(self, canvas: Tensor, t: Tensor, start: Tensor, known: Tensor | None = None) -> Tensor:
-        """What is looked up at each position: the previous value, the neighbours', the following ones'.
+        """What is looked up for each token: the previous value, the neighbours', the following ones'.
 
-        canvas: (B, T) uint8, of which only sub-pixels before t are looked at, and known ones after it
-        t:      (B, n) int64, the positions being predicted
-        start:  (B,) int64, the start index that stands before sub-pixel 0
+        canvas: (B, T) uint8, of which only sub-pixels of earlier tokens are looked at, and known ones of later tokens
+        t:      (B, n) int64, the tokens being predicted
+        start:  (B,) int64, the start index that stands before token 0
         known:  (B, T) bool, what following neighbours are known; none if absent
         Returns (B, n, 1 + neighbours + following) int64.
         """
@@ -125,7 +126,7 @@ class InputEmbedding(nn.Module):
 
 
 def _neighbour(config: ModelConfig, t: Tensor, neighbour: Neighbour) -> tuple[Tensor, Tensor]:
-    """Where a neighbour of each position stands, and whether that is outside the image."""
+    """Where a neighbour of each sub-pixel stands, and whether that is outside the image."""
     inside = torch.ones_like(t, dtype=torch.bool)
     row, column = t // (config.width * config.channels), t // config.channels % config.width
     for at, size in ((row + neighbour[0], config.height), (column + neighbour[1], config.width),

@@ -1,6 +1,6 @@
 """How probable an image is: log-probabilities of its hidden sub-pixels given what is known, under several classes.
 
-By the parallel form, piece by piece: a piece is a bounded number of sub-pixels of a bounded number of classes, so that
+By the parallel form, piece by piece: a piece is a bounded number of tokens of a bounded number of classes, so that
 it takes a bounded time, and a service can do something else between two pieces. Pieces depend on the model and the
 number of classes alone, so that an image always gets the same numbers.
 """
@@ -52,7 +52,7 @@ class Scoring:
         self._start = torch.tensor([net.start_index(label) for label in labels], device=net.device)
         self.priors = np.full(len(labels), uniform_prior(len(labels)))
         self._told = [] if None in labels or len(labels) == 1 or not reads else list(labels)
-        self._pieces = self._run(int(np.flatnonzero(~known)[-1]) + 1)
+        self._pieces = self._run(int(np.flatnonzero(~known)[-1]) // config.token_size + 1)
 
     def advance(self) -> bool:
         """Compute one piece; returns whether there are more. Raises FloatingPointError if the model gives NaN."""
@@ -76,7 +76,7 @@ class Scoring:
         return sums
 
     def _run(self, length: int) -> Iterator[bool]:
-        """length: sub-pixels up to the last hidden one."""
+        """length: tokens up to the last hidden one."""
         # not before: many may wait, and of many classes this is large
         self.log_probs = torch.full((len(self._start), len(self.hidden)), torch.nan, device=self.net.device)
         attention, rows, most, tokens = self.net.attention, len(self._start), 1, length
@@ -106,14 +106,15 @@ class Scoring:
             known = None if self._known is None else self._known.expand(len(start), -1)
             slots = torch.arange(1, len(start) + 1)
             parameters = net.parameters_between(canvas, begin, end, start, state, slots, known)
-        hidden, values = self.hidden[begin:end], canvas[:, begin:end]
+        at = slice(begin * net.config.token_size, end * net.config.token_size)
+        hidden, values = self.hidden[at], canvas[:, at]
         log_probs = mixture.log_likelihood(parameters, values)
         finite = log_probs.isfinite() | ~hidden
         if net.config.first_marginal and begin == 0:  # no start token: sub-pixel 0 has the training set's marginal
             log_probs[:, 0], finite[:, 0] = torch.tensor(net.config.first_marginal).log()[values[:, 0].long()], True
         if not bool(finite.all()):
             raise FloatingPointError(NOT_FINITE)
-        self.log_probs[rows, begin:end] = log_probs.where(hidden, torch.nan)
+        self.log_probs[rows, at] = log_probs.where(hidden, torch.nan)
 
 
 def uniform_prior(classes: int) -> float:

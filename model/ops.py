@@ -21,7 +21,7 @@ from .features import phi
 GPU_HEADS = (8, 16, 32)  # key and value dims, alike, that the CUDA kernels are made for
 GPU_MAX_HEAD = 64  # either, of attention over whole sequences
 SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-SCHEMAS = 8  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
+SCHEMAS = 9  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
 
 _library = torch.library.Library("linpix", "DEF")
 RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from . import ops
 from .config import ModelConfig
+from .mixture import groups
 from .team import Team
 from .transformer import Layer, Transformer
 
@@ -74,8 +75,8 @@ class Packed:
     weights: table, source, base, place, marginal, final norm (weight, bias), head (weight, bias), of a background
     project, table, head (weight, bias), else nothing, and for each layer qkv, out (weight, bias each), norm1, up, down,
     norm2. sizes: H, D, M, d_model, d_ff, K, classes, as 0 or 1 whether it is pre-norm, has gelu, and draws with the
-    published sampler's scale, then how many neighbours follow, the first row of the classes' table or 0, and the
-    background or -1.
+    published sampler's scale, then how many neighbours follow, the first row of the classes' table or 0, the
+    background or -1, and the sub-pixels of a token.
     """
 
     weights: list[Tensor]
@@ -96,16 +97,17 @@ class Packed:
                steps: Tensor, start: Tensor, seeds: Tensor, temperatures: Tensor, *, last: Tensor | None = None,
                told: Tensor | None = None, passes: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Advance each of B rows from its position by its number of steps, or until it has gone through the layers in
-        `passes` of them and the next would be one more.
+        `passes` of them and the next would be one more. Positions and steps count tokens.
 
-        Pools, indexed by slot: canvas (N, T) uint8, changed in place but where known (N, T) bool is set ·
+        Pools, indexed by slot: canvas (N, T) uint8, changed in place but where known (N, T) bool is set, for all of a
+        token or none ·
         S (N, L, H, D, M), z (N, L, H, D) and, of a model with a background, last (N, background_dim) float32, changed
         in place. Rows: slots, positions, steps, start, seeds (B,) int64, no slot twice except 0, whose rows are not
         computed · temperatures (B,) float32 · told (B,) bool, whether what is known was read, and is skipped; none if
         absent.
-        Returns the log-probability of each sub-pixel at temperature 1, (B, most steps) float32 in nats, 0 after a
-        row's last; (B,) bool, false where a row's parameters were not finite; and, (B,) int64 each, the steps that a
-        row took and those of them that went through the layers.
+        Returns the log-probability of each sub-pixel at temperature 1, (B, sub-pixels of most steps) float32 in nats,
+        0 after a row's last; (B,) bool, false where a row's parameters were not finite; and, (B,) int64 each, the steps
+        that a row took and those of them that went through the layers.
         """
         most = int(steps.numpy()[slots.numpy() != 0].max(initial=0))  # not torch's: see server/engine/decode/decoder.py
         threads, patience = self.team.choose(len(slots))
@@ -154,8 +156,8 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
         return weight.T.contiguous() if gpu else pack_matrix(weight, groups, torch.float32)
 
     def head(linear: nn.Linear) -> list[Tensor]:
-        bias = linear.bias.detach().float()
-        return [exact(linear.weight, 3), bias.clone() if gpu else pack_bias(bias, 3)]
+        bias, count = linear.bias.detach().float(), groups(config.token_size)
+        return [exact(linear.weight, count), bias.clone() if gpu else pack_bias(bias, count)]
 
     skipped = [torch.empty(0)] * 4
     if (background := net.background) is not None:
@@ -172,7 +174,8 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
                     *norm(layer.norm2)]
     sizes = [config.heads, config.key_dim, config.value_dim, config.d_model, config.d_ff, config.mixtures,
              config.classes, config.norm == "pre", config.activation == "gelu", config.scale_transform == "elu",
-             len(config.following), inputs.class_rows, -1 if config.background is None else config.background]
+             len(config.following), inputs.class_rows, -1 if config.background is None else config.background,
+             config.token_size]
     return Packed(weights, [int(size) for size in sizes], config.eps)
 
 
@@ -195,7 +198,7 @@ def state_scale(net: Transformer) -> Tensor:
     down to 2^-14 of a scale.
     """
     config, largest = net.config, []
-    tokens = config.subpixels + (config.patches + 1 if net.patches is not None else 0)
+    tokens = config.length + (config.patches + 1 if net.patches is not None else 0)
     for index, layer in enumerate(net.layers):
         assert isinstance(layer, Layer)
         before = layer.norm1 if config.norm == "pre" else None if index == 0 else net.layers[index - 1].norm2

@@ -1,8 +1,9 @@
 """Which tokens of a batch of images go through the layers, where not every sub-pixel does.
 
 A sequence is what one image has of them: its patches with anything known and the query, if anything is, and then
-each sub-pixel that is to be drawn and does not lie amid background, in raster order. Sequences are packed one after
-the other, so that the layers' products see tokens only; attention sees them side by side, padded at their ends.
+each sub-pixel (of a model with tokens "pixel": each pixel) that is to be drawn and does not lie amid background, in
+raster order. Sequences are packed one after the other, so that the layers' products see tokens only; attention sees
+them side by side, padded at their ends.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class Sequences:
     patch_image: Tensor      # tokens of known squares
     patch: Tensor
     query_image: Tensor      # a token after them, for each image of which anything is known
-    pixel_image: Tensor      # sub-pixels that go through the layers
+    pixel_image: Tensor      # sub-pixels, or pixels, that go through the layers
     pixel_t: Tensor
     pixel_values: Tensor     # what they look up: InputEmbedding.values
     skipped_image: Tensor    # sub-pixels amid background, which do not
@@ -52,14 +53,15 @@ def sequences_of(inputs: InputEmbedding, patches: PatchEmbedding | None, canvas:
                  known: Tensor | None = None, *, begin: int = 0, end: int | None = None) -> Sequences:
     """Lay out a batch of images. canvas: (B, T) uint8 · start: (B,) · known: (B, T) bool, nothing if absent.
 
-    begin, end: leave out sub-pixels before and from these positions.
+    begin, end: leave out those of sub-pixels, or pixels, before and from these positions.
     """
     config = inputs.config
-    B, T = canvas.shape
+    B, length = len(canvas), config.length
     if known is None:
-        known = torch.zeros(B, T, dtype=torch.bool)
-    t = torch.arange(T).expand(B, T)
-    drawn, skips = ~known & (t >= begin) & (t < (T if end is None else end)), torch.zeros(B, T, dtype=torch.bool)
+        known = torch.zeros_like(canvas, dtype=torch.bool)
+    t = torch.arange(length).expand(B, length)
+    drawn = ~known[:, ::config.token_size] & (t >= begin) & (t < (length if end is None else end))
+    skips = torch.zeros_like(drawn)
     values = inputs.values(canvas, t, start, known)
     if config.background is not None:
         skips = drawn & inputs.amid_background(values)

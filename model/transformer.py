@@ -1,4 +1,4 @@
-"""The transformer: one set of weights, run over a whole image at once or one sub-pixel a step."""
+"""The transformer: one set of weights, run over a whole image at once or one token a step."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from .attention import PADDING_SLOT, State, attention_for
 from .background import BackgroundHead
 from .config import ModelConfig
 from .inputs import START, InputEmbedding, PatchEmbedding
+from .mixture import groups
 from .sequences import Sequences, sequences_of
 
 PREFILL_TOKENS = 32  # of an image that go through the layers together: always the same, since others round otherwise
@@ -113,14 +114,16 @@ def _run_reversibly(layers: Iterable[nn.Module], x: Tensor, attend: Attend, *, c
 class Prediction:
     """What a model says of B images."""
 
-    parameters: Tensor           # (B, T, 3 * K): mixture parameters; 0 where a sub-pixel is known, so not predicted
+    parameters: Tensor           # (B, n, P): mixture parameters of each token; 0 where it is known, so not predicted
     class_scores: Tensor | None  # (n, classes): unnormalised log-probabilities, of images of which anything is known
 
 
 class Transformer(nn.Module):
-    """An autoregressive model of images: the distribution of each sub-pixel given all earlier ones.
+    """An autoregressive model of images: the distribution of each token given all earlier ones.
 
-    Of a conditional model (with a patch): given all earlier and all known ones.
+    Of a conditional model (with a patch): given all earlier and all known ones. The tokens of an image are its T
+    sub-pixels or, by `ModelConfig.tokens`, its pixels; shapes call their number n. P is the number of a token's mixture
+    parameters, 3 * K or 10 * K (see mixture.py).
     """
 
     def __init__(self, config: ModelConfig, *, feed_forward_chunks: int = 1) -> None:
@@ -130,7 +133,7 @@ class Transformer(nn.Module):
         self.inputs = InputEmbedding(config)
         self.layers = nn.ModuleList(Layer(config, feed_forward_chunks) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.d_model)
-        self.head = nn.Linear(config.d_model, 3 * config.mixtures)
+        self.head = nn.Linear(config.d_model, groups(config.token_size) * config.mixtures)
         self.patches = PatchEmbedding(config) if config.patch else None
         self.class_head = nn.Linear(config.d_model, config.classes) if config.patch and config.classes else None
         self.background = BackgroundHead(config) if config.background is not None else None
@@ -162,7 +165,7 @@ class Transformer(nn.Module):
         return self.output_head(x)
 
     def start_index(self, label: int | None) -> int:
-        """What stands before sub-pixel 0: the unconditional start, or the start of class `label`."""
+        """What stands before token 0: the unconditional start, or the start of class `label`."""
         if label is None:
             return START
         if not 0 <= label < self.config.classes:
@@ -171,13 +174,13 @@ class Transformer(nn.Module):
         return START + 1 + label
 
     def forward(self, images: Tensor, start: Tensor | None = None) -> Tensor:
-        """Mixture parameters of every sub-pixel, each from earlier sub-pixels only: the parallel form.
+        """Mixture parameters of every token, each from earlier tokens only: the parallel form.
 
         images: (B, T) uint8 · start: (B,) int64 start indices, unconditional if absent ·
-        returns (B, T, 3 * K); NaN at position 0 for a model without a start token.
+        returns (B, n, P); NaN at position 0 for a model without a start token.
         """
         first = 1 if self.config.first_marginal else 0
-        t = torch.arange(first, self.config.subpixels).expand(len(images), -1)
+        t = torch.arange(first, self.config.length).expand(len(images), -1)
         if start is None:
             start = torch.full((len(images),), START)
         if self.config.packed:
@@ -200,17 +203,17 @@ class Transformer(nn.Module):
     def _predicted(self, s: Sequences, features: Tensor, before: Tensor | None = None) -> Prediction:
         """before: (B, background_dim), `project` of the last token before these of each image; 0 if absent."""
         predicted = self.head(features.index_select(0, s.pixel_place))
-        parameters = predicted.new_zeros(s.canvas.numel(), predicted.shape[1]).index_copy(
-            0, s.pixel_image * self.config.subpixels + s.pixel_t, predicted)
+        parameters = predicted.new_zeros(len(s.canvas) * self.config.length, predicted.shape[1]).index_copy(
+            0, s.pixel_image * self.config.length + s.pixel_t, predicted)
         if self.background is not None:
             last = self.background.project(features)
             last = F.pad(last, (0, 0, 0, len(s.canvas))) if before is None else torch.cat([last, before])
             last = last.index_select(0, s.last)
             skipped = self.background(last, s.skipped_t, s.start[s.skipped_image],
                                       s.skipped_following)
-            parameters = parameters.index_copy(0, s.skipped_image * self.config.subpixels + s.skipped_t, skipped)
+            parameters = parameters.index_copy(0, s.skipped_image * self.config.length + s.skipped_t, skipped)
         scores = self.class_head(features.index_select(0, s.query_place)) if self.class_head is not None else None
-        return Prediction(parameters.view(*s.canvas.shape, -1), scores)
+        return Prediction(parameters.view(len(s.canvas), self.config.length, -1), scores)
 
     def features(self, s: Sequences, attend: Attend | None = None) -> Tensor:
         """Final features of all tokens, (N, d_model), float32 under autocast too. attend: of packed q, k and v."""
@@ -235,7 +238,7 @@ class Transformer(nn.Module):
 
     @torch.inference_mode()
     def parameters_of(self, images: Tensor | np.ndarray, label: int | None = None) -> Tensor:
-        """Mixture parameters of whole images, (B, T) uint8: (B, T, 3 * K) float32. Raises ValueError.
+        """Mixture parameters of whole images, (B, T) uint8: (B, n, P) float32. Raises ValueError.
 
         label: their class; None for the unconditional start, which a model that draws the class first does not have.
         """
@@ -250,9 +253,9 @@ class Transformer(nn.Module):
 
     @torch.inference_mode()
     def prefill(self, canvas: Tensor, length: int, start: Tensor, state: State, slots: Tensor, begin: int = 0) -> None:
-        """Fold the start token and x_0 .. x_{length-2} into slots; step then goes on at t = length.
+        """Fold the first `length` tokens into slots; step then goes on at t = length.
 
-        canvas: (B, T) uint8, the first `length` sub-pixels known · start: (B,) · slots: (B,), clear, or as a call of
+        canvas: (B, T) uint8, known before token `length` · start: (B,) · slots: (B,), clear, or as a call of
         length `begin` left them, a multiple of PREFILL_TOKENS. Several calls then compute what one does, bit for bit.
         """
         first = 1 if self.config.first_marginal else 0
@@ -283,19 +286,20 @@ class Transformer(nn.Module):
     @torch.inference_mode()
     def parameters_between(self, canvas: Tensor, begin: int, end: int, start: Tensor, state: State, slots: Tensor,
                            known: Tensor | None = None) -> Tensor:
-        """The parallel form by pieces: mixture parameters of sub-pixels begin .. end - 1, and their trace in the slots.
+        """The parallel form by pieces: mixture parameters of tokens begin .. end - 1, and their trace in the slots.
 
-        canvas: (B, T) uint8, known before `end` · start: (B,) · slots: (B,), clear where begin is 0, else as the call
-        that ended at `begin` left them · known: (B, T) bool, what a conditional model reads first; nothing if absent.
+        canvas: (B, T) uint8, known before token `end` · start: (B,) · slots: (B,), clear where begin is 0, else as the
+        call that ended at `begin` left them · known: (B, T) bool, what a conditional model reads first; nothing if
+        absent.
         Images of a packed model must be one image, with classes that differ.
-        Returns (B, end - begin, 3 * K); NaN at position 0 for a model without a start token, 0 where `known`.
+        Returns (B, end - begin, P); NaN at position 0 for a model without a start token, 0 where `known`.
         """
         if self.config.packed:
             return self._packed_between(canvas, begin, end, start, state, slots, known)
         first = 1 if self.config.first_marginal else 0
         t = torch.arange(max(begin, first), end).expand(len(canvas), -1)
         if not t.shape[1]:
-            return torch.full((len(canvas), 1, 3 * self.config.mixtures), torch.nan)
+            return torch.full((len(canvas), 1, self.head.out_features), torch.nan)
         parameters = self._run(self.inputs(canvas, t, start),
                                partial(state.prefill, slots=slots, held=max(begin - first, 0)))
         return F.pad(parameters, (0, 0, end - begin - t.shape[1], 0), value=torch.nan)
@@ -333,14 +337,14 @@ class Transformer(nn.Module):
     @torch.inference_mode()
     def step(self, canvas: Tensor, t: Tensor, start: Tensor, state: State, slots: Tensor,
              known: Tensor | None = None) -> Tensor:
-        """Advance B images by one sub-pixel; return the mixture parameters of the one at t.
+        """Advance B images by one token; return the mixture parameters of the one at t.
 
-        canvas: (B, T) uint8, known before t, never looked at from t on but where `known`
+        canvas: (B, T) uint8, known before token t, never looked at from there on but where `known`
         t:      (B,) int64, the positions being predicted; rows may be at different positions
         start:  (B,) int64 start indices
         slots:  (B,) int64, no slot twice except 0
         known:  (B, T) bool, what was told by `read`; nothing if absent
-        Returns (B, 3 * K). Updates state in place at slots, and nowhere else.
+        Returns (B, P). Updates state in place at slots, and nowhere else.
         """
         if self.config.packed:
             return self._step_or_skip(canvas, t, start, state, slots, known)
@@ -357,7 +361,7 @@ class Transformer(nn.Module):
         values = self.inputs.values(canvas, t[:, None], start, known)[:, 0]
         skips = self.inputs.amid_background(values) if self.background is not None else torch.zeros_like(t).bool()
         [runs], [skipped] = (~skips).nonzero(as_tuple=True), skips.nonzero(as_tuple=True)
-        parameters = torch.empty(len(t), 3 * self.config.mixtures, dtype=self.inputs.table.dtype)
+        parameters = torch.empty(len(t), self.head.out_features, dtype=self.inputs.table.dtype)
         if len(runs):
             x = self.inputs.embed(values[runs], t[runs], start[runs])
             features = self._final(x, lambda layer, q, k, v: state.step(layer, q, k, v, t[runs], slots[runs]))

@@ -71,7 +71,7 @@ class Metrics:
                                     buckets=_WAIT_BUCKETS, registry=registry)
         self.first_row = Histogram("linpix_first_row_seconds", "Admission of an image to its first decoded image row.",
                                    buckets=_WAIT_BUCKETS, registry=registry)
-        self.engine_step = Histogram("linpix_engine_step_seconds", "One step of one sub-pixel for a whole batch.",
+        self.engine_step = Histogram("linpix_engine_step_seconds", "One step, a token of every image of a batch.",
                                      ("model", "backend"), buckets=_STEP_BUCKETS, registry=registry)
         self.engine_step_batch_size = Histogram("linpix_engine_step_batch_size", "Rows in a quantum.",
                                                 buckets=_ROW_BUCKETS, registry=registry)

@@ -73,7 +73,7 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     return f"""# {name}
 {picture}
 An autoregressive model of {colours} images of {config.width} x {config.height}: a transformer with {config.attention}
-attention that predicts each sub-pixel from {whom}, as a mixture of {config.mixtures} logistics.
+attention that predicts each {config.tokens} from {whom}, as a mixture of {config.mixtures} logistics.
 
 | | |
 |---|---|

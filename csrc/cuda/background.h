@@ -13,13 +13,13 @@ struct RunAhead {
   };
 
   static LINPIX_HOST_DEVICE int floats(const Model& m) {  // in shared memory
-    return (m.background < 0 ? 0 : m.project.columns) + 4 * m.mixtures;
+    return (m.background < 0 ? 0 : m.project.columns) + (m.head.groups + 1) * m.mixtures;
   }
 
   LINPIX_BODY run(Threads<BLOCK>& threads, const Pass& p) {
     const Model& m = p.model;
     const int64_t row = threads.x;
-    const int hidden = m.background < 0 ? 0 : m.project.columns, width = 3 * m.mixtures;
+    const int hidden = m.background < 0 ? 0 : m.project.columns, width = m.head.groups * m.mixtures;
     float *const features = (float*)threads.shared, *const parameters = features + hidden;
     threads.follow();
     const int64_t steps = p.rows.steps[row], position = p.rows.positions[row];
@@ -31,7 +31,7 @@ struct RunAhead {
     Token k{};
     for (; taken < steps; ++taken) {  // the same for all threads
       k = token_at(m, p.rows, row, position + taken);
-      if (was_told(k)) continue;
+      if (was_told(m, k)) continue;
       if (m.background < 0) break;
       const uint8_t* image = image_of(p, k);
       typename Threads<BLOCK>::template Own<Counts> own;
@@ -64,7 +64,7 @@ struct RunAhead {
       });
       threads.barrier();
       threads.each([&](int i) {
-        if (i == 0) finish_subpixel(m, p.rows, (int)row, taken, parameters, parameters + width);
+        if (i == 0) finish_token(m, p.rows, (int)row, taken, parameters, parameters + width);
       });
       threads.barrier();  // the next one may look at what was drawn
     }

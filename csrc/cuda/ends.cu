@@ -15,7 +15,7 @@ int finish(const EndCall& given, void* stream, bool overlapped) {
   constexpr int WARPS = Finish::BLOCK / WARP, SHARED = 64 << 10;
   const Model& m = given.pass.model;
   EndCall call = given;
-  const int head = m.d_model * 3 * m.mixtures * (int)sizeof(float);
+  const int head = m.d_model * m.head.groups * m.mixtures * (int)sizeof(float);
   int bytes = WARPS * Finish::floats(m) * (int)sizeof(float);
   call.keep_head = bytes + head <= SHARED;
   if (call.keep_head) bytes += head;

@@ -43,7 +43,7 @@ struct Embed {
       const Token k = token_at(p.model, p.rows, row, t);
       look_up(p.model, k, image_of(p, k), i % WARP, p.buffers.sum + token * p.model.d_model);
       if (!p.buffers.skipped || i % WARP) return;
-      p.buffers.skipped[token] = was_told(k) || amid_background(p.model, k, image_of(p, k));
+      p.buffers.skipped[token] = was_told(p.model, k) || amid_background(p.model, k, image_of(p, k));
       if (begins(p.rows, row, t)) p.pools.tokens[k.slot] = 0;
     });
   }
@@ -78,16 +78,18 @@ LINPIX_INLINE void keep(const Pass& p, int64_t row, const float* features, int l
   }
 }
 
-// A warp for each row of a pass with one token a row: its sub-pixel, and the look-ups of the one after it.
+// A warp for each row of a pass with one token a row: its sub-pixels, and the look-ups of the one after it.
 struct Finish {
   static constexpr int BLOCK = 4 * WARP, PER_SM = 8;
 
-  static LINPIX_HOST_DEVICE int floats(const Model& m) { return m.d_model + 4 * m.mixtures; }  // of a row, in shared memory
+  static LINPIX_HOST_DEVICE int floats(const Model& m) {  // of a row, in shared memory
+    return m.d_model + (m.head.groups + 1) * m.mixtures;
+  }
 
   LINPIX_BODY run(Threads<BLOCK>& threads, const EndCall& call) {
     const Pass& p = call.pass;
     const Model& m = p.model;
-    const int n = m.d_model, width = 3 * m.mixtures;
+    const int n = m.d_model, width = m.head.groups * m.mixtures;
     const auto row_of = [&](int i) { return threads.x * (BLOCK / WARP) + i / WARP; };
     const auto live = [&](int i) { return row_of(i) < p.rows.count && p.rows.taken[row_of(i)] < p.rows.steps[row_of(i)]; };
     const int head = call.keep_head ? n * width : 0;  // floats of its weights in shared memory, a multiple of four
@@ -114,10 +116,10 @@ struct Finish {
     });
     threads.barrier();
     threads.each([&](int i) {
-      const float* parameters = own_floats(i) + n;
+      float* parameters = own_floats(i) + n;
       if (i % WARP || !live(i)) return;
       const int64_t row = row_of(i);
-      finish_subpixel(m, p.rows, (int)row, p.rows.taken[row], parameters, own_floats(i) + n + width);
+      finish_token(m, p.rows, (int)row, p.rows.taken[row], parameters, own_floats(i) + n + width);
       ++p.rows.taken[row];
       ++p.rows.passes[row];
       if (p.pools.tokens) ++p.pools.tokens[p.rows.slots[row]];

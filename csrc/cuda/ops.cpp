@@ -85,7 +85,7 @@ class Call {
     check_heads(op, m.key_dim, m.value_dim);
     STD_TORCH_CHECK(m.d_model <= MAX_D_MODEL, op, ": d_model must be at most ", MAX_D_MODEL, ", got ", m.d_model);
     STD_TORCH_CHECK(m.mixtures <= MAX_MIXTURES, op, ": at most ", MAX_MIXTURES, " mixtures, got ", m.mixtures);
-    STD_TORCH_CHECK(0 <= most && most <= m.subpixels, op, ": most must be in 0..", m.subpixels, ", got ", most);
+    STD_TORCH_CHECK(0 <= most && most <= m.tokens, op, ": most must be in 0..", m.tokens, ", got ", most);
     STD_TORCH_CHECK(m.d_ff <= MAX_DEPTH && m.heads * m.value_dim <= MAX_DEPTH, op, ": d_ff and the values of all heads "
                     "must be at most ", MAX_DEPTH, ", got ", m.d_ff, " and ", m.heads * m.value_dim);
     STD_TORCH_CHECK(slots.dim() == 1, op, ": slots must have shape (B,), got ", text(sizes_of(slots)));
@@ -171,7 +171,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
   rows.seeds = checked<int64_t>(seeds, op, "seeds", ScalarType::Long, {B});
   rows.temperatures = checked<float>(temperatures, op, "temperatures", ScalarType::Float, {B});
   rows.most_steps = most;
-  Tensor log_probs = torch::stable::new_zeros(temperatures, {B, most});
+  Tensor log_probs = torch::stable::new_zeros(temperatures, {B, most * call.pass.model.token_size});
   Tensor finite = torch::stable::fill_(torch::stable::new_empty(known, {B}), 1);
   Tensor taken = torch::stable::new_zeros(steps, {B}), passes = torch::stable::new_zeros(steps, {B});
   rows.log_probs = (float*)log_probs.data_ptr();

@@ -23,11 +23,11 @@ Model model(Layer& layer, int head, bool bf16) {
   const auto matrix = [](int groups, int columns, int depth) { return Matrix{nullptr, nullptr, groups, columns, depth}; };
   Model m{};
   m.layers = 1, m.heads = 2, m.key_dim = m.value_dim = head, m.d_model = 32, m.d_ff = 64, m.mixtures = 10;
-  m.subpixels = 64, m.pre_norm = true, m.bf16 = bf16;
+  m.subpixels = m.tokens = 64, m.token_size = 1, m.pre_norm = true, m.bf16 = bf16;
   layer.qkv = matrix(2, 96, 32), layer.out = matrix(1, 32, 64);
   layer.up = matrix(1, 64, 32), layer.down = matrix(1, 32, 64);
   m.layer = &layer;
-  m.head = matrix(1, 30, 32);
+  m.head = matrix(3, 10, 32);
   return m;
 }
 

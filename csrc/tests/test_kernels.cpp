@@ -59,12 +59,14 @@ float lane(Floats x) {
 }
 
 void functions_are_those_of_the_library() {
-  double worst_exp = 0, worst_log = 0, worst_log1p = 0, worst_one_minus = 0, worst_gelu = 0;
+  double worst_exp = 0, worst_log = 0, worst_log1p = 0, worst_one_minus = 0, worst_gelu = 0, worst_tanh = 0;
   for (int i = -8000; i <= 8000; ++i) {
     const float x = i / 100.0f;
     worst_exp = std::max(worst_exp, std::abs(lane(portable::exp(x)) / std::exp((double)x) - 1));
     worst_gelu = std::max(worst_gelu, std::abs(lane(portable::gelu(x)) - x * 0.5 * std::erfc(-x / std::sqrt(2.0))));
     const float positive = std::exp(x);
+    for (const float of : {x, positive, -positive})  // of small ones too
+      if (of) worst_tanh = std::max(worst_tanh, std::abs(lane(portable::tanh(of)) / std::tanh((double)of) - 1));
     worst_log = std::max(worst_log, std::abs(lane(portable::log(positive)) - std::log((double)positive)) /
                                         std::max(1.0, std::abs(std::log((double)positive))));
     if (positive <= 1)
@@ -77,9 +79,12 @@ void functions_are_those_of_the_library() {
   expect(worst_log1p < 3e-7, "log1p");
   expect(worst_one_minus < 3e-7, "1 - exp(-x)");
   expect(worst_gelu < 1e-6, "gelu");
+  expect(worst_tanh < 3e-7, "tanh");
+  expect(lane(portable::tanh(0.0f)) == 0 && lane(portable::tanh(INFINITY)) == 1 && lane(portable::tanh(-INFINITY)) == -1,
+         "tanh at its ends");
   const float nan = std::numeric_limits<float>::quiet_NaN();
   expect(std::isnan(lane(portable::exp(nan))) && std::isnan(lane(portable::phi(nan))) &&
-             std::isnan(lane(portable::gelu(nan))), "a NaN stays one");
+             std::isnan(lane(portable::gelu(nan))) && std::isnan(lane(portable::tanh(nan))), "a NaN stays one");
 }
 
 // --- attention -----------------------------------------------------------------------------------------------------
@@ -289,6 +294,7 @@ void the_gradient_of_the_gated_delta_rule_is_that_of_finite_differences(int D, i
 struct Shape {
   int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures;
   bool pre_norm, gelu, bf16, background = false;  // background: it skips, and looks up a neighbour that follows
+  int token_size = 1;                             // sub-pixels
 };
 
 constexpr int HEIGHT = 6, WIDTH = 6, PIXELS = HEIGHT * WIDTH, CLASSES = 3;
@@ -299,6 +305,7 @@ class Net {
   explicit Net(Shape s) {
     m.layers = s.layers, m.heads = s.heads, m.key_dim = s.key_dim, m.value_dim = s.value_dim, m.d_model = s.d_model;
     m.d_ff = s.d_ff, m.mixtures = s.mixtures, m.subpixels = PIXELS;
+    m.token_size = s.token_size, m.tokens = PIXELS / s.token_size;
     m.pre_norm = s.pre_norm, m.gelu = s.gelu, m.bf16 = s.bf16, m.eps = 1e-6f;
     for (int l = 0; l < s.layers; ++l)
       layers_.push_back({matrix(s.heads, 2 * s.key_dim + s.value_dim, s.d_model, s.bf16),
@@ -306,13 +313,14 @@ class Net {
                          matrix(1, s.d_model, s.d_ff, s.bf16), norm(), norm()});
     m.layer = layers_.data();
     m.norm = norm();
-    m.head = matrix(3, s.mixtures, s.d_model, false);
+    m.head = matrix(s.token_size == 3 ? 10 : 3, s.mixtures, s.d_model, false);
     m.values = 2 + s.background, m.following = s.background, m.places = 1, m.classes = CLASSES;
     const int rows = 3 * 258 + CLASSES + PIXELS;
     m.table = keep(numbers((size_t)rows * s.d_model, 0.5f));
-    for (int t = 0; t < PIXELS; ++t) {
-      source_.push_back(t - 1);
-      source_.push_back(t >= WIDTH ? t - WIDTH : -1);
+    for (int t = 0; t < m.tokens; ++t) {
+      const int first = t * s.token_size;
+      source_.push_back(first - 1);
+      source_.push_back(first >= WIDTH ? first - WIDTH : -1);
       if (s.background) source_.push_back(t + 1 < PIXELS ? t + 1 : -1);
       place_.push_back(2 * 257 + CLASSES + 258 + t);
     }
@@ -370,7 +378,7 @@ struct Batch {
     int64_t most = 0;
     for (int64_t n : steps) most = std::max(most, n);
     std::vector<int64_t> start(at.size(), 256);
-    std::vector<float> heat(at.size(), 1), log_probs(at.size() * most);
+    std::vector<float> heat(at.size(), 1), log_probs(at.size() * most * m.token_size);
     std::vector<char> finite(at.size(), 1);
     passes.assign(at.size(), 0), taken.assign(at.size(), 0);
     Rows rows = pools(at, start, steps);
@@ -409,21 +417,22 @@ std::vector<int64_t> counting(int n, int64_t from) {
 
 void an_image_is_the_same_alone_and_in_a_batch(Shape shape) {
   const Net net(shape);
+  const int tokens = net.m.tokens, size = net.m.token_size;
   Batch alone(net.m, 1);
-  const std::vector<float> expected = alone.decode({1}, {0}, {PIXELS}, {5}, 1);
+  const std::vector<float> expected = alone.decode({1}, {0}, {tokens}, {5}, 1);
   for (int threads : {1, 2, 3})
     for (int rows : {1, 2, 9, 41}) {
       Batch batch(net.m, rows);
-      for (int t = 0; t < PIXELS; t += 10) {
-        std::vector<int64_t> steps(rows, std::min(10, PIXELS - t));
+      for (int t = 0; t < tokens; t += 10) {
+        std::vector<int64_t> steps(rows, std::min(10, tokens - t));
         const std::vector<float> found =
             batch.decode(counting(rows, 1), std::vector<int64_t>(rows, t), steps, counting(rows, 5), threads);
-        for (int64_t i = 0; i < steps[0]; ++i) expect(found[i] == expected[t + i], "log-probabilities, bit for bit");
+        for (int64_t i = 0; i < steps[0] * size; ++i) expect(found[i] == expected[t * size + i], "log-probabilities, bit for bit");
       }
       for (int t = 0; t < PIXELS; ++t) expect(batch.canvas[PIXELS + t] == alone.canvas[PIXELS + t], "sub-pixels");
       Batch filled(net.m, rows);
       filled.canvas = batch.canvas;
-      const std::vector<int64_t> from(rows, 0), middle(rows, PIXELS / 3), rest(rows, PIXELS - PIXELS / 3);
+      const std::vector<int64_t> from(rows, 0), middle(rows, tokens / 3), rest(rows, tokens - tokens / 3);
       filled.prefill(counting(rows, 1), from, middle, threads);
       filled.prefill(counting(rows, 1), middle, rest, threads);
       expect(filled.S == batch.S && filled.z == batch.z, "prefill leaves what decoding leaves, bit for bit");
@@ -518,6 +527,7 @@ int main() {
     an_image_is_the_same_alone_and_in_a_batch({1, 4, 16, 16, 128, 160, 10, false, true, bf16});
     an_image_is_the_same_alone_and_in_a_batch({1, 1, 8, 8, 16, 16, 300, true, true, bf16});
     an_image_is_the_same_alone_and_in_a_batch({2, 3, 5, 7, 48, 37, 17, false, true, bf16, true});
+    an_image_is_the_same_alone_and_in_a_batch({2, 3, 5, 7, 48, 37, 17, true, true, bf16, false, 3});
   }
   threads_that_keep_each_other_waiting_stop_at_the_same_step();
   for (bool background : {false, true}) what_is_left_when_sharing_is_given_up_is_dealt_out(background);

@@ -38,7 +38,7 @@ class KeyValueState:
     """All keys and values of softmax attention: the paper's stateful-softmax (section C.1)."""
 
     def __init__(self, config: ModelConfig, slots: int, dtype: torch.dtype = torch.float32) -> None:
-        shape = (slots + 1, config.layers, config.heads, config.subpixels)
+        shape = (slots + 1, config.layers, config.heads, config.length)
         self.keys = torch.zeros(*shape, config.key_dim, dtype=dtype)
         self.values = torch.zeros(*shape, config.value_dim, dtype=dtype)
         self.last = torch.zeros(slots + 1, 0, dtype=dtype)
@@ -95,7 +95,7 @@ class SoftmaxAttention(Attention):
     @property
     def state_bytes(self) -> int:
         c = self.config
-        return 4 * c.layers * c.heads * c.subpixels * (c.key_dim + c.value_dim)
+        return 4 * c.layers * c.heads * c.length * (c.key_dim + c.value_dim)
 
     def memory_multiplications(self, t: int) -> int:
         c = self.config

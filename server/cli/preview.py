@@ -109,8 +109,7 @@ class Progress:
                  frames: int) -> None:
         """specs: alike but for seed and temperature · colours: as colours_of says · frames: of the film, at most."""
         first, self._config, self._known = specs[0], config, specs[0].known
-        self._row = config.width * config.channels
-        self.film = Film(len(specs), first.prefix // self._row, config.height, frames)
+        self.film = Film(len(specs), first.prefix // (config.width * config.channels), config.height, frames)
         self._preview = Preview(stream, len(specs), config, colours, terminal_size(stream)) if colours else None
         self._live = stream.isatty()
         self._canvas = np.zeros((self._preview.count if self._preview else 0, config.subpixels), np.uint8)
@@ -137,7 +136,8 @@ class Progress:
         self._bar.set_description_str(f"{self._finished}/{len(self.film.rows)} images", refresh=False)
 
     def advanced(self, report: QuantumReport) -> None:
-        self.film.advance((image.index, image.position // self._row) for image in (*report.running, *report.finished))
+        self.film.advance((image.index, image.position // self._config.row_length)
+                          for image in (*report.running, *report.finished))
         for image in report.running:
             if image.canvas is not None and image.index < len(self._canvas):
                 self._canvas[image.index] = image.canvas

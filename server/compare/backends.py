@@ -1,6 +1,6 @@
 """What a comparison runs: a network with one kind of attention, stepping on memory or recomputing everything.
 
-`linear` and `stateful-softmax` keep a memory per image and take one step a sub-pixel; `softmax`, `lsh-1` and `lsh-4`
+`linear` and `stateful-softmax` keep a memory per image and take one step a token; `softmax`, `lsh-1` and `lsh-4`
 keep nothing but the image and run the parallel form over the whole prefix at every position, which are the paper's
 baselines. `linear` is run by the compiled engine as well, where that is there.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from linpix.model.attention import State, attention_for
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import ModelConfig
-from linpix.model.generate import decode_threads, draw_subpixel
+from linpix.model.generate import decode_threads, draw_token
 from linpix.model.inputs import START
 from linpix.model.packing import PRECISIONS, choose, pack
 from linpix.model.transformer import Attend, Transformer
@@ -47,7 +47,7 @@ class Backend:
     """A network, and the memory of the images that it decodes: in slots 1..rows, or none."""
 
     engine, precision = "eager", "fp32"
-    stride = 1  # sub-pixels of one call of step, at most
+    stride = 1  # tokens of one call of step, at most
 
     def __init__(self, name: str, net: Transformer, rows: int) -> None:
         self.name, self.net, self.rows = name, net, rows
@@ -67,7 +67,7 @@ class Backend:
         """
         state = self.state
         if state is not None:
-            yield from _parallel(self.net, canvas, canvas.shape[1] - 1, self._start[:1],
+            yield from _parallel(self.net, canvas, self.net.config.length - 1, self._start[:1],
                                  lambda layer, q, k, v: state.prefill(layer, q, k, v, self._slots[:1]))
             for slot in range(2, self.rows + 1):
                 state.copy(1, [slot])
@@ -96,19 +96,19 @@ class Backend:
 
     @torch.inference_mode()
     def step(self, canvas: Tensor, t: int, u: Tensor) -> Generator[None, None, None]:
-        """Predict and draw sub-pixel t of the images in slots 1..B. canvas: (B, T) · u: (B, 2)."""
-        rows = len(canvas)
+        """Predict and draw token t of the images in slots 1..B. canvas: (B, T) · u: (B, C, 2)."""
+        rows, C = len(canvas), self.net.config.token_size
         positions = torch.full((rows,), t)
         if self.state is None:
             parameters = yield from _parallel(self.net, canvas, t, self._start[:rows], self.net.attention.parallel)
         else:
             with decode_threads(self.net, rows, t):
                 parameters = self.net.step(canvas, positions, self._start[:rows], self.state, self._slots[:rows])
-        canvas[:, t] = draw_subpixel(self.net, parameters, positions, u, self._heat[:rows])
+        canvas[:, t * C:(t + 1) * C] = draw_token(self.net, parameters, positions, u, self._heat[:rows])
 
 
 class CompiledBackend(Backend):
-    """Linear attention in the compiled engine. A step is a row of sub-pixels, in calls as long as a quantum."""
+    """Linear attention in the compiled engine. A step is an image row, in calls as long as a quantum."""
 
     engine = "compiled"
 
@@ -116,15 +116,15 @@ class CompiledBackend(Backend):
         super().__init__("linear", net, rows)
         assert isinstance(self.state, RecurrentState)
         self.precision = choose(net.config).precision
-        self.stride = net.config.width * net.config.channels
+        self.stride = net.config.row_length
         self._packed, self._S, self._z = pack(net, PRECISIONS[self.precision]), self.state.S, self.state.z
         self._canvas = torch.zeros(rows + 1, net.config.subpixels, dtype=torch.uint8)
         self._unknown = torch.zeros_like(self._canvas, dtype=torch.bool)
-        self._quantum = 1  # sub-pixels of a call, as learned from the last one
+        self._quantum = 1  # tokens of a call, as learned from the last one
 
     def step(self, canvas: Tensor, t: int, u: Tensor) -> Generator[None, None, None]:
-        """Draw sub-pixels t .. t + stride - 1, image i with seed i: u is drawn anew, from the same seeds."""
-        rows, end = len(canvas), min(t + self.stride, self.net.config.subpixels)
+        """Draw tokens t .. t + stride - 1, image i with seed i: u is drawn anew, from the same seeds."""
+        rows, end, C = len(canvas), min(t + self.stride, self.net.config.length), self.net.config.token_size
         while t < end:
             count = min(self._quantum, end - t)
             steps = torch.full((rows,), count)
@@ -133,7 +133,8 @@ class CompiledBackend(Backend):
                                 torch.full_like(steps, t), steps, self._start[:rows], torch.arange(rows),
                                 self._heat[:rows])
             self._quantum = max(1, int(QUANTUM_S * count / (time.perf_counter() - began)))
-            canvas[:, t:t + count] = self._canvas[1:rows + 1, t:t + count]
+            done = slice(t * C, (t + count) * C)
+            canvas[:, done] = self._canvas[1:rows + 1, done]
             t += count
             yield
 
@@ -141,10 +142,10 @@ class CompiledBackend(Backend):
 @torch.inference_mode()
 def _parallel(net: Transformer, canvas: Tensor, t: int, start: Tensor,
               attend: Attend) -> Generator[None, None, Tensor]:
-    """Mixture parameters of position t, (B, 3 * K), by the parallel form over its prefix, layer by layer."""
+    """Mixture parameters of token t, (B, P), by the parallel form over its prefix, layer by layer."""
     first = first_position(net.config)
     if t < first:
-        return torch.full((len(canvas), 3 * net.config.mixtures), torch.nan)
+        return torch.full((len(canvas), net.head.out_features), torch.nan)
     x = net.layer_input(net.inputs(canvas, torch.arange(first, t + 1).expand(len(canvas), -1), start))
     for index, layer in enumerate(net.layers):
         x = layer(x, index, attend)

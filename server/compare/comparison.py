@@ -171,7 +171,7 @@ class Comparison:
             measured.backends[kind] = backend
             yield from backend.fill(measured.canvas[:1])
             if name == "stateful-softmax" and ("softmax", "eager") in cells:
-                length = config.subpixels
+                length = config.length
                 at = {t for t in (measured.coarse[0], length // 8, length // 4, length // 2, length - 1)
                       if t >= first_position(config)}
                 self._difference = yield from backend.difference(measured.canvas[:1], sorted(at))

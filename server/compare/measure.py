@@ -114,14 +114,15 @@ class Measurement:
     def __init__(self, config: ModelConfig, rows: int, watch: Stopwatch) -> None:
         """rows: the largest batch."""
         self.config, self.watch = config, watch
-        length = self._length = config.subpixels
+        length = self._length = config.length
         first, tenth = min(first_position(config), length - 1), max(1, length // 10)
         self.coarse = sorted({first, length // 4, length // 2, length * 3 // 4, length - 1})
         self.positions = sorted({*self.coarse, max(first, tenth // 2), max(first, tenth - 1),
                                  length - tenth, length - 1 - tenth // 2})
         self.backends: dict[CellKind, Backend] = {}
-        self.canvas = torch.randint(256, (rows, length), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-        self._u = torch.full((rows, 2), 0.5)
+        self.canvas = torch.randint(256, (rows, config.subpixels), dtype=torch.uint8,
+                                    generator=torch.Generator().manual_seed(0))
+        self._u = torch.full((rows, config.token_size, 2), 0.5)
         self._samples: dict[tuple[CellKind, int, int], list[float]] = {}  # step seconds by kind, rows, position
 
     def survey(self, cell: Cell) -> Iterator[None]:
@@ -146,8 +147,8 @@ class Measurement:
         yield from backend.clear(cell.batch)
         before = self.watch.timed_s, self.watch.waited_s
         began = clock()
-        canvas = torch.zeros(cell.batch, self._length, dtype=torch.uint8)
-        noise = noise_of(np.arange(cell.batch), np.arange(self._length))
+        canvas = torch.zeros(cell.batch, self.config.subpixels, dtype=torch.uint8)
+        noise = noise_of(self.config, np.arange(cell.batch), np.arange(self._length))
         seconds = clock() - began
         for t in range(0, self._length, backend.stride):
             rows = self._key(cell, t)[1]

@@ -66,7 +66,7 @@ def _legend(series: list[tuple[str, str]], colours: dict[str, str], results: lis
 
 
 def _step_plot(report: Report, results: list[Result], colours: dict[str, str]) -> list[str]:
-    last, right = max(1, report["subpixels"] - 1), _LEFT + _WIDE
+    last, right = max(1, report["tokens"] - 1), _LEFT + _WIDE
     y, low, high = _log_axis([point["seconds"] for result in results for point in result["step_seconds"]])
     parts = [_text(_LEFT, 78, f"Time of a step of {results[0]['batch']} images, by position (log)", "title"),
              *_decades(y, low, high, _LEFT, right, lambda tick: duration(tick, lambda x: f"{x:g}"))]
@@ -74,7 +74,7 @@ def _step_plot(report: Report, results: list[Result], colours: dict[str, str]) -
         x = _LEFT + _WIDE * quarter / 4
         parts += [f'<line class="axis" x1="{x:g}" y1="{_BOTTOM}" x2="{x:g}" y2="{_BOTTOM + 4}"/>',
                   _text(x, _BOTTOM + 18, str(round(last * quarter / 4)), "small", "middle")]
-    parts.append(_text(_LEFT + _WIDE / 2, _BOTTOM + 36, "position of the sub-pixel", "small faint", "middle"))
+    parts.append(_text(_LEFT + _WIDE / 2, _BOTTOM + 36, "position of the token", "small faint", "middle"))
     for result in results:
         colour = colours[result["backend"]]
         points = [(_LEFT + _WIDE * p["position"] / last, y(p["seconds"])) for p in result["step_seconds"]]

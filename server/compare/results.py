@@ -26,8 +26,8 @@ def circumstances(checkpoint: Checkpoint, sources: dict[str, Checkpoint | None],
     return {
         "model": checkpoint.name, "digest": checkpoint.digest, "attention": config.attention,
         "twins": sorted({source.name for source in sources.values() if source} - {checkpoint.name}),
-        "subpixels": config.subpixels, "layers": config.layers, "d_model": config.d_model, "machine": _machine(),
-        "commit": checkpoints.commit(), "command": command, "budget_s": budget_s,
+        "subpixels": config.subpixels, "tokens": config.length, "layers": config.layers, "d_model": config.d_model,
+        "machine": _machine(), "commit": checkpoints.commit(), "command": command, "budget_s": budget_s,
         "created": datetime.now(UTC).isoformat(timespec="seconds"), "paper": PAPER,
     }
 

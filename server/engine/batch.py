@@ -32,8 +32,8 @@ class Batcher:
         self.decoder, config = decoder, decoder.config
         self.name, self.backend = decoder.checkpoint.name, decoder.checkpoint.net.attention.steps_as
         self.beat: Callable[[], None] = lambda: None  # called before each call of the engine
-        self.image_row = config.width * config.channels  # sub-pixels; also the longest quantum, as streams show rows
-        self.scheduler = Scheduler(decoder.slots, config.subpixels, self.image_row)
+        self.image_row = config.row_length  # tokens; also the longest quantum, as streams show rows
+        self.scheduler = Scheduler(decoder.slots, config.length, self.image_row)
         self._submissions: dict[str, Submission] = {}
         self._unreported: Counter[str] = Counter()  # images of each request that no report has called finished
         self._step_seconds: dict[int, float] = {}   # of decoding alone, smoothed, by images in powers of two
@@ -42,7 +42,7 @@ class Batcher:
         self._filters: list[ParticleFilter] = []
         self._decoded_s = QUANTUM_S  # of the last quantum
         self._advances: dict[int, tuple[int, int]] = {}  # of a quantum: where each slot's image got, in how many passes
-        self._passes = PassesLearned(config.subpixels)
+        self._passes = PassesLearned(config.length)
         self._hopeless = 0
 
     @property
@@ -54,8 +54,8 @@ class Batcher:
         self._submissions[submission.request] = submission
         self._unreported[submission.request] = len(submission.specs)
         first = submission.specs[0]
-        self.scheduler.enqueue(submission.request, len(submission.specs), first.prefix, submission.bulk,
-                               max(1, first.particles))
+        self.scheduler.enqueue(submission.request, len(submission.specs),
+                               first.prefix // self.decoder.config.token_size, submission.bulk, max(1, first.particles))
 
     def cancel(self, request: str) -> None:
         """Forget a request, or do nothing if it is not here. Slots of its images are free after the next quantum."""
@@ -99,8 +99,9 @@ class Batcher:
             joined, joined_at, self._running(plan),
             [Progress(image.request, image.index, image.position, 0, self.decoder.image(image.slot),
                       self.decoder.label(image.slot), answers.get(image.slot)) for image in finished],
-            failed, self.scheduler.waiting.overtaken, len(plan), steps, sum(count for _, count in plan), seconds,
-            self._ended - since, self.decoder.saturated - saturated, outcome.retries, self._passes.ratios)
+            failed, self.scheduler.waiting.overtaken, len(plan), steps,
+            sum(count for _, count in plan) * self.decoder.config.token_size, seconds, self._ended - since,
+            self.decoder.saturated - saturated, outcome.retries, self._passes.ratios)
         for image in finished:
             self._unreported[image.request] -= 1
             if not self._unreported[image.request]:

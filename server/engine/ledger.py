@@ -111,7 +111,7 @@ class Ledger:
               timeout_s: float = math.inf, known: int | None = None, scores: bool = False, group: int = 1) -> None:
         """Give a request room for all its images, now that it is read. timeout_s: from its head.
 
-        known: sub-pixels that need no step; None: the picture is not decoded yet · scores, group: as in Ticket.
+        known, scores, group: as in Ticket; known is None if the picture is not decoded yet.
         Raises Draining, EngineGone, DeadlinePassed, ClientLimit, QueueFull or DeadlineUnreachable; it then holds
         nothing.
         """
@@ -136,12 +136,12 @@ class Ledger:
         ranked: as in Ticket.
         """
         served, first = self._at[ticket.id], specs[0]
-        ticket.ranked = ranked
+        config, ticket.ranked = served.decoder.config, ranked
         ticket.check_time()
         if ticket.known is None:
             with self._refusing(ticket):
-                served.queue(ticket, first.known_count if served.decoder.config.patch else first.prefix)
-        ticket.given = first.prefix // served.batcher.image_row
+                served.queue(ticket, (first.known_count if config.patch else first.prefix) // config.token_size)
+        ticket.given = first.prefix // (config.width * config.channels)
         ticket.rows = [ticket.given] * len(specs)
         ticket.outcome = "cancelled"  # unless something else ends it
         ticket.expiry = asyncio.get_running_loop().call_at(

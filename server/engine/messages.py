@@ -27,7 +27,7 @@ class Progress:
 
     request: str
     index: int     # among the request's images
-    position: int  # sub-pixels done, known ones included
+    position: int  # tokens done, known ones included
     left: float    # passes through the layers that it still needs, as far as one can tell
     canvas: NDArray[np.uint8] | None = None  # (T,): of a finished image, or of a stream's with a new image row
     label: int | None = None  # of a finished image: the class that was asked for, or that the model drew first

@@ -196,7 +196,7 @@ class ServedModel:
         self._last = self._in_progress = None
 
     def _passes(self, known: int) -> float:
-        """Passes that an image will probably need of which so many sub-pixels are known."""
+        """Passes that an image will probably need of which so many tokens are known."""
         told = bool(known and self.decoder.config.patch)
         return expected_passes(self._ratios, self._length - known, self._length, told)
 

@@ -56,7 +56,7 @@ class Ticket:
     scores: bool = False           # its image is not drawn but scored: its place is in the queue, and never a slot
     bulk: bool = False
     group: int = 1                 # images that get their slots at once
-    known: int | None = None       # sub-pixels of each image that need no step; None: not read yet
+    known: int | None = None       # tokens of each image that need no step; None: not read yet
     given: int = 0                 # image rows that are known from the start
     ranked: bool = False           # each of its images is scored once it is drawn, and holds its place until then
     joined: int = 0                # images that have had a slot

@@ -148,7 +148,7 @@ export class Race {
     for (const lane of this.all) {
       const result = report.results.find((one) => one.batch === 1 && one.backend === lane.backend && one.engine === lane.engine);
       lane.total = result?.seconds_per_image;
-      lane.ends = lane.total && endsOf(result, report.subpixels);
+      lane.ends = lane.total && endsOf(result, report.tokens);
       lane.time.textContent = lane.total ? `${result.estimated ? "~" : ""}${duration(lane.total)}${mark(result)} each` : "not measured";
       lane.time.title = lane.total && result.disturbed ? result.note : "";
     }
@@ -277,12 +277,12 @@ const mark = (result) => result.disturbed ? "†" : "";
 
 const end = (id) => patiently(`${PATH}/${id}`, {method: "DELETE"}).catch(() => {});
 
-/** Seconds at which each sub-pixel is there: its steps as measured, with straight lines between, scaled to the whole. */
-function endsOf(result, subpixels) {
+/** Seconds at which each token is there: its steps as measured, with straight lines between, scaled to the whole. */
+function endsOf(result, tokens) {
   const steps = result.step_seconds;
-  const ends = new Float64Array(subpixels);
+  const ends = new Float64Array(tokens);
   let sum = 0;
-  for (let t = 0, next = 0; t < subpixels; t++) {
+  for (let t = 0, next = 0; t < tokens; t++) {
     while (next < steps.length && steps[next].position < t) next++;
     const [a, b] = [steps[Math.max(0, next - 1)], steps[Math.min(next, steps.length - 1)]];
     const share = b.position > a.position ? Math.min(1, Math.max(0, (t - a.position) / (b.position - a.position))) : 0;

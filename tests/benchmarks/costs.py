@@ -77,7 +77,7 @@ def lines_of(preset: ModelConfig) -> list[Line]:
 
 def rate(line: Line, count: int, digits: NDArray[np.uint8], batcher: Batcher) -> float:
     """Images/s while the batch is full; of images that are under way, the part that has been decoded counts."""
-    steps = line.config.subpixels // (2 if line.specs is completed else 1)
+    steps = line.config.length // (2 if line.specs is completed else 1)
     finished, began = 0, time.perf_counter()
     for seed in range(count):
         batcher.submit(Submission(str(seed), [line.specs(seed, digits[seed % len(digits)])]))

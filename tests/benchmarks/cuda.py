@@ -35,7 +35,7 @@ from linpix.model import checkpoint, ops
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.cuda import OVERLAP, GpuPool, StateFormat
-from linpix.model.generate import draw_subpixel
+from linpix.model.generate import draw_token
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 
@@ -101,7 +101,7 @@ def measure(presets: list[str], batches: list[int], *, repeat: int = 3,
                 yield reported("kernels", {"preset": preset, **named(form), "batch": max(batches)}
                                | profiled(net, form, max(batches)))
         for batch in batches if not net.config.packed else ():  # of those steps cost the same
-            seconds = eager_step(net, batch, device) * net.config.subpixels
+            seconds = eager_step(net, batch, device) * net.config.length
             yield reported("results", described(preset, "eager", FORMATS[0], batch, seconds))
 
 
@@ -179,7 +179,7 @@ class Images:
 
     def advance(self, passes: int) -> int:
         """By so many passes; returns how many all rows took together."""
-        count, left = len(self.slots), self.pool.config.subpixels - self.at
+        count, left = len(self.slots), self.pool.config.length - self.at
         steps = left if self.pool.config.packed else left.clip(max=passes)
         _, taken, passed = self.pool.decode(self.slots, self.at, steps, [START] * count, self.slots, [1.0] * count,
                                             passes=passes)
@@ -194,8 +194,8 @@ def decode(pool: GpuPool, batch: int) -> tuple[float, float]:
     images = Images(pool, batch)
 
     def work() -> None:
-        while images.at.min() < config.subpixels:
-            passes[0] += images.advance(config.width * config.channels)
+        while images.at.min() < config.length:
+            passes[0] += images.advance(config.row_length)
 
     return seconds_of(work, pool.device), passes[0] / batch
 
@@ -231,12 +231,14 @@ def eager_step(net: Transformer, batch: int, device: str) -> float:
         state = RecurrentState(net.config, batch)
         canvas = torch.zeros(batch, net.config.subpixels, dtype=torch.uint8)
         start, slots, heat = torch.full((batch,), START), torch.arange(1, batch + 1), torch.ones(batch)
-        u = torch.rand(batch, 2)
+        C = net.config.token_size
+        u = torch.rand(batch, C, 2)
 
         def work(first: int) -> None:
             for position in range(first, first + EAGER_STEPS):
                 t = torch.full((batch,), position)
-                canvas[:, position] = draw_subpixel(moved, moved.step(canvas, t, start, state, slots), t, u, heat)
+                parameters = moved.step(canvas, t, start, state, slots)
+                canvas[:, position * C:(position + 1) * C] = draw_token(moved, parameters, t, u, heat)
 
         work(0)
         return seconds_of(lambda: work(EAGER_STEPS), device) / EAGER_STEPS

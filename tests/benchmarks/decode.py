@@ -4,8 +4,8 @@
 
 Presets have random weights, which does not change their speed; --model takes a checkpoint instead. First come this
 machine's matrix product (4096^3) and the rate at which it reads a buffer of the packed weights' size, over and over.
-Then images are decoded from start to end, a row of sub-pixels a call: of each row the median over decodes, and the
-mean of these. Of a result:
+Then images are decoded from start to end, an image row a call: of each row the median over decodes, and the mean of
+these. Of a result:
 
     ratio_to_eager   images/s over the eager engine's, fp32, at the same batch
     roofline_share   arithmetic of the decoded images a second over that of the matrix product in the same precision
@@ -31,6 +31,7 @@ import torch
 from linpix.model import checkpoint, ops
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import PRESETS, ModelConfig
+from linpix.model.mixture import groups
 from linpix.model.packing import PRECISIONS
 from linpix.model.transformer import Transformer
 from linpix.server.engine.decode.choice import new_decoder
@@ -127,11 +128,11 @@ def read_rate(size: int) -> float:
 
 
 def arithmetic(config: ModelConfig) -> float:
-    """Floating-point operations of an image: two a weight and sub-pixel, four a number of the state."""
+    """Floating-point operations of an image: two a weight and token, four a number of the state."""
     keys, values = config.heads * config.key_dim, config.heads * config.value_dim
     weights = config.layers * config.d_model * (2 * keys + 2 * values + 2 * config.d_ff)
-    weights += 3 * config.mixtures * config.d_model
-    return config.subpixels * (2 * weights + 4 * config.layers * config.heads * config.key_dim * config.value_dim)
+    weights += groups(config.token_size) * config.mixtures * config.d_model
+    return config.length * (2 * weights + 4 * config.layers * config.heads * config.key_dim * config.value_dim)
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -150,14 +151,13 @@ def eager_step(source: Checkpoint, batch: int, repeat: int) -> float:
 
 
 def decode(engine: Decoder, batch: int, repeat: int) -> list[float]:
-    """Seconds of a step in each row of sub-pixels of the image: medians over whole decodes."""
-    config, slots = engine.config, list(range(1, batch + 1))
-    row = config.width * config.channels
+    """Seconds of a step in each row of the image: medians over whole decodes."""
+    config, slots, row = engine.config, list(range(1, batch + 1)), engine.config.row_length
     decodes: list[list[float]] = []
     for _ in range(repeat + 1):
         engine.take(slots, [ImageSpec(seed=seed) for seed in range(batch)])
         decodes.append([seconds_of(lambda at=at: engine.quantum(slots, [at] * batch, [row] * batch)) / row
-                        for at in range(0, config.subpixels, row)])
+                        for at in range(0, config.length, row)])
     return [statistics.median(steps) for steps in zip(*decodes[1:], strict=True)]  # the first was to warm up
 
 
@@ -165,7 +165,7 @@ def described(source: Checkpoint, engine: str, precision: str, batch: int, steps
               eager: float) -> dict[str, Any]:
     step, tenth = statistics.mean(steps), max(1, round(len(steps) / 10))
     return {"preset": source.name, "engine": engine, "precision": precision, "batch": batch,
-            "images_per_second": rounded(batch / step / source.net.config.subpixels),
+            "images_per_second": rounded(batch / step / source.net.config.length),
             "seconds_per_step": rounded(step), "ratio_to_eager": rounded(eager / step),
             "roofline_share": None, "floor_ratio": None,
             "tail_over_head": rounded(statistics.median(steps[-tenth:]) / statistics.median(steps[:tenth]))

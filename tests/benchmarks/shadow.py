@@ -56,7 +56,7 @@ def main() -> None:
         for batch in map(int, given.batch.split(",")):
             engine = new_decoder(source, batch, given.engine)
             row = engine.config.width * engine.config.channels
-            limit = min(engine.config.subpixels, given.limit)
+            limit = min(engine.config.length, given.limit)
             first = min(2 * row, limit)
             decode(engine, batch, row, first, shadow=True)  # to warm up
             steps = max(1, min(row, int(QUANTUM_S / decode(engine, batch, row, first, shadow=False)[0] * first)))
@@ -65,7 +65,7 @@ def main() -> None:
                 for shadow in (True, False) if turn % 2 else (False, True):
                     taken[shadow].append(decode(engine, batch, steps, limit, shadow=shadow))
             copied, plain = (statistics.median(seconds for seconds, _ in taken[shadow]) for shadow in (True, False))
-            slots, middle = list(range(1, batch + 1)), engine.config.subpixels // 2
+            slots, middle = list(range(1, batch + 1)), engine.config.length // 2
             began = time.perf_counter()
             for some in range(0, batch, RESTORED):
                 engine.restore(slots[some:some + RESTORED], [middle] * len(slots[some:some + RESTORED]))

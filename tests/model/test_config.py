@@ -10,6 +10,7 @@ from linpix.model.attention import attention_for
 from linpix.model.config import PRESETS, ModelConfig, bits_per_dim
 
 COIN = (0.5, 0.5) + (0.0,) * 254
+PIXEL = {"channels": 3, "tokens": "pixel", "look_ups": ("previous",)}
 
 
 @pytest.mark.parametrize("config", [*PRESETS.values(), ModelConfig(first_marginal=COIN, twin_of="mnist")],
@@ -31,7 +32,13 @@ def test_softmax_keeps_all_keys_and_values():
 
 def test_sub_pixels_are_counted_over_channels():
     assert PRESETS["mnist"].subpixels == 784
-    assert PRESETS["cifar10"].subpixels == 3072
+    assert PRESETS["cifar10"].subpixels == PRESETS["cifar10"].length == 3072
+
+
+def test_tokens_are_sub_pixels_or_pixels():
+    config = PRESETS["cifar10-small"]
+    assert (config.subpixels, config.token_size, config.length) == (3072, 3, 1024)
+    assert bits_per_dim(3072 * math.log(256), config) == pytest.approx(8)  # by sub-pixels all the same
 
 
 def test_fields_that_a_checkpoint_does_not_know_yet_have_their_defaults():
@@ -55,6 +62,16 @@ def test_fields_that_we_do_not_know_yet_are_refused_by_name():
     ({"classes": 2**21}, "classes must be at most 1048576, got 2097152"),
     ({"neighbours": ((-1, 0, 0),) * 300}, "neighbours and following may be up to 256 together, got 300"),
     ({"neighbours": ((0, -(2**21), 0),)}, "a neighbour is at most 1048576 away"),
+    ({"tokens": "word"}, "tokens must be one of sub-pixel, pixel, got 'word'"),
+    ({"tokens": "pixel"}, "go with 3 channels, .* got channels=1, background=None, a start token"),
+    (PIXEL | {"background": 0}, "got channels=3, background=0"),
+    (PIXEL | {"first_marginal": COIN}, "got .* no start token"),
+    (PIXEL | {"look_ups": ("previous", "channel")}, r"no look-up 'channel'; got .*\['previous', 'channel'\]"),
+    (PIXEL | {"neighbours": ((0, 0, -1),)}, r"a channel, dc 0..2, of another pixel; got \(0, 0, -1\)"),
+    (PIXEL | {"neighbours": ((-1, 0, 3),)}, r"of another pixel; got \(-1, 0, 3\)"),
+    (PIXEL | {"neighbours": ((0, 1, 0),)}, "not strictly earlier in raster order"),
+    (PIXEL | {"following": ((0, 0, 1),), "patch": 4}, r"of another pixel; got \(0, 0, 1\)"),
+    (PIXEL | {"following": ((0, -1, 0),), "patch": 4}, "not strictly later in raster order"),
     ({"following": ((1, 0, 0),)}, "give a patch, or no following"),
     ({"following": ((-1, 0, 0),), "patch": 4}, "not strictly later in raster order"),
     ({"patch": 5}, "patch must divide height 28 and width 28, or be 0; got 5"),

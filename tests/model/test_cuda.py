@@ -66,6 +66,10 @@ SHAPES = {
     "background, pre-norm": dataclasses.replace(TINY, background=0, background_dim=70, mixtures=40),
     "patches": dataclasses.replace(TINY, patch=4, following=((0, 1, 0), (1, 0, 0))),
     "conditional": test_packing.SHAPES["conditional"],
+    "pixels": dataclasses.replace(WIDER, channels=3, tokens="pixel", look_ups=("previous", "row", "column"),
+                                  neighbours=((-1, 0, 0), (0, -1, 1), (-1, 1, 2)), mixtures=40),
+    "pixels, conditional": dataclasses.replace(TINY, channels=3, tokens="pixel", look_ups=("previous", "row", "class"),
+                                               neighbours=((-1, 0, 1),), following=((0, 1, 0), (1, 0, 2)), patch=4),
 }
 PLAIN, DEFERRED, HALF = StateFormat(), StateFormat(defer=3), StateFormat(precision="fp16", defer=8)
 FORMATS = {"fp32": PLAIN, "deferred": DEFERRED, "fp16": HALF}
@@ -88,7 +92,7 @@ def decode(pool: GpuPool, slots: list[int], positions: list[int], steps: list[in
 
 def log_probs(pool: GpuPool, images: Tensor, slots: list[int]) -> tuple[Tensor, Tensor]:
     """What the operator says of whole images whose every sub-pixel is known."""
-    known, steps = torch.ones(pool.config.subpixels, dtype=torch.bool), pool.config.subpixels
+    known, steps = torch.ones(pool.config.subpixels, dtype=torch.bool), pool.config.length
     for slot, image in zip(slots, images, strict=True):
         pool.put([slot], image, known)
     at = torch.tensor(slots, device=pool.device)
@@ -101,14 +105,14 @@ def log_probs(pool: GpuPool, images: Tensor, slots: list[int]) -> tuple[Tensor, 
 
 def draw(pool: GpuPool, slots: list[int], seeds: list[int], *, quantum: int = 0) -> Tensor:
     """Whole images, in quanta of so many steps. With a background, the upper lines are known to be nothing else."""
-    T, background = pool.config.subpixels, pool.config.background
+    T, length, background = pool.config.subpixels, pool.config.length, pool.config.background
     if background is None:
         pool.put(slots, None, None)
     else:
         pool.put(slots, torch.full((T,), background, dtype=torch.uint8),
                  torch.arange(T) // (pool.config.width * pool.config.channels) % 8 < 4)
-    for t in range(0, T, quantum or T):
-        decode(pool, slots, [t] * len(slots), [min(quantum or T, T - t)] * len(slots), seeds)
+    for t in range(0, length, quantum or length):
+        decode(pool, slots, [t] * len(slots), [min(quantum or length, length - t)] * len(slots), seeds)
     return pool.images(slots)
 
 
@@ -181,7 +185,7 @@ def test_a_float16_state_costs_the_shipped_models_nothing_that_shows(place, data
 
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("shape", ["post-norm", "background"])
+@pytest.mark.parametrize("shape", ["post-norm", "background", "pixels"])
 def test_an_image_does_not_depend_on_batch_slot_quantum_or_neighbours(place, shape, precision, format_):
     """Bit for bit, state and all: alone; among 69 others, in tiles of another shape; in quanta of 5 and 17 steps."""
     pool = GpuPool(net_of(SHAPES[shape]), 80, precision=precision, state=FORMATS[format_], **place)
@@ -326,10 +330,10 @@ def test_what_overlap_is_not_to_blame_for_is_raised(emulated, monkeypatch, error
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-@pytest.mark.parametrize("shape", ["tiny", "no start token", "background", "patches"])
+@pytest.mark.parametrize("shape", ["tiny", "no start token", "background", "patches", "pixels"])
 def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, format_):
     """In pieces, and chunks, that end inside and outside of groups of deferred tokens, for rows of several lengths."""
-    config = dataclasses.replace(SHAPES[shape], height=16, width=16)  # more sub-pixels than prefill takes at once
+    config = dataclasses.replace(SHAPES[shape], height=16, width=16)  # more tokens than prefill takes at once
     net = net_of(config)
     images, lengths = images_of(config, 5), [1, 7, 128, 150, 256]
     stepped, filled = (GpuPool(net, 5, state=FORMATS[format_], **place) for _ in range(2))
@@ -403,11 +407,12 @@ def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(place, shape):
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_what_was_read_elsewhere_is_loaded_and_decoded_on(place, format_):
+@pytest.mark.parametrize("shape", ["conditional", "pixels, conditional"])
+def test_what_was_read_elsewhere_is_loaded_and_decoded_on(place, shape, format_):
     """Log-probabilities of what is drawn after reading, by the parallel form in float64."""
-    config = SHAPES["conditional"]
+    config = SHAPES[shape]
     net, images, known = net_of(config), images_of(config, 3), torch.zeros(3, config.subpixels, dtype=torch.bool)
-    known[:, 30:130], known[0, :5] = True, True
+    known[:, 30:129], known[0, :6] = True, True
     state, start = RecurrentState(config, 3), torch.full((3,), START)
     pool = GpuPool(net, 3, precision="fp32", state=FORMATS[format_], **place)
     net.read(images, known, state, torch.tensor([1, 2, 3]))
@@ -416,7 +421,7 @@ def test_what_was_read_elsewhere_is_loaded_and_decoded_on(place, format_):
         pool.fill_with_nan(slot)
         pool.load(slot, state, slot)
     at = torch.tensor([1, 2, 3], device=pool.device)
-    steps = config.subpixels
+    steps = config.length
     found, *_ = pool._operators.decode_quantum(
         pool.canvas, pool.known, pool.S, pool.z, pool.pairs, pool.scale, pool._saturated, pool.last, pool.tokens,
         at > 0, at, at * 0, at * 0 + steps, at * 0 + START, at, torch.ones(3, device=pool.device), pool._packed.weights,
@@ -458,7 +463,8 @@ def test_more_rows_than_the_largest_graph_are_decoded_in_turn(place):
 def test_what_threads_compute_does_not_depend_on_their_order(emulated):
     """Forwards and backwards: phases that depend on each other have a barrier between them."""
     for config, precision, format_ in ((WIDER, "bf16", HALF), (SHAPES["post-norm"], "fp32", DEFERRED),
-                                       (SHAPES["background"], "bf16", DEFERRED), (SHAPES["conditional"], "fp32", HALF)):
+                                       (SHAPES["background"], "bf16", DEFERRED), (SHAPES["conditional"], "fp32", HALF),
+                                       (SHAPES["pixels"], "bf16", DEFERRED)):
         found = []
         for backwards in (False, True):
             emulated.backwards(backwards)
@@ -558,9 +564,10 @@ def test_a_row_that_is_not_finite_is_told_and_disturbs_no_other(place):
     assert torch.equal(pool.images(slots)[rest], clean[rest])
 
 
-def test_draws_are_those_of_the_reference_engine(place):
+@pytest.mark.parametrize("shape", ["tiny", "pixels"])
+def test_draws_are_those_of_the_reference_engine(place, shape):
     """Not promised bit for bit: the same noise, and mixtures that agree to rounding."""
-    net = net_of(TINY)
+    net = net_of(SHAPES[shape])
     pool = GpuPool(net, 20, precision="fp32", **place)
     found = draw(pool, list(range(1, 21)), list(range(20)))
     expected = generate(net, seeds=range(20))
@@ -609,7 +616,7 @@ def test_packed_tiles_hold_what_each_lane_multiplies():
     ("slots", lambda _: [9], r"slots must be in 0\.\.8, none twice but 0, got \[9\]"),
     ("slots", lambda _: [2, 2], "none twice"),
     ("slots", lambda _: [], "none twice"),
-    ("positions", lambda _: [60], "64 sub-pixels, got 8 steps from 60"),
+    ("positions", lambda _: [60], "64 tokens, got 8 steps from 60"),
     ("positions", lambda _: [-1], "steps from -1"),
     ("start", lambda _: [267], r"start must be in 256\.\.266"),
     ("temperatures", lambda _: [-1.0], "temperatures must be at least 0"),

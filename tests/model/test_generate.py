@@ -8,7 +8,7 @@ from torch import Tensor
 
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
-from linpix.model.generate import decode_threads, draw_subpixel, generate, noise_of, starts_of
+from linpix.model.generate import decode_threads, draw_token, generate, noise_of, starts_of
 from linpix.model.inputs import START
 from linpix.model.mixture import log_likelihood
 from linpix.model.philox import uniforms
@@ -60,11 +60,13 @@ def test_an_images_own_seed_reproduces_it_alone_as_far_as_rounding_allows(attent
 
 def test_the_noise_of_an_image_depends_on_nothing_but_its_seed_and_position():
     t = np.arange(10, 64)
-    together = noise_of(np.array(SEEDS), t)
-    assert together.shape == (4, 54, 2)
-    for row, seed in enumerate(SEEDS):
-        assert torch.equal(together[row], noise_of(np.array([seed]), t)[0])
-        assert together[row, 3].tolist() == uniforms(np.array(seed), np.array(13))[:2].tolist()
+    for config in (PRESETS["tiny"], PRESETS["cifar10-small"]):
+        C = config.token_size
+        together = noise_of(config, np.array(SEEDS), t)
+        assert together.shape == (4, 54, C, 2)
+        for row, seed in enumerate(SEEDS):
+            assert torch.equal(together[row], noise_of(config, np.array([seed]), t)[0])
+            assert together[row, 3].tolist() == uniforms(np.array(seed), 13 * C + np.arange(C))[:, :2].tolist()
 
 
 def test_a_label_changes_the_image():
@@ -145,7 +147,7 @@ def test_drawn_images_are_as_surprising_as_the_model_says(attention):
     drawn = generate(net, list(range(200)))
     parameters = net.parameters_of(drawn).double()
     surprise = -log_likelihood(parameters, drawn)
-    log_p = log_likelihood(parameters[..., None, :], torch.arange(256).expand(200, 64, 256))
+    log_p = log_likelihood(parameters[..., None, :].expand(200, 64, 256, -1), torch.arange(256).expand(200, 64, 256))
     excess = surprise + (log_p.exp() * log_p).sum(-1)  # of mean 0, whatever came before
     assert abs(float(excess.mean())) < 5 * float(excess.std()) / math.sqrt(excess.numel())
     strange = -log_likelihood(parameters, drawn.roll(1, 0))  # and images that were not drawn here are noticed
@@ -169,8 +171,8 @@ def test_the_first_value_whose_sum_passes_is_drawn_at_position_0():
     u = torch.tensor([[2**-24, 0.1], [0.25, 0.1], [0.5, 0.1], [1 - 2**-24, 0.1], [0.5, 0.1]])
     parameters = torch.full((5, 9), torch.nan)
     parameters[4] = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -9.0, -9.0, -9.0])  # at t = 3, they count
-    values = draw_subpixel(net, parameters, torch.tensor([0, 0, 0, 0, 3]), u, torch.ones(5))
-    assert values.tolist() == [1, 2, 4, 4, 127]
+    values = draw_token(net, parameters, torch.tensor([0, 0, 0, 0, 3]), u[:, None], torch.ones(5))
+    assert values.tolist() == [[1], [2], [4], [4], [127]]
 
 
 def test_the_published_samplers_scale_is_used_where_the_configuration_says_so():

@@ -124,6 +124,39 @@ def test_a_conditional_input_looks_up_the_class_and_what_follows_where_it_is_kno
             torch.testing.assert_close(found[b, t], total)
 
 
+def test_the_input_of_a_pixel_is_looked_up_beside_its_first_channel():
+    torch.manual_seed(0)
+    config = dataclasses.replace(
+        CONDITIONAL, tokens="pixel", look_ups=("previous", "position", "row", "column", "class"),
+        neighbours=((0, -1, 0), (-1, 0, 2), (-1, 5, 1)), following=((0, 1, 1), (1, -2, 0)))
+    inputs, canvas = InputEmbedding(config), images(6)[:2].repeat(1, 2)[:, :config.subpixels]
+    known, start = torch.rand(2, config.subpixels) < 0.5, torch.tensor([START, START + 2])
+    found = inputs(canvas, torch.arange(24).expand(2, -1), start, known)
+    for b in range(2):
+        for y in range(4):
+            for x in range(6):
+                def value(dy, dx, dc, outside, known=None, *, b=b, y=y, x=x):
+                    if not (0 <= y + dy < 4 and 0 <= x + dx < 6):
+                        return outside
+                    place = (y + dy) * 18 + (x + dx) * 3 + dc
+                    return int(canvas[b, place]) if known is None or known[b, place] else UNKNOWN
+
+                t = y * 6 + x
+                total = inputs.table[int(canvas[b, 3 * t - 1]) if t else int(start[b])].clone()  # blue, or the start
+                first = 256 + 1 + config.classes
+                for place, size in ((t, 24), (y, 4), (x, 6), (int(start[b]) - START, 3)):
+                    total += inputs.table[first + place]
+                    first += size
+                for neighbour in config.neighbours:
+                    total += inputs.table[first + value(*neighbour, OUTSIDE)]
+                    first += 257
+                for neighbour in config.following:
+                    total += inputs.table[first + value(*neighbour, FOLLOWING_OUTSIDE, known)]
+                    first += 258
+                assert first == len(inputs.table)
+                torch.testing.assert_close(found[b, t], total)
+
+
 def test_every_sub_pixel_belongs_to_one_patch_and_a_patch_to_one_square():
     patches = PatchEmbedding(CONDITIONAL)
     assert sorted(patches.members.flatten().tolist()) == list(range(CONDITIONAL.subpixels))

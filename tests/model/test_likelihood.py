@@ -20,12 +20,16 @@ MARGINAL = np.random.default_rng(1).random(256)
 CONDITIONAL = dataclasses.replace(
     TINY, background=0, background_dim=16, patch=4, following=((0, 1, 0), (1, 0, 0)),
     look_ups=("previous", "row", "column", "class"))
+PIXELS = dataclasses.replace(TINY, channels=3, tokens="pixel", neighbours=((0, -1, 1), (-1, 0, 0), (-1, 1, 2)))
 CONFIGS = {
     "linear": TINY, "colour": dataclasses.replace(TINY, channels=3),
     "softmax": dataclasses.replace(TINY, attention="softmax"), "lsh": dataclasses.replace(TINY, attention="lsh"),
     "reversible": dataclasses.replace(TINY, residual="reversible", norm="pre"),
     "marginal": dataclasses.replace(TINY, classes=0, first_marginal=tuple((MARGINAL / MARGINAL.sum()).tolist())),
-    "background": dataclasses.replace(TINY, background=0, background_dim=16), "conditional": CONDITIONAL}
+    "background": dataclasses.replace(TINY, background=0, background_dim=16), "conditional": CONDITIONAL,
+    "pixels": PIXELS, "pixels, lsh": dataclasses.replace(PIXELS, attention="lsh"),
+    "pixels, conditional": dataclasses.replace(PIXELS, patch=4, following=((0, 1, 2), (1, 0, 1)),
+                                               look_ups=("previous", "row", "column", "class"))}
 SCATTERED = np.random.default_rng(2).random(64) < 0.5
 
 
@@ -57,10 +61,11 @@ def test_a_whole_image_has_the_bits_per_dim_of_evaluate(pieces, name, dark):
     scoring = Scoring(net, picture).complete()
     expected = float(bits_of(net, picture[None])[0])
     assert -bits_per_dim(scoring.mixed.sum(), net.config) == pytest.approx(expected, abs=1e-5)
-    assert scoring.log_probs.shape == (10 if name == "conditional" else 1, net.config.subpixels)
+    assert scoring.log_probs.shape == (10 if net.config.class_first else 1, net.config.subpixels)
 
 
-@pytest.mark.parametrize("name", ["linear", "softmax", "lsh", "reversible", "background", "conditional"])
+@pytest.mark.parametrize("name", ["linear", "softmax", "lsh", "reversible", "background", "conditional", "pixels",
+                                  "pixels, conditional"])
 def test_classes_together_have_what_the_parallel_form_gives_each(pieces, name):
     net = net_of(name)
     picture, labels = picture_of(net), [None, *range(10)]
@@ -73,9 +78,10 @@ def test_classes_together_have_what_the_parallel_form_gives_each(pieces, name):
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["noise", "dark"])
-def test_a_conditional_model_is_asked_given_all_that_is_known(pieces, dark):
-    net = net_of("conditional")
-    picture, known = picture_of(net, dark=dark), SCATTERED
+@pytest.mark.parametrize("name", ["conditional", "pixels, conditional"])
+def test_a_conditional_model_is_asked_given_all_that_is_known(pieces, name, dark):
+    net = net_of(name)
+    picture, known = picture_of(net, dark=dark), SCATTERED.repeat(net.config.token_size)
     scoring = Scoring(net, picture, known, [None, 3]).complete()
     images, told = torch.from_numpy(picture).expand(2, -1), torch.from_numpy(known).expand(2, -1)
     with torch.inference_mode():
@@ -113,15 +119,17 @@ def test_without_a_class_a_conditional_model_expects_each_as_much_as_what_is_kno
     assert Scoring(net, picture).priors == pytest.approx(np.full(10, -math.log(10)))
 
 
-@pytest.mark.parametrize("name", ["linear", "softmax", "conditional"])
+@pytest.mark.parametrize("name", ["linear", "softmax", "conditional", "pixels", "pixels, conditional"])
 def test_a_hidden_sub_pixel_changes_nothing_before_it(pieces, name):
+    """Not the earlier channels of its pixel either."""
     net = net_of(name)
-    picture, known = picture_of(net), np.arange(64) % 3 == 0
-    changed = picture.copy()
-    changed[40] = 255 - changed[40]
-    before, after = (Scoring(net, image, known).complete().log_probs[0].numpy() for image in (picture, changed))
-    assert np.array_equal(before[:40], after[:40], equal_nan=True)
-    assert not np.array_equal(before[41:], after[41:], equal_nan=True)
+    picture, known = picture_of(net), (np.arange(64) % 3 == 0).repeat(net.config.token_size)
+    for place in (40, 41, 43):
+        changed = picture.copy()
+        changed[place] = 255 - changed[place]
+        before, after = (Scoring(net, image, known).complete().log_probs[0].numpy() for image in (picture, changed))
+        assert np.array_equal(before[:place], after[:place], equal_nan=True)
+        assert not np.array_equal(before[place + 1:], after[place + 1:], equal_nan=True)
 
 
 @pytest.mark.parametrize(("name", "helps"), [("linear", False), ("conditional", True)])

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from linpix.model.config import ModelConfig, bits_per_dim
-from linpix.model.mixture import draw, log_likelihood
+from linpix.model.mixture import draw as draw_token
+from linpix.model.mixture import log_likelihood
 from linpix.model.philox import uniforms
 
 DRAWS = 1_000_000
@@ -21,6 +22,11 @@ MIXTURES = {
     "spike": [(0.0, 41 / 127.5 - 1 + 0.003, -30.0)],
     "flat": [(0.0, 0.2, 0.5), (-3.0, -0.8, -5.0)],
 }
+
+
+def draw(parameters: Tensor, u: Tensor, temperature: Tensor, scale_transform: str = "exp") -> Tensor:
+    """Tokens of one sub-pixel: u (B, 2), returns (B,)."""
+    return draw_token(parameters, u[:, None], temperature, scale_transform)[:, 0]
 
 
 def parameters_of(mixture: list[tuple[float, float, float]], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -191,3 +197,111 @@ def test_the_last_mixture_is_picked_where_no_sum_passes():
     """No uniform of ours does that; a product rounded up to the sum would, as 1.0 does here."""
     parameters = parameters_of([(3.0, -0.5, -7.0), (0.0, 0.1, -7.0), (1.0, 0.6, -7.0)])[None]
     assert draw(parameters, torch.tensor([[1.0, 0.5]]), torch.ones(1)).tolist() == [round(1.6 / 2 * 255)]
+
+
+# A pixel's parameters by component: logit_prob | means of r, g, b | log_scales | coefficients: g from r, b from r, b
+# from g. Smooth; green follows red and blue follows green; on the edges
+PIXELS = {
+    "smooth": [(0.3, -0.4, 0.1, 0.5, -1.5, -2.0, -2.5, 0.6, -0.3, 1.2),
+               (-0.2, 0.5, 0.3, -0.2, -2.0, -1.0, -1.5, 0.1, 2.0, -0.7),
+               (1.1, 0.1, -0.6, 0.0, -2.5, -2.5, -2.0, -1.0, 0.4, 0.2)],
+    "alike": [(0.0, -0.2, 0.0, 0.0, -1.0, -6.0, -6.0, 20.0, 0.0, 20.0)],
+    "edges": [(0.0, -1.0, 1.0, 0.9, -4.0, -3.0, -2.0, 0.5, 0.5, 0.5),
+              (0.4, 1.0, -1.0, 1.6, -3.0, -30.0, 0.5, -3.0, 0.0, 9.0)],
+}
+
+
+def pixel_parameters(components: list[tuple[float, ...]], dtype: torch.dtype = torch.float64) -> Tensor:
+    """(10 * K,)"""
+    return torch.tensor(components, dtype=dtype).T.flatten()
+
+
+def means_given(component: tuple[float, ...], pixel: list[int]) -> list[float]:
+    """Means of one component's three logistics, from its parameters and the values of a pixel."""
+    _, r, g, b, *_, g_from_r, b_from_r, b_from_g = component
+    red, green = (value / 127.5 - 1 for value in pixel[:2])
+    return [r, g + math.tanh(g_from_r) * red, b + math.tanh(b_from_r) * red + math.tanh(b_from_g) * green]
+
+
+def pixel_exactly(components: list[tuple[float, ...]], pixel: list[int], channels: int) -> mpmath.mpf:
+    """The probability of a pixel's first channels straight from its definition."""
+    with mpmath.workdps(DIGITS):
+        total = sum(mpmath.exp(component[0]) for component in components)
+        return sum(mpmath.exp(component[0]) / total * mpmath.fprod(
+            exactly([(0.0, mean, log_scale)], value) for mean, log_scale, value in
+            zip(means_given(component, pixel)[:channels], component[4:], pixel, strict=False))
+                   for component in components)
+
+
+@pytest.mark.parametrize("components", PIXELS.values(), ids=PIXELS)
+@pytest.mark.parametrize("channel", [0, 1, 2])
+@pytest.mark.parametrize("earlier", [[0, 255, 0], [37, 200, 0], [128, 127, 0]])
+def test_probabilities_of_a_channel_given_the_earlier_ones_sum_to_one(components, channel, earlier):
+    pixels = torch.tensor([earlier]).repeat(256, 1)
+    pixels[:, channel] = torch.arange(256)
+    log_probs = log_likelihood(pixel_parameters(components).expand(256, 1, -1), pixels)
+    assert float(log_probs[:, channel].exp().sum()) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("components", PIXELS.values(), ids=PIXELS)
+def test_the_likelihood_of_a_pixel_equals_its_definition(components):
+    pixels = [[0, 255, 255], [255, 0, 254], [100, 150, 60], [51, 50, 52], [127, 128, 1]]
+    found = log_likelihood(pixel_parameters(components).expand(len(pixels), -1), torch.tensor(pixels).flatten())
+    with mpmath.workdps(DIGITS):
+        joint = [[mpmath.log(pixel_exactly(components, pixel, channels)) for channels in (1, 2, 3)] for pixel in pixels]
+        expected = [float(here - before) for each in joint for here, before in zip(each, [0, *each], strict=False)]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-8, atol=1e-8)
+
+
+def test_the_gradient_of_a_pixel_is_that_of_finite_differences():
+    parameters = torch.stack([pixel_parameters(PIXELS["smooth"])] * 2).requires_grad_()
+    values = torch.tensor([0, 3, 250, 255, 120, 130])
+    assert torch.autograd.gradcheck(lambda p: log_likelihood(p, values), parameters)
+    assert bool((torch.autograd.grad(log_likelihood(parameters, values).sum(), parameters)[0] != 0).all())
+
+
+@pytest.mark.parametrize("components", PIXELS.values(), ids=PIXELS)
+def test_each_drawn_channel_has_the_distribution_that_is_trained_given_the_earlier_ones(components):
+    """Where it falls in its cumulative distribution is uniform, whatever was drawn before it."""
+    count = 6_000
+    u = torch.from_numpy(uniforms(np.arange(count)[:, None], np.arange(3))[..., :2].copy())
+    pixels = draw_token(pixel_parameters(components, torch.float32).expand(count, -1), u, torch.ones(count)).long()
+    inside = np.random.default_rng(0).random(count)
+    for channel in range(3):
+        each = pixels[:, None].repeat(1, 256, 1)
+        each[..., channel] = torch.arange(256)
+        parameters = pixel_parameters(components).expand(count * 256, 1, -1)
+        shares = log_likelihood(parameters, each.flatten(0, 1))[:, channel].exp().view(count, 256).numpy()
+        value = pixels[:, channel].numpy()
+        below, here = shares.cumsum(1)[np.arange(count), value], shares[np.arange(count), value]
+        found, _ = np.histogram(below - inside * here, bins=20, range=(0, 1))
+        statistic = float(((found - count / 20) ** 2).sum() / (count / 20))
+        assert statistic < 19 + 5 * math.sqrt(2 * 19), f"channel {channel}"
+        shifted, _ = np.histogram((below - inside * here + 0.05) * (value % 2), bins=20, range=(0, 1))
+        assert ((shifted - count / 20) ** 2).sum() / (count / 20) > 200  # not every set of values passes
+
+
+def test_a_pixel_is_drawn_from_one_component_by_the_rounded_values_before():
+    components = [(0.2, -0.5, -0.4, 0.3, -3.0, -2.0, -2.5, 0.7, 0.2, -0.4),
+                  (0.0, 0.5, 0.6, -0.3, -3.0, -2.0, -2.5, -0.7, 0.9, 0.4)]
+    first = [(0.1, 0.3), (0.8, 0.9)]  # of red: which component, which value
+    u = torch.tensor([[each, (0.99, 0.2), (0.01, 0.7)] for each in first])
+    drawn = draw_token(pixel_parameters(components, torch.float32).expand(2, -1), u, torch.tensor([1.0, 0.7])).tolist()
+    for picked, temperature in ((0, 1.0), (1, 0.7)):
+        pixel = [0, 0, 0]
+        for channel in range(3):
+            value = float(u[picked, channel, 1])
+            x = means_given(components[picked], pixel)[channel] + math.exp(components[picked][4 + channel]) \
+                * temperature * math.log(value / (1 - value))
+            pixel[channel] = round(min(max((x + 1) / 2 * 255, 0), 255))
+        assert drawn[picked] == pixel
+
+
+def test_at_temperature_0_a_pixel_is_the_means_of_the_most_probable_component():
+    components = PIXELS["smooth"]
+    u = torch.rand(20, 3, 2, generator=torch.Generator().manual_seed(0))
+    drawn = draw_token(pixel_parameters(components, torch.float32).expand(20, -1), u, torch.zeros(20)).tolist()
+    pixel = [0, 0, 0]
+    for channel in range(3):
+        pixel[channel] = round((means_given(components[2], pixel)[channel] + 1) / 2 * 255)
+    assert drawn == [pixel] * 20

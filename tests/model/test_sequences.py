@@ -22,7 +22,9 @@ BOTH = ModelConfig(height=8, width=8, layers=2, heads=2, key_dim=8, value_dim=6,
 COLOUR = dataclasses.replace(BOTH, height=4, width=4, channels=3, patch=2, background=9,
                              neighbours=((-1, 0, 0), (0, -1, 2), (0, 0, -1)),
                              following=((0, 0, 1), (0, 1, -1), (1, 0, 0)))
-KINDS = {"both": BOTH, "colour": COLOUR, "no background": dataclasses.replace(BOTH, background=None),
+PIXELS = dataclasses.replace(COLOUR, tokens="pixel", background=None, neighbours=((-1, 0, 0), (0, -1, 1), (-1, 1, 2)),
+                             following=((0, 1, 0), (1, 0, 2), (1, -1, 1)))
+KINDS = {"pixels": PIXELS, "both": BOTH, "colour": COLOUR, "no background": dataclasses.replace(BOTH, background=None),
          "no patches": dataclasses.replace(BOTH, patch=0, following=())}
 
 
@@ -46,11 +48,11 @@ def pictures(count: int, config: ModelConfig, seed: int = 1) -> Tensor:
 
 
 def holes(count: int, config: ModelConfig, seed: int = 2) -> Tensor:
-    """What is known: of image 0 nothing, of image 1 all but one sub-pixel, of the others some."""
+    """What is known: of image 0 nothing, of image 1 all but one token, of the others some."""
     share = np.array([0.0, 1.0, *np.linspace(0.2, 0.8, count - 2)])[:count, None]
-    known = np.random.default_rng(seed).random((count, config.subpixels)) < share
-    known[1:, config.subpixels // 2] = False
-    return torch.from_numpy(known)
+    known = np.random.default_rng(seed).random((count, config.length)) < share
+    known[1:, config.length // 2] = False
+    return torch.from_numpy(known.repeat(config.token_size, 1))
 
 
 def starts(count: int) -> Tensor:
@@ -58,7 +60,7 @@ def starts(count: int) -> Tensor:
 
 
 def stepped(net: Transformer, canvas: Tensor, start: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Parameters (B, T, 3 * K) and class scores step by step; unknown sub-pixels from t on are rubbish."""
+    """Parameters (B, n, P) and class scores step by step; unknown sub-pixels from token t on are rubbish."""
     count, config = canvas.shape[0], net.config
     state, slots = attention_for(config).new_state(count + 2, torch.float64), torch.arange(count, 0, -1)
     state.fill_with_nan(count + 1)
@@ -67,10 +69,11 @@ def stepped(net: Transformer, canvas: Tensor, start: Tensor, known: Tensor) -> t
     rubbish = torch.where(known, canvas, 255 - canvas)
     if config.patch:
         scores = net.read(rubbish[told], known[told], state, slots[told])
-    parameters = torch.zeros(count, config.subpixels, 3 * config.mixtures, dtype=torch.float64)
-    for position in range(config.subpixels):
-        [rows] = (~known[:, position]).nonzero(as_tuple=True)
-        seen = torch.where((torch.arange(config.subpixels) < position) | known, canvas, 255 - canvas)
+    parameters = torch.zeros(count, config.length, net.head.out_features, dtype=torch.float64)
+    for position in range(config.length):
+        first = position * config.token_size
+        [rows] = (~known[:, first]).nonzero(as_tuple=True)
+        seen = torch.where((torch.arange(config.subpixels) < first) | known, canvas, 255 - canvas)
         parameters[rows, position] = net.step(seen[rows], torch.full((len(rows),), position), start[rows], state,
                                               slots[rows], known[rows])
     return parameters, scores
@@ -93,17 +96,18 @@ def test_a_prefix_that_is_prefilled_leaves_what_steps_leave(kind):
     config = KINDS[kind]
     net, canvas, start = net_of(config), pictures(4, config), starts(4)
     whole = net(canvas, start)
-    for length in (1, 5, config.subpixels // 2, config.subpixels - 1):
+    for length in (1, 5, config.length // 2, config.length - 1):
         state, slots = attention_for(config).new_state(4, torch.float64), torch.tensor([3, 1, 4, 2])
         net.prefill(canvas, length, start, state, slots)
-        for position in range(length, config.subpixels):
+        for position in range(length, config.length):
             found = net.step(canvas, torch.full((4,), position), start, state, slots)
             torch.testing.assert_close(found, whole[:, position], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_hidden_leaves_no_trace_before_it_is_drawn(kind):
-    """Row t of the batch has another x_t: parameters up to t stay, and so do class scores."""
+    """Each row of the batch has another hidden sub-pixel: parameters of earlier tokens and its own stay, and so do
+    class scores."""
     config = KINDS[kind]
     net, T = net_of(config), config.subpixels
     for seed in range(3):
@@ -115,7 +119,7 @@ def test_what_is_hidden_leaves_no_trace_before_it_is_drawn(kind):
         before, after = (net.predict(net.sequences(image, starts(1).expand(len(hidden)), known.expand(len(hidden), T)))
                          for image in (canvas, changed))
         same = ((before.parameters - after.parameters).abs() < 1e-12).all(-1)  # products of other sizes round otherwise
-        assert bool(same[torch.arange(T) <= hidden[:, None]].all())
+        assert bool(same[torch.arange(config.length) <= hidden[:, None] // config.token_size].all())
         assert not bool(same.all())  # and later ones do change
         if config.patch:
             torch.testing.assert_close(before.class_scores, after.class_scores, rtol=0, atol=1e-12)
@@ -180,8 +184,9 @@ def test_an_image_does_not_depend_on_what_it_is_packed_with():
         torch.testing.assert_close(alone[0], together[image], rtol=0, atol=1e-12)
 
 
-def test_what_is_given_is_kept_and_the_rest_is_drawn_by_its_seed():
-    net, canvas, known = net_of(BOTH).float(), pictures(6, BOTH), holes(6, BOTH)
+@pytest.mark.parametrize("config", [BOTH, PIXELS], ids=["sub-pixels", "pixels"])
+def test_what_is_given_is_kept_and_the_rest_is_drawn_by_its_seed(config):
+    net, canvas, known = net_of(config).float(), pictures(6, config), holes(6, config)
     drawn = generate(net, list(range(6)), known=canvas, given=known)
     assert torch.equal(torch.where(known, drawn, 0), torch.where(known, canvas, 0))
     assert torch.equal(generate(net, [3, 4], known=canvas[3:5], given=known[3:5]), drawn[3:5])

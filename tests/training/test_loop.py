@@ -72,6 +72,19 @@ def test_every_attention_kind_trains_with_the_same_call(stripes, tmp_path, atten
     assert checkpoint.load(tmp_path / "run").config == config
 
 
+@pytest.mark.parametrize("attention", get_args(AttentionKind))
+def test_a_model_that_draws_pixels_learns_how_channels_depend_on_each_other(stripes, tmp_path, attention):
+    red = np.random.default_rng(0).integers(0, 256, (100, 64), dtype=np.uint8)
+    colours = dataclasses.replace(stripes, images=np.stack([red, 255 - red, red], 2).reshape(100, 192))
+    config = dataclasses.replace(TINY, channels=3, tokens="pixel", attention=attention, neighbours=((-1, 0, 0),))
+    run = Run(config, dataclasses.replace(SETTINGS, images=1600, learning_rate=1e-2))
+    before = evaluate(run.exported.eval(), colours.images).bits_per_dim
+    train(run, colours, tmp_path / "run", command="test")
+    net = checkpoint.load(tmp_path / "run")
+    assert net.config == config
+    assert evaluate(net, colours.images).bits_per_dim < before - 1  # of red nothing can be known, of the others all
+
+
 CONDITIONAL = dataclasses.replace(
     TINY, look_ups=("previous", "row", "column", "class"), following=((0, 1, 0), (1, 0, 0), (1, 1, 0)), patch=4,
     background=0, background_dim=16)

@@ -37,7 +37,7 @@ class BitwiseDecoder(Decoder):
         """As Decoder.quantum, in any order of steps; one call without the GIL."""
         at, where, most = np.array(slots), np.array(positions), np.array(steps)
         if self.skips:
-            most = self.config.subpixels - where
+            most = self.config.length - where
         finite, taken, passes = self.decode(at, where, most, max(steps))
         return Advance((where + taken).tolist(), passes.tolist(),
                        [slot for slot, well in zip(slots, finite, strict=True) if not well])

@@ -16,7 +16,7 @@ from torch import Tensor, from_numpy
 from linpix.model.attention import PADDING_SLOT, SlotPool, State, attention_for
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.generate import decode_threads, draw_subpixel, noise_of, starts_of
+from linpix.model.generate import decode_threads, draw_token, noise_of, starts_of
 from linpix.model.inputs import START
 from linpix.model.mixture import log_likelihood
 from linpix.model.transformer import PREFILL_TOKENS
@@ -95,6 +95,10 @@ class Decoder(ABC):
         What they share is then to be prefilled in the first slot, piece by piece, and copied; or read, where `told`.
         """
         first, at = specs[0], np.array(slots)
+        if first.known is not None:
+            known = first.known.reshape(-1, self.config.token_size)
+            if (known != known[:, :1]).any():
+                raise ValueError("this model draws whole pixels: of each, all channels must be known, or none")
         for slot, spec in zip(slots, specs, strict=True):
             self.pool.clear(slot)  # on taking, not on giving back: a crashed request gives back nothing clean
             self.seed[slot] = spec.seed
@@ -117,9 +121,9 @@ class Decoder(ABC):
         self.pool.copy(source, list(targets))
 
     def weigh(self, slots: Numbers, positions: Numbers, steps: Numbers, log_probs: NDArray[np.float32]) -> None:
-        """Keep the log-probabilities of particles' sub-pixels. log_probs: (B, most steps), of a quantum's images."""
+        """Keep the log-probabilities of particles' sub-pixels. log_probs: (B, C * most steps), of a quantum's."""
         for row in np.flatnonzero(self.weighed[slots]):
-            begin, count = positions[row], steps[row]
+            begin, count = positions[row] * self.config.token_size, steps[row] * self.config.token_size
             self.log_probs[slots[row], begin:begin + count] = log_probs[row, :count]
 
     @torch.inference_mode()
@@ -149,9 +153,9 @@ class Decoder(ABC):
         return self.net.read(*known, state, torch.tensor([place]))
 
     def left(self, slot: int, position: int) -> int:
-        """Sub-pixels of a slot's image to be decoded from a position on; known ones that were read are not."""
-        left = self.config.subpixels - position
-        return left - int(self.known[slot, position:].sum()) if self.told[slot] else left
+        """Tokens of a slot's image to be decoded from a position on; known ones that were read are not."""
+        left = self.config.length - position
+        return left - int(self.known[slot, ::self.config.token_size][position:].sum()) if self.told[slot] else left
 
     def label(self, slot: int) -> int | None:
         """The class of a slot's image, asked for or drawn first."""
@@ -190,8 +194,8 @@ class Decoder(ABC):
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
         """Advance each slot's image from its position by its number of steps; steps must not increase.
 
-        Where sub-pixels skip the layers, the largest number of steps is one of passes, and images get as far as these
-        take them: each pass then has a token of every image.
+        Positions and steps are tokens. Where some skip the layers, the largest number of steps is one of passes, and
+        images get as far as these take them: each pass then has a token of every image.
         """
 
 
@@ -227,12 +231,12 @@ class EagerDecoder(Decoder):
         Rows that end earlier stand last: those still running are always the first `rows`.
         """
         index = np.array(slots)
-        noise = noise_of(self.seed[index], np.array(positions)[:, None] + np.arange(steps[0]))
+        noise = noise_of(self.config, self.seed[index], np.array(positions)[:, None] + np.arange(steps[0]))
         at, t = from_numpy(index), torch.tensor(positions)
         canvas, known, told, start, temperature = (from_numpy(pool[index]) for pool in (
             self.canvas, self.known, self.told, self.start, self.temperature))
         finite = torch.ones(len(slots), dtype=torch.bool)
-        log_probs = torch.empty(len(slots), steps[0]) if self.weighed[index].any() else None
+        log_probs = torch.empty(len(slots), steps[0], self.config.token_size) if self.weighed[index].any() else None
         for step in range(steps[0]):
             rows = sum(step < wanted for wanted in steps)
             with decode_threads(self.net, rows, max(positions[:rows]) + step):
@@ -241,26 +245,26 @@ class EagerDecoder(Decoder):
                                            None if log_probs is None else log_probs[:rows, step])
         self.canvas[index] = canvas.numpy()
         if log_probs is not None:
-            self.weigh(index, np.array(positions), np.array(steps), log_probs.numpy())
+            self.weigh(index, np.array(positions), np.array(steps), log_probs.flatten(1).numpy())
         return advanced(slots, positions, steps, finite.numpy())
 
     def step(self, canvas: Tensor, known: Tensor, told: Tensor, start: Tensor, temperature: Tensor,
              noise: Tensor, t: Tensor, slots: Tensor, log_probs: Tensor | None = None) -> Tensor:
-        """One sub-pixel for every row: predict it, draw it, and keep the given one where it is known.
+        """One token for every row: predict it, draw it, and keep the given one where it is known.
 
-        canvas, known: (B, T), canvas changed in place · told, start, temperature, t, slots: (B,) · noise: (B, 2) ·
-        log_probs: (B,), changed in place to those of the sub-pixels, if they are wanted ·
+        canvas, known: (B, T), canvas changed in place · told, start, temperature, t, slots: (B,) · noise: (B, C, 2) ·
+        log_probs: (B, C), changed in place to those of the sub-pixels, if they are wanted ·
         returns (B,) bool, whether the row's parameters were finite.
         """
-        here = t[:, None]
+        here = t[:, None] * self.config.token_size + torch.arange(self.config.token_size)
         given = known.gather(1, here)
         was_read = given[:, 0] & told  # no token: it leaves no trace in its slot
         parameters = self.net.step(canvas, t, start, self.state, torch.where(was_read, PADDING_SLOT, slots),
                                    None if self.net.patches is None else known & told[:, None])
-        drawn = draw_subpixel(self.net, parameters, t, noise, temperature)
-        canvas.scatter_(1, here, torch.where(given, canvas.gather(1, here), drawn[:, None]))
+        drawn = draw_token(self.net, parameters, t, noise, temperature)
+        canvas.scatter_(1, here, torch.where(given, canvas.gather(1, here), drawn))
         if log_probs is not None:
-            log_probs[:] = log_likelihood(parameters, canvas.gather(1, here)[:, 0])
+            log_probs[:] = log_likelihood(parameters[:, None], canvas.gather(1, here))
         # sub-pixel 0 without a start token is NaN by design
         unpredicted = was_read | (t < (1 if self.config.first_marginal else 0))
         return parameters.isfinite().all(-1) | unpredicted

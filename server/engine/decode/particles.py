@@ -108,7 +108,7 @@ class ParticleFilter:
     def __init__(self, images: Sequence[ScheduledImage], seed: int) -> None:
         """images: one group of the scheduler, in slots · seed: of the answer."""
         self._images, self._seed = images, seed
-        self._weighed = self.position               # sub-pixels that the weights know of
+        self._weighed = self.position               # tokens that the weights know of
         self._log_weights = np.zeros(len(images))   # since they were equal
         self._log_evidence, self._least = 0.0, float(len(images))
 
@@ -124,17 +124,17 @@ class ParticleFilter:
     def advance(self, decoder: Decoder) -> None:
         """Weigh the particles if an image row has ended, and resample them if need be. Changes their slots."""
         position, config = self.position, decoder.config
-        if position == self._weighed or position % (config.width * config.channels):
+        if position == self._weighed or position % config.row_length:
             return
         slots = [image.slot for image in self._images]
-        known = decoder.known[slots[0], self._weighed:position]
-        passed = decoder.log_probs[slots, self._weighed:position][:, known]
-        self._log_weights += passed.sum(1, dtype=np.float64)
+        passed = slice(self._weighed * config.token_size, position * config.token_size)
+        passed_known = decoder.log_probs[slots, passed][:, decoder.known[slots[0], passed]]
+        self._log_weights += passed_known.sum(1, dtype=np.float64)
         self._weighed = position
         weights = normalised(self._log_weights)
         size = effective_sample_size(weights)
         self._least = min(self._least, size)
-        if position < config.subpixels and size < UNEVEN * len(slots):
+        if position < config.length and size < UNEVEN * len(slots):
             self._log_evidence += log_mean(self._log_weights)
             self._log_weights[:] = 0
             branch(decoder, slots, resampled(weights, self._uniform(), len(slots)))

@@ -1,6 +1,6 @@
 """How many images are admitted, and when each will be done: pure functions of what is waiting and running.
 
-Times are counted in steps, passes through the layers: in most models one a sub-pixel. The caller gives the seconds of a
+Times are counted in steps, passes through the layers: in most models one a token. The caller gives the seconds of a
 step. Nothing here has a clock.
 """
 

@@ -1,17 +1,17 @@
-"""How often an image still goes through the layers, in models where some of its sub-pixels do not."""
+"""How often an image still goes through the layers, in models where some of its tokens do not."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-BUCKETS = 16   # of what is left of an image, in parts of its sub-pixels
+BUCKETS = 16   # of what is left of an image, in parts of its tokens
 FORGET = 0.05  # weight of one image, of which a bucket gets one or two measurements
 
-Ratios = tuple[Sequence[float], Sequence[float]]  # passes a sub-pixel: of images of which nothing was read, of others
-UNKNOWN: Ratios = ((1.0,) * BUCKETS, (1.0,) * BUCKETS)  # until an image has finished, each sub-pixel counts as a pass
+Ratios = tuple[Sequence[float], Sequence[float]]  # passes a token: of images of which nothing was read, of others
+UNKNOWN: Ratios = ((1.0,) * BUCKETS, (1.0,) * BUCKETS)  # until an image has finished, each token counts as a pass
 
 
 def expected_passes(ratios: Ratios, left: int, length: int, told: bool) -> float:
-    """Passes of an image of `length` sub-pixels of which so many are still to be drawn. A mean: no bound."""
+    """Passes of an image of `length` tokens of which so many are still to be drawn. A mean: no bound."""
     return left * ratios[told][_bucket(left, length)]
 
 
@@ -36,7 +36,7 @@ class PassesLearned:
         self._quanta[slot] = []
 
     def add(self, slot: int, left: int, passes: int) -> None:
-        """The image in a slot, of which so many sub-pixels were left to be drawn, took so many passes."""
+        """The image in a slot, of which so many tokens were left to be drawn, took so many passes."""
         self._quanta[slot].append((left, passes))
 
     def finish(self, slot: int, told: bool) -> None:

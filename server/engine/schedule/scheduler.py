@@ -13,11 +13,11 @@ BULK_EVERY = 4  # while bulk images wait, they get one in so many slots
 
 @dataclass(slots=True, eq=False)
 class ScheduledImage:
-    """One image of one request, from the queue to its last sub-pixel."""
+    """One image of one request, from the queue to its last token."""
 
     request: str
     index: int            # among the request's images
-    position: int         # next sub-pixel to predict
+    position: int         # next token to predict
     slot: int = 0         # 0 while it waits
     cancelled: bool = False
     bulk: bool = False

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.slow
 
 CONFIG = ModelConfig(height=4, width=5, layers=2, heads=2, key_dim=4, value_dim=4, d_model=16, d_ff=16,
                      mixtures=2, classes=3, neighbours=((-1, 0, 0),))
+PIXELS = {"channels": 3, "tokens": "pixel", "neighbours": ((0, -1, 1), (-1, 0, 2))}
 TICK = 0.001
 MIB = 2**20
 
@@ -214,12 +215,13 @@ def test_a_decode_that_took_longer_than_its_steps_add_up_to_is_disturbed():
     assert any("a whole decode took" in note for note in report["notes"])
 
 
-def test_the_baseline_draws_the_images_that_generate_draws():
+@pytest.mark.parametrize("tokens", [{}, PIXELS], ids=["sub-pixels", "pixels"])
+def test_the_baseline_draws_the_images_that_generate_draws(tokens):
     """So the decode that is timed is the real one: with the same noise, and in groups of rows as well."""
-    net = make("softmax").net
+    net = make("softmax", **tokens).net
     for name, group in (("softmax", 2), ("stateful-softmax", 3)):
-        backend, canvas = Backend(name, net, 3), torch.zeros(3, 20, dtype=torch.uint8)
-        noise = noise_of(np.arange(3), np.arange(20))
+        backend, canvas = Backend(name, net, 3), torch.zeros(3, net.config.subpixels, dtype=torch.uint8)
+        noise = noise_of(net.config, np.arange(3), np.arange(20))
         for t in range(20):
             for begin in range(0, 3, group):
                 some = slice(begin, begin + group)
@@ -234,9 +236,16 @@ def test_the_compiled_engine_draws_the_images_that_generate_draws():
     net = make().net
     backend, canvas = CompiledBackend(net, 3), torch.zeros(3, 20, dtype=torch.uint8)
     for t in range(0, 20, backend.stride):
-        list(backend.step(canvas, t, torch.zeros(3, 2)))
+        list(backend.step(canvas, t, torch.zeros(3, 1, 2)))
     assert backend.stride == 5
     assert float((canvas == generate(net, [0, 1, 2])).float().mean()) > 0.8
+
+
+def test_models_that_draw_pixels_are_compared_by_steps_of_a_pixel():
+    report = finished(Comparison(make(**PIXELS), [make("lsh", "twin", twin_of="small", **PIXELS)], plan(), **ticking()))
+    assert (report["subpixels"], report["tokens"]) == (60, 20)
+    assert all(result["images_per_second"] for result in report["results"])
+    assert {point["position"] for result in report["results"] for point in result["step_seconds"]} <= set(range(20))
 
 
 def test_with_less_time_the_figure_comes_from_some_positions():
@@ -507,7 +516,7 @@ def test_bits_per_dim_of_lsh_come_with_the_reason_why_they_are_not_strictly_auto
 def test_lsh_attention_of_a_prefix_sees_nothing_later_and_is_always_hashed_alike():
     """So what is timed could draw: parameters at t depend on what stands before t, and on nothing else."""
     net = make("lsh", lsh_rounds=4, lsh_buckets=4, lsh_chunk=3).net
-    backend, noise = Backend("lsh-4", net, 2), noise_of(np.arange(2), np.arange(20))
+    backend, noise = Backend("lsh-4", net, 2), noise_of(net.config, np.arange(2), np.arange(20))
     drawn = []
     for beyond in (0, 255):
         canvas = torch.full((2, 20), beyond, dtype=torch.uint8)

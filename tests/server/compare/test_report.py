@@ -29,7 +29,7 @@ def report() -> dict:
                "tail_over_head": None, "estimated": True}
     return {
         "model": "mnist-<small> & co", "digest": "d" * 64, "attention": "linear", "twins": [],
-        "subpixels": 784, "layers": 4, "d_model": 128, "budget_s": 60.0, "spent_s": 58.0,
+        "subpixels": 784, "tokens": 784, "layers": 4, "d_model": 128, "budget_s": 60.0, "spent_s": 58.0,
         "created": "2026-11-20T12:00:00+00:00",
         "machine": {"cpu": "Some CPU", "cores": 2, "threads": 2, "torch": "2.13", "platform": "Linux",
                     "load": 0.1},
@@ -61,7 +61,7 @@ def test_the_drawing_is_xml_that_says_what_it_shows(report):
     root = ElementTree.fromstring(svg(report))
     words = " ".join(element.text or "" for element in root.iter(f"{SVG}text"))
     for word in ("mnist-<small> & co", "linear", "stateful-softmax", "softmax", "B = 1", "B = 64",
-                 "paper, MNIST", "P40-class GPU", "position of the sub-pixel", "64 images", "10 ms",
+                 "paper, MNIST", "P40-class GPU", "position of the token", "64 images", "10 ms",
                  "Some CPU"):
         assert word in words
     assert len(root.findall(f"{SVG}polyline")) == 2  # softmax has no figure at the largest batch

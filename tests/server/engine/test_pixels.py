@@ -1,0 +1,165 @@
+"""Models that draw a pixel a step, in slots: positions, rows and what is left are counted in pixels."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from linpix.model import checkpoint, mixture
+from linpix.model.config import PRESETS
+from linpix.model.generate import generate
+from linpix.model.packing import choose
+from linpix.model.transformer import Transformer
+from linpix.server.engine.batch import Batcher
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.decoder import ImageSpec
+from linpix.server.engine.messages import Submission
+
+PLAIN = dataclasses.replace(
+    PRESETS["tiny"], channels=3, tokens="pixel", look_ups=("previous", "row", "column"),
+    neighbours=((0, -1, 0), (-1, 0, 1), (-1, 1, 2)))
+KINDS = {"linear": PLAIN, "softmax": dataclasses.replace(PLAIN, attention="softmax"),
+         "conditional": dataclasses.replace(PLAIN, look_ups=("previous", "row", "column", "class"), patch=4,
+                                            following=((0, 1, 0), (1, 0, 1), (1, -1, 2)))}
+RANDOM = np.random.default_rng(0)
+PICTURE = RANDOM.integers(0, 256, 192, dtype=np.uint8)
+PREFIX, SCATTERED = np.arange(64) < 37, RANDOM.random(64) < 0.5
+SCATTERED[:3] = True, True, False
+
+
+def source_of(kind: str) -> checkpoint.Checkpoint:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(KINDS[kind]).eval()
+        for parameter in net.parameters():  # away from zeros and ones, so that all of it matters
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return checkpoint.Checkpoint(kind, net, {}, "", tuple("0123456789"))
+
+
+ENGINES = [(kind, engine) for kind, config in KINDS.items()
+           for engine in sorted({"eager", choose(config).engine})]
+
+
+@pytest.fixture(params=ENGINES, ids="-".join)
+def batchers(request):
+    kind, engine = request.param
+    source = source_of(kind)
+    return lambda slots: Batcher(new_decoder(source, slots, engine, "fp32"))
+
+
+def completions(*seeds: int, known=PREFIX, picture=PICTURE) -> list[ImageSpec]:
+    return [ImageSpec(seed=seed, canvas=picture, known=known.repeat(3)) for seed in seeds]
+
+
+def drawn(batcher: Batcher, *requests: list[ImageSpec]) -> list[np.ndarray]:
+    """The images of requests that come together, (count, T) each."""
+    found: list[dict[int, np.ndarray]] = [{} for _ in requests]
+    for name, specs in enumerate(requests):
+        batcher.submit(Submission(str(name), specs))
+    while batcher.busy:
+        report = batcher.run_quantum()
+        assert not report.failed
+        for image in report.finished:
+            found[int(image.request)][image.index] = image.canvas
+    return [np.stack([images[index] for index in sorted(images)]) for images in found]
+
+
+def test_images_are_those_of_the_plain_decode_loop(batchers):
+    """Drawn from the start, after a prefix, and around known pixels."""
+    batcher, seeds = batchers(8), list(range(8))
+    net, given = batcher.decoder.net, torch.from_numpy(PICTURE).expand(8, -1)
+    [found] = drawn(batcher, [ImageSpec(seed=seed) for seed in seeds])
+    assert (found == generate(net, seeds).numpy()).mean() > 0.95  # batches of another size round otherwise
+    if net.patches is None:
+        [found] = drawn(batchers(8), completions(*seeds))
+        expected = generate(net, seeds, known=given, prefix=37).numpy()
+        known = PREFIX.repeat(3)
+    else:
+        [found] = drawn(batchers(8), completions(*seeds, known=SCATTERED))
+        known = SCATTERED.repeat(3)
+        expected = generate(net, seeds, known=given, given=torch.from_numpy(known).expand(8, -1)).numpy()
+    assert np.array_equal(found[:, known], np.broadcast_to(PICTURE[known], (8, known.sum())))
+    assert (found == expected).mean() > 0.95
+    assert (found[:, ~known] == expected[:, ~known][::-1]).mean() < 0.5  # other seeds are other images
+
+
+def test_no_hidden_sub_pixel_is_heard(batchers):
+    for known in (PREFIX, SCATTERED):
+        hidden = np.where(known.repeat(3), PICTURE, 255 - PICTURE)
+        assert np.array_equal(drawn(batchers(1), completions(5, known=known))[0],
+                              drawn(batchers(1), completions(5, known=known, picture=hidden))[0])
+
+
+def test_an_image_is_the_same_in_any_company(batchers):
+    a, b, c = completions(1, 2, 3), [ImageSpec(seed=9, label=4)], completions(5, known=SCATTERED)
+    together = drawn(batchers(6), a, b, c)
+    in_turns = drawn(batchers(2), a, b, c)
+    alone = [np.concatenate([drawn(batchers(1), [spec])[0] for spec in specs]) for specs in (a, b, c)]
+    exact = batchers(1).decoder.name == "compiled"
+    for found in (*zip(together, alone, strict=True), *zip(in_turns, alone, strict=True)):
+        assert np.array_equal(*found) if exact else (found[0] == found[1]).mean() > 0.9
+
+
+def test_what_is_left_is_counted_in_pixels(batchers):
+    batcher = batchers(1)
+    patches = batcher.decoder.net.patches is not None
+    hidden = ~SCATTERED
+    batcher.submit(Submission("a", completions(1, known=SCATTERED), stream=True))
+    position, decoded, shown, finished = 2, 0, [], []  # two pixels are known before the first hole
+    while batcher.busy:
+        report = batcher.run_quantum()
+        decoded += report.subpixels
+        for image in report.running:
+            assert image.left == (hidden[image.position:].sum() if patches else 64 - image.position)
+            assert hidden[position:image.position].sum() <= 8  # at most those of an image row; read ones may be passed
+            if image.canvas is not None:
+                shown.append((image.position // 8, image.canvas))
+            position = image.position
+        finished += report.finished
+    assert decoded == 3 * (64 - 2)
+    rows = [row for row, _ in shown]
+    assert rows and rows == sorted(set(rows))
+    for row, canvas in shown:
+        assert np.array_equal(canvas[:row * 24], finished[0].canvas[:row * 24])
+
+
+def test_a_fault_in_a_quantum_changes_no_image(batchers):
+    """Its images are put back to where they were, and drawn again."""
+    batcher = batchers(3)
+    own, thrown = batcher.decoder.quantum, []
+
+    def faulty(slots, positions, steps):
+        done = own(slots, positions, steps)
+        if max(positions) > 40 and not thrown:
+            thrown.append(True)
+            raise RuntimeError("a fault")
+        return done
+
+    batcher.decoder.quantum = faulty
+    [found] = drawn(batcher, completions(1, 2, 3))
+    assert thrown
+    assert (found == drawn(batchers(3), completions(1, 2, 3))[0]).mean() > 0.9
+
+
+def test_a_pixel_of_which_only_some_channels_are_known_is_refused(batchers):
+    known = SCATTERED.repeat(3)
+    known[0] = False
+    with pytest.raises(ValueError, match="of each, all channels must be known, or none"):
+        batchers(1).decoder.take([1], [ImageSpec(seed=0, canvas=PICTURE, known=known)])
+
+
+def test_drawn_pixels_are_as_surprising_as_the_model_says():
+    """The loop feeds each drawn pixel back: otherwise images would be less likely than their entropy says."""
+    net = source_of("linear").net
+    images = generate(net, list(range(200)))
+    parameters = net.parameters_of(images).double()
+    surprise = -mixture.log_likelihood(parameters, images)
+    every = torch.arange(256).expand(200, 64, 256)
+    for channel in range(3):
+        values = images.view(200, 64, 1, 3).expand(-1, -1, 256, -1).clone().long()
+        values[..., channel] = every
+        log_p = mixture.log_likelihood(parameters[:, :, None].expand(-1, -1, 256, -1), values.flatten(-2))
+        log_p = log_p.view(200, 64, 256, 3)[..., channel]
+        excess = surprise.view(200, 64, 3)[..., channel] + (log_p.exp() * log_p).sum(-1)
+        assert abs(float(excess.mean())) < 5 * float(excess.std()) / excess.numel() ** 0.5
