@@ -20,7 +20,7 @@ from ..metrics import Metrics
 from ..pictures.turns import Decoders
 from .batch import Batcher
 from .decode.decoder import ImageSpec
-from .decode.scoring import Recognition, ScoringJob
+from .decode.scoring import Recognition, ScoringJob, judgement_of
 from .messages import Progress, QuantumReport, Submission
 from .pools import Pools
 from .served import ServedModel
@@ -259,14 +259,8 @@ class Ledger:
             self._done(served, ticket, ImageDone(image.index, image.canvas, estimate=image.estimate))
             return
         served.drawn(ticket)
-        net, label = served.decoder.net, image.label
-        scoring: Scoring | Recognition
-        if net.config.class_first:
-            assert label is not None
-            scoring = Recognition(net, image.canvas, label)
-        else:
-            scoring = Scoring(net, image.canvas, labels=[label])
-        self._thread.score(ScoringJob(ticket.id, ticket.client, scoring, image))
+        judged = judgement_of(served.decoder.net, image.canvas, image.label)
+        self._thread.score(ScoringJob(ticket.id, ticket.client, judged, image))
 
     def _done(self, served: ServedModel, ticket: Ticket, image: ImageDone) -> None:
         ticket.send(image)

@@ -37,6 +37,14 @@ class Recognition:
         return False
 
 
+def judgement_of(net: Transformer, canvas: NDArray[np.uint8], label: int | None) -> Scoring | Recognition:
+    """What a drawn candidate is ranked by. canvas: (T,) · label: its class, if it has one."""
+    if net.config.class_first:
+        assert label is not None
+        return Recognition(net, canvas, label)
+    return Scoring(net, canvas, labels=[label])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoringJob:
     """A request's image that is to be scored."""
