@@ -234,8 +234,8 @@ def _device_flag(parser: argparse.ArgumentParser) -> None:
 def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     _model_flags(parser)
     parser.add_argument("--count", type=_number(int, 1, 1_000_000), default=1, help="number of images")
-    parser.add_argument("--candidates", type=_number(int, 1), help="draw so many images and keep the --count best, the "
-                        "best first; without a picture to complete, by a model that draws the class first; default: "
+    parser.add_argument("--candidates", type=_number(int, 1), help="draw so many images and keep the --count best; "
+                        "without a picture to complete, by a model that draws the class first; default: "
                         "draw --count")
     parser.add_argument("--batch", type=_number(int, 1, 4096), default=64, help="largest number of images decoded at "
                                                                                 "once")

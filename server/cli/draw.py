@@ -16,7 +16,7 @@ from tqdm import tqdm
 from linpix.model import checkpoint as checkpoints
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
-from linpix.model.likelihood import Scoring, class_log_probs
+from linpix.model.likelihood import Scoring
 from linpix.model.philox import MAX_SEED
 from linpix.model.team import limit_threads
 from linpix.model.transformer import Transformer
@@ -25,7 +25,8 @@ from ..engine.batch import Batcher
 from ..engine.decode.choice import new_decoder
 from ..engine.decode.decoder import ImageSpec
 from ..engine.decode.particles import Estimate, check_filter, particles_for, particles_of
-from ..engine.decode.ranking import NOT_RANKED, Recognised, best, likelihoods, recognised
+from ..engine.decode.ranking import NOT_RANKED, best, likelihoods, recognised
+from ..engine.decode.scoring import recognised_in
 from ..engine.messages import QuantumReport, Submission
 from ..errors import NotFinite
 from ..pictures import pictures
@@ -81,8 +82,8 @@ def ranked(net: Transformer, produced: Produced, known: NDArray[np.bool_] | None
            ) -> dict[int, dict[str, float]]:
     """The best `count` of these images, the best first: what is known of each, by its index. known: (T,)."""
     if net.config.class_first:
-        classes = [Recognised(label, float(class_log_probs(net, image)[label]))
-                   for image, label in zip(produced.images, produced.labels, strict=True) if label is not None]
+        classes = [recognised_in(net, image, label)
+                   for image, label in zip(produced.images, produced.labels, strict=True)]
         return {index: {"confidence": math.exp(classes[index].log_prob)} for index in recognised(classes, count)}
     assert known is not None
     found = [likelihoods(Scoring(net, image, labels=[label]).complete().log_probs[0].cpu().numpy(), known)
@@ -127,7 +128,7 @@ def sample(model: str, count: int = 1, *, label: int | str | None = None, seed: 
     the first image; image i has seed + i, and a server gives the same image for it · temperature: 1 as trained, lower
     for more typical images · batch: images drawn together at most · checkpoints: folder of models, if not that of
     LinPix · progress: a bar on standard error; None: on a terminal or in a notebook only · candidates: draw so many,
-    and return the `count` best of them, the best first.
+    and return the `count` best of them.
     Raises ValueError, of which CheckpointError is one.
     """
     return _draw(model, count, label, seed, temperature, batch, checkpoints, progress, None, candidates)

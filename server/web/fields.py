@@ -43,7 +43,8 @@ Method = Annotated[Literal["raster", "smc"],
                          "models that are not conditional: also what is drawn before them, by sequential Monte Carlo",
                          examples=["raster"])]
 Particles = Annotated[int, Field(ge=2, description="with method=smc, images that are drawn together for one answer; n "
-                                 "times particles is at most max_n of /v1/status; default: 16", examples=[8]), Plain]
+                                  "times particles is at most max_n of /v1/status and the model's slots; default: 16, "
+                                  "or as many as that allows", examples=[8]), Plain]
 Size = Annotated[str, Field(description="width x height in pixels, one of the model's sizes: an integer multiple of "
                             "its own, by nearest neighbour; default, auto or native: its own", examples=["native"])]
 Format = Annotated[str, Field(description="b64_json, the only one and the default", examples=["b64_json"])]
@@ -95,11 +96,14 @@ DrawnSeed = Annotated[int, Field(description="draws this image again, alone; wit
                                   "particles are as many", examples=[1])]
 Score = Annotated[float, Field(description="natural logarithm of the probability of the known sub-pixels after the "
                                "first hole, given what was drawn before them, by which candidates have their weight; "
-                               "absent without candidates", examples=[-207.4])]
-Confidence = Annotated[float, Field(description="probability of its class, to a model that has read the whole image; "
-                                    "there with candidates of a model that draws the class first", examples=[0.97])]
+                               "absent without candidates, and of models that draw the class first",
+                               examples=[-207.4])]
 LogLikelihood = Annotated[float, Field(description="the same of all sub-pixels from the first hole on, drawn or known; "
-                                       "absent without candidates", examples=[-409.5])]
+                                       "absent without candidates, and of models that draw the class first",
+                                       examples=[-409.5])]
+Confidence = Annotated[float, Field(description="probability of its class, to a model that has read the whole image as "
+                                    "it drew it; there with candidates of a model that draws the class first",
+                                    examples=[0.97])]
 SampleSize = Annotated[float, Field(description="effective sample size of the particles, the least at the end of an "
                                     "image row: near 1, one of them had nearly all the weight; absent without method "
                                     "smc", examples=[3.2])]

@@ -134,7 +134,7 @@ class Conditioning(BaseModel):
     conditioning: Literal["prefix", "full", "partial"] = Field(
         description="prefix: all known pixels come before the first hole, so they influence everything drawn; full: "
                     "they do not, but a conditional model reads them all first; partial: known pixels influence only "
-                    "what follows them")
+                    "what follows them, but with method smc")
     known: int = Field(description="known sub-pixels", examples=[392])
     known_before_first_hole: int = Field(description="known sub-pixels before the first hole, which influence "
                                                      "everything drawn", examples=[392])
@@ -154,8 +154,8 @@ class UploadFacts(Conditioning):
 
 
 class ImagesResponse(Drawn):
-    data: Sequence[ImageData] = Field(description="the images, in the order of their seeds; with candidates, the best "
-                                                  "first")
+    data: Sequence[ImageData] = Field(description="the images, in the order of their seeds; with candidates, as they "
+                                                  "were chosen")
 
 
 class EditResponse(UploadFacts, ImagesResponse):

@@ -76,7 +76,7 @@ def particles_for(method: str | None, particles: int | None, *, candidates: int 
                          "candidates")
     if temperature != 1:
         raise Unsuitable(f"method smc draws at temperature 1, got {temperature:g}; leave it out", "temperature")
-    count = PARTICLES if particles is None else particles
+    count = particles if particles is not None else PARTICLES if limit is None else min(PARTICLES, limit // answers)
     if limit is not None and not 2 <= count <= limit // answers:
         raise Unsuitable(f"particles must be at least 2, and n times particles at most {limit} here, got {count} "
                          f"particles and n={answers}", "particles")

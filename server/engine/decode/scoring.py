@@ -27,22 +27,26 @@ class Recognition:
 
     found: Recognised  # there once `advance` has returned
 
-    def __init__(self, net: Transformer, canvas: NDArray[np.uint8], label: int) -> None:
-        """canvas: (T,) · label: its class."""
+    def __init__(self, net: Transformer, canvas: NDArray[np.uint8], label: int | None) -> None:
+        """canvas: (T,) · label: its class; None if nothing had to be drawn: then it is what it is taken for."""
         self._net, self._canvas, self._label = net, canvas, label
 
     def advance(self) -> bool:
         """As Scoring.advance; there is one piece, of as many tokens as there are patches."""
-        self.found = Recognised(self._label, float(class_log_probs(self._net, self._canvas)[self._label]))
+        self.found = recognised_in(self._net, self._canvas, self._label)
         return False
 
 
 def judgement_of(net: Transformer, canvas: NDArray[np.uint8], label: int | None) -> Scoring | Recognition:
     """What a drawn candidate is ranked by. canvas: (T,) · label: its class, if it has one."""
-    if net.config.class_first:
-        assert label is not None
-        return Recognition(net, canvas, label)
-    return Scoring(net, canvas, labels=[label])
+    return Recognition(net, canvas, label) if net.config.class_first else Scoring(net, canvas, labels=[label])
+
+
+def recognised_in(net: Transformer, canvas: NDArray[np.uint8], label: int | None) -> Recognised:
+    """How probable the class of an image is, as of Recognition."""
+    log_probs = class_log_probs(net, canvas)
+    label = int(log_probs.argmax()) if label is None else label
+    return Recognised(label, float(log_probs[label]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

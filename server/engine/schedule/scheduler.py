@@ -77,7 +77,7 @@ class Scheduler:
 
     slots: int
     length: int           # T
-    image_row: int = 1    # sub-pixels; the images of a group wait for each other where one ends
+    image_row: int = 1    # tokens; the images of a group wait for each other where one ends
     waiting: WaitQueue = field(default_factory=WaitQueue)
     running: dict[int, ScheduledImage] = field(default_factory=dict)
 

@@ -152,6 +152,9 @@ class ImageRequest:
         """Draw what is hidden of an upload; answer with it, if it is to be laid back. conditioning: see fields."""
         self._occluded = upload.occluded
         if conditioning == "prefix":
+            if self.particles:
+                raise InvalidRequest("method smc uses what conditioning=prefix hides; send one of them",
+                                     param="conditioning")
             self._kept, self._occluded = upload.occluded, upload.occluded.prefix_only()
         if self.particles:
             with _suitable():

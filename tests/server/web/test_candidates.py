@@ -296,3 +296,13 @@ def test_a_stream_and_a_png_of_generations_have_the_recognised_ones(others):
         assert item.items() <= event.items() and event["candidates"] == 8
     assert png.content == base64.b64decode(data[0]["b64_json"])
     assert float(png.headers["x-linpix-confidence"]) == data[0]["confidence"]
+
+
+def test_with_nothing_to_draw_the_confidence_is_of_what_the_picture_is_taken_for(others):
+    whole = encode(np.stack([PICTURE, np.full((8, 8), 255, np.uint8)], -1))
+    net = checkpoint.load(others.folder / "conditional")
+    with others.client() as client:
+        answer = edit(client, whole, model="conditional", seed=3, n=1, candidates=2)
+    assert np.array_equal(images_of(answer)[0], PICTURE)
+    expected = np.exp(class_log_probs(net, PICTURE.reshape(-1)).max())
+    assert answer.json()["data"][0]["confidence"] == pytest.approx(expected, rel=1e-4)
