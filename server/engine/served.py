@@ -68,12 +68,12 @@ class ServedModel:
 
     # --- admission ---
 
-    def admit(self, ticket: Ticket, images: int, *, bulk: bool = False, known: int | None = None,
-              check_deadline: bool = True) -> None:
+    def admit(self, ticket: Ticket, images: int, *, bulk: bool = False, known: int | None = None, group: int = 1,
+              ranked: bool = False, check_deadline: bool = True) -> None:
         """Give a ticket room for so many images, in place of what it has here.
 
-        known: as in Ticket. Raises QueueFull with the time until there is room, or DeadlineUnreachable; the ticket
-        then has no room here at all.
+        known, group, ranked: as in Ticket. Raises QueueFull with the time until there is room, or DeadlineUnreachable;
+        the ticket then has no room here at all.
         """
         self.leave(ticket)
         if not self._queued and time.monotonic() - self._last_at > STALE_S:
@@ -87,6 +87,7 @@ class ServedModel:
             room_s = max(self._outlook().until_room(self.room, images, bulk, self.step_time), self._uploads_s(images))
             raise QueueFull(waiting, images, limit, room_s)
         ticket.images, ticket.bulk, ticket.known, ticket.promised = images, bulk, known, math.inf
+        ticket.group, ticket.ranked = group, ranked
         (self._reserved if known is None else self._queued)[ticket.id] = ticket
         self._waiting[bulk] += images
         if check_deadline:
@@ -214,6 +215,6 @@ class ServedModel:
         for other in chain(self._queued.values(), self._reserved.values()):
             known = other.known if other.known is not None else self._length if other is ticket else 0
             classes[other.bulk].extend(
-                [Remaining(other.id, self._passes(known), other.bulk, other.group)] * other.waiting)
+                [Remaining(other.id, self._passes(known), other.bulk, min(other.group, other.waiting))] * other.waiting)
         overtaken = self._last.overtaken if self._last else 0
         return Outlook(self.room.slots, self._length, self._running(), queue_order(*classes, overtaken))

@@ -29,10 +29,11 @@ def ticket(name: str, within_s: float = math.inf) -> Ticket:
     return Ticket(name, "generations", "somebody", within_s)
 
 
-def ask(model: ServedModel, name: str, images: int = 1, within_s: float = math.inf, bulk: bool = False) -> Ticket:
+def ask(model: ServedModel, name: str, images: int = 1, within_s: float = math.inf, bulk: bool = False,
+        ranked: bool = False) -> Ticket:
     """Admit a request, and submit it."""
     asked = ticket(name, within_s)
-    model.admit(asked, images, bulk=bulk, known=0)
+    model.admit(asked, images, bulk=bulk, known=0, ranked=ranked)
     model.batcher.submit(Submission(name, [ImageSpec(seed=seed) for seed in range(images)], bulk))
     return asked
 
@@ -80,8 +81,7 @@ def test_the_ends_of_a_group_are_predicted_from_when_it_has_all_its_slots(tiny):
     steps_take(model, 1.0)
     for group in (1, 2):
         asked = ticket("asked")
-        asked.group = group
-        model.admit(asked, 2, known=0)
+        model.admit(asked, 2, known=0, group=group)
         first, second = model.ends([asked])
         assert (first == second) == (group == 2) and first <= second
         model.leave(asked)
@@ -89,8 +89,7 @@ def test_the_ends_of_a_group_are_predicted_from_when_it_has_all_its_slots(tiny):
 
 def test_a_ranked_image_gives_its_slot_away_when_it_is_drawn_and_its_place_when_it_is_scored(tiny):
     model = served(tiny, slots=2, max_queue=1)
-    ranked = ask(model, "ranked", 3)
-    ranked.ranked = True
+    ranked = ask(model, "ranked", 3, ranked=True)
     for _ in range(2):
         model.joined(ranked)
     model.drawn(ranked)
@@ -104,8 +103,7 @@ def test_a_ranked_image_gives_its_slot_away_when_it_is_drawn_and_its_place_when_
 
 def test_images_that_wait_for_their_score_alone_delay_no_other(tiny):
     model = served(tiny, slots=2, max_queue=4)
-    ranked = ask(model, "ranked", 6)
-    ranked.ranked = True
+    ranked = ask(model, "ranked", 6, ranked=True)
     for _ in range(6):
         model.joined(ranked)
         model.drawn(ranked)
@@ -203,8 +201,7 @@ def test_known_sub_pixels_shorten_the_prediction_of_an_upload(one_slot):
 
 def test_the_scores_of_candidates_take_time_of_their_own(tiny):
     model = served(tiny, slots=2, max_queue=4)
-    ranked = ask(model, "ranked", 2)
-    ranked.ranked = True
+    ranked = ask(model, "ranked", 2, ranked=True)
     for _ in range(2):
         model.joined(ranked)
         model.drawn(ranked)
@@ -215,10 +212,8 @@ def test_the_scores_of_candidates_take_time_of_their_own(tiny):
     steps_take(model, 0.1)  # an image takes 6.4 s
     for name, scored in (("plain", False), ("ranked too", True)):
         asked = ticket(name, within_s=21.0)  # for 12.8 s of drawing with two slots, times 1.5, and 4 s of scoring
-        model.admit(asked, 2)
-        asked.ranked = scored
         with pytest.raises(DeadlineUnreachable, match="within 21 s") if scored else contextlib.nullcontext():
-            model.queue(asked, known=0)
+            model.admit(asked, 2, known=0, ranked=scored)
         model.leave(asked)
 
 
