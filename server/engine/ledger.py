@@ -273,10 +273,12 @@ class Ledger:
             self._failed(served, score.request, error, "try again, or with another model")
         elif (image := score.drawn) is None or image.canvas is None:
             ticket.send(Scored())
-        elif isinstance(score.scoring, Recognition):
-            self._done(served, ticket, ImageDone(image.index, image.canvas, recognised=score.scoring.found))
         else:
-            self._done(served, ticket, ImageDone(image.index, image.canvas, score.scoring.log_probs[0].cpu().numpy()))
+            served.scored(score.seconds)
+            judged = score.scoring
+            self._done(served, ticket, ImageDone(image.index, image.canvas, recognised=judged.found)
+                       if isinstance(judged, Recognition) else
+                       ImageDone(image.index, image.canvas, judged.log_probs[0].cpu().numpy()))
 
     def batch_lost(self, batcher: Batcher | None, requests: Sequence[str], error: ServiceError) -> None:
         self.metrics.engine_restarts.inc()

@@ -13,8 +13,8 @@ from .schedule.passes import UNKNOWN, expected_passes
 from .schedule.step_time import MIN_FACTOR, SafetyFactor, StepTimeEstimate
 from .ticket import Ticket
 
-STALE_S = 5.0  # measurements of an idle model are forgotten: if they were wrong and every request was refused because
-               # of them, nothing would correct them
+STALE_S = 5.0  # measurements of an idle model are forgotten, and those of scoring when nothing is scored: if they were
+               # wrong and every request was refused because of them, nothing would correct them
 
 
 class ServedModel:
@@ -32,7 +32,8 @@ class ServedModel:
         self._waiting = [0, 0]                  # images that have had no slot yet: interactive, bulk
         self._unscored = [0, 0]                 # that wait for their score: they hold room, and never need a slot again
         self._in_slots = 0
-        self._score_s = 0.0                     # from the last drawing of a ranked request to its last score, per image
+        self._score_s = 0.0                     # of computing one candidate's score, smoothed
+        self._scored_at = -math.inf             # when this was last measured
         self._last: QuantumReport | None = None
         self._last_at = 0.0
         self._ratios = UNKNOWN
@@ -78,7 +79,7 @@ class ServedModel:
         self.leave(ticket)
         if not self._queued and time.monotonic() - self._last_at > STALE_S:
             self.step_time.forget()
-            self.safety, self._score_s = SafetyFactor(), 0.0
+            self.safety = SafetyFactor()
         if images > self.room_left(bulk):
             limit = self.room.queue_of(bulk)
             queue, waiting = self._queue()
@@ -117,7 +118,8 @@ class ServedModel:
     def _predict(self, ticket: Ticket) -> None:
         """Raise DeadlineUnreachable if the ticket would probably not be done in time; it then leaves."""
         ticket.promised = math.inf
-        scores_s = ticket.images * self._score_s if ticket.ranked else 0.0  # after all are drawn
+        # the images that are drawn last, one in each slot, are scored after all are drawn
+        scores_s = min(ticket.images, self.room.slots) * self.score_s if ticket.ranked else 0.0
         left_s, factor = ticket.left_s - scores_s, self.safety.value
         running = self._running()
         images = min(self.room.slots, len(running) + sum(self._waiting)) if running else 0
@@ -173,7 +175,6 @@ class ServedModel:
         self._in_slots -= 1
         self._unscored[ticket.bulk] += 1
         if ticket.drawn == ticket.images:
-            ticket.drawn_at = time.monotonic()
             self.settle(ticket)
 
     def finished(self, ticket: Ticket) -> None:
@@ -182,8 +183,16 @@ class ServedModel:
             self.drawn(ticket)
         ticket.done += 1
         self._unscored[ticket.bulk] -= 1
-        if ticket.ranked and ticket.done == ticket.images:
-            self._score_s = (time.monotonic() - ticket.drawn_at) / ticket.images
+
+    def scored(self, seconds: float) -> None:
+        """One candidate's score is computed. seconds: that its own pieces took."""
+        self._score_s = 0.7 * (self.score_s or seconds) + 0.3 * seconds
+        self._scored_at = time.monotonic()
+
+    @property
+    def score_s(self) -> float:
+        """Seconds that computing one candidate's score takes; 0 if none was measured lately."""
+        return self._score_s if time.monotonic() - self._scored_at <= STALE_S else 0.0
 
     def apply(self, report: QuantumReport) -> None:
         """Keep what a report says of all images together."""

@@ -45,7 +45,7 @@ def judgement_of(net: Transformer, canvas: NDArray[np.uint8], label: int | None)
     return Scoring(net, canvas, labels=[label])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ScoringJob:
     """A request's image that is to be scored."""
 
@@ -53,6 +53,7 @@ class ScoringJob:
     client: str
     scoring: Scoring | Recognition
     drawn: Progress | None = None  # the image, if the request drew it
+    seconds: float = 0.0           # that its pieces took so far
 
 
 class ScoringQueue:
@@ -95,6 +96,7 @@ class ScoringQueue:
             logger.exception("a likelihood could not be computed", extra=logs.of(scores[0].request))
             error = raised
         now = time.perf_counter()
+        scores[0].seconds += now - began
         self._rests_until = now + (now - began)
         if more:
             return None

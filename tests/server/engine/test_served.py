@@ -201,20 +201,40 @@ def test_known_sub_pixels_shorten_the_prediction_of_an_upload(one_slot):
 
 def test_the_scores_of_candidates_take_time_of_their_own(tiny):
     model = served(tiny, slots=2, max_queue=4)
-    ranked = ask(model, "ranked", 2, ranked=True)
-    for _ in range(2):
-        model.joined(ranked)
-        model.drawn(ranked)
-    ranked.drawn_at -= 4.0
-    for _ in range(2):
-        model.finished(ranked)
+    model.scored(2.0)
     ask(model, "first", 1)
     steps_take(model, 0.1)  # an image takes 6.4 s
     for name, scored in (("plain", False), ("ranked too", True)):
-        asked = ticket(name, within_s=21.0)  # for 12.8 s of drawing with two slots, times 1.5, and 4 s of scoring
+        asked = ticket(name, within_s=21.0)  # for 15.5 s of drawing, times 1.25, and 4 s of scoring
         with pytest.raises(DeadlineUnreachable, match="within 21 s") if scored else contextlib.nullcontext():
             model.admit(asked, 2, known=0, ranked=scored)
         model.leave(asked)
+
+
+def test_only_the_scores_that_are_left_after_the_last_drawing_take_time(tiny):
+    model = served(tiny, slots=2, max_queue=8)
+    model.scored(2.0)
+    ask(model, "first", 1)
+    steps_take(model, 0.1)
+    asked = ticket("ranked", within_s=40.0)  # for 27.2 s of drawing, times 1.25, and 4 s of scoring, not 10 s
+    model.admit(asked, 5, known=0, ranked=True)
+
+
+def test_the_time_of_a_score_is_smoothed_and_forgotten_when_nothing_is_scored(tiny, monkeypatch):
+    model, clock = served(tiny, slots=1, max_queue=8), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    assert model.score_s == 0
+    for seconds, expected in ((1.0, 1.0), (2.0, 1.3), (1.0, 1.21)):
+        clock[0] += 4.0
+        model.scored(seconds)
+        assert model.score_s == pytest.approx(expected)
+    ask(model, "unranked")
+    clock[0] += 4.0
+    run(model)  # what is drawn keeps no measurement of scoring
+    clock[0] += 2.0
+    assert model.score_s == 0
+    model.scored(3.0)
+    assert model.score_s == pytest.approx(3.0), "nothing old is left in it"
 
 
 def test_a_request_without_time_left_for_its_images_makes_no_other_late(one_slot):
