@@ -105,38 +105,36 @@ class Ledger:
         """Room for one image of an upload that is still to be read, at the model with most room. Raises as admit."""
         served = max(self.models.values(), key=ServedModel.room_left)
         # with several models, the body tells which one it asks for, and another may be faster
-        self._admit(ticket, served, 1, False, None, check_deadline=draws and len(self.models) == 1)
+        self._admit(ticket, served, 1, check_deadline=draws and len(self.models) == 1)
 
     def admit(self, ticket: Ticket, served: ServedModel, images: int, *, stream: bool = False, bulk: bool = False,
-              timeout_s: float = math.inf, known: int | None = None, scores: bool = False, group: int = 1) -> None:
+              timeout_s: float = math.inf, known: int | None = None, scores: bool = False, group: int = 1,
+              ranked: bool = False) -> None:
         """Give a request room for all its images, now that it is read. timeout_s: from its head.
 
-        known, scores, group: as in Ticket; known is None if the picture is not decoded yet.
+        known, scores, group, ranked: as in Ticket; known is None if the picture is not decoded yet.
         Raises Draining, EngineGone, DeadlinePassed, ClientLimit, QueueFull or DeadlineUnreachable; it then holds
         nothing.
         """
         ticket.timeout_s, ticket.stream, ticket.scores = min(ticket.timeout_s, timeout_s), stream, scores
-        ticket.group = group
         ticket.check_time()
-        self._admit(ticket, served, images, bulk, known, check_deadline=not scores)
+        self._admit(ticket, served, images, bulk, known, group, ranked, check_deadline=not scores)
 
-    def _admit(self, ticket: Ticket, served: ServedModel, images: int, bulk: bool, known: int | None, *,
-               check_deadline: bool = True) -> None:
+    def _admit(self, ticket: Ticket, served: ServedModel, images: int, bulk: bool = False, known: int | None = None,
+               group: int = 1, ranked: bool = False, *, check_deadline: bool) -> None:
         with self._refusing(ticket):
             self.check_open()
             self._check_client(ticket, images)
             if (before := self._at.pop(ticket.id, None)) is not None:
                 before.leave(ticket)
-            served.admit(ticket, images, bulk=bulk, known=known, check_deadline=check_deadline)
+            served.admit(ticket, images, bulk=bulk, known=known, group=group, ranked=ranked,
+                         check_deadline=check_deadline)
         self.tickets[ticket.id], self._at[ticket.id] = ticket, served
 
-    def submit(self, ticket: Ticket, specs: Sequence[ImageSpec], *, ranked: bool = False) -> None:
-        """Hand an admitted request's images to the engine thread. Raises DeadlinePassed or DeadlineUnreachable.
-
-        ranked: as in Ticket.
-        """
+    def submit(self, ticket: Ticket, specs: Sequence[ImageSpec]) -> None:
+        """Hand an admitted request's images to the engine thread. Raises DeadlinePassed or DeadlineUnreachable."""
         served, first = self._at[ticket.id], specs[0]
-        config, ticket.ranked = served.decoder.config, ranked
+        config = served.decoder.config
         ticket.check_time()
         if ticket.known is None:
             with self._refusing(ticket):
@@ -275,10 +273,12 @@ class Ledger:
             self._failed(served, score.request, error, "try again, or with another model")
         elif (image := score.drawn) is None or image.canvas is None:
             ticket.send(Scored())
-        elif isinstance(score.scoring, Recognition):
-            self._done(served, ticket, ImageDone(image.index, image.canvas, recognised=score.scoring.found))
         else:
-            self._done(served, ticket, ImageDone(image.index, image.canvas, score.scoring.log_probs[0].cpu().numpy()))
+            served.scored(score.seconds)
+            judged = score.scoring
+            self._done(served, ticket, ImageDone(image.index, image.canvas, recognised=judged.found)
+                       if isinstance(judged, Recognition) else
+                       ImageDone(image.index, image.canvas, judged.log_probs[0].cpu().numpy()))
 
     def batch_lost(self, batcher: Batcher | None, requests: Sequence[str], error: ServiceError) -> None:
         self.metrics.engine_restarts.inc()

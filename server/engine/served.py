@@ -13,8 +13,8 @@ from .schedule.passes import UNKNOWN, expected_passes
 from .schedule.step_time import MIN_FACTOR, SafetyFactor, StepTimeEstimate
 from .ticket import Ticket
 
-STALE_S = 5.0  # measurements of an idle model are forgotten: if they were wrong and every request was refused because
-               # of them, nothing would correct them
+STALE_S = 5.0  # measurements of an idle model are forgotten, and those of scoring when nothing is scored: if they were
+               # wrong and every request was refused because of them, nothing would correct them
 
 
 class ServedModel:
@@ -32,7 +32,8 @@ class ServedModel:
         self._waiting = [0, 0]                  # images that have had no slot yet: interactive, bulk
         self._unscored = [0, 0]                 # that wait for their score: they hold room, and never need a slot again
         self._in_slots = 0
-        self._score_s = 0.0                     # from the last drawing of a ranked request to its last score, per image
+        self._score_s = 0.0                     # of computing one candidate's score, smoothed
+        self._scored_at = -math.inf             # when this was last measured
         self._last: QuantumReport | None = None
         self._last_at = 0.0
         self._ratios = UNKNOWN
@@ -68,17 +69,17 @@ class ServedModel:
 
     # --- admission ---
 
-    def admit(self, ticket: Ticket, images: int, *, bulk: bool = False, known: int | None = None,
-              check_deadline: bool = True) -> None:
+    def admit(self, ticket: Ticket, images: int, *, bulk: bool = False, known: int | None = None, group: int = 1,
+              ranked: bool = False, check_deadline: bool = True) -> None:
         """Give a ticket room for so many images, in place of what it has here.
 
-        known: as in Ticket. Raises QueueFull with the time until there is room, or DeadlineUnreachable; the ticket
-        then has no room here at all.
+        known, group, ranked: as in Ticket. Raises QueueFull with the time until there is room, or DeadlineUnreachable;
+        the ticket then has no room here at all.
         """
         self.leave(ticket)
         if not self._queued and time.monotonic() - self._last_at > STALE_S:
             self.step_time.forget()
-            self.safety, self._score_s = SafetyFactor(), 0.0
+            self.safety = SafetyFactor()
         if images > self.room_left(bulk):
             limit = self.room.queue_of(bulk)
             queue, waiting = self._queue()
@@ -87,6 +88,7 @@ class ServedModel:
             room_s = max(self._outlook().until_room(self.room, images, bulk, self.step_time), self._uploads_s(images))
             raise QueueFull(waiting, images, limit, room_s)
         ticket.images, ticket.bulk, ticket.known, ticket.promised = images, bulk, known, math.inf
+        ticket.group, ticket.ranked = group, ranked
         (self._reserved if known is None else self._queued)[ticket.id] = ticket
         self._waiting[bulk] += images
         if check_deadline:
@@ -116,7 +118,8 @@ class ServedModel:
     def _predict(self, ticket: Ticket) -> None:
         """Raise DeadlineUnreachable if the ticket would probably not be done in time; it then leaves."""
         ticket.promised = math.inf
-        scores_s = ticket.images * self._score_s if ticket.ranked else 0.0  # after all are drawn
+        # the images that are drawn last, one in each slot, are scored after all are drawn
+        scores_s = min(ticket.images, self.room.slots) * self.score_s if ticket.ranked else 0.0
         left_s, factor = ticket.left_s - scores_s, self.safety.value
         running = self._running()
         images = min(self.room.slots, len(running) + sum(self._waiting)) if running else 0
@@ -172,7 +175,6 @@ class ServedModel:
         self._in_slots -= 1
         self._unscored[ticket.bulk] += 1
         if ticket.drawn == ticket.images:
-            ticket.drawn_at = time.monotonic()
             self.settle(ticket)
 
     def finished(self, ticket: Ticket) -> None:
@@ -181,8 +183,16 @@ class ServedModel:
             self.drawn(ticket)
         ticket.done += 1
         self._unscored[ticket.bulk] -= 1
-        if ticket.ranked and ticket.done == ticket.images:
-            self._score_s = (time.monotonic() - ticket.drawn_at) / ticket.images
+
+    def scored(self, seconds: float) -> None:
+        """One candidate's score is computed. seconds: that its own pieces took."""
+        self._score_s = 0.7 * (self.score_s or seconds) + 0.3 * seconds
+        self._scored_at = time.monotonic()
+
+    @property
+    def score_s(self) -> float:
+        """Seconds that computing one candidate's score takes; 0 if none was measured lately."""
+        return self._score_s if time.monotonic() - self._scored_at <= STALE_S else 0.0
 
     def apply(self, report: QuantumReport) -> None:
         """Keep what a report says of all images together."""
@@ -214,6 +224,6 @@ class ServedModel:
         for other in chain(self._queued.values(), self._reserved.values()):
             known = other.known if other.known is not None else self._length if other is ticket else 0
             classes[other.bulk].extend(
-                [Remaining(other.id, self._passes(known), other.bulk, other.group)] * other.waiting)
+                [Remaining(other.id, self._passes(known), other.bulk, min(other.group, other.waiting))] * other.waiting)
         overtaken = self._last.overtaken if self._last else 0
         return Outlook(self.room.slots, self._length, self._running(), queue_order(*classes, overtaken))

@@ -61,7 +61,6 @@ class Ticket:
     ranked: bool = False           # each of its images is scored once it is drawn, and holds its place until then
     joined: int = 0                # images that have had a slot
     drawn: int = 0                 # images that have left it
-    drawn_at: float = float("inf")     # when the last one has
     done: int = 0                  # images that are finished: drawn and, if ranked, scored
     rows: list[int] = field(default_factory=list)  # image rows finished, by image
     outcome: str = ""              # "completed", "cancelled" or "failed" once its images are queued

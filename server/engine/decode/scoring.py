@@ -49,7 +49,7 @@ def recognised_in(net: Transformer, canvas: NDArray[np.uint8], label: int | None
     return Recognised(label, float(log_probs[label]))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ScoringJob:
     """A request's image that is to be scored."""
 
@@ -57,6 +57,7 @@ class ScoringJob:
     client: str
     scoring: Scoring | Recognition
     drawn: Progress | None = None  # the image, if the request drew it
+    seconds: float = 0.0           # that its pieces took so far
 
 
 class ScoringQueue:
@@ -99,6 +100,7 @@ class ScoringQueue:
             logger.exception("a likelihood could not be computed", extra=logs.of(scores[0].request))
             error = raised
         now = time.perf_counter()
+        scores[0].seconds += now - began
         self._rests_until = now + (now - began)
         if more:
             return None

@@ -57,8 +57,8 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
     if request.ranked and not request.config.class_first:
         raise InvalidRequest(NOT_RANKED.format(request.served.name), param="candidates")
     service.ledger.admit(ticket, request.served, request.images, stream=request.stream and not request.ranked,
-                         bulk=request.bulk, timeout_s=request.timeout_s, known=0)
-    service.ledger.submit(ticket, request.specs(), ranked=request.ranked)
+                         bulk=request.bulk, timeout_s=request.timeout_s, known=0, ranked=request.ranked)
+    service.ledger.submit(ticket, request.specs())
     return await respond(service.ledger, http, request, ticket, "image_generation", {"candidates": body.candidates})
 
 
@@ -104,7 +104,8 @@ async def edit(
     upload = only(image, image_list)
     check_options(request, prepare, lay_back, size)
     service.ledger.admit(ticket, request.served, request.images, stream=request.stream and not request.chosen,
-                         bulk=request.bulk, timeout_s=request.timeout_s, group=request.particles or 1)
+                         bulk=request.bulk, timeout_s=request.timeout_s, group=request.particles or 1,
+                         ranked=request.ranked)
 
     def read() -> uploads.Upload:
         return uploads.read(upload.file.read(), request.config, mask=None if mask is None else mask.file.read(),
@@ -114,7 +115,7 @@ async def edit(
     if found is None:
         return Response(status_code=499)  # the client has disconnected
     request.complete(found, conditioning)
-    service.ledger.submit(ticket, request.specs(), ranked=request.ranked)
+    service.ledger.submit(ticket, request.specs())
     facts = facts_of(request.occluded, found) | {"candidates": candidates, "method": method or "raster",
                                                  "particles": request.particles or None}
     del found  # megabytes of a prepared picture, while its completions wait

@@ -29,10 +29,11 @@ def ticket(name: str, within_s: float = math.inf) -> Ticket:
     return Ticket(name, "generations", "somebody", within_s)
 
 
-def ask(model: ServedModel, name: str, images: int = 1, within_s: float = math.inf, bulk: bool = False) -> Ticket:
+def ask(model: ServedModel, name: str, images: int = 1, within_s: float = math.inf, bulk: bool = False,
+        ranked: bool = False) -> Ticket:
     """Admit a request, and submit it."""
     asked = ticket(name, within_s)
-    model.admit(asked, images, bulk=bulk, known=0)
+    model.admit(asked, images, bulk=bulk, known=0, ranked=ranked)
     model.batcher.submit(Submission(name, [ImageSpec(seed=seed) for seed in range(images)], bulk))
     return asked
 
@@ -80,8 +81,7 @@ def test_the_ends_of_a_group_are_predicted_from_when_it_has_all_its_slots(tiny):
     steps_take(model, 1.0)
     for group in (1, 2):
         asked = ticket("asked")
-        asked.group = group
-        model.admit(asked, 2, known=0)
+        model.admit(asked, 2, known=0, group=group)
         first, second = model.ends([asked])
         assert (first == second) == (group == 2) and first <= second
         model.leave(asked)
@@ -89,8 +89,7 @@ def test_the_ends_of_a_group_are_predicted_from_when_it_has_all_its_slots(tiny):
 
 def test_a_ranked_image_gives_its_slot_away_when_it_is_drawn_and_its_place_when_it_is_scored(tiny):
     model = served(tiny, slots=2, max_queue=1)
-    ranked = ask(model, "ranked", 3)
-    ranked.ranked = True
+    ranked = ask(model, "ranked", 3, ranked=True)
     for _ in range(2):
         model.joined(ranked)
     model.drawn(ranked)
@@ -104,8 +103,7 @@ def test_a_ranked_image_gives_its_slot_away_when_it_is_drawn_and_its_place_when_
 
 def test_images_that_wait_for_their_score_alone_delay_no_other(tiny):
     model = served(tiny, slots=2, max_queue=4)
-    ranked = ask(model, "ranked", 6)
-    ranked.ranked = True
+    ranked = ask(model, "ranked", 6, ranked=True)
     for _ in range(6):
         model.joined(ranked)
         model.drawn(ranked)
@@ -203,23 +201,40 @@ def test_known_sub_pixels_shorten_the_prediction_of_an_upload(one_slot):
 
 def test_the_scores_of_candidates_take_time_of_their_own(tiny):
     model = served(tiny, slots=2, max_queue=4)
-    ranked = ask(model, "ranked", 2)
-    ranked.ranked = True
-    for _ in range(2):
-        model.joined(ranked)
-        model.drawn(ranked)
-    ranked.drawn_at -= 4.0
-    for _ in range(2):
-        model.finished(ranked)
+    model.scored(2.0)
     ask(model, "first", 1)
     steps_take(model, 0.1)  # an image takes 6.4 s
     for name, scored in (("plain", False), ("ranked too", True)):
-        asked = ticket(name, within_s=21.0)  # for 12.8 s of drawing with two slots, times 1.5, and 4 s of scoring
-        model.admit(asked, 2)
-        asked.ranked = scored
+        asked = ticket(name, within_s=21.0)  # for 15.5 s of drawing, times 1.25, and 4 s of scoring
         with pytest.raises(DeadlineUnreachable, match="within 21 s") if scored else contextlib.nullcontext():
-            model.queue(asked, known=0)
+            model.admit(asked, 2, known=0, ranked=scored)
         model.leave(asked)
+
+
+def test_only_the_scores_that_are_left_after_the_last_drawing_take_time(tiny):
+    model = served(tiny, slots=2, max_queue=8)
+    model.scored(2.0)
+    ask(model, "first", 1)
+    steps_take(model, 0.1)
+    asked = ticket("ranked", within_s=40.0)  # for 27.2 s of drawing, times 1.25, and 4 s of scoring, not 10 s
+    model.admit(asked, 5, known=0, ranked=True)
+
+
+def test_the_time_of_a_score_is_smoothed_and_forgotten_when_nothing_is_scored(tiny, monkeypatch):
+    model, clock = served(tiny, slots=1, max_queue=8), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    assert model.score_s == 0
+    for seconds, expected in ((1.0, 1.0), (2.0, 1.3), (1.0, 1.21)):
+        clock[0] += 4.0
+        model.scored(seconds)
+        assert model.score_s == pytest.approx(expected)
+    ask(model, "unranked")
+    clock[0] += 4.0
+    run(model)  # what is drawn keeps no measurement of scoring
+    clock[0] += 2.0
+    assert model.score_s == 0
+    model.scored(3.0)
+    assert model.score_s == pytest.approx(3.0), "nothing old is left in it"
 
 
 def test_a_request_without_time_left_for_its_images_makes_no_other_late(one_slot):
