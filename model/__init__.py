@@ -8,7 +8,7 @@
 | slot            | one place in the state pool, held by one image; slot 0 for padding | N        |
 | recurrent state | S (sum of phi(k) v^T) and z (sum of phi(k)) of every layer         | S, z     |
 | feature map     | phi(x) = elu(x) + 1 or another, applied to queries and keys        | phi      |
-| prefill         | fold the given sub-pixels into the state at once                   |          |
+| prefill         | fold the given tokens into the state at once                       |          |
 | decode, step    | decode is a run of steps; one step adds one token to every row     |          |
 | quantum         | up to k steps in one engine call, between which rows join and leave | k       |
 | bits/dim        | loss in nats / ln 2 / T                                            |          |

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .attention import attention_for
 from .config import ModelConfig
-from .inputs import START
+from .inputs import START, check_known
 from .mixture import draw
 from .philox import uniforms
 from .transformer import Transformer
@@ -42,6 +42,7 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
     canvas, scores = torch.zeros(count, config.subpixels, dtype=torch.uint8), torch.zeros(count, config.classes)
     if given is not None:
         assert known is not None
+        check_known(config, given)
         canvas = torch.where(given, known, canvas)
         [told] = given.any(1).nonzero(as_tuple=True)
         if len(told):

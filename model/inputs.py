@@ -7,7 +7,9 @@ the class in the order of look_ups, 257 rows for each neighbour (256 values, and
 each following neighbour (256 values, 256 for unknown, 257 for outside).
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,6 +18,13 @@ from .config import ModelConfig, Neighbour
 START = 256    # previous value of token 0, unconditionally; START + 1 + c starts class c
 OUTSIDE = 256  # value of a neighbour that lies outside the image
 UNKNOWN, FOLLOWING_OUTSIDE = 256, 257  # of a following neighbour
+
+
+def check_known(config: ModelConfig, known: Tensor | NDArray[np.bool_]) -> None:
+    """Raise ValueError if only some sub-pixels of a token are known. known: (..., T) bool."""
+    tokens = known.reshape(-1, config.token_size)
+    if bool((tokens != tokens[:, :1]).any()):
+        raise ValueError("this model draws whole pixels: of each, all channels must be known, or none")
 
 
 class InputEmbedding(nn.Module):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from . import mixture
 from .attention import State
+from .inputs import check_known
 from .transformer import PREFILL_TOKENS, Transformer
 
 PIECE = 1.6e8  # multiplications in one piece, those of its last token times its tokens: some 10 ms on two cores
@@ -43,6 +44,7 @@ class Scoring:
         if labels is None:
             labels = range(config.classes) if config.class_first else (None,)
         known = np.zeros(config.subpixels, np.bool_) if known is None else known
+        check_known(config, known)
         if known.all():
             raise ValueError("nothing is hidden: at least one sub-pixel must be, to have a likelihood")
         self.hidden = torch.from_numpy(~known).to(net.device)

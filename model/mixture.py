@@ -72,7 +72,7 @@ def _log_masses(values: Tensor, centred: Tensor, log_scales: Tensor) -> Tensor:
 
 
 def draw(parameters: Tensor, u: Tensor, temperature: Tensor, scale_transform: str = "exp") -> Tensor:
-    """One token per row from two uniforms a sub-pixel: the first one's first picks the component, the second the value.
+    """One token per row: u[:, 0, 0] picks the component, u[:, c, 1] draws channel c.
 
     parameters: (B, groups * K) · u: (B, C, 2) float32 in (0, 1) · temperature: (B,); 0 takes the most probable
     component's means · returns (B, C) uint8.

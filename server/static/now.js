@@ -12,7 +12,7 @@ const total = (status, field) => status.models.reduce((sum, model) => sum + mode
 const TILES = {
   images: ["Images per second", "finished"],
   pixels: ["Sub-pixels per second", "decoded"],
-  step: ["Time of a step", "one sub-pixel, the whole batch"],
+  step: ["Time of a step", "one token, the whole batch"],
   batch: ["Images in a batch", "stepped together"],
   waiting: ["Queue", "images waiting for a slot"],
   requests: ["Requests", "running"],

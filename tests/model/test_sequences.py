@@ -12,6 +12,7 @@ from linpix.model.attention import attention_for
 from linpix.model.config import ModelConfig
 from linpix.model.generate import draw_class, generate
 from linpix.model.inputs import START
+from linpix.model.likelihood import Scoring
 from linpix.model.packing import pack
 from linpix.model.transformer import Transformer
 
@@ -233,3 +234,12 @@ def test_the_compiled_engine_gives_what_is_hidden_its_probability_given_what_is_
         expected = mixture.log_likelihood(parameters, drawn[slots]).masked_fill(known, 0)
     assert float((found - expected).abs().max()) < 1e-3
     assert torch.equal(passes, sequences.pixel_image.bincount(minlength=6))
+
+
+def test_a_pixel_known_in_part_is_refused_where_a_pixel_is_one_token():
+    net, canvas, known = net_of(PIXELS), pictures(1, PIXELS), torch.zeros(1, PIXELS.subpixels, dtype=torch.bool)
+    known[0, 3:7] = True  # a whole pixel, and the red of the next one
+    with pytest.raises(ValueError, match="draws whole pixels"):
+        generate(net.float(), [0], known=canvas, given=known)
+    with pytest.raises(ValueError, match="draws whole pixels"):
+        Scoring(net, canvas[0].numpy(), known[0].numpy())

@@ -17,7 +17,7 @@ from linpix.model.attention import PADDING_SLOT, SlotPool, State, attention_for
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.generate import decode_threads, draw_token, noise_of, starts_of
-from linpix.model.inputs import START
+from linpix.model.inputs import START, check_known
 from linpix.model.mixture import log_likelihood
 from linpix.model.transformer import PREFILL_TOKENS
 
@@ -96,9 +96,7 @@ class Decoder(ABC):
         """
         first, at = specs[0], np.array(slots)
         if first.known is not None:
-            known = first.known.reshape(-1, self.config.token_size)
-            if (known != known[:, :1]).any():
-                raise ValueError("this model draws whole pixels: of each, all channels must be known, or none")
+            check_known(self.config, first.known)
         for slot, spec in zip(slots, specs, strict=True):
             self.pool.clear(slot)  # on taking, not on giving back: a crashed request gives back nothing clean
             self.seed[slot] = spec.seed
