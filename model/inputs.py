@@ -22,7 +22,7 @@ UNKNOWN, FOLLOWING_OUTSIDE = 256, 257  # of a following neighbour
 
 def check_known(config: ModelConfig, known: Tensor | NDArray[np.bool_]) -> None:
     """Raise ValueError if only some sub-pixels of a token are known. known: (..., T) bool."""
-    tokens = known.reshape(-1, config.token_size)
+    tokens = torch.as_tensor(known).reshape(-1, config.token_size)
     if bool((tokens != tokens[:, :1]).any()):
         raise ValueError("this model draws whole pixels: of each, all channels must be known, or none")
 

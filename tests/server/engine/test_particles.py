@@ -244,7 +244,8 @@ def test_particles_have_seeds_that_nothing_else_has():
     ({"method": "smc", "temperature": 0.5}, "temperature", "at temperature 1, got 0.5"),
     ({"method": "smc", "particles": 1}, "particles", "2..1023, got 1"),
     ({"method": "smc", "particles": 1024}, "particles", "2..1023, got 1024"),
-    ({"method": "smc", "particles": 16, "answers": 2, "limit": 16}, "particles", "at most 16 here, got 16 particles and n=2"),
+    ({"method": "smc", "particles": 16, "answers": 2, "limit": 16}, "particles",
+     "at most 16 here, got 16 particles and n=2"),
 ])
 def test_what_cannot_be_asked_for_is_refused_by_name(asked, param, words):
     with pytest.raises(Unsuitable, match=words) as refused:
