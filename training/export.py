@@ -105,7 +105,8 @@ def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *,
     found.net.load_state_dict(rounded)
     data = test_data(found.net.config)
     config = found.net.config
-    compiled = config.packed and choose(config, precision="fp32").engine == "compiled"  # 2.5 times as fast, to 1e-6
+    # to 1e-6 the same: 2.5 times as fast where background skips, and 1.7 times where tokens are pixels
+    compiled = config.packed and choose(config, precision="fp32").engine == "compiled"
     bits = bits_of(found.net, data.images, packed=pack(found.net, torch.float32) if compiled else None,
                    progress=progress)
     figures = {f"test_{count}": round(float(bits[:count].mean()), 5) for count in sorted({1_000, len(bits)})
