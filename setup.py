@@ -71,7 +71,7 @@ class BuildKernels(build_ext):
                                "Install torch, then LinPix again")
         common = ["-std=c++20", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wno-psabi"]
         headers = ["-isystem", str(torch / "include"), STABLE_ABI]
-        jobs = [("common", f"csrc/{name}.cpp", headers) for name in ("ops", "causal", "delta", "decode", "team")]
+        jobs = [("common", f"csrc/{name}.cpp", headers) for name in ("ops", "sequences", "decode", "team")]
         jobs += [(name, "csrc/kernels.cpp", [*flags, f"-DLINPIX_ISA={name}"])
                  for name, flags in INSTRUCTION_SETS.items()]
         try:

@@ -1,4 +1,4 @@
-// Causal linear attention over whole sequences, and its gradient, one head of one image at a time.
+// Causal linear attention over whole sequences, and its gradient, one head of one sequence at a time.
 //
 // Both go through the tokens chunk by chunk (algorithm 1 of "Transformers are RNNs", many tokens a step): what came
 // before a chunk through its state, what is inside through a masked C x C matrix of scores. So memory is that of one
@@ -35,11 +35,12 @@ struct Forward {
         k_across(scratch.take((size_t)q.row * C)) {}
 
   template <class E>
-  void run(const Sequences& s, int64_t image, int64_t head) {
+  void run(const CausalSequences& s, int64_t sequence, int64_t head) {
     using W = typename Vector<R>::Type;
     constexpr int SIZE = Vector<R>::SIZE;
-    for (int64_t t = 0; t < s.tokens; t += C) {
-      const Place place = {image, head, t, s.tokens - t < C ? (int)(s.tokens - t) : C};
+    const int64_t end = s.offsets[sequence + 1];
+    for (int64_t t = s.offsets[sequence]; t < end; t += C) {
+      const Place place = place_of(head, t, end);
       read_mapped<R, E>(s.q, place, s.D, q);
       read_mapped<R, E>(s.k, place, s.D, k);
       read<R, E>(s.v, place, s.M, v);
@@ -60,7 +61,7 @@ struct Forward {
         for (int m = 0; m < y.row; m += SIZE) store(row + m, load(row + m) / W(normaliser));
         write(place.token<E>(s.y, i), row, s.M);
       }
-      if (t + C < s.tokens) fold(k, s.D, v, S);
+      if (t + C < end) fold(k, s.D, v, S);
     }
   }
 };
@@ -81,16 +82,15 @@ struct Backward {
         q_n(scratch.block(D, M + 1)), across(scratch.take((size_t)(q.row > v.row ? q.row : v.row) * C)) {}
 
   template <class E>
-  void run(const Sequences& s, int64_t image, int64_t head) {
-    const auto chunk = [&](int64_t t) {
-      return Place{image, head, t, s.tokens - t < C ? (int)(s.tokens - t) : C};
-    };
-    for (int64_t t = 0; t < s.tokens; t += C) queries<E>(s, chunk(t));
-    for (int64_t t = (s.tokens - 1) / C * C; t >= 0; t -= C) keys_and_values<E>(s, chunk(t));
+  void run(const CausalSequences& s, int64_t sequence, int64_t head) {
+    const int64_t first = s.offsets[sequence], end = s.offsets[sequence + 1];
+    for (int64_t t = first; t < end; t += C) queries<E>(s, place_of(head, t, end), t + C >= end);
+    for (int64_t c = (end - first + C - 1) / C - 1; c >= 0; --c)
+      keys_and_values<E>(s, place_of(head, first + c * C, end), c == 0);
   }
 
   template <class E>
-  void read_all(const Sequences& s, const Place& place) {
+  void read_all(const CausalSequences& s, const Place& place) {
     read_mapped<R, E>(s.q, place, s.D, q);
     read_mapped<R, E>(s.k, place, s.D, k);
     read<R, E>(s.v, place, s.M, v);
@@ -110,20 +110,20 @@ struct Backward {
 
   // Equation 13, from the first chunk to the last; S (M + 1, D) is the state before the chunk.
   template <class E>
-  void queries(const Sequences& s, const Place& place) {
+  void queries(const CausalSequences& s, const Place& place, bool last) {
     read_all<E>(s, place);
     transpose(v, C, v.row, {across, C});
     score(LOWER, n, s.M + 1, {across, C}, gradients);
     const Block<R> dq = {result.at, q.row};
     apply(LOWER, gradients, k, dq);
     multiply(n, s.M + 1, S, dq, true);
-    if (place.t + C < s.tokens) fold(v, s.M + 1, k, S);
+    if (!last) fold(v, s.M + 1, k, S);
     write_mapped<E>(q, dq, s.dq, place, s.D);
   }
 
   // Equations 14 and 15, from the last chunk to the first; n_q and q_n are the state after it.
   template <class E>
-  void keys_and_values(const Sequences& s, const Place& place) {
+  void keys_and_values(const CausalSequences& s, const Place& place, bool first) {
     read_all<E>(s, place);
     transpose(q, C, q.row, {across, C});
     score(UPPER, k, s.D, {across, C}, scores);
@@ -135,7 +135,7 @@ struct Backward {
     for (int i = 0; i < place.count; ++i) write(place.token<E>(s.dv, i), dv.at + i * dv.row, s.M);
     apply(UPPER, gradients, q, dk);
     multiply(v, s.M + 1, n_q, dk, true);
-    if (place.t > 0) {
+    if (!first) {
       fold(n, s.M + 1, q, n_q);
       fold(q, s.D, n, q_n);
     }

@@ -165,16 +165,19 @@ void transpose(Block<R> from, int rows, int columns, Block<R> to) {
     }
 }
 
-// A chunk's tokens: t .. t + count - 1 of a head of an image.
+// A chunk's tokens: t .. t + count - 1, of a head.
 struct Place {
-  int64_t image, head, t;
+  int64_t head, t;
   int count;
 
   template <class E>
   LINPIX_INLINE E* token(const Heads& of, int i) const {
-    return (E*)of.at + image * of.image + head * of.head + (t + i) * of.token;
+    return (E*)of.at + head * of.head + (t + i) * of.token;
   }
 };
+
+// The chunk that begins at token t of a sequence that ends before token `end`.
+inline Place place_of(int64_t head, int64_t t, int64_t end) { return {head, t, end - t < C ? (int)(end - t) : C}; }
 
 // The rest of the chunk becomes 0.
 template <class R, class E>
@@ -223,13 +226,13 @@ size_t scratch_bytes(const S& s) {
 }
 
 template <template <class> class Pass, class S>
-void run(const S& s, int64_t image, int64_t head, void* zeros) {
+void run(const S& s, int64_t sequence, int64_t head, void* zeros) {
   if (s.element == Element::float64)
-    Pass<double>(zeros, s.D, s.M).template run<double>(s, image, head);
+    Pass<double>(zeros, s.D, s.M).template run<double>(s, sequence, head);
   else if (s.element == Element::bfloat16)
-    Pass<float>(zeros, s.D, s.M).template run<bfloat16>(s, image, head);
+    Pass<float>(zeros, s.D, s.M).template run<bfloat16>(s, sequence, head);
   else
-    Pass<float>(zeros, s.D, s.M).template run<float>(s, image, head);
+    Pass<float>(zeros, s.D, s.M).template run<float>(s, sequence, head);
 }
 
 }  // namespace

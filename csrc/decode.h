@@ -135,8 +135,8 @@ struct Kernels {
   void (*prefill)(const Model&, const Rows&, int row, Share, void* own, void* common);
   // One layer's attention alone: see recurrent_step in model/ops.py. Row `row`, head `head`.
   void (*attend)(float* q, float* k, const float* v, float* S, float* z, int D, int M, float eps, float* y);
-  SequenceKernel<Sequences> causal, causal_backward;       // see causal_attention in model/ops.py
-  SequenceKernel<PackedSequences> delta, delta_backward;  // see gated_delta in model/ops.py
+  SequenceKernel<CausalSequences> causal, causal_backward;  // see causal_attention in model/ops.py
+  SequenceKernel<DeltaSequences> delta, delta_backward;     // see gated_delta in model/ops.py
 };
 
 constexpr int PREFILL_TOKENS = 32;  // tokens of one row that go through the layers together

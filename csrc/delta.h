@@ -116,7 +116,7 @@ struct DeltaChunk {
 
   // Tokens that a chunk lacks have decay 1 and write nothing.
   template <class E>
-  void open(const PackedSequences& s, const Place& place) {
+  void open(const DeltaSequences& s, const Place& place) {
     read<R, E>(s.q, place, s.D, q);
     read<R, E>(s.k, place, s.D, k);
     read<R, E>(s.v, place, s.M, v);
@@ -150,11 +150,8 @@ struct DeltaChunk {
     solve<true>(n, beta, e, u);
   }
 
-  static R* state(const PackedSequences& s, int64_t chunk, int64_t head, int d) {
+  static R* state(const DeltaSequences& s, int64_t chunk, int64_t head, int d) {
     return (R*)s.states + ((chunk * s.heads + head) * s.D + d) * s.M;
-  }
-  static Place place_of(int64_t head, int64_t t, int64_t end) {
-    return {0, head, t, end - t < C ? (int)(end - t) : C};
   }
 };
 
@@ -166,12 +163,12 @@ struct DeltaForward : DeltaChunk<R> {
   using Base::Base;
 
   template <class E>
-  void run(const PackedSequences& s, int64_t sequence, int64_t head) {
+  void run(const DeltaSequences& s, int64_t sequence, int64_t head) {
     const int64_t first = s.offsets[sequence], end = s.offsets[sequence + 1];
     Base::begin();
     int64_t chunk = first / C;
     for (int64_t t = first; t < end; t += C, ++chunk) {
-      const Place place = Base::place_of(head, t, end);
+      const Place place = place_of(head, t, end);
       Base::template open<E>(s, place);
       Base::find_writes(s.D, t == first);
       const Block<R> o = e;  // e has served
@@ -213,13 +210,13 @@ struct DeltaBackward : DeltaChunk<R> {
   }
 
   template <class E>
-  void run(const PackedSequences& s, int64_t sequence, int64_t head) {
+  void run(const DeltaSequences& s, int64_t sequence, int64_t head) {
     const int64_t first = s.offsets[sequence], end = s.offsets[sequence + 1];
     if (first == end) return;
     Base::begin();
     double gate = 0;
     for (int64_t c = (end - 1 - first) / C; c >= 0; --c) {
-      const Place place = Base::place_of(head, first + c * C, end);
+      const Place place = place_of(head, first + c * C, end);
       for (int d = 0; d < s.D; ++d)
         if (c > 0)
           memcpy(S.at + d * S.row, Base::state(s, first / C + c - 1, head, d), s.M * sizeof(R));
@@ -248,7 +245,7 @@ struct DeltaBackward : DeltaChunk<R> {
   }
 
   template <class E>
-  void run_chunk(const PackedSequences& s, const Place& place, bool first, bool last, double& gate) {
+  void run_chunk(const DeltaSequences& s, const Place& place, bool first, bool last, double& gate) {
     Base::template open<E>(s, place);
     read<R, E>(s.d_o, place, s.M, d_o);
     Base::find_writes(s.D, first);

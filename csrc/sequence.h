@@ -10,32 +10,34 @@ constexpr int SEQUENCE_CHUNK = 32;  // tokens; quadratic inside a chunk, recurre
 
 enum class Element { float32, bfloat16, float64 };  // of q, k, v and their gradients; computed in float, or in double
 
-// A vector, side by side, for each token of each head of each image; elements from one to the next.
+// A vector, side by side, or one number for each head of each token; elements from one to the next.
 struct Heads {
   void* at;
-  int64_t image, token, head;
+  int64_t token, head;
 };
 
+// Sequences packed one after the other: tokens offsets[i] .. offsets[i + 1] - 1 of sequence i.
 struct Sequences {
-  int64_t images, tokens;
+  int64_t count;
+  const int64_t* offsets;  // count + 1
   int heads, D, M;
   Element element;
-  double eps;
-  Heads q, k, v, y, normaliser;  // normaliser: one number, float, or double if all is
-  Heads g, dq, dk, dv;           // of the backward pass: the gradient with respect to y, and what is asked for
+  Heads q, k, v;
+  Heads dq, dk, dv;  // of the backward pass: what is asked for
 };
 
-// Of the gated delta rule: sequences packed one after the other, tokens offsets[i] .. offsets[i + 1] - 1 of sequence i.
-// Heads of it have no images. beta and g are one number a token, float, or double if all is.
-struct PackedSequences {
-  int64_t sequences;
-  const int64_t* offsets;  // sequences + 1
-  int heads, D, M;
-  Element element;
-  Heads q, k, v, beta, g, o;
+struct CausalSequences : Sequences {
+  double eps;
+  Heads y, normaliser;  // normaliser: one number, float, or double if all is
+  Heads g;              // of the backward pass: the gradient with respect to y
+};
+
+// beta and g are one number a token, float, or double if all is.
+struct DeltaSequences : Sequences {
+  Heads beta, g, o;
   void* states;  // (N / SEQUENCE_CHUNK, heads, D, M), float or double: after chunk c of sequence i, where c counts from
                  // offsets[i] / SEQUENCE_CHUNK, if that is before offsets[i + 1] / SEQUENCE_CHUNK
-  Heads d_o, dq, dk, dv, dbeta, dg;  // of the backward pass: the gradient with respect to o, and what is asked for
+  Heads d_o, dbeta, dg;  // of the backward pass: the gradient with respect to o, and what is asked for
 };
 
 }  // namespace linpix

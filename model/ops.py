@@ -21,7 +21,7 @@ from .features import phi
 GPU_HEADS = (8, 16, 32)  # key and value dims, alike, that the CUDA kernels are made for
 GPU_MAX_HEAD = 64  # either, of attention over whole sequences
 SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-SCHEMAS = 9  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
+SCHEMAS = 10  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
 
 _library = torch.library.Library("linpix", "DEF")
 RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"
@@ -43,11 +43,12 @@ PREFILL = (
     "prefill(Tensor canvas, Tensor known, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor? scale,"
     " Tensor(d!)? saturated, Tensor(e!)? last, Tensor(f!)? tokens, Tensor? told, Tensor slots, Tensor positions,"
     " Tensor steps, Tensor start, Tensor[] weights, int[] sizes, float eps, int most, int threads) -> ()")
-# Attention over whole sequences, for training and prefill; its second result is the normaliser (B, T, H).
-CAUSAL_ATTENTION = "causal_attention(Tensor q, Tensor k, Tensor v, float eps) -> (Tensor, Tensor)"
-CAUSAL_ATTENTION_BACKWARD = ("causal_attention_backward(Tensor g, Tensor q, Tensor k, Tensor v, Tensor y,"
-                             " Tensor normaliser) -> (Tensor, Tensor, Tensor)")
-# The gated delta rule over packed sequences; its second result are states that the gradient begins from.
+# Attention over whole sequences, packed one after the other, for training and prefill; its second result is the
+# normaliser (N, H).
+CAUSAL_ATTENTION = "causal_attention(Tensor q, Tensor k, Tensor v, Tensor offsets, float eps) -> (Tensor, Tensor)"
+CAUSAL_ATTENTION_BACKWARD = ("causal_attention_backward(Tensor g, Tensor q, Tensor k, Tensor v, Tensor offsets,"
+                             " Tensor y, Tensor normaliser) -> (Tensor, Tensor, Tensor)")
+# The gated delta rule over whole sequences; its second result are states that the gradient begins from.
 GATED_DELTA = "gated_delta(Tensor q, Tensor k, Tensor v, Tensor beta, Tensor g, Tensor offsets) -> (Tensor, Tensor)"
 GATED_DELTA_BACKWARD = (
     "gated_delta_backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor beta, Tensor g, Tensor offsets,"
@@ -83,14 +84,26 @@ def recurrent_step_reference(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tens
     return torch.stack(read, 1).to(v.dtype) if read else torch.empty_like(v)
 
 
-def causal_attention_reference(q: Tensor, k: Tensor, v: Tensor, eps: float,
+def causal_attention_reference(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, eps: float,
                                phi: Callable[[Tensor], Tensor] = phi) -> tuple[Tensor, Tensor]:
-    """Causal linear attention over whole sequences (equations 8-12): the result, (B, T, H, M), and its normaliser.
+    """Causal linear attention over whole sequences (equations 8-12): the result, (N, H, M), and its normaliser, (N, H).
 
-    q, k: (B, T, H, D) before the feature map · v: (B, T, H, M), all of one dtype; the normaliser is float32, or
-    float64 like them, as is all that is computed. y_i = sum_{j<=i} (phi(q_i) .
-    phi(k_j)) v_j over the normaliser sum_{j<=i} phi(q_i) . phi(k_j) + eps, chunk by chunk: what came before a chunk
-    through its state (S, z), what is inside through a masked C x C product. So memory is linear in T.
+    q, k: (N, H, D) before the feature map · v: (N, H, M), all of one dtype; the normaliser is float32, or float64 like
+    them, as is all that is computed · offsets: (B + 1,) int64, ascending from 0 to N. Tokens offsets[b] ..
+    offsets[b + 1] - 1 are sequence b. y_i = sum_{j<=i} (phi(q_i) . phi(k_j)) v_j over the normaliser
+    sum_{j<=i} phi(q_i) . phi(k_j) + eps, chunk by chunk: what came before a chunk through its state (S, z), what is
+    inside through a masked C x C product. So memory is linear in the length.
+    """
+    inside, (q, k, v) = _side_by_side(offsets, q, k, v)
+    y, normaliser = attention_of_one_length(q, k, v, eps, phi)
+    return y[inside], normaliser[inside]
+
+
+def attention_of_one_length(q: Tensor, k: Tensor, v: Tensor, eps: float,
+                            phi: Callable[[Tensor], Tensor] = phi) -> tuple[Tensor, Tensor]:
+    """causal_attention_reference of B sequences of T tokens, without offsets, at which compiled code would stumble.
+
+    q, k: (B, T, H, D) · v: (B, T, H, M) · returns (B, T, H, M) and (B, T, H).
     """
     length, dtype = q.shape[1], v.dtype
     with torch.autocast(q.device.type, enabled=False):  # sums over all tokens: rounded to bfloat16 they would not move
@@ -100,7 +113,7 @@ def causal_attention_reference(q: Tensor, k: Tensor, v: Tensor, eps: float,
 
 
 def _by_chunks(q: Tensor, k: Tensor, v: Tensor, eps: float, length: int) -> tuple[Tensor, Tensor]:
-    q, k, v = (_chunks(x.transpose(1, 2), length) for x in (q, k, v))
+    q, k, v = (_chunks(x) for x in (q, k, v))
     S = _of_chunks_before(k.mT @ v)                     # (B, H, chunks, D, M)
     z = _of_chunks_before(k.sum(3, keepdim=True))       # (B, H, chunks, 1, D)
     scores = (q @ k.mT).tril()
@@ -109,23 +122,25 @@ def _by_chunks(q: Tensor, k: Tensor, v: Tensor, eps: float, length: int) -> tupl
     return _tokens(y, length), _tokens(normaliser, length)[..., 0]
 
 
-def causal_attention_backward_reference(g: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor,
+def causal_attention_backward_reference(g: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, y: Tensor,
                                         normaliser: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Equations 13-15, chunk by chunk: the gradients of q, k and v before the feature map, given that of y, g.
 
     A column of ones beside v makes the normaliser one more numerator.
     """
-    length, dtype = q.shape[1], q.dtype
+    dtype = q.dtype
     g, y, v = (x.to(normaliser.dtype) for x in (g, y, v))
     mapped_q, mapped_k = (phi(x.to(normaliser.dtype)) for x in (q, k))
     down = torch.cat([g, -(g * y).sum(-1, keepdim=True)], -1) / normaliser[..., None]
     ones = torch.cat([v, torch.ones_like(v[..., :1])], -1)
-    Q, K, G, V = (_chunks(x.transpose(1, 2), length) for x in (mapped_q, mapped_k, down, ones))
+    inside, padded = _side_by_side(offsets, mapped_q, mapped_k, down, ones)
+    length = inside.shape[1]
+    Q, K, G, V = (_chunks(x) for x in padded)
     before = _of_chunks_before(K.mT @ V)
     after = _of_chunks_before((Q.mT @ G).flip(2)).flip(2)
     scores, gradients = (Q @ K.mT).tril(), (G @ V.mT).tril()
-    dq, dk = _tokens(gradients @ K + G @ before.mT, length), _tokens(gradients.mT @ Q + V @ after.mT, length)
-    dv = _tokens(scores.mT @ G + K @ after, length)[..., :-1]
+    dq, dk = (_tokens(x, length)[inside] for x in (gradients @ K + G @ before.mT, gradients.mT @ Q + V @ after.mT))
+    dv = _tokens(scores.mT @ G + K @ after, length)[inside][..., :-1]
     # through the feature map: phi'(x) = 1 where x > 0, and there phi(x) > 1; else it is phi(x)
     dq, dk = dq * mapped_q.clamp(max=1), dk * mapped_k.clamp(max=1)
     return dq.to(dtype).contiguous(), dk.to(dtype).contiguous(), dv.to(dtype).contiguous()
@@ -134,9 +149,21 @@ def causal_attention_backward_reference(g: Tensor, q: Tensor, k: Tensor, v: Tens
 CHUNK = 32  # tokens; quadratic inside a chunk, recurrent between chunks
 
 
-def _chunks(x: Tensor, length: int) -> Tensor:
-    """(B, H, T, E) -> (B, H, chunks, C, E); zeros at the end add nothing, and are cut off again."""
-    return F.pad(x, (0, 0, 0, -length % CHUNK)).unflatten(2, (-1, CHUNK))
+def _side_by_side(offsets: Tensor, *packed: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Each (N, ...) as (B, T, ...), with zeros after the end of a sequence; and (B, T) bool, where a token is."""
+    lengths = offsets.diff()
+    B, T = len(lengths), int(lengths.max()) if len(lengths) else 0
+    if len(packed[0]) == B * T:  # of one length
+        return torch.ones(B, T, dtype=torch.bool, device=offsets.device), [x.unflatten(0, (B, T)) for x in packed]
+    t = torch.arange(T, device=offsets.device)
+    inside = t < lengths[:, None]
+    tokens = torch.where(inside, offsets[:-1, None] + t, offsets[-1])  # the last is a row of zeros
+    return inside, [F.pad(x, (0, 0) * (x.dim() - 1) + (0, 1))[tokens] for x in packed]
+
+
+def _chunks(x: Tensor) -> Tensor:
+    """(B, T, H, E) -> (B, H, chunks, C, E); zeros at the end add nothing, and are cut off again."""
+    return F.pad(x.transpose(1, 2), (0, 0, 0, -x.shape[1] % CHUNK)).unflatten(2, (-1, CHUNK))
 
 
 def _tokens(x: Tensor, length: int) -> Tensor:
@@ -151,7 +178,7 @@ def _of_chunks_before(x: Tensor) -> Tensor:
 
 def gated_delta_reference(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor,
                           offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """The gated delta rule over packed sequences: the result o (N, H, M), and states (N // CHUNK, H, D, M).
+    """The gated delta rule over whole sequences: the result o (N, H, M), and states (N // CHUNK, H, D, M).
 
     q, k: (N, H, D), used as they are · v: (N, H, M), all of one dtype · beta, g: (N, H), float32, or float64 like them,
     as are the states and all that is computed; g is at most 0 · offsets: (B + 1,) int64, ascending from 0 to N.
@@ -198,17 +225,11 @@ def gated_delta_backward_reference(do: Tensor, q: Tensor, k: Tensor, v: Tensor, 
 
 
 def _token_by_token(offsets: Tensor, *packed: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Each (N, ...) as (T, B, ...), with zeros after the end of a sequence; and (T, B) bool, where a token is.
-
-    T is a multiple of CHUNK, at least one.
-    """
-    lengths = offsets.diff()
-    longest = max([1, *lengths.tolist()])
-    t = torch.arange(longest + -longest % CHUNK, device=offsets.device)[:, None]
-    inside = t < lengths
-    tokens = torch.where(inside, offsets[:-1] + t, offsets[-1])  # the last is a row of zeros
-    return inside, [torch.cat([x, x.new_zeros(1, *x.shape[1:])])[tokens].to(torch.promote_types(x.dtype, torch.float32))
-                    for x in packed]
+    """As _side_by_side, with tokens first, (T, B, ...), in float32 at least; T is a multiple of CHUNK, at least one."""
+    inside, padded = _side_by_side(offsets, *(x.to(torch.promote_types(x.dtype, torch.float32)) for x in packed))
+    more = -max(1, inside.shape[1]) % CHUNK + (not inside.shape[1])
+    return (F.pad(inside, (0, more)).mT,
+            [F.pad(x, (0, 0) * (x.dim() - 2) + (0, more)).transpose(0, 1) for x in padded])
 
 
 def _times(x: Tensor, S: Tensor) -> Tensor:
@@ -233,12 +254,12 @@ def _recurrent_step_shape(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor,
 
 
 @torch.library.register_fake("linpix::causal_attention")
-def _causal_attention_shape(q: Tensor, k: Tensor, v: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return v.new_empty(v.shape), v.new_empty(v.shape[:3], dtype=torch.promote_types(v.dtype, torch.float32))
+def _causal_attention_shape(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return v.new_empty(v.shape), v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
 
 
 @torch.library.register_fake("linpix::causal_attention_backward")
-def _causal_attention_backward_shape(g: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor,
+def _causal_attention_backward_shape(g: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, y: Tensor,
                                      normaliser: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
@@ -257,15 +278,16 @@ def _gated_delta_backward_shape(do: Tensor, q: Tensor, k: Tensor, v: Tensor, bet
             g.new_empty(g.shape))
 
 
-def _keep_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:3], *output)
+def _keep_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, float],
+                       output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:4], *output)
     ctx.mark_non_differentiable(output[1])  # it is there for the gradient of the other
 
 
-def _causal_attention_gradient(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+def _causal_attention_gradient(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     if g.stride(-1) != 1:
         g = g.contiguous()
-    return *torch.ops.linpix.causal_attention_backward(g, *ctx.saved_tensors), None
+    return *torch.ops.linpix.causal_attention_backward(g, *ctx.saved_tensors), None, None
 
 
 def _refuse_second_gradient(operator: str) -> None:

@@ -2,8 +2,7 @@
 
 A sequence is what one image has of them: its patches with anything known and the query, if anything is, and then
 each sub-pixel (of a model with tokens "pixel": each pixel) that is to be drawn and does not lie amid background, in
-raster order. Sequences are packed one after the other, so that the layers' products see tokens only; attention sees
-them side by side, padded at their ends.
+raster order. Sequences are packed one after the other, without padding.
 """
 
 from dataclasses import dataclass
@@ -36,17 +35,6 @@ class Sequences:
     query_place: Tensor      # packed places of queries and sub-pixels
     pixel_place: Tensor
     offsets: Tensor          # (B + 1,): where each image's tokens begin
-    seats: Tensor            # (N,): packed place -> place where sequences stand side by side, each `longest` long
-    longest: int             # most tokens of one image
-
-    def padded(self, x: Tensor) -> Tensor:
-        """Packed (N, H, D) side by side, (B, H, longest, D); 0 after a sequence's end, where results are unused."""
-        wide = x.new_zeros(len(self.canvas) * self.longest, *x.shape[1:]).index_copy(0, self.seats, x)
-        return wide.view(len(self.canvas), self.longest, *x.shape[1:]).transpose(1, 2)
-
-    def packed(self, y: Tensor) -> Tensor:
-        """The way back, (B, H, longest, M) to (N, H, M)."""
-        return y.transpose(1, 2).flatten(0, 1).index_select(0, self.seats)
 
 
 def sequences_of(inputs: InputEmbedding, patches: PatchEmbedding | None, canvas: Tensor, start: Tensor,
@@ -72,7 +60,7 @@ def sequences_of(inputs: InputEmbedding, patches: PatchEmbedding | None, canvas:
     kinds = torch.cat([told, asked[:, None], runs], 1).long()
     local = kinds.cumsum(1) - kinds
     lengths = kinds.sum(1)
-    offsets, longest = F.pad(lengths.cumsum(0), (1, 0)), int(lengths.max())
+    offsets = F.pad(lengths.cumsum(0), (1, 0))
     place = local + offsets[:-1, None]
     patch_image, patch = told.nonzero(as_tuple=True)
     [query_image] = asked.nonzero(as_tuple=True)
@@ -83,10 +71,8 @@ def sequences_of(inputs: InputEmbedding, patches: PatchEmbedding | None, canvas:
     none = local[skipped_image, P + 1 + skipped_t] == 0
     query_place, pixel_place = place[query_image, P], place[pixel_image, P + 1 + pixel_t]
     places = torch.cat([place[patch_image, patch], query_place, pixel_place])
-    image = torch.arange(B).repeat_interleave(lengths)
-    seats = image * longest + torch.arange(len(places)) - offsets[image]
     return Sequences(
         canvas, known, start, patch_image, patch, query_image, pixel_image, pixel_t, values[pixel_image, pixel_t],
         skipped_image, skipped_t, inputs.known_background(values[skipped_image, skipped_t]),
         torch.where(none, len(places) + skipped_image, before), places.argsort(), query_place, pixel_place,
-        offsets, seats, longest)
+        offsets)

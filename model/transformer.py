@@ -222,7 +222,7 @@ class Transformer(nn.Module):
         if self.patches is not None:
             query = self.patches.query.expand(len(s.query_image), -1)
             parts = [self.patches(s.canvas, s.known, s.patch_image, s.patch), query, pixels]
-        return self._final(torch.cat(parts).index_select(0, s.order), attend or partial(self._side_by_side, s))
+        return self._final(torch.cat(parts).index_select(0, s.order), attend or partial(self._packed, s.offsets))
 
     def _final(self, x: Tensor, attend: Attend) -> Tensor:
         for index, layer in enumerate(self.layers):
@@ -230,8 +230,8 @@ class Transformer(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             return self.norm(x.to(torch.promote_types(x.dtype, torch.float32)))
 
-    def _side_by_side(self, s: Sequences, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return s.packed(self._parallel(layer, s.padded(q), s.padded(k), s.padded(v)))
+    def _packed(self, offsets: Tensor, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.attention.packed(layer, q, k, v, offsets)
 
     def _parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.attention.parallel(layer, q, k, v, training=self.training)
@@ -307,10 +307,12 @@ class Transformer(nn.Module):
     def _packed_between(self, canvas: Tensor, begin: int, end: int, start: Tensor, state: State, slots: Tensor,
                         known: Tensor | None) -> Tensor:
         s = sequences_of(self.inputs, None if begin else self.patches, canvas, start, known, begin=begin, end=end)
-        assert len(s.order) == s.longest * len(canvas), "images differ, and padding would be folded into their slots"
+        each = len(s.order) // len(canvas)
+        assert bool((s.offsets.diff() == each).all()), "images differ: they do not fit side by side"
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return s.packed(state.prefill(layer, s.padded(q), s.padded(k), s.padded(v), slots, begin))
+            q, k, v = (x.unflatten(0, (-1, each)).transpose(1, 2) for x in (q, k, v))
+            return state.prefill(layer, q, k, v, slots, begin).transpose(1, 2).flatten(0, 1)
 
         features = self.features(s, attend) if len(s.order) else torch.empty(0, self.config.d_model)
         parameters = self._predicted(s, features, state.last[slots]).parameters

@@ -1,31 +1,33 @@
 // causal_attention and its gradient on the GPU.
-#include "../causal_ops.h"
+#include "../sequence_ops.h"
 
 #include "device.h"
 
 namespace linpix {
 namespace {
 
-void check_fits(const char* op, const Sequences& s) {
+// kernel: in which a block walks through a head of a sequence; what the sequences' offsets are, the host cannot see.
+void run(const char* op, int (*kernel)(const CausalSequences&, void*), const CausalSequences& s, const Tensor& v) {
   STD_TORCH_CHECK(s.D <= MAX_SEQUENCE_HEAD && s.M <= MAX_SEQUENCE_HEAD, op, ": heads must be of size ",
                   MAX_SEQUENCE_HEAD, " at most on a GPU, got ", s.D, " and ", s.M);
+  if (v.size(0) * s.heads == 0) return;
+  const Device device(v);
+  check(op, kernel(s, device.stream));
 }
 
-std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, double eps) {
-  return causal_attention(q, k, v, eps, [&](const char* op, const Sequences& s) {
-    check_fits(op, s);
-    const Device device(v);
-    check(op, causal(s, device.stream));
+std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
+                                   double eps) {
+  return causal_attention(q, k, v, offsets, eps, [](const char* op, const CausalSequences& s, const Tensor& v) {
+    run(op, causal, s, v);
   });
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& g, const Tensor& q, const Tensor& k, const Tensor& v,
-                                            const Tensor& y, const Tensor& normaliser) {
-  return causal_attention_backward(g, q, k, v, y, normaliser, [&](const char* op, const Sequences& s) {
-    check_fits(op, s);
-    const Device device(v);
-    check(op, causal_backward(s, device.stream));
-  });
+                                            const Tensor& offsets, const Tensor& y, const Tensor& normaliser) {
+  return causal_attention_backward(
+      g, q, k, v, offsets, y, normaliser, [](const char* op, const CausalSequences& s, const Tensor& v) {
+        run(op, causal_backward, s, v);
+      });
 }
 
 }  // namespace

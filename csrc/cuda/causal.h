@@ -1,4 +1,4 @@
-// Causal linear attention over whole sequences, and its gradient: a block for each head of each image.
+// Causal linear attention over whole sequences, and its gradient: a block for each head of each sequence.
 //
 // The same walk as csrc/causal.h, chunk by chunk, with a chunk's vectors, its scores and the state in shared memory.
 // A thread computes four rows of a product at a time, in one column: those of a warp are neighbours, and the rows they
@@ -23,20 +23,27 @@ LINPIX_INLINE double mapped(double x) { return 0 < x ? x + 1 : natural_exp(x); }
 
 constexpr int C = SEQUENCE_CHUNK;
 
-// The vectors of a head of an image, and a chunk of them: tokens t .. t + count - 1.
+// A chunk's tokens: t .. t + count - 1, of a head.
 struct Place {
-  int64_t image, head, t;
+  int64_t head, t;
   int count;
 
   template <class E>
   LINPIX_INLINE E* token(const Heads& of, int i) const {
-    return (E*)of.at + image * of.image + head * of.head + (t + i) * of.token;
+    return (E*)of.at + head * of.head + (t + i) * of.token;
   }
 };
 
-LINPIX_INLINE Place place_of(const Sequences& s, int64_t block, int64_t t) {
-  const int64_t left = s.tokens - t;
-  return {block / s.heads, block % s.heads, t, left < C ? (int)left : C};
+// What a block walks through: the tokens of a head of a sequence.
+struct Walk {
+  int64_t head, first, end;
+
+  LINPIX_INLINE Place at(int64_t t) const { return {head, t, end - t < C ? (int)(end - t) : C}; }
+};
+
+LINPIX_INLINE Walk walk_of(const Sequences& s, int64_t block) {
+  const int64_t sequence = block / s.heads;
+  return {block % s.heads, s.offsets[sequence], s.offsets[sequence + 1]};
 }
 
 // A matrix in shared memory; rows lie one number apart from a multiple of the memory's banks.
@@ -101,7 +108,7 @@ struct CausalForward {
     return (int)((pass.lay_out(nullptr, s.D, s.M) - (R*)nullptr) * sizeof(R));
   }
 
-  LINPIX_BODY run(Threads<BLOCK>& threads, const Sequences& s) {
+  LINPIX_BODY run(Threads<BLOCK>& threads, const CausalSequences& s) {
     CausalForward x;
     x.lay_out((R*)threads.shared, s.D, s.M);
     const int D = s.D, M = s.M;
@@ -111,8 +118,9 @@ struct CausalForward {
       for (int d = thread; d < D; d += BLOCK) x.z[d] = 0;
     });
     threads.barrier();
-    for (int64_t t = 0; t < s.tokens; t += C) {
-      const Place p = place_of(s, threads.x, t);
+    const Walk walk = walk_of(s, threads.x);
+    for (int64_t t = walk.first; t < walk.end; t += C) {
+      const Place p = walk.at(t);
       threads.each([&](int thread) {
         read<R, E, BLOCK>(thread, s.q, p, D, true, x.q);
         read<R, E, BLOCK>(thread, s.k, p, D, true, x.k);
@@ -175,18 +183,20 @@ struct CausalBackward {
     return (int)((pass.lay_out(nullptr, s.D, s.M) - (R*)nullptr) * sizeof(R));
   }
 
-  LINPIX_BODY run(Threads<BLOCK>& threads, const Sequences& s) {
+  LINPIX_BODY run(Threads<BLOCK>& threads, const CausalSequences& s) {
     CausalBackward x;
     x.lay_out((R*)threads.shared, s.D, s.M);
     threads.follow();
     x.clear(threads, s);
-    for (int64_t t = 0; t < s.tokens; t += C) x.queries(threads, s, place_of(s, threads.x, t));
+    const Walk walk = walk_of(s, threads.x);
+    for (int64_t t = walk.first; t < walk.end; t += C) x.queries(threads, s, walk.at(t));
     x.clear(threads, s);
-    for (int64_t t = (s.tokens - 1) / C * C; t >= 0; t -= C) x.keys_and_values(threads, s, place_of(s, threads.x, t));
+    for (int64_t c = (walk.end - walk.first + C - 1) / C - 1; c >= 0; --c)
+      x.keys_and_values(threads, s, walk.at(walk.first + c * C));
   }
 
  private:
-  LINPIX_INLINE void clear(Threads<BLOCK>& threads, const Sequences& s) const {
+  LINPIX_INLINE void clear(Threads<BLOCK>& threads, const CausalSequences& s) const {
     threads.each([&](int thread) {
       for (int i = thread; i < (s.M + 1) * S.row; i += BLOCK) S.at[i] = 0;
     });
@@ -194,7 +204,7 @@ struct CausalBackward {
   }
 
   // A chunk, with what it needs of its results; ends with a barrier.
-  LINPIX_INLINE void begin(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
+  LINPIX_INLINE void begin(Threads<BLOCK>& threads, const CausalSequences& s, const Place& p) const {
     threads.each([&](int thread) {
       read<R, E, BLOCK>(thread, s.q, p, s.D, true, q);
       read<R, E, BLOCK>(thread, s.k, p, s.D, true, k);
@@ -220,7 +230,7 @@ struct CausalBackward {
   }
 
   // (i, j) for j <= i: what came down to token i, times the value of token j
-  LINPIX_INLINE void fill_gradients(int thread, const Sequences& s) const {
+  LINPIX_INLINE void fill_gradients(int thread, const CausalSequences& s) const {
     product<BLOCK, R>(thread, C, C, s.M + 1, [&](int i, int m) { return n(i, m); },
                       [&](int m, int j) { return v(j, m); },
                       [&](int i, int j, R sum) { gradients(i, j) = j <= i ? sum : 0; });
@@ -232,7 +242,7 @@ struct CausalBackward {
   }
 
   // Equation 13, from the first chunk to the last; S is the state before the chunk: (value or one, key).
-  LINPIX_INLINE void queries(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
+  LINPIX_INLINE void queries(Threads<BLOCK>& threads, const CausalSequences& s, const Place& p) const {
     const int D = s.D, M = s.M;
     begin(threads, s, p);
     threads.each([&](int thread) { fill_gradients(thread, s); });
@@ -253,7 +263,7 @@ struct CausalBackward {
   }
 
   // Equations 14 and 15, from the last chunk to the first; S is what comes after the chunk: (from above, query).
-  LINPIX_INLINE void keys_and_values(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
+  LINPIX_INLINE void keys_and_values(Threads<BLOCK>& threads, const CausalSequences& s, const Place& p) const {
     const int D = s.D, M = s.M;
     begin(threads, s, p);
     threads.each([&](int thread) {

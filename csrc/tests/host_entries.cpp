@@ -35,8 +35,8 @@ Model model(Layer& layer, int head, bool bf16) {
 
 int main() {
   for (const Element element : {Element::float32, Element::bfloat16, Element::float64}) {
-    Sequences s{};
-    s.images = s.heads = 1, s.tokens = 4, s.D = s.M = 8;
+    CausalSequences s{};
+    s.count = s.heads = 1, s.D = s.M = 8;
     s.element = element;
     report("causal", [&] { return causal(s, nullptr); });
     report("causal_backward", [&] { return causal_backward(s, nullptr); });

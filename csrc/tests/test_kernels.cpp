@@ -123,36 +123,46 @@ void attention_is_equations_18_to_20(int D, int M) {
 
 // --- attention over whole sequences ------------------------------------------------------------------------------
 
-// q, k, v, y, normaliser, g, dq, dk and dv of some images, in blocks of their exact sizes.
+// Every head of every sequence, each with its scratch of the exact size.
+template <class S>
+void run_sequences(const SequenceKernel<S>& kernel, const S& s) {
+  for (int64_t i = 0; i < s.count * s.heads; ++i) {
+    const size_t bytes = (kernel.scratch_bytes(s) + 63) / 64 * 64;
+    void* scratch = std::aligned_alloc(64, bytes);
+    std::memset(scratch, 0, bytes);
+    kernel.run(s, i / s.heads, i % s.heads, scratch);
+    std::free(scratch);
+  }
+}
+
+// q, k, v, y, normaliser, g, dq, dk and dv of some sequences, one of them empty, in blocks of their exact sizes.
 template <class E>
 struct Whole {
-  static constexpr int IMAGES = 2, HEADS = 3;
+  static constexpr int HEADS = 3;
   using R = std::conditional_t<std::is_same_v<E, double>, double, float>;
 
-  Whole(Element element, int tokens, int D, int M) : tokens(tokens), D(D), M(M), normaliser(IMAGES * tokens * HEADS) {
-    for (int i = 0; i < 8; ++i) x[i].resize(IMAGES * tokens * HEADS * (i == 2 || i == 3 || i == 4 || i == 7 ? M : D));
-    s = {IMAGES, tokens, HEADS, D, M, element, 1e-6, at(0, D), at(1, D), at(2, M), at(3, M),
-         {normaliser.data(), (int64_t)tokens * HEADS, HEADS, 1}, at(4, M), at(5, D), at(6, D), at(7, M)};
+  Whole(Element element, int tokens, int D, int M)
+      : element(element), D(D), M(M), offsets{0, tokens, tokens, 2 * tokens + 1},
+        normaliser(offsets.back() * HEADS) {
+    for (int i = 0; i < 8; ++i) x[i].resize(offsets.back() * HEADS * (i == 2 || i == 3 || i == 4 || i == 7 ? M : D));
   }
-  Heads at(int i, int width) { return {x[i].data(), (int64_t)tokens * HEADS * width, HEADS * width, width}; }
-  void run(const SequenceKernel<Sequences>& kernel) {
-    for (int i = 0; i < IMAGES * HEADS; ++i) {
-      const size_t bytes = (kernel.scratch_bytes(s) + 63) / 64 * 64;
-      void* scratch = std::aligned_alloc(64, bytes);
-      std::memset(scratch, 0, bytes);
-      kernel.run(s, i / HEADS, i % HEADS, scratch);
-      std::free(scratch);
-    }
+  Heads at(int i, int width) { return {x[i].data(), HEADS * width, width}; }
+  void run(const SequenceKernel<CausalSequences>& kernel) {
+    const CausalSequences s = {{(int64_t)offsets.size() - 1, offsets.data(), HEADS, D, M, element, at(0, D), at(1, D),
+                                at(2, M), at(5, D), at(6, D), at(7, M)},
+                               1e-6, at(3, M), {normaliser.data(), HEADS, 1}, at(4, M)};
+    run_sequences(kernel, s);
   }
   void run() {
     run(kernels_portable.causal);
     run(kernels_portable.causal_backward);
   }
 
-  int tokens, D, M;
+  Element element;
+  int D, M;
+  std::vector<int64_t> offsets;
   std::vector<E> x[8];  // q, k, v, y, g, dq, dk, dv
   std::vector<R> normaliser;
-  Sequences s;
 };
 
 void the_gradient_of_whole_sequences_is_that_of_finite_differences(int tokens, int D, int M) {
@@ -166,9 +176,6 @@ void the_gradient_of_whole_sequences_is_that_of_finite_differences(int tokens, i
     for (size_t j = 0; j < direction.size(); ++j) along += whole.x[5 + i][j] * direction[j];
     for (int side = 0; side < 2; ++side) {
       Whole<double> moved = whole;
-      moved.s = Whole<double>(Element::float64, tokens, D, M).s;
-      moved.s.q = moved.at(0, D), moved.s.k = moved.at(1, D), moved.s.v = moved.at(2, M), moved.s.y = moved.at(3, M);
-      moved.s.normaliser.at = moved.normaliser.data();
       for (size_t j = 0; j < direction.size(); ++j) moved.x[i][j] += (side ? 1e-6 : -1e-6) * direction[j];
       moved.run(kernels_portable.causal);
       values[side] = 0;
@@ -191,14 +198,11 @@ void whole_sequences_are_steps(int tokens, int D, int M) {
       std::memcpy(&whole.x[i][j], &bits, sizeof bits);
     }
   }
-  whole.s = {whole.IMAGES, tokens, whole.HEADS, D, M, Element::float32, 1e-6, whole.at(0, D), whole.at(1, D),
-             whole.at(2, M), whole.at(3, M), whole.s.normaliser, whole.at(4, M), whole.at(5, D), whole.at(6, D),
-             whole.at(7, M)};
   whole.run();
   rounded.run();
-  std::vector<float> S(D * M), z(D), y(M);  // of the last head of the last image
-  for (int t = 0; t < tokens; ++t) {
-    const size_t token = ((size_t)(whole.IMAGES - 1) * tokens + t) * whole.HEADS + whole.HEADS - 1;
+  std::vector<float> S(D * M), z(D), y(M);  // of the last head of the last sequence
+  for (int64_t t = whole.offsets[2]; t < whole.offsets[3]; ++t) {
+    const size_t token = t * whole.HEADS + whole.HEADS - 1;
     std::vector<float> q(&whole.x[0][token * D], &whole.x[0][token * D] + D);
     std::vector<float> k(&whole.x[1][token * D], &whole.x[1][token * D] + D);
     kernels_portable.attend(q.data(), k.data(), &whole.x[2][token * M], S.data(), z.data(), D, M, 1e-6f, y.data());
@@ -219,7 +223,7 @@ void whole_sequences_are_steps(int tokens, int D, int M) {
   }
 }
 
-// --- the gated delta rule over packed sequences -------------------------------------------------------------------
+// --- the gated delta rule over whole sequences -------------------------------------------------------------------
 
 // Some sequences, one of them empty, in blocks of their exact sizes.
 struct Packed {
@@ -234,18 +238,12 @@ struct Packed {
     for (auto& one : x) one.shrink_to_fit();
     states.resize((size_t)tokens / SEQUENCE_CHUNK * HEADS * D * M);
   }
-  Heads at(int i, int width) { return {x[i].data(), 0, HEADS * width, width}; }
-  void run(const SequenceKernel<PackedSequences>& kernel) {
-    const PackedSequences s = {(int64_t)offsets.size() - 1, offsets.data(), HEADS, D, M, Element::float64, at(Q, D),
-                               at(K, D), at(V, M), at(BETA, 1), at(G, 1), at(O, M), states.data(), at(D_O, M),
-                               at(D_Q, D), at(D_K, D), at(D_V, M), at(D_BETA, 1), at(D_G, 1)};
-    for (int i = 0; i < s.sequences * HEADS; ++i) {
-      const size_t bytes = (kernel.scratch_bytes(s) + 63) / 64 * 64;
-      void* scratch = std::aligned_alloc(64, bytes);
-      std::memset(scratch, 0, bytes);
-      kernel.run(s, i / HEADS, i % HEADS, scratch);
-      std::free(scratch);
-    }
+  Heads at(int i, int width) { return {x[i].data(), HEADS * width, width}; }
+  void run(const SequenceKernel<DeltaSequences>& kernel) {
+    const DeltaSequences s = {{(int64_t)offsets.size() - 1, offsets.data(), HEADS, D, M, Element::float64, at(Q, D),
+                               at(K, D), at(V, M), at(D_Q, D), at(D_K, D), at(D_V, M)},
+                              at(BETA, 1), at(G, 1), at(O, M), states.data(), at(D_O, M), at(D_BETA, 1), at(D_G, 1)};
+    run_sequences(kernel, s);
   }
 
   int D, M;

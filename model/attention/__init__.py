@@ -76,6 +76,14 @@ class Attention(ABC):
     def parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False) -> Tensor:
         """Attend causally over a whole sequence. q, k: (B, H, T, D) · v: (B, H, T, M) · returns (B, H, T, M)."""
 
+    def packed(self, layer: int, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
+        """Attend causally over sequences packed one after the other, of models with ModelConfig.packed.
+
+        q, k: (N, H, D) · v: (N, H, M) · offsets: (B + 1,) int64: tokens offsets[b] .. offsets[b + 1] - 1 are
+        sequence b · returns (N, H, M). Raises ValueError where the kind does not go with such models.
+        """
+        raise ValueError(f"attention {self.config.attention} does not attend over packed sequences; linear does")
+
     @property
     def state_bytes(self) -> int:
         """Bytes that one image in flight keeps in float32."""

@@ -11,19 +11,33 @@ from ..features import feature_map, phi
 from . import Attention, State, side_by_side
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, eps: float, mapped: Callable[[Tensor], Tensor] = phi) -> Tensor:
-    """Causal linear attention (equations 8-12), q and k before the feature map. Shapes as in Attention.parallel.
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, eps: float,
+                     mapped: Callable[[Tensor], Tensor] = phi) -> Tensor:
+    """Causal linear attention (equations 8-12), q and k before the feature map. Shapes as in Attention.packed.
 
     The compiled operator where it has a kernel; else its reference, through which torch differentiates.
     """
+    if not _has_kernel(q, v, mapped):
+        return ops.causal_attention_reference(q, k, v, offsets, eps, mapped)[0]
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    y, _ = torch.ops.linpix.causal_attention(q, k, v, offsets, eps)
+    return y
+
+
+def of_one_length(q: Tensor, k: Tensor, v: Tensor, eps: float, mapped: Callable[[Tensor], Tensor] = phi) -> Tensor:
+    """linear_attention over sequences side by side. Shapes as in Attention.parallel."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    if not _has_kernel(q, v, mapped):
+        return ops.attention_of_one_length(q, k, v, eps, mapped)[0].transpose(1, 2)
+    B, T = q.shape[:2]
+    offsets = torch.arange(B + 1, device=q.device) * T
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    return linear_attention(q, k, v, offsets, eps, mapped).unflatten(0, (B, T)).transpose(1, 2)
+
+
+def _has_kernel(q: Tensor, v: Tensor, mapped: Callable[[Tensor], Tensor]) -> bool:
     fits = ops.compiled if q.device.type == "cpu" else ops.gpu and max(q.shape[-1], v.shape[-1]) <= ops.GPU_MAX_HEAD
-    if mapped is phi and fits and q.dtype in ops.SEQUENCE_DTYPES:
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        y, _ = torch.ops.linpix.causal_attention(q, k, v, eps)
-    else:
-        y, _ = ops.causal_attention_reference(q, k, v, eps, mapped)
-    return y.transpose(1, 2)
+    return mapped is phi and fits and q.dtype in ops.SEQUENCE_DTYPES
 
 
 def recurrent_state(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,7 +70,7 @@ class RecurrentState:
     def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, held: int = 0) -> Tensor:
         mapped = self.phi(k)
         S, z = recurrent_state(mapped, v)
-        y = linear_attention(q, k, v, self.eps, self.phi)
+        y = of_one_length(q, k, v, self.eps, self.phi)
         if held:
             queries, S_held, z_held = self.phi(q), self.S[slots, layer], self.z[slots, layer]
             own = (queries * mapped.cumsum(2)).sum(-1, keepdim=True) + self.eps  # what y is divided by so far
@@ -115,7 +129,10 @@ class LinearAttention(Attention):
         self.phi = feature_map(config)
 
     def parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False) -> Tensor:
-        return linear_attention(q, k, v, self.config.eps, self.phi)
+        return of_one_length(q, k, v, self.config.eps, self.phi)
+
+    def packed(self, layer: int, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
+        return linear_attention(q, k, v, offsets, self.config.eps, self.phi)
 
     @property
     def state_bytes(self) -> int:

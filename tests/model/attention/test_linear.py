@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from linpix.model import ops
-from linpix.model.attention.linear import linear_attention, recurrent_state
+from linpix.model.attention.linear import linear_attention, of_one_length, recurrent_state
 from linpix.model.features import phi
 from linpix.model.ops import CHUNK
 
@@ -31,32 +31,45 @@ def definition(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack(rows, 2)
 
 
+def packed(*xs: Tensor) -> tuple[Tensor, ...]:
+    """(B, H, T, E) each, as packed sequences (N, H, E); and their offsets."""
+    B, length = len(xs[0]), xs[0].shape[2]
+    return *(x.transpose(1, 2).flatten(0, 1) for x in xs), torch.arange(B + 1) * length
+
+
+def unpacked(y: Tensor, like: Tensor) -> Tensor:
+    return y.unflatten(0, (len(like), -1)).transpose(1, 2)
+
+
 def in_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The reference, through which torch differentiates."""
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return ops.causal_attention_reference(q, k, v, EPS)[0].transpose(1, 2)
+    return unpacked(ops.causal_attention_reference(*packed(q, k, v), EPS)[0], v)
 
 
-def by(operators) -> Form:
-    """Attention by operators, and its gradient by theirs."""
+def of_packed(operators) -> Callable[..., Tensor]:
+    """Attention over packed sequences by operators, and its gradient by theirs."""
     class Function(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, q, k, v):
-            y, normaliser = operators.causal_attention(q, k, v, EPS)
-            ctx.save_for_backward(q, k, v, y, normaliser)
+        def forward(ctx, q, k, v, offsets):
+            y, normaliser = operators.causal_attention(q, k, v, offsets, EPS)
+            ctx.save_for_backward(q, k, v, offsets, y, normaliser)
             return y
 
         @staticmethod
         def backward(ctx, g):
-            return operators.causal_attention_backward(g.contiguous(), *ctx.saved_tensors)
+            return *operators.causal_attention_backward(g.contiguous(), *ctx.saved_tensors), None
 
-    return lambda q, k, v: Function.apply(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+    applied: Callable[..., Tensor] = Function.apply
+    return applied
+
+
+def by(operators) -> Form:
+    return lambda q, k, v: unpacked(of_packed(operators)(*packed(q, k, v)), v)
 
 
 def by_operator(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """As training gets it: a compiled library's operator, or else the reference with the reference's gradient."""
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return torch.ops.linpix.causal_attention(q, k, v, EPS)[0].transpose(1, 2)
+    return unpacked(torch.ops.linpix.causal_attention(*packed(q, k, v), EPS)[0], v)
 
 
 def form_called(name: str, request: pytest.FixtureRequest) -> Form:
@@ -65,7 +78,7 @@ def form_called(name: str, request: pytest.FixtureRequest) -> Form:
     if name == "cuda":
         if not ops.gpu:
             pytest.skip(ops.why_no_gpu())
-        return lambda *given: by_operator(*(x.cuda() for x in given)).cpu()
+        return lambda *given: of_one_length(*(x.cuda() for x in given), EPS).cpu()
     return {"reference": in_torch, "operator": by_operator}[name]
 
 
@@ -80,6 +93,14 @@ def form(request) -> Form:
 @pytest.fixture(params=["operator", *ON_GPU])
 def compiled(request) -> Form:
     return form_called(request.param, request)
+
+
+@pytest.fixture(params=["reference", "operator", pytest.param("emulated", marks=pytest.mark.slow)])
+def form_of_packed(request) -> Callable[..., Tensor]:
+    if request.param == "emulated":
+        return of_packed(request.getfixturevalue("emulated").operators)
+    operator = {"reference": ops.causal_attention_reference, "operator": torch.ops.linpix.causal_attention}
+    return lambda *given: operator[request.param](*given, EPS)[0]
 
 
 def defined(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -136,31 +157,50 @@ def test_in_bfloat16_it_is_computed_in_float32_and_rounded_once(compiled):
 
 def test_inputs_may_be_views_as_a_projection_leaves_them():
     random = torch.Generator().manual_seed(0)
-    packed = torch.randn(2, 40, 3 * (5 + 5 + 4), generator=random)
-    parts = [x.unflatten(-1, (3, -1)) for x in packed.split([15, 15, 12], -1)]
-    views, copies = (torch.ops.linpix.causal_attention(*xs, EPS) for xs in (parts, [x.contiguous() for x in parts]))
+    projected = torch.randn(80, 3 * (5 + 5 + 4), generator=random)
+    parts = [x.unflatten(-1, (3, -1)) for x in projected.split([15, 15, 12], -1)]
+    offsets = torch.tensor([0, 33, 80])
+    views, copies = (torch.ops.linpix.causal_attention(*xs, offsets, EPS)
+                     for xs in (parts, [x.contiguous() for x in parts]))
     torch.testing.assert_close(views, copies)
     if ops.compiled:
         assert torch.equal(views[0], copies[0]) and torch.equal(views[1], copies[1])
 
 
 def test_a_head_of_one_value_may_have_any_stride():
-    q, k = (torch.randn(1, 4, 1, 1).permute(0, 1, 3, 2).requires_grad_() for _ in range(2))
-    v = torch.randn(1, 1, 1, 4).permute(0, 3, 2, 1).requires_grad_()
-    torch.ops.linpix.causal_attention(q, k, v, EPS)[0].sum().backward()
+    q, k = (torch.randn(4, 1, 1).permute(0, 2, 1).requires_grad_() for _ in range(2))
+    v = torch.randn(1, 1, 4).permute(2, 1, 0).requires_grad_()
+    torch.ops.linpix.causal_attention(q, k, v, torch.tensor([0, 4]), EPS)[0].sum().backward()
     assert v.grad is not None
 
 
 def test_what_has_no_kernel_is_computed_by_the_reference():
-    given = tuple(x.half() for x in tokens(40))
-    torch.testing.assert_close(linear_attention(*given, EPS), in_torch(*given))
-    turned = tuple(x.mT.contiguous().mT for x in tokens(40))
-    torch.testing.assert_close(linear_attention(*turned, EPS), in_torch(*turned))
+    for given in (tuple(x.half() for x in tokens(40)), tuple(x.mT.contiguous().mT for x in tokens(40))):
+        torch.testing.assert_close(of_one_length(*given, EPS), in_torch(*given))
+        torch.testing.assert_close(unpacked(linear_attention(*packed(*given), EPS), given[2]), in_torch(*given))
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [1], [CHUNK, 0, 3], [2, CHUNK + 1, 1, 0]])
+def test_packed_sequences_are_each_on_its_own(form_of_packed, lengths):
+    random = torch.Generator().manual_seed(len(lengths))
+    q, k, v, g = (torch.randn(sum(lengths), 3, size, generator=random, dtype=torch.float64) for size in (5, 5, 4, 4))
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+
+    def one_by_one(*xs: Tensor) -> Tensor:
+        parts = zip(*(x.split(lengths) for x in xs), strict=True)
+        each = [defined(*(x.transpose(0, 1)[None] for x in part))[0].transpose(0, 1) for part in parts if len(part[0])]
+        return torch.cat([xs[2][:0], *each])
+
+    found = [x.requires_grad_() for x in (q, k, v)]
+    results = form_of_packed(*found, offsets), one_by_one(*found)
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+    if sum(lengths):
+        torch.testing.assert_close(*(torch.autograd.grad((y * g).sum(), found) for y in results), rtol=1e-9, atol=1e-9)
 
 
 def test_it_is_differentiated_once_and_its_normaliser_never():
-    q, k, v = (x.transpose(1, 2).requires_grad_() for x in tokens(5))
-    y, normaliser = torch.ops.linpix.causal_attention(q, k, v, EPS)
+    q, k, v, offsets = packed(*tokens(5))
+    y, normaliser = torch.ops.linpix.causal_attention(q.requires_grad_(), k, v, offsets, EPS)
     assert not normaliser.requires_grad
     gradient, = torch.autograd.grad(y.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="cannot be differentiated again"):
@@ -170,21 +210,25 @@ def test_it_is_differentiated_once_and_its_normaliser_never():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_schema_says_what_the_operator_does(dtype):
-    q, k, v = (x.transpose(1, 2).to(dtype).requires_grad_() for x in tokens(40))
-    torch.library.opcheck(torch.ops.linpix.causal_attention.default, (q, k, v, EPS))
+    q, k, v, _ = packed(*(x.to(dtype) for x in tokens(40)))
+    given = (*(x.requires_grad_() for x in (q, k, v)), torch.tensor([0, 33, 80]), EPS)
+    torch.library.opcheck(torch.ops.linpix.causal_attention.default, given)
 
 
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())
 @pytest.mark.parametrize(("name", "change", "message"), [
-    ("q", lambda x: x[0], r"q must have shape \(B, T, H, D\), got \(40, 3, 5\)"),
+    ("q", lambda x: x[0], r"q must have shape \(N, H, D\), got \(3, 5\)"),
     ("q", lambda x: x.half(), "must be float32, bfloat16 or float64, got Half"),
-    ("k", lambda x: x[:, :39], r"k must have shape \(2, 40, 3, 5\), got \(2, 39, 3, 5\)"),
+    ("k", lambda x: x[:79], r"k must have shape \(80, 3, 5\), got \(79, 3, 5\)"),
     ("k", lambda x: x.float(), "k must have dtype Double, got Float"),
-    ("v", lambda x: x[:, :, :2], r"v must have shape \(2, 40, 3, 4\), got"),
+    ("v", lambda x: x[:, :2], r"v must have shape \(80, 3, 4\), got"),
     ("v", lambda x: x.mT.contiguous().mT, "the last dimension of v must be contiguous"),
+    ("offsets", lambda x: x + 1, "offsets must go from 0 to 80, the number of tokens, got 1 to 81"),
+    ("offsets", lambda x: x[[0, 1, 0, 2]], "offsets must ascend, got 0 after 40"),
+    ("offsets", lambda x: x.float(), "offsets must have dtype Long, got Float"),
 ])
 def test_what_cannot_be_is_an_error_that_says_what_it_saw(name, change, message):
-    given = dict(zip("qkv", (x.transpose(1, 2).contiguous() for x in tokens(40)), strict=True))
+    given = dict(zip(("q", "k", "v", "offsets"), (x.contiguous() for x in packed(*tokens(40))), strict=True))
     with pytest.raises(RuntimeError, match=message):
         torch.ops.linpix.causal_attention(*(given | {name: change(given[name])}).values(), EPS)
 
@@ -193,7 +237,8 @@ def test_nothing_the_size_of_all_states_is_made():
     """Of T tokens, no T x D x M: what is kept for the gradient grows by q, k, v, y and one normaliser a token."""
     kept = []
     for length in (512, 1024):
-        q, k, v = (torch.randn(1, length, 2, 32, requires_grad=True) for _ in range(3))
+        q, k, v = (torch.randn(length, 2, 32, requires_grad=True) for _ in range(3))
+        offsets = torch.tensor([0, length])
         sizes: dict[int, int] = {}
 
         def keep(x: Tensor, sizes: dict[int, int] = sizes) -> Tensor:
@@ -201,8 +246,8 @@ def test_nothing_the_size_of_all_states_is_made():
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            torch.ops.linpix.causal_attention(q, k, v, EPS)
-        kept.append(sum(sizes.values()))
+            torch.ops.linpix.causal_attention(q, k, v, offsets, EPS)
+        kept.append(sum(sizes.values()) - offsets.nbytes)
     assert kept[1] == 2 * kept[0] == 1024 * 2 * (4 * 32 + 1) * 4
 
 
@@ -234,9 +279,9 @@ def test_what_threads_compute_does_not_depend_on_their_order(emulated, D, M):
 
 @pytest.mark.slow
 def test_heads_too_large_for_a_block_are_refused(emulated):
-    q, k, v = (torch.randn(1, 3, 1, size) for size in (65, 65, 8))
+    q, k, v = (torch.randn(3, 1, size) for size in (65, 65, 8))
     with pytest.raises(RuntimeError, match="heads must be of size 64 at most on a GPU, got 65 and 8"):
-        emulated.operators.causal_attention(q, k, v, EPS)
+        emulated.operators.causal_attention(q, k, v, torch.tensor([0, 3]), EPS)
 
 
 def test_rounding_does_not_grow_over_a_long_image(form):
