@@ -279,6 +279,8 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--feature-map", choices=get_args(FeatureMap), default="elu+1", help="feature map of linear "
                                                                                              "attention")
     parser.add_argument("--lsh-rounds", type=_number(int, 1), default=1, help="hashing rounds of lsh attention")
+    parser.add_argument("--layers", type=_number(int, 1), help="number of layers; default: the preset's. With "
+                        "--init of a model that has fewer, the new ones change nothing at first")
     parser.add_argument("--reversible", action="store_true",
                         help="reversible residuals with pre-norm: memory does not grow with the number of layers")
     parser.add_argument("--twin-of", default="", help="name of the model that this one will be compared with")

@@ -20,9 +20,12 @@ from .evaluate import evaluate_classes
 from .experiments import conduct, study
 from .export import card, first_marginal, provenance, sample_grid
 from .export import export as export_run
+from .loop import Batches
 from .loop import train as train_run
 from .run import Run, TrainConfig
 from .workers import count_for
+
+GROWTH_IMAGES = 64  # on which new layers are fitted
 
 
 def _choose_device(given: argparse.Namespace) -> None:
@@ -50,7 +53,7 @@ def train(given: argparse.Namespace) -> None:
     data = load(Path(given.data), "train", preset)
     config = dataclasses.replace(preset, attention=given.attention, twin_of=given.twin_of,
                                  feature_map=given.feature_map, lsh_rounds=given.lsh_rounds,
-                                 classes=len(data.classes), look_ups=tuple(
+                                 layers=given.layers or preset.layers, classes=len(data.classes), look_ups=tuple(
                                      name for name in preset.look_ups if data.classes or name != "class"))
     if given.reversible:
         config = dataclasses.replace(config, residual="reversible", norm="pre")
@@ -66,7 +69,8 @@ def train(given: argparse.Namespace) -> None:
     else:
         run = Run(config, TrainConfig(**changes))
         if given.init:
-            run.start_from(checkpoints.read(checkpoints.find(given.init, given.checkpoints)))
+            run.start_from(checkpoints.read(checkpoints.find(given.init, given.checkpoints)),
+                           Batches(data, dataclasses.replace(run.config, batch=GROWTH_IMAGES), config)(0))
     processes = count_for(run.config.batch, given.processes, run.net.device.type)
     complete = train_run(run, data, out, command=given.command_line, max_minutes=given.max_minutes,
                          max_images=given.max_images, save_minutes=given.save_minutes,

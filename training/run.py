@@ -18,8 +18,11 @@ from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
 from linpix.model.transformer import Transformer
 
+from .grow import grown
+
 Optimizer = Literal["adamw", "radam", "muon"]
 STATE_VERSION = 1
+Batch = tuple[Tensor, Tensor, Tensor | None]  # images (B, T), start indices (B,), what is known (B, T)
 
 
 def stop_signals() -> list[int]:
@@ -131,6 +134,11 @@ def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimi
             torch.optim.AdamW(others, lr=lr, betas=betas, fused=True)]
 
 
+def apply(net: Transformer, images: Tensor, start: Tensor, known: Tensor | None) -> object:
+    """All tokens of a batch through the layers."""
+    return net.predict(net.sequences(images, start, known)) if net.config.packed else net(images, start)
+
+
 class Run:
     """Weights, averaged weights, optimiser state and counters: what a save holds and a resume restores."""
 
@@ -154,9 +162,15 @@ class Run:
         assert isinstance(net, Transformer)
         return net
 
-    def start_from(self, other: Checkpoint) -> None:
-        """Begin with the weights of a checkpoint of the same architecture, and add up what both have seen."""
+    def start_from(self, other: Checkpoint, batch: Batch | None = None) -> None:
+        """Begin with the weights of a checkpoint of the same architecture, and add up what both have seen.
+
+        batch: (images, start, known or None), on which the norms of new layers are fitted where this run has more of
+        them (see grow).
+        """
         net = other.net
+        if batch is not None and net.config.layers < self.model.layers:
+            net = grown(net, self.model.layers, lambda net: apply(net, *batch))
         if replace(net.config, twin_of="") != replace(self.model, twin_of=""):
             raise ValueError("--init needs a checkpoint of the same architecture; "
                              f"it has {net.config}, this run has {self.model}")

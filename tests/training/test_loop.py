@@ -281,6 +281,11 @@ def test_a_run_that_begins_with_the_weights_of_another_adds_up_what_both_have_se
     assert (source["images"], source["steps"]) == (128, 16)
     with pytest.raises(ValueError, match="same architecture"):
         Run(dataclasses.replace(TINY, layers=1), SETTINGS).start_from(first)
+    deeper = Run(dataclasses.replace(TINY, layers=3), SETTINGS)
+    deeper.start_from(first, Batches(stripes, SETTINGS, TINY)(0))
+    nets = first.net, deeper.net.eval(), deeper.exported
+    scores = [evaluate(net, stripes.images[:20]).bits_per_dim for net in nets]
+    assert scores == pytest.approx(scores[:1] * 3, rel=1e-6)
 
 
 def test_a_save_of_another_architecture_or_optimizer_is_refused(stripes, tmp_path):
