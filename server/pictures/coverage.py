@@ -54,7 +54,7 @@ def _reaching(start: int, length: int, whole: int, holes: NDArray[np.intp], part
     """
     scale = whole / parts
     first, last = math.floor(holes[0] * scale), math.ceil((holes[-1] + 1) * scale)
-    if start <= first and last <= start + length or last - first > length / 2:
+    if (start <= first and last <= start + length) or last - first > length / 2:
         return start, within
     start = max(0, min((first + last - length) // 2, whole - length))
     return start, min(round(start / scale), parts - inside)

@@ -6,9 +6,9 @@
 Models of digits that draw the class first are asked for --count images of every class in turn, and for as many of any
 class; an image keeps its class if a CNN gives it the one asked for. Each picture is asked for once over HTTP, with n
 and candidates of --candidates: the first image of the answer is the best, and the mean over all is what one drawn at
-random would have been. With --particles each is asked for once more, by method smc, of models that are not conditional. A
-completion keeps its class if the CNN gives it that of the original, and is sure at a probability above 0.9. The CNN is
-that of tests/benchmarks/quality.py. Images are taken from the test set after the first 200, on which
+random would have been. With --particles each is asked for once more, by method smc, of models that are not
+conditional. A completion keeps its class if the CNN gives it that of the original, and is sure at a probability above
+0.9. The CNN is that of tests/benchmarks/quality.py. Images are taken from the test set after the first 200, on which
 ranking.TEMPERATURE was chosen.
 
 Models of other pictures (cifar10-small) have no judge: completions have the error and the seam of quality.py, which are

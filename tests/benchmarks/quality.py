@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.training import datasets
-from tests.benchmarks.occlusion import Asked, Hidden, Images, error, from_first_hole_on, masks, seam, write_sheets
+from tests.benchmarks.occlusion import Asked, Images, error, from_first_hole_on, masks, seam, write_sheets
 from tests.server.conftest import ROOT, serving
 
 SIDE, SURE, WAYS = 28, 0.9, 16

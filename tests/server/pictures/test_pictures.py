@@ -17,7 +17,6 @@ from linpix.server.pictures.pictures import (
     Occluded,
     PictureError,
     decode,
-    occluded,
     parse_size,
     png,
     read_occluded,
@@ -243,7 +242,7 @@ def test_a_hole_outside_the_middle_of_a_panorama_has_the_crop_around_it(first, l
     decoded = (decode(encode(with_alpha(picture, alpha)), config, mask=None, keep_rows=None) if way == "alpha" else
                decode(encode(picture), config, mask=encode(with_alpha(painted, painted)), keep_rows=None))
     assert decoded.crop == ((0, left, 16, 16) if turned else (left, 0, 16, 16)) and decoded.missed == 0
-    found = occluded(decoded, config).known.reshape(16, 16)
+    found = pictures.occluded(decoded, config).known.reshape(16, 16)
     expected = (alpha[left:left + 16] if turned else alpha[:, left:left + 16]) > 0
     assert np.array_equal(found, expected)
 
