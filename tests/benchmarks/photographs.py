@@ -4,10 +4,11 @@
                                            [--models mnist-conditional,cifar10-small] [--checkpoints DIR]
                                            [--pictures FILE,FILE,FILE] [--no-judge]
 
-The digits are MNIST's test digits as ink on paper, in perspective, uneven light, grain and JPEG: on a plain sheet, lined
-paper in a shadow, squared paper with thin pencil, a sheet on a dark table, chalk on a board. Colours are test images of
-CIFAR-10 enlarged: a landscape, a portrait with the hole at its foot, a panorama with the hole at its end; or --pictures,
-of which a third in both directions is hidden. Each is uploaded as JPEG with a mask, and the best 4 of 8 are laid back.
+The digits are MNIST's test digits as ink on paper, in perspective, uneven light, grain and JPEG: on a plain sheet, on
+lined paper in a shadow, with thin pencil on squared paper, on a sheet on a dark table, in chalk on a board. Colours are
+test images of CIFAR-10 enlarged: a landscape, a portrait with the hole at its foot, a panorama with the hole at its
+end; or --pictures, of which a third in both directions is hidden. Each is uploaded as JPEG with a mask, and the best 4
+of 8 are laid back.
 
 In the folder --out are afterwards, for each: the JPEG and its mask, what the model saw, four completions laid back, and
 digits.png and colours.png with all of it side by side. The output says what came back, and of digits, how many of the
