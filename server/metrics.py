@@ -22,6 +22,8 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # time stamps that n
 _STEP_BUCKETS = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0)
 _WAIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0,
                  5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_PREFILL_BUCKETS = (0.5e-3, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 10e-3, 15e-3, 20e-3, 30e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 2.0,
+                    5.0)
 _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -75,6 +77,9 @@ class Metrics:
                                      ("model", "backend"), buckets=_STEP_BUCKETS, registry=registry)
         self.engine_step_batch_size = Histogram("linpix_engine_step_batch_size", "Rows in a quantum.",
                                                 buckets=_ROW_BUCKETS, registry=registry)
+        self.prefill = Histogram("linpix_prefill_seconds",
+                                 "What is known of a request's picture, read or folded in once for all its images.",
+                                 ("model",), buckets=_PREFILL_BUCKETS, registry=registry)
         self.reloads = Counter("linpix_checkpoint_reloads", "Checkpoints looked at after SIGHUP, by what came of it.",
                                ("outcome",), registry=registry)
         self.comparison = Gauge("linpix_comparison_images_per_second",
@@ -105,6 +110,7 @@ class Metrics:
         """Have every child of a model. They stay when it is removed, but for the gauges of its slots."""
         self.pixels_generated.labels(model, backend)
         self.engine_step.labels(model, backend)
+        self.prefill.labels(model)
         self.state_saturations.labels(model)
         self.quanta_retried.labels(model)
         for fault in FAULTS:

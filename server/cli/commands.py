@@ -75,6 +75,8 @@ def complete(given: argparse.Namespace) -> None:
     upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
                           preparation=given.prepare, lay_back=given.lay_back)
     occluded = upload.occluded
+    for warning in uploads.outside(occluded):
+        print(f"linpix complete: {warning}", file=sys.stderr)
     facts: dict[str, object] = {"crop": upload.crop, "method": given.method or "raster", "particles": particles or None}
     if particles:
         check_filter(batcher.decoder, occluded.known)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from linpix.model.team import limit_threads
 
 from ..engine.decode.scoring import likelihood, scoring_of
 from ..pictures.likelihoods import map_png, numbers, read_scored
+from ..pictures.uploads import outside
 from .draw import class_of, flattened
 
 
@@ -60,6 +62,8 @@ def run(given: argparse.Namespace) -> None:
     if every and not checkpoint.class_names:
         raise ValueError(f"--labels all needs a model with classes, and {checkpoint.name} has none; leave it out")
     occluded = read_scored(picture, config, mask=mask, keep_rows=given.keep_rows)
+    for warning in outside(occluded):
+        print(f"linpix score: {warning}", file=sys.stderr)
     scoring = scoring_of(checkpoint, occluded.canvas, occluded.known, label, every=every).complete()
     bits, found = likelihood(scoring, label, checkpoint, every=every)
     if given.out:

@@ -66,13 +66,15 @@ class Batcher:
     def run_quantum(self) -> QuantumReport:
         """Let waiting images join, prefill for a while, run one quantum, let finished images leave. Raises EngineLost.
 
-        Beside images that are decoded, prefill gets as long as they had before it: half of the time. A quantum in which
-        no image can decode yet has no steps.
+        Beside images that are decoded, prefill gets as long as they had before it: half of the time, as a mean over
+        some quanta where a piece of it is longer. A quantum in which no image can decode yet has no steps.
         """
         since = self._ended if self._went_on else time.perf_counter()
         joined, failed = self._join()
         joined_at = time.monotonic()
-        failed |= self._prefills.run(self._decoded_s if self.scheduler.decoding else QUANTUM_S, self.beat)
+        beside = bool(self.scheduler.decoding)
+        prefilled, threw = self._prefills.run(self._decoded_s if beside else QUANTUM_S, self.beat, beside=beside)
+        failed |= threw
         for request in failed:
             self.cancel(request)
         plan = self.scheduler.plan(self._quantum(len(self.scheduler.decoding)))
@@ -101,7 +103,7 @@ class Batcher:
                       self.decoder.label(image.slot), answers.get(image.slot)) for image in finished],
             failed, self.scheduler.waiting.overtaken, len(plan), steps,
             sum(count for _, count in plan) * self.decoder.config.token_size, seconds, self._ended - since,
-            self.decoder.saturated - saturated, outcome.retries, self._passes.ratios)
+            self.decoder.saturated - saturated, outcome.retries, self._passes.ratios, prefilled)
         for image in finished:
             self._unreported[image.request] -= 1
             if not self._unreported[image.request]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from .decode.decoder import ImageSpec
 from .decode.particles import Estimate
+from .decode.prefill import Prefilled
 from .schedule.passes import Ratios
 
 
@@ -52,3 +53,4 @@ class QuantumReport:
     saturated: int            # elements of state that were clamped
     retries: int              # runs of the quantum after the first
     ratios: Ratios            # for expected_passes
+    prefilled: list[Prefilled]  # requests whose images may decode from now on

@@ -84,6 +84,8 @@ class Pools:
         if report.steps:
             metrics.pixels_generated.labels(*model).inc(report.subpixels)
             metrics.state_saturations.labels(served.name).inc(report.saturated)
+        for _, seconds in report.prefilled:
+            metrics.prefill.labels(served.name).observe(seconds)
         if report.retries:
             metrics.quanta_retried.labels(served.name).inc()
         elif report.steps:

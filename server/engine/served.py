@@ -34,6 +34,8 @@ class ServedModel:
         self._in_slots = 0
         self._score_s = 0.0                     # of computing one candidate's score, smoothed
         self._scored_at = -math.inf             # when this was last measured
+        self._prefill_s = 0.0                   # of one token of a prefill, or of one reading, smoothed
+        self._prefilled_at = -math.inf
         self._last: QuantumReport | None = None
         self._last_at = 0.0
         self._ratios = UNKNOWN
@@ -119,9 +121,10 @@ class ServedModel:
         """Raise DeadlineUnreachable if the ticket would probably not be done in time; it then leaves."""
         ticket.promised = math.inf
         # the images that are drawn last, one in each slot, are scored after all are drawn
-        scores_s = min(ticket.images, self.room.slots) * self.score_s if ticket.ranked else 0.0
-        left_s, factor = ticket.left_s - scores_s, self.safety.value
         running = self._running()
+        more_s = min(ticket.images, self.room.slots) * self.score_s if ticket.ranked else 0.0
+        more_s += self.prefill_s(ticket.known or 0) * (2 if running else 1)  # it gets half of the time beside others
+        left_s, factor = ticket.left_s - more_s, self.safety.value
         images = min(self.room.slots, len(running) + sum(self._waiting)) if running else 0
         if not self.step_time.confident(images, left_s):
             return
@@ -136,7 +139,7 @@ class ServedModel:
             if needed_s <= left_s:
                 self.safety.learn(broken=False)
             self.leave(ticket)
-            raise DeadlineUnreachable(ticket.left_s, needed_s * factor + scores_s, len(running) + sum(self._waiting))
+            raise DeadlineUnreachable(ticket.left_s, needed_s * factor + more_s, len(running) + sum(self._waiting))
 
     def hopeless(self) -> list[Ticket]:
         """Waiting tickets that could hardly be done in time even if they got a slot now.
@@ -194,8 +197,17 @@ class ServedModel:
         """Seconds that computing one candidate's score takes; 0 if none was measured lately."""
         return self._score_s if time.monotonic() - self._scored_at <= STALE_S else 0.0
 
+    def prefill_s(self, known: int) -> float:
+        """Seconds until a request's images can decode of which so many tokens are known; 0 if none was timed lately."""
+        if not known or time.monotonic() - self._prefilled_at > STALE_S:
+            return 0.0
+        return self._prefill_s * (1 if self.decoder.config.patch else known)
+
     def apply(self, report: QuantumReport) -> None:
         """Keep what a report says of all images together."""
+        for tokens, seconds in report.prefilled:
+            self._prefill_s = 0.7 * (self._prefill_s or seconds / tokens) + 0.3 * seconds / tokens
+            self._prefilled_at = time.monotonic()
         self._last, self._last_at, self._ratios = report, time.monotonic(), report.ratios
         self._in_progress = None
         if report.steps and not report.retries:

@@ -1,9 +1,10 @@
-"""From the pixels of a picture to fewer ones, parts of which may be hidden: one rule for all of them.
+"""From the pixels of a picture to fewer ones, parts of which may be hidden: what is cropped, and one rule for the rest.
 
 A larger pixel covers a rectangle of the picture. It is known if at least half of its area is, and its value is the mean
 over its known part alone. So hidden paint has no weight, not even in a pixel that is hidden in part.
 """
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -14,6 +15,49 @@ from numpy.typing import NDArray
 FINE = 256  # bounds are multiples of 1/256 pixel: sums of bytes are then exact in float64, in whatever order
 
 Bounds = NDArray[np.float64]  # (parts + 1,), rising, in pixels from the first edge of the picture
+Crop = tuple[int, int, int, int]  # left, top, width, height
+
+
+def centred(size: tuple[int, int], ratio: tuple[int, int]) -> Crop:
+    """The largest part of an aspect ratio around the centre. size, ratio: width and height."""
+    (width, height), (across, down) = size, ratio
+    crop_width = min(width, max(1, round(height * across / down)))
+    crop_height = min(height, max(1, round(width * down / across)))
+    return (width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height
+
+
+def moved(hidden: NDArray[np.bool_], size: tuple[int, int], crop: Crop, within: Crop) -> tuple[Crop, Crop, float]:
+    """Move the crop of a picture to the middle of what is hidden, if that is not in it and at most half as long.
+
+    Returns it, the same part of what says what is hidden, and the share of the hidden area that is outside.
+    hidden: (H, W), of the picture itself or of its mask · size: width and height of the picture · within: the crop of
+    `hidden`. A mask of another shape than the picture does not move it.
+    """
+    if not hidden.any():
+        return crop, within, 0.0
+    (tall, wide), (width, height) = hidden.shape, size
+    if abs(wide * height - tall * width) <= max(size):  # of one shape, to a pixel of the mask
+        columns, rows = np.flatnonzero(hidden.any(axis=0)), np.flatnonzero(hidden.any(axis=1))
+        left, from_left = _reaching(crop[0], crop[2], width, columns, wide, within[0], within[2])
+        top, from_top = _reaching(crop[1], crop[3], height, rows, tall, within[1], within[3])
+        crop, within = (left, top, *crop[2:]), (from_left, from_top, *within[2:])
+    left, top, wide, tall = within
+    return crop, within, 1 - float(hidden[top:top + tall, left:left + wide].sum() / hidden.sum())
+
+
+def _reaching(start: int, length: int, whole: int, holes: NDArray[np.intp], parts: int, within: int, inside: int
+              ) -> tuple[int, int]:
+    """Where one side of `moved`'s crop begins in the picture, and in its mask.
+
+    start, length, whole: of the crop and the picture · holes: places in the mask, rising · parts, within, inside: of
+    the mask, and where the crop begins in it and how long it is there.
+    """
+    scale = whole / parts
+    first, last = math.floor(holes[0] * scale), math.ceil((holes[-1] + 1) * scale)
+    if (start <= first and last <= start + length) or last - first > length / 2:
+        return start, within
+    start = max(0, min((first + last - length) // 2, whole - length))
+    return start, min(round(start / scale), parts - inside)
 
 
 def bounds(parts: int, start: float, stop: float) -> Bounds:

@@ -1,7 +1,7 @@
 """Between a client's picture and the model's sub-pixels: decoding uploads, finding the holes, writing PNG.
 
-A picture of the model's size comes through unchanged. A larger one is cropped around its centre to the
-model's aspect ratio, and reduced by the rule of coverage.py. prepare.py does more for photographed digits.
+A picture of the model's size comes through unchanged. A larger one is cropped to the model's aspect ratio, around its
+centre or around its holes, and reduced by the rules of coverage.py. prepare.py does more for photographed digits.
 """
 
 import io
@@ -18,6 +18,7 @@ from PIL import Image
 from linpix.model.config import ModelConfig
 
 from . import coverage, sanitise
+from .coverage import Crop, centred, moved
 
 LARGEST_SIDE = 1024           # of an answer, in pixels; enlarging by nearest neighbour adds nothing but bytes
 LARGEST_UPLOAD = 4096 * 4096  # pixels, as the header declares them; Pillow spends 4 bytes on most kinds
@@ -50,6 +51,7 @@ class Occluded:
     canvas: NDArray[np.uint8]  # (T,), raster order, channels interleaved; holes are 0, or what was beneath them
     known: NDArray[np.bool_]   # (T,), the channels of one pixel always agree
     read: bool = False         # by a conditional model, before it draws anything
+    missed: float = 0.0        # the part of all that is hidden in the upload which lies outside its crop
 
     @property
     def prefix(self) -> int:
@@ -90,7 +92,8 @@ class Decoded:
 
     colours: NDArray[np.uint8]       # (H, W, channels)
     kept: NDArray[np.bool_]          # what is no hole; of any size, to be stretched over the colours
-    crop: tuple[int, int, int, int]  # left, top, width, height in the upload
+    crop: Crop                       # in the upload
+    missed: float = 0.0              # as of Occluded
 
 
 def read_occluded(
@@ -111,7 +114,7 @@ def read_occluded(
 def occluded(decoded: Decoded, config: ModelConfig) -> Occluded:
     """At the model's size."""
     values, known = coverage.reduced(decoded.colours, decoded.kept, config.height, config.width)
-    return Occluded(values.reshape(-1), known.reshape(-1).repeat(config.channels), bool(config.patch))
+    return Occluded(values.reshape(-1), known.reshape(-1).repeat(config.channels), bool(config.patch), decoded.missed)
 
 
 def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: int | None,
@@ -122,7 +125,7 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
     row of the model's image on) decides alone, and transparent parts of the image then show black beneath.
     Without either the holes are where the image's own alpha is under 128, and other pixels keep their
     colours whatever their alpha. A mask may have any size: it is cropped as the image is. An opaque mask or
-    alpha channel leaves nothing to fill.
+    alpha channel leaves nothing to fill. Holes outside the crop around the centre move it, see coverage.moved.
     channels: 1 or 3, if not the model's · whole: not cropped; keep_rows then makes no holes here, and transparent
     parts show what differs most from the opaque ones, black or white · unmarked: everything is a hole where nothing
     says otherwise.
@@ -132,10 +135,24 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
     if keep_rows is not None and not 0 <= keep_rows <= config.height:
         raise PictureError(f"keep_rows must be from 0 to {config.height}, the rows of the model's image, "
                            f"got {keep_rows}", "keep_rows")
-    ratio = None if whole else (config.width, config.height)
-    colours, alpha, crop = _read(image, "image", config, channels or config.channels, ratio)
-    if mask is not None:
-        _, painted, _ = _read(mask, "mask", config, 1, crop[2:])
+    picture, masked = _opened(image, "image"), None if mask is None else _opened(mask, "mask")
+    size, missed = picture.size, 0.0
+    if not whole and (size[0] < config.width or size[1] < config.height):
+        raise PictureError(f"image must have at least the model's {config.width}x{config.height} pixels "
+                           f"(width x height), got {size[0]}x{size[1]}", "image")
+    crop = centred(size, size if whole else (config.width, config.height))
+    holes = picture if masked is None else masked
+    within = crop if masked is None else centred(masked.size, crop[2:])
+    if keep_rows is None and not whole and (crop[2:] != size or within[2:] != holes.size):
+        with _blaming("image" if masked is None else "mask"):
+            hidden = _alpha(holes)
+        if hidden is not None:
+            crop, within, missed = moved(hidden < OPAQUE, size, crop, within)
+    with _blaming("image"):
+        colours, alpha = _pixels(_cropped(picture, crop), channels or config.channels)
+    if masked is not None:
+        with _blaming("mask"):
+            painted = _alpha(_cropped(masked, within))
         if painted is None:
             raise PictureError("mask has no alpha channel; send a PNG or WebP whose transparent pixels are "
                                "the ones to fill in", "mask")
@@ -154,7 +171,7 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
         behind = 255 if whole and opaque.size and opaque.mean() < 128 else 0
         share = alpha[..., None].astype(np.uint16)
         colours = ((colours * share + behind * (255 - share) + 127) // 255).astype(np.uint8)
-    return Decoded(colours, kept, crop)
+    return Decoded(colours, kept, crop, missed)
 
 
 def sizes(config: ModelConfig) -> list[str]:
@@ -206,32 +223,38 @@ def _too_large(param: str, got: str) -> PictureError:
     return PictureError(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), got {got}", param, 413)
 
 
-def _read(data: bytes, param: str, config: ModelConfig, channels: int, ratio: tuple[int, int] | None
-          ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None, tuple[int, int, int, int]]:
-    """Colours (H, W, channels) and alpha (H, W), if any, cropped to an aspect ratio (width, height), and the crop."""
+def _opened(data: bytes, param: str) -> Image.Image:
     with _blaming(param):
         picture = _upright(data, param)
-        width, height = picture.size
-        if param == "image" and ratio and (width < config.width or height < config.height):
-            raise PictureError(f"image must have at least the model's {config.width}x{config.height} pixels "
-                               f"(width x height), got {width}x{height}", param)
-        across, down = ratio or picture.size
-        crop_width = min(width, max(1, round(height * across / down)))
-        crop_height = min(height, max(1, round(width * down / across)))
-        left, top = (width - crop_width) // 2, (height - crop_height) // 2
-        picture = picture.crop((left, top, left + crop_width, top + crop_height))
+        picture.load()
+        return picture
 
-        alpha = None
-        if picture.mode.startswith("I"):  # 16-bit grey: Pillow would clip it to 8 bits, not scale it
-            wide = np.asarray(picture).astype(np.uint32)
-            if "transparency" in picture.info:
-                alpha = np.where(wide == picture.info["transparency"], 0, 255).astype(np.uint8)
-            picture = Image.fromarray(((wide + 128) // 257).astype(np.uint8))
-        elif picture.has_transparency_data:
-            picture = picture.convert("RGBA")
-            alpha = np.asarray(picture.getchannel("A"))
-        colours = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
-        return colours.reshape(crop_height, crop_width, channels), alpha, (left, top, crop_width, crop_height)
+
+def _cropped(picture: Image.Image, crop: Crop) -> Image.Image:
+    left, top, width, height = crop
+    return picture.crop((left, top, left + width, top + height))
+
+
+def _alpha(picture: Image.Image) -> NDArray[np.uint8] | None:
+    """(H, W), if it has any."""
+    if picture.mode.startswith("I"):
+        if "transparency" not in picture.info:
+            return None
+        return np.where(np.asarray(picture) == picture.info["transparency"], 0, 255).astype(np.uint8)
+    if not picture.has_transparency_data:
+        return None
+    return np.asarray((picture if picture.mode in ("LA", "RGBA") else picture.convert("RGBA")).getchannel("A"))
+
+
+def _pixels(picture: Image.Image, channels: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
+    """Colours (H, W, channels) and alpha (H, W), if any."""
+    alpha = _alpha(picture)
+    if picture.mode.startswith("I"):  # 16-bit grey: Pillow would clip it to 8 bits, not scale it
+        picture = Image.fromarray(((np.asarray(picture).astype(np.uint32) + 128) // 257).astype(np.uint8))
+    elif alpha is not None:
+        picture = picture.convert("RGBA")
+    colours = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
+    return colours.reshape(picture.height, picture.width, channels), alpha
 
 
 def _upright(data: bytes, param: str) -> Image.Image:

@@ -80,6 +80,14 @@ def reduce_and_prepare(grey: NDArray[np.uint8], kept: NDArray[np.bool_]) -> Prep
     return prepare(values[..., 0], known)
 
 
+def outside(occluded: Occluded) -> list[str]:
+    """A warning for whoever hid something that the model does not see; or none."""
+    if not occluded.missed:
+        return []
+    return [f"{max(1, round(100 * occluded.missed))} % of what is hidden is outside the part of the picture that the "
+            "model sees, and does not count; send that part alone, cropped to a shape nearer to the model's"]
+
+
 def check_preparable(config: ModelConfig) -> None:
     """Raise PictureError for a model that was not trained on digits as MNIST has them."""
     if (config.height, config.width, config.channels) != (SIDE, SIDE, 1):

@@ -45,7 +45,8 @@ class Likelihoods(Conditioning):
     model: fields.Name
     checkpoint: fields.Digest
     precision: Literal["fp32"] = Field(description="computed by torch in float32, whatever the model draws with")
-    warnings: list[str] = Field(description="parts of the request that were ignored", examples=[[]])
+    warnings: list[str] = Field(description="parts of the request that were ignored, or that had no effect",
+                                examples=[[]])
     label: str | None = Field(description="class that the model assumed; null: none, or, with labels=all or by a model "
                               "that draws the class first, any of them", examples=["7"])
     counted: int = Field(description="hidden sub-pixels; all of them without transparency, mask and keep_rows",

@@ -110,7 +110,8 @@ class Drawn(BaseModel):
     state: fields.State
     size: str = Field(description="width x height of the pictures, in pixels", examples=["28x28"])
     output_format: Literal["png"] = Field("png", description="format of the pictures")
-    warnings: list[str] = Field(description="parts of the request that were ignored", examples=[[]])
+    warnings: list[str] = Field(description="parts of the request that were ignored, or that had no effect",
+                                examples=[[]])
     candidates: int | None = Field(description="images that were drawn, of which these are the best; null without "
                                    "candidates", examples=[8])
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from linpix.model import checkpoint, ops
 from tests.benchmarks.decode import machine
-from tests.benchmarks.quality import Asked, masks, upload
+from tests.benchmarks.occlusion import Asked, masks, upload
 from tests.server.conftest import ROOT, Process, serving
 from tests.soak.client import Ask, Connection, Picture
 from tests.soak.loads import EVERYBODY

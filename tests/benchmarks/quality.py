@@ -1,42 +1,42 @@
-"""How good a model's digits are, asked for over HTTP and looked at by a CNN that is trained here on real MNIST.
+"""How good a model's images and completions are, over HTTP: digits by a CNN that is trained here on real MNIST, other
+pictures by what needs no judge.
 
     python -m tests.benchmarks.quality --data DIR [--models mnist-small,mnist-conditional] [--count 500]
-                                       [--url http://127.0.0.1:8000] [--sheets docs/completions]
+                                       [--url http://127.0.0.1:8000] [--checkpoints DIR] [--sheets docs/completions]
 
-Labels: images of every class; how many the CNN gives the class that was asked for. Unconditional images: how many it
-is sure of (a probability above 0.9). Completions of test images, by what is hidden: how many keep the class of the
-original, how many do by the prefix only (everything after the first hole is hidden too), how many the CNN is sure of,
-and over 16 completions of one picture the entropy of their classes in bits. --sheets writes a contact sheet for each
-mask, of the last model. Without --url a server is started. The CNN is kept in build/, and trained again where that is
-gone.
+Digits. Labels: images of every class; how many the CNN gives the class that was asked for. Unconditional images: how
+many it is sure of (a probability above 0.9). Completions of test images, by what is hidden: how many keep the class of
+the original, how many do by the prefix only (everything after the first hole is hidden too), how many the CNN is sure
+of, and over 16 completions of one picture the entropy of their classes in bits. The CNN is kept in build/, and trained
+again where that is gone.
+
+Models of other pictures (cifar10-small), by what is hidden, in grey levels a sub-pixel: the error of a completion, its
+mean distance from the original where that is hidden; the same by the prefix only, and of two completions from each
+other; the seam, the mean step across the border of the hole, beside that of the original. And bits/dim of what is
+hidden, of few pictures.
+
+--sheets writes a contact sheet for each mask, of the last model. Without --url a server is started. All models have
+pictures of one size.
 """
 
 import argparse
-import base64
 import contextlib
-import io
 import os
-import re
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.training import datasets
+from tests.benchmarks.occlusion import Asked, Images, error, from_first_hole_on, masks, seam, write_sheets
 from tests.server.conftest import ROOT, serving
 
-SIDE, SURE, WAYS, IN_FLIGHT = 28, 0.9, 16, 64
-HOLE = (64, 96, 176)         # the colour of what is hidden, on contact sheets
-Images = NDArray[np.uint8]   # (N, 784)
-Hidden = NDArray[np.bool_]   # (N, 784), or (784,)
+SIDE, SURE, WAYS = 28, 0.9, 16
 
 
 class Judge(nn.Module):
@@ -91,75 +91,6 @@ def trained_judge(data: Path, epochs: int = 2) -> Judge:
     return judge.eval()
 
 
-def masks(count: int) -> dict[str, Hidden]:
-    """What is hidden of each image, (count, 784), by name."""
-    random = np.random.default_rng(0)
-    square = np.zeros((4, SIDE, SIDE), np.bool_)
-    square[0, :14], square[1, :, :14], square[2, 7:21, 7:21], square[3, 14:] = True, True, True, True
-    fixed = dict(zip(("upper half", "left half", "centre 14 x 14", "lower half"), square.reshape(4, 1, -1),
-                     strict=True))
-    return {name: mask.repeat(count, 0) for name, mask in fixed.items()} | {
-        f"random {share:.0%}": random.random((count, SIDE**2)) < share for share in (0.5, 0.85)}
-
-
-def from_first_hole_on(hidden: Hidden) -> Hidden:
-    """The same, and everything after its first hole."""
-    return np.maximum.accumulate(hidden, -1)
-
-
-def upload(image: NDArray[np.uint8], hidden: Hidden) -> bytes:
-    """A PNG of one picture (784,), transparent where it is hidden; what is beneath stays as it is."""
-    alpha = np.where(hidden, 0, 255).astype(np.uint8)
-    return png(Image.fromarray(np.stack([image, alpha], -1).reshape(SIDE, SIDE, 2), "LA"))
-
-
-def png(picture: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG", optimize=True)
-    return buffer.getvalue()
-
-
-def images_of(answer: httpx.Response) -> Images:
-    answer.raise_for_status()
-    return np.stack([np.asarray(Image.open(io.BytesIO(base64.b64decode(item["b64_json"])))).reshape(-1)
-                     for item in answer.json()["data"]])
-
-
-class Asked:
-    """One model on a server, asked by many clients at once."""
-
-    def __init__(self, url: str, model: str) -> None:
-        self.url, self.model = url, model
-
-    def drawn(self, labels: list[int | None], seed: int = 0, candidates: int = 1) -> Images:
-        """An image of each label, or of none; of more than one candidate each all, the best one first."""
-        ranked = {"n": candidates, "candidates": candidates} if candidates > 1 else {}
-        def one(http: httpx.Client, index: int) -> httpx.Response:
-            label = {} if labels[index] is None else {"label": labels[index]}
-            return http.post("/v1/images/generations",
-                             json={"model": self.model, "seed": seed + candidates * index} | label | ranked)
-        return self._all(one, len(labels), candidates)
-
-    def completed(self, originals: Images, hidden: Hidden, n: int = 1, seed: int = 0, candidates: int | None = None,
-                  particles: int = 0) -> Images:
-        """n completions of each picture, (n * N, 784); of candidates, the best, the best one first; by so many
-        particles each, by method smc."""
-        chosen: dict[str, int | str] = {} if candidates is None else {"candidates": candidates}
-        if particles:
-            chosen = {"method": "smc", "particles": particles}
-        def one(http: httpx.Client, index: int) -> httpx.Response:
-            return http.post("/v1/images/edits", files={"image": upload(originals[index], hidden[index])},
-                             data={"model": self.model, "n": n, "seed": seed + (candidates or n) * index} | chosen)
-        return self._all(one, len(originals), candidates or n * max(1, particles))
-
-    def _all(self, one: Callable[[httpx.Client, int], httpx.Response], count: int, n: int) -> Images:
-        """n: images that each request has drawn."""
-        clients = max(1, IN_FLIGHT // n)
-        with httpx.Client(base_url=self.url, timeout=600, limits=httpx.Limits(max_connections=clients)) as http, \
-                ThreadPoolExecutor(clients) as pool:
-            return np.concatenate(list(pool.map(lambda index: images_of(one(http, index)), range(count))))
-
-
 Figures = dict[str, dict[str, float]]  # by what was asked, and what was counted
 
 
@@ -184,64 +115,64 @@ def measured(asked: Asked, judge: Judge, originals: Images, labels: NDArray[np.i
     return found
 
 
+def measured_without_judge(asked: Asked, originals: Images) -> dict[str, dict[str, float]]:
+    """By what is hidden."""
+    found, few = Figures(), max(1, len(originals) // 20)
+    for name, hidden in masks(len(originals), asked.config).items():
+        ways = asked.completed(originals, hidden, 2).reshape(len(originals), 2, -1)
+        by_prefix = asked.completed(originals, from_first_hole_on(hidden))
+        found[f"completion, {name} hidden"] = {
+            "error": error(originals, ways[:, 0], hidden).mean(),
+            "prefix error": error(originals, by_prefix, hidden).mean(),
+            "apart": error(ways[:, 0], ways[:, 1], hidden).mean(),
+            "seam": seam(ways[:, 0], hidden, asked.config).mean(),
+            "own seam": seam(originals, hidden, asked.config).mean(),
+            "bits": asked.bits_per_dim(originals[:few], hidden[:few])}
+    return found
+
+
 def table(found: dict[str, Figures]) -> str:
     """Markdown: a line for each thing asked, a column for each count and model."""
-    whats = {"kept": "class kept", "prefix kept": "by prefix only", "sure": "sure", "entropy": "entropy"}
+    whats = {"kept": "class kept", "prefix kept": "by prefix only", "sure": "sure", "entropy": "entropy",
+             "error": "error", "prefix error": "error by prefix only", "apart": "two completions apart", "seam": "seam",
+             "own seam": "seam of the originals", "bits": "bits/dim"}
     columns = [(what, model) for what in whats for model, figures in found.items()
                if any(what in line for line in figures.values())]
     rows = ["| | " + " | ".join(f"{whats[what]}: `{model}`" for what, model in columns) + " |",
             "|---" * (1 + len(columns)) + "|"]
     for name in next(iter(found.values())):
         cells = [found[model][name].get(what) for what, model in columns]
-        rows.append(f"| {name} | " + " | ".join("" if cell is None else f"{cell:.2f}" for cell in cells) + " |")
+        told = ["" if cell is None else f"{cell:.{2 if abs(cell) < 10 else 1}f}" for cell in cells]
+        rows.append(f"| {name} | {' | '.join(told)} |")
     return "\n".join(rows)
-
-
-def sheet(asked: Asked, originals: Images, hidden: Hidden) -> Image.Image:
-    """Columns are pictures; rows the original, what is known of it (blue: hidden), and four completions of that; then
-    what is known of it before the first hole, and four completions of that."""
-    scale, gap, margin = 2, 4, 104
-    rows: list[tuple[str, Images, Hidden]] = [("original", originals, np.zeros_like(hidden))]
-    for known, holes in (("known", hidden), ("prefix only", from_first_hole_on(hidden))):
-        ways = asked.completed(originals, holes, 4, 3 * 10**6).reshape(len(originals), 4, -1)
-        rows += [(known, originals, holes), *((f"completion {way + 1}", ways[:, way], np.zeros_like(hidden))
-                                              for way in range(4))]
-    cell = SIDE * scale + gap
-    whole = Image.new("RGB", (margin + cell * len(originals), cell * len(rows) + gap), "white")
-    draw, font = ImageDraw.Draw(whole), ImageFont.load_default(14)
-    for row, (name, images, holes) in enumerate(rows):
-        top = gap + row * cell
-        draw.text((gap, top + cell // 2), name, "black", font, "lm")
-        for column, (image, hole) in enumerate(zip(images, holes, strict=True)):
-            seen = np.where(hole[:, None], np.array(HOLE, np.uint8), image[:, None]).reshape(SIDE, SIDE, 3)
-            whole.paste(Image.fromarray(seen.repeat(scale, 0).repeat(scale, 1)), (margin + column * cell, top))
-    return whole.quantize(64)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of MNIST")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the models' data set")
     parser.add_argument("--models", default="mnist-small,mnist-conditional", help="names, comma-separated")
     parser.add_argument("--count", type=int, default=500, help="images for each figure")
     parser.add_argument("--url", help="of a server that has these models; default: one is started")
+    parser.add_argument("--checkpoints", type=Path, default=ROOT / "checkpoints", help="folder of the models")
     parser.add_argument("--sheets", type=Path, help="folder for contact sheets of the last model's completions")
     given = parser.parse_args()
     models = given.models.split(",")
-    judge, test = trained_judge(given.data), datasets.load(given.data, "test", PRESETS["mnist-small"])
-    labels = test.labels.astype(np.int64)
-    of, sure = judged(judge, test.images)
-    print(f"the CNN: {(of == labels).mean():.2%} of the test set right, sure of {(sure > SURE).mean():.1%}", flush=True)
+    config = checkpoint.read(checkpoint.find(models[-1], given.checkpoints)).net.config
+    test = datasets.load(given.data, "test", config)
+    images, labels, judge = test.images[:given.count], test.labels.astype(np.int64), None
+    if (config.height, config.width, config.channels) == (SIDE, SIDE, 1):
+        judge = trained_judge(given.data)
+        of, sure = judged(judge, test.images)
+        print(f"the CNN: {(of == labels).mean():.2%} of the test set right, sure of {(sure > SURE).mean():.1%}",
+              flush=True)
     with contextlib.ExitStack() as stack:
-        url = given.url or stack.enter_context(serving(ROOT / "checkpoints", "--models", given.models)).url
-        found = {name: measured(Asked(url, name), judge, test.images[:given.count], labels[:given.count])
-                 for name in models}
+        url = given.url or stack.enter_context(serving(given.checkpoints, "--models", given.models)).url
+        asked = [Asked(url, name, config) for name in models]
+        found = {one.model: measured_without_judge(one, images) if judge is None else
+                 measured(one, judge, images, labels[:given.count]) for one in asked}
         print(table(found))
         if given.sheets is not None:
-            given.sheets.mkdir(parents=True, exist_ok=True)
-            one_of_each = test.images[[int(np.argmax(labels == digit)) for digit in range(10)]]
-            for name, hidden in masks(10).items():
-                file = given.sheets / f"{re.sub(r'[^a-z0-9]+', '-', name).strip('-')}.png"
-                sheet(Asked(url, models[-1]), one_of_each, hidden).save(file, optimize=True)
+            write_sheets(asked[-1], test.images, labels, given.sheets)
 
 
 if __name__ == "__main__":

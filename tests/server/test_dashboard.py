@@ -56,6 +56,7 @@ METRICS = {  # the design's section 8, and what came after: type and labels
     "linpix_first_row_seconds": ("histogram", set()),
     "linpix_engine_step_seconds": ("histogram", {"model", "backend"}),
     "linpix_engine_step_batch_size": ("histogram", set()),
+    "linpix_prefill_seconds": ("histogram", {"model"}),
     "linpix_comparison_images_per_second": ("gauge", {"backend"}),
     "linpix_kernel_info": ("gauge", {"version", "torch", "kernel"}),
 }

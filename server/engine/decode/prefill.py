@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,14 @@ class Prefill:
     position: int = 0
     read: bool = False
     threw: bool = False  # once, and was begun again
+    seconds: float = 0.0  # that its pieces took so far
+
+
+class Prefilled(NamedTuple):
+    """A request whose rows may decode from now on."""
+
+    tokens: int     # that were folded in; 1 for all that a conditional model read
+    seconds: float  # that it took
 
 
 class Prefills:
@@ -37,6 +46,7 @@ class Prefills:
         self._decoder = decoder
         self._waiting: deque[Prefill] = deque()
         self._token_s = 0.0  # of the last piece; 0: none was run yet
+        self._overdrawn_s = 0.0  # that pieces took beyond what they were given, beside images that are decoded
 
     def append(self, rows: list[ScheduledImage], length: int, *, read: bool = False) -> None:
         for row in rows:
@@ -46,18 +56,25 @@ class Prefills:
     def clear(self) -> None:
         self._waiting.clear()
 
-    def run(self, seconds: float, beat: Callable[[], None]) -> dict[str, Exception]:
-        """Go on for so long, and a piece at least. Returns requests whose prefill threw, and again from the beginning.
+    def run(self, seconds: float, beat: Callable[[], None], *, beside: bool
+            ) -> tuple[list[Prefilled], dict[str, Exception]]:
+        """Go on for so long. Returns requests that are done, and those whose prefill threw, and again from the
+        beginning.
 
+        beside: other images are decoded. A piece that takes longer than it was given is then paid back by the next
+        quanta, so that they get their share also where a piece is longer than a quantum.
         beat is called before each piece. Raises EngineLost.
         """
+        done: list[Prefilled] = []
         failed: dict[str, Exception] = {}
+        seconds -= self._overdrawn_s if beside else 0.0
         self._waiting = deque(prefill for prefill in self._waiting if not prefill.rows[0].cancelled)
         left_s, end = seconds, time.perf_counter() + seconds
         while self._waiting and left_s > 0:
             prefill = self._waiting[0]
             first = prefill.rows[0]
             beat()
+            began = time.perf_counter()
             try:
                 self._advance(prefill, left_s)
             except EngineLost:
@@ -71,12 +88,15 @@ class Prefills:
                 else:
                     prefill.position, prefill.threw = 0, True
                     self._decoder.pool.clear(first.slot)
+            prefill.seconds += time.perf_counter() - began
             if prefill.position == prefill.length:
+                done.append(Prefilled(prefill.length, prefill.seconds))
                 self._waiting.popleft()
                 for row in prefill.rows:
                     row.prefilled = True
             left_s = end - time.perf_counter()
-        return failed
+        self._overdrawn_s = max(0.0, -left_s)
+        return done, failed
 
     def _advance(self, prefill: Prefill, left_s: float) -> None:
         """One piece: as many tokens as fit in so long, in the decoder's own measure."""

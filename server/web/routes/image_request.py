@@ -26,7 +26,7 @@ from ...errors import (
 )
 from ...pictures import pictures
 from ...pictures.overlay import Overlay
-from ...pictures.uploads import Upload
+from ...pictures.uploads import Upload, outside
 from ..admission import HEADER
 from ..error_handlers import sendable
 from ..service import Service, preferred
@@ -151,6 +151,7 @@ class ImageRequest:
     def complete(self, upload: Upload, conditioning: Literal["prefix"] | None = None) -> None:
         """Draw what is hidden of an upload; answer with it, if it is to be laid back. conditioning: see fields."""
         self._occluded = upload.occluded
+        self.warnings += outside(upload.occluded)
         if conditioning == "prefix":
             if self.particles:
                 raise InvalidRequest("method smc uses what conditioning=prefix hides; send one of them",

@@ -18,6 +18,7 @@ from ...engine.ticket import Ticket
 from ...errors import BodyTooLarge, Exhausted, Impossible, InvalidRequest, ModelNotFound, UnsupportedMedia
 from ...pictures.likelihoods import map_png, numbers, read_scored
 from ...pictures.pictures import Occluded
+from ...pictures.uploads import outside
 from .. import fields, likelihood_schemas
 from ..admission import TIMEOUT_PARAMETER, AdmittingRoute
 from ..likelihood_schemas import LIKELIHOOD, LIKELIHOOD_FIELDS, Likelihoods
@@ -83,6 +84,7 @@ async def likelihoods(
     occluded = await decoded(http, service.ledger, ticket, read)
     if occluded is None:
         return Response(status_code=499)  # the client has disconnected
+    request.warnings += outside(occluded)
     scoring = scoring_of(checkpoint, occluded.canvas, occluded.known, request.label, every=every)
     service.ledger.score(ticket, scoring)
     answer = partial(_answer, request, scoring, facts_of(occluded), every=every, drawn=response_format is not None)

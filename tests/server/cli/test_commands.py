@@ -301,3 +301,12 @@ def test_complete_lays_a_photographed_digit_back(succeeds, tmp_path):
     assert told["prepared"]["inverted"] and told["crop"][0] > 100
     laid = np.asarray(Image.open(tmp_path / "laid/00000-1.png"))
     assert laid.shape == (200, 300) and np.array_equal(laid[:80], paper[:80])
+
+
+def test_complete_and_score_tell_what_is_hidden_where_the_model_does_not_look(succeeds, tiny, tmp_path):
+    alpha = np.full((20, 50), 255, np.uint8)
+    alpha[:, :12] = alpha[:, 20:22] = 0
+    Image.fromarray(np.stack([np.full_like(alpha, 99), alpha], -1)).save(tmp_path / "wide.png")
+    for command in (["complete", "--out", tmp_path / "out.png", "--seed", 1], ["score"]):
+        _, written = succeeds(*command, tmp_path / "wide.png", "--model", tiny)
+        assert "86 % of what is hidden is outside" in written

@@ -1,6 +1,7 @@
 """Room and deadlines of one model on the event loop, without a thread: its quanta are run, and reported, by hand."""
 
 import contextlib
+import dataclasses
 import math
 import time
 
@@ -10,6 +11,7 @@ from linpix.model import checkpoint
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.decoder import ImageSpec
+from linpix.server.engine.decode.prefill import Prefilled
 from linpix.server.engine.messages import Submission
 from linpix.server.engine.served import ServedModel
 from linpix.server.engine.ticket import Ticket
@@ -283,3 +285,30 @@ def test_a_request_that_draws_nothing_has_no_promise_to_keep(one_slot):
     assert upload.promised < math.inf
     one_slot.admit(upload, 1, known=0, check_deadline=False)
     assert upload.promised == math.inf
+
+
+def test_what_is_known_takes_time_of_its_own_until_it_is_folded_in(tiny):
+    for prefill_s, room in ((0.0, True), (0.05, False)):  # 32 tokens of it, at half the pace beside others: 3.2 s
+        model = served(tiny, slots=2, max_queue=4)
+        ask(model, "first")
+        report = model.batcher.run_quantum()
+        model.joined(model.ticket("first"))
+        model.apply(dataclasses.replace(report, prefilled=[Prefilled(64, 64 * prefill_s)] * 2))
+        steps_take(model, 0.1)
+        upload = ticket("upload", within_s=6.0)  # for 3.2 s of drawing, times 1.25
+        model.admit(upload, 1)
+        with contextlib.nullcontext() if room else pytest.raises(DeadlineUnreachable):
+            model.queue(upload, known=32)
+
+
+def test_how_long_a_prefill_takes_is_forgotten_when_there_are_none(tiny, monkeypatch):
+    model, clock = served(tiny, slots=1, max_queue=8), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    ask(model, "first")
+    report = model.batcher.run_quantum()
+    for seconds, expected in ((6.4, 3.2), (12.8, 0.7 * 3.2 + 0.3 * 6.4)):
+        model.apply(dataclasses.replace(report, prefilled=[Prefilled(64, seconds)]))
+        assert model.prefill_s(32) == pytest.approx(expected)
+        assert model.prefill_s(0) == 0
+    clock[0] += 6.0
+    assert model.prefill_s(32) == 0

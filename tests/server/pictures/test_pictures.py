@@ -13,7 +13,15 @@ from PIL import ExifTags, Image
 
 from linpix.model.config import ModelConfig
 from linpix.server.pictures import pictures
-from linpix.server.pictures.pictures import Occluded, PictureError, parse_size, png, read_occluded, sizes
+from linpix.server.pictures.pictures import (
+    Occluded,
+    PictureError,
+    decode,
+    parse_size,
+    png,
+    read_occluded,
+    sizes,
+)
 from tests.fuzz.pictures import chunk, encode, png_of
 
 GREY = ModelConfig(height=8, width=8)
@@ -217,6 +225,39 @@ def test_a_picture_of_another_shape_is_cropped_around_its_centre():
     strip = noise(4, 12)
     framed = np.pad(strip, ((5, 5), (0, 0)))
     assert np.array_equal(read(encode(framed), WIDE, keep_rows=4).canvas, strip.reshape(-1))
+
+
+@pytest.mark.parametrize("scale", [1, 3, 0.5])
+@pytest.mark.parametrize("way", ["mask", "alpha"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("first", "last", "left"), [(0, 6, 0), (20, 28, 16), (50, 58, 46), (90, 96, 80)])
+def test_a_hole_outside_the_middle_of_a_panorama_has_the_crop_around_it(first, last, left, turned, way, scale):
+    picture, alpha = noise(16, 96), np.full((16, 96), 255, np.uint8)
+    alpha[4:10, first:last] = 0
+    grid = (np.arange(int(16 * scale))[:, None] / scale, np.arange(int(96 * scale))[None] / scale)
+    painted = alpha[tuple(part.astype(int) for part in grid)]
+    if turned:
+        picture, alpha, painted = picture.T, alpha.T, painted.T
+    config = ModelConfig(height=16, width=16)
+    decoded = (decode(encode(with_alpha(picture, alpha)), config, mask=None, keep_rows=None) if way == "alpha" else
+               decode(encode(picture), config, mask=encode(with_alpha(painted, painted)), keep_rows=None))
+    assert decoded.crop == ((0, left, 16, 16) if turned else (left, 0, 16, 16)) and decoded.missed == 0
+    found = pictures.occluded(decoded, config).known.reshape(16, 16)
+    expected = (alpha[left:left + 16] if turned else alpha[:, left:left + 16]) > 0
+    assert np.array_equal(found, expected)
+
+
+def test_what_is_hidden_outside_the_crop_is_told():
+    picture, alpha = noise(16, 64), np.full((16, 64), 255, np.uint8)
+    alpha[:, :32] = 0  # too long to be completed as a whole
+    config = ModelConfig(height=16, width=16)
+    found = read(encode(with_alpha(picture, alpha)), config)
+    assert found.missed == 0.75 and (found.known.reshape(16, 16) == (np.arange(16) >= 8)).all()
+    assert found.prefix_only().missed == 0.75
+    assert read(encode(picture), config, keep_rows=8).missed == 0
+    wider = with_alpha(np.zeros((4, 32), np.uint8), np.full((4, 32), 255, np.uint8))
+    wider[:, :14, 1] = 0  # of another shape: cropped as it is
+    assert read(encode(picture), config, mask=encode(wider)).missed == 1
 
 
 @pytest.mark.parametrize(("width", "height"), [(7, 8), (8, 7), (7, 100), (1, 1)])

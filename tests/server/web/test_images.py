@@ -413,3 +413,15 @@ def test_an_answer_tells_what_part_of_the_picture_was_seen(client):
     assert edit(client, encode(wide), keep_rows=4).json()["crop"] == [15, 0, 35, 20]
     [laid] = images_of(edit(client, encode(wide), keep_rows=4, lay_back=True))
     assert np.array_equal(laid[:10], wide[:10]) and np.array_equal(laid[:, :15], wide[:, :15])
+
+
+def test_the_crop_goes_to_the_hole_and_what_is_hidden_outside_it_is_told(client):
+    wide, alpha = np.random.default_rng(1).integers(0, 256, (20, 50), dtype=np.uint8), np.full((20, 50), 255, np.uint8)
+    alpha[5:12, 42:48] = 0
+    answer = edit(client, encode(np.stack([wide, alpha], -1)), lay_back=True).json()
+    assert (answer["crop"], answer["warnings"]) == ([30, 0, 50, 20], [])
+    [laid] = images_of(edit(client, encode(wide), mask=encode(np.stack([wide, alpha], -1)), lay_back=True))
+    assert np.array_equal(laid[alpha > 0], wide[alpha > 0])
+    alpha[:, :12] = 0  # both holes together are longer than the model's picture is wide
+    answer = edit(client, encode(np.stack([wide, alpha], -1))).json()
+    assert answer["crop"] == [15, 0, 35, 20] and "100 % of what is hidden is outside" in answer["warnings"][0]
