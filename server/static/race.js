@@ -13,7 +13,7 @@ const KINDS = [  // seconds for one image of mnist-small and last step ÷ first,
   ["lsh-1", "eager", "hashes, begins anew too", 21.7, 5, 0],
   ["lsh-4", "eager", "four rounds of hashing", 62.5, 4, 0],
 ];
-const ELSEWHERE = "These speeds are of mnist-small on two cores of an AMD EPYC.";
+const ELSEWHERE = "Speeds that were not measured here yet are those of mnist-small on two cores of an AMD EPYC.";
 const ENGINES = {eager: "torch", "eager+operator": "torch with our operator", compiled: "compiled"};
 const DOT = 3;  // pixels from one finished image to the next in a pile
 
@@ -54,7 +54,7 @@ export class Race {
     this.setUp(kinds, card);
     const tokens = card.width * card.height * card.channels;
     kinds.forEach(([, , , seconds, growth, bytes], at) => this.time(this.all[at], {seconds_per_image: seconds, estimated: true, state_bytes: bytes,
-      step_seconds: [{position: 0, seconds: 1}, {position: tokens - 1, seconds: growth}]}, tokens));
+      step_seconds: [{position: 0, seconds: 1}, {position: tokens - 1, seconds: growth}]}, tokens, true));
     this.compareInWords();
   }
 
@@ -67,7 +67,7 @@ export class Race {
       await this.task.start(async (signal) => {
         const report = comparison && (await json(`${PATH}/${comparison.id}`, {signal})).report;
         if (report) this.show(report);
-      }, (signal) => this.run(signal, this.report ? `Measured before, with ${this.report.model}.` : ELSEWHERE));
+      }, (signal) => this.run(signal, this.report ? `Measured before, with ${this.report.model}.` : ""));
     }
   }
 
@@ -158,8 +158,9 @@ export class Race {
     this.compareInWords();
   }
 
-  /** Give a lane its speed. */
-  time(lane, result, tokens) {
+  /** Give a lane its speed. elsewhere: it was measured on another machine. */
+  time(lane, result, tokens, elsewhere = false) {
+    lane.elsewhere = elsewhere;
     const total = lane.total = result?.seconds_per_image;
     lane.bytes = result?.state_bytes;
     lane.ends = total && endsOf(result, tokens);
@@ -178,7 +179,8 @@ export class Race {
       ? `While ${slow.backend} attention draws 1 picture, ${fast.backend} attention draws ${times(fast).replace(/ .*/, "")}.` : "";
     $("headline-more").textContent = !linear || !softmax ? "" : ["Both run in plain torch.",
       kept && `Softmax that keeps all it has computed draws ${times(kept)}, but remembers ${size(kept.bytes)} for each, and linear ${size(linear.bytes)}.`,
-      ours && `Linear attention in our compiled code draws ${times(ours)}.`].filter(Boolean).join(" ");
+      ours && `Linear attention in our compiled code draws ${times(ours)}.`,
+      this.all.some((lane) => lane.elsewhere) && ELSEWHERE].filter(Boolean).join(" ");
   }
 
   setUp(kinds, card) {
