@@ -1,6 +1,6 @@
 // Completion: a picture that is drawn or loaded, its holes filled in several ways, and one of them to go on from.
 import {call, formOf, json, key, Problem} from "./service.js";
-import {$, counted, duration, fieldsOf, models, restore, shapeOf, Task, whole} from "./parts.js";
+import {$, counted, duration, fieldsOf, models, restore, shapeOf, Task} from "./parts.js";
 import {Board, GUIDE, pngOf} from "./editor.js";
 import {Gallery} from "./gallery.js";
 import {Likelihood} from "./likelihood.js";
@@ -21,7 +21,11 @@ export class Completion {
     this.likelihood = new Likelihood();
     this.task = new Task(this.form, this.panel.querySelector(".notice"), this.panel.querySelector(".status"));
     this.upload = new Upload(this.panel, this.board, this.task);
-    this.visit = new Visit(this.panel.querySelector(".visit"), this.gallery, this.task, {shown: () => this.show("alternatives")});
+    this.visit = new Visit(this.panel.querySelector(".visit"), this.gallery, this.task, {shown: () => {
+      $("known").textContent = "";  // it is about the last ones
+      this.show("alternatives");
+      this.follow();
+    }});
     this.form.addEventListener("submit", () => this.complete());
     this.form.elements.n.addEventListener("input", () => this.invite());
     document.addEventListener("model", ({detail: card}) => this.take(card));

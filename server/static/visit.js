@@ -12,7 +12,7 @@ export class Visit {
     Object.assign(this, {gallery, task, shown, stored, draws: []});
     this.list = el("ul", {"aria-label": "Earlier draws"});
     this.buttons = [el("button", {type: "button", disabled: true, click: () => this.download()}, "Download all")];
-    if (link) this.buttons.push(el("button", {type: "button", disabled: true, click: () => this.send(link(gallery.finished))}, "Copy link"));
+    if (link) this.buttons.push(el("button", {type: "button", disabled: true, click: () => gallery.finished.length && this.send(link(gallery.finished))}, "Copy link"));
     box.append(el("div", {class: "buttons"}, ...this.buttons), el("h3", {}, "This visit"), this.list);
   }
 
@@ -52,6 +52,7 @@ export class Visit {
 
   download() {
     const {finished} = this.gallery;
+    if (!finished.length) return;  // the next draw has just begun
     const url = URL.createObjectURL(zip(finished.map(({seed, base64}) => [`linpix-${seed}.png`, bytesOf(base64)])));
     el("a", {href: url, download: `linpix-${finished[0].seed}.zip`}).click();
     setTimeout(() => URL.revokeObjectURL(url), 60_000);

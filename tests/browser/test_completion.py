@@ -192,7 +192,7 @@ def test_transparent_parts_of_a_picture_are_what_is_filled_in(shipped, visit, tm
     alpha = np.full((28, 28), 255, np.uint8)
     alpha[10:20, 5:12] = 0
     page.locator("#file").set_input_files(written(tmp_path, "holed.png", png(np.dstack([pixels] * 3 + [alpha]))))
-    says(page, "#completion .status", "holed.png is loaded, cropped to 28 . 28.$")
+    says(page, "#completion .status", "holed.png is loaded, 28 . 28.$")
     complete(page, 1)
     went = sent(page)
     np.testing.assert_array_equal(went[..., 3], alpha)
@@ -224,9 +224,9 @@ def test_a_loaded_picture_goes_along_to_another_model(shipped, visit, tmp_path):
     picture = np.stack([4 * across, 255 - 4 * down, 2 * (across + down)], -1).astype(np.uint8)
     says(page, "#editor-hint", "^Draw the top of a digit here$")
     page.locator("#file").set_input_files(written(tmp_path, "sky.png", png(picture)))
-    says(page, "#completion .status", "sky.png is loaded, cropped to 28 . 28")
+    says(page, "#completion .status", "sky.png is loaded, cropped and shrunk to 28 . 28")
     choose("cifar10-small")
-    says(page, "#completion .status", "sky.png is loaded, cropped to 32 . 32")
+    says(page, "#completion .status", "sky.png is loaded, cropped and shrunk to 32 . 32")
     complete(page, 1)
     mean = picture.reshape(32, 2, 32, 2, 3).mean((1, 3))
     np.testing.assert_allclose(sent(page)[:16, :, :3], mean[:16], atol=2)
@@ -327,7 +327,7 @@ def test_a_sample_can_be_taken_over_and_completed(shipped, visit):
     page.get_by_role("button", name="Image 5,").click()
     page.get_by_role("button", name="Complete it").click()
     expect(page.get_by_role("tabpanel", name="Completion")).to_be_visible()
-    says(page, "#completion .status", r"The image of seed \d+, cropped to 28 . 28. Its lower half")
+    says(page, "#completion .status", r"The image of seed \d+, 28 . 28. Its lower half")
     complete(page, 3)
     assert len(results(page)) == 3
 
@@ -345,7 +345,7 @@ def test_a_photographed_digit_is_prepared_by_itself_and_the_page_shows_what_the_
     expect(page.locator("#upload")).to_be_hidden()
     pixels = digit(shipped.url, 7)
     page.locator("#file").set_input_files(written(tmp_path, "photo.png", png(photograph(pixels))))
-    says(page, "#completion .status", "photo.png is loaded and prepared, cropped to 28 . 28. Its lower half")
+    says(page, "#completion .status", "photo.png is loaded and prepared, cropped and shrunk to 28 . 28. Its lower half")
     box = page.get_by_label("Prepare as an MNIST digit")
     expect(box).to_be_checked()
     visitor.keep("completion-prepared-1280-light")
@@ -354,10 +354,10 @@ def test_a_photographed_digit_is_prepared_by_itself_and_the_page_shows_what_the_
     assert max(np.corrcoef(np.roll(pixels, (down, across), (0, 1))[:14].ravel(), top.ravel())[0, 1]
                for down in (-2, -1, 0, 1, 2) for across in (-2, -1, 0, 1, 2)) > 0.85
     box.uncheck()
-    says(page, "#completion .status", "photo.png is loaded, cropped to 28 . 28. It was dark on light")
+    says(page, "#completion .status", "photo.png is loaded, cropped and shrunk to 28 . 28. It was dark on light")
     visitor.keep("completion-cropped-1280-light")
     page.locator("#completion-form [name=model]").select_option("cifar10-small")
-    says(page, "#completion .status", "photo.png is loaded, cropped to 32 . 32")
+    says(page, "#completion .status", "photo.png is loaded, cropped and shrunk to 32 . 32")
     expect(box).to_be_hidden()
     visitor.keep("completion-cropped-colour-1280-light")
     page.get_by_role("button", name="Clear").click()
@@ -582,7 +582,7 @@ def test_a_preparation_that_failed_can_be_tried_again(shipped, visit, tmp_path):
     page.locator("#file").set_input_files(written(tmp_path, "photo.png", png(upload)))
     says(page, "#completion .notice", "The server does not answer")
     page.get_by_role("button", name="Try again").click()
-    says(page, "#completion .status", "photo.png is loaded and prepared, cropped to 28 . 28. Its lower half")
+    says(page, "#completion .status", "photo.png is loaded and prepared, cropped and shrunk to 28 . 28. Its lower half")
     expect(page.locator("#completion .notice")).to_be_hidden()
 
 
