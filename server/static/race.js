@@ -160,7 +160,7 @@ export class Race {
 
   /** Give a lane its speed. elsewhere: it was measured on another machine. */
   time(lane, result, tokens, elsewhere = false) {
-    lane.elsewhere = elsewhere;
+    Object.assign(lane, {elsewhere, disturbed: result?.disturbed});
     const total = lane.total = result?.seconds_per_image;
     lane.bytes = result?.state_bytes;
     lane.ends = total && endsOf(result, tokens);
@@ -170,16 +170,20 @@ export class Race {
     if (!total) lane.count.textContent = "–";
   }
 
-  /** What the speeds mean, for a visitor. */
+  /** What the speeds mean, for a visitor. Only lanes of one machine are compared. */
   compareInWords() {
-    const [ours, linear, kept, softmax] = KINDS.map(([backend, engine]) => this.all.find((lane) => lane.backend === backend && lane.engine === engine && lane.total));
+    const find = (backend, engine) => this.all.find((lane) => lane.backend === backend && lane.engine === engine && lane.total);
+    const [linear, softmax] = [find("linear", "eager"), find("softmax", "eager")];
+    if (linear && softmax && linear.elsewhere !== softmax.elsewhere) return;  // soon both will be measured
     const [fast, slow] = linear?.total > softmax?.total ? [softmax, linear] : [linear, softmax];
     const times = (lane) => counted(Math.max(1, Math.floor(slow.total / lane.total + 1e-9)), "picture");
+    const [kept, ours] = [find("stateful-softmax", "eager"), find("linear", "compiled")].map((lane) => lane?.elsewhere === slow?.elsewhere && lane);
     $("headline").textContent = linear && softmax
       ? `While ${slow.backend} attention draws 1 picture, ${fast.backend} attention draws ${times(fast).replace(/ .*/, "")}.` : "";
     $("headline-more").textContent = !linear || !softmax ? "" : ["Both run in plain torch.",
       kept && `Softmax that keeps all it has computed draws ${times(kept)}, but remembers ${size(kept.bytes)} for each, and linear ${size(linear.bytes)}.`,
       ours && `Linear attention in our compiled code draws ${times(ours)}.`,
+      [linear, softmax, kept, ours].some((lane) => lane && lane.disturbed) && "Other work disturbed this measurement: measure again for figures to rely on.",
       this.all.some((lane) => lane.elsewhere) && ELSEWHERE].filter(Boolean).join(" ");
   }
 

@@ -49,7 +49,8 @@ class Visit:
         self.url, self.errors, self.foreign = url, [], []
         self.sizes: dict[str, int] = {}  # bytes of the page's own files, by path
         self.context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme,
-                                           has_touch=touch, accept_downloads=True, permissions=["clipboard-read", "clipboard-write"])
+                                           has_touch=touch, accept_downloads=True,
+                                           permissions=["clipboard-read", "clipboard-write"])
         self.context.set_default_timeout(WAIT_MS)
         self.page: Page = self.context.new_page()
         self.page.on("console", self._heard)
