@@ -21,6 +21,7 @@ TOP_OF_SEVEN = [(8, 5), (20, 5), (17, 13)]  # in pixels of a 28 x 28 image
 
 def stroke(page: Page, points: list[tuple[float, float]], size: int = 28) -> None:
     """The mouse, pressed along these points."""
+    page.locator("#editor").scroll_into_view_if_needed()
     box = page.locator("#editor").bounding_box()
     assert box
     places = [(box["x"] + x / size * box["width"], box["y"] + y / size * box["height"]) for x, y in points]

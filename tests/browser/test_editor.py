@@ -85,7 +85,6 @@ def test_the_brush_has_an_outline_and_a_lifted_pen_completes_if_asked_to(shipped
     stroke(page, [(8, 5), (20, 5)])
     expect(page.locator("#completion .picture")).to_have_count(0)
     page.get_by_label("Complete when the pen is lifted").check()
-    page.evaluate("scrollTo(0, 0)")
     stroke(page, [(20, 5), (17, 13)])
     says(page, "#completion .status", "6 completions in")
 

@@ -52,7 +52,6 @@ def begun(server, budget: float) -> str:
 def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, visit):
     visitor = visit(racing.url, panel="race")
     page = visitor.ready()  # and nobody has measured on this server
-    says(page, "#race .status", r"Measuring: \d+ %")
     says(page, "#race .status", RACED)
     id = told(racing, "status")["comparison"]["id"]
     report = told(racing, f"compare/{id}")["report"]
@@ -64,7 +63,7 @@ def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, 
     if linear and softmax:
         slow, fast = ("softmax", "linear") if softmax >= linear else ("linear", "softmax")
         words = says(page, "#headline", f"While {slow} attention draws 1 picture, {fast} attention draws ")
-        assert int(words.split()[-1].strip(".")) == pytest.approx(max(softmax, linear) / min(softmax, linear), abs=1)
+        assert int(words.split()[-1].strip(".").replace(",", "")) == pytest.approx(max(softmax, linear) / min(softmax, linear), abs=1)
         assert "Both run in plain torch" in page.locator("#headline-more").inner_text()
     counts = {}
     for name, count in page.locator(".lane").evaluate_all(LANES):
@@ -247,7 +246,7 @@ def test_whose_comparison_it_was_matters_no_more_when_it_has_been_stopped(racing
 
 
 def test_a_measurement_whose_server_was_killed_begins_again_when_tried_again(slow, visit):
-    with serving(slow, *EAGER, "--compare-budget", "5") as server:
+    with serving(slow, *EAGER, "--compare-budget", "60") as server:
         page = visit(server.url, panel="race").ready()
         says(page, "#race .status", r"Measuring: \d+ %")
         server.stop(signal.SIGKILL)
