@@ -63,7 +63,8 @@ def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, 
     if linear and softmax:
         slow, fast = ("softmax", "linear") if softmax >= linear else ("linear", "softmax")
         words = says(page, "#headline", f"While {slow} attention draws 1 picture, {fast} attention draws ")
-        assert int(words.split()[-1].strip(".").replace(",", "")) == pytest.approx(max(softmax, linear) / min(softmax, linear), abs=1)
+        assert int(words.split()[-1].strip(".").replace(",", "")) == pytest.approx(
+            max(softmax, linear) / min(softmax, linear), abs=1)
         assert "Both run in plain torch" in page.locator("#headline-more").inner_text()
     counts = {}
     for name, count in page.locator(".lane").evaluate_all(LANES):
