@@ -66,7 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(routes.router)
     if settings.metrics_port is None:
         app.include_router(operations.probes)
-    app.mount("/static", page.Static(directory=page.STATIC), name="static")
+    app.router.routes.extend(page.routes)
     error_handlers.install(app, metrics=metrics)
     stack.install(app, hosts=Hosts(settings.host, settings.allowed_hosts), origins=Origins(settings.allowed_origins),
                   bodies=BodyBudget(settings, metrics, intake), keys=keys)

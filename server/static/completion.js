@@ -1,17 +1,13 @@
 // Completion: a picture that is drawn or loaded, its holes filled in several ways, and one of them to go on from.
 import {call, formOf, json, key, Problem} from "./service.js";
-import {$, counted, duration, fieldsOf, models, shapeOf, Task, whole} from "./parts.js";
-import {Board, pngOf} from "./editor.js";
+import {$, counted, duration, fieldsOf, models, restore, shapeOf, Task} from "./parts.js";
+import {Board, GUIDE, pngOf} from "./editor.js";
 import {Gallery} from "./gallery.js";
-import {GIVEN, Likelihood} from "./likelihood.js";
+import {Likelihood} from "./likelihood.js";
 import {PATH as SAMPLES, receive} from "./samples.js";
 import {EDITS, Upload} from "./upload.js";
+import {Visit} from "./visit.js";
 
-const TINTS = {  // what black and white become
-  steered: GIVEN,
-  between: [[58, 28, 92], [216, 184, 255]],
-  unused: [[92, 52, 0], [255, 206, 120]],
-};
 const VIEWS = ["alternatives", "strip", "likelihood"];
 
 export class Completion {
@@ -25,10 +21,16 @@ export class Completion {
     this.likelihood = new Likelihood();
     this.task = new Task(this.form, this.panel.querySelector(".notice"), this.panel.querySelector(".status"));
     this.upload = new Upload(this.panel, this.board, this.task);
+    this.visit = new Visit(this.panel.querySelector(".visit"), this.gallery, this.task, {shown: () => {
+      $("known").textContent = "";  // it is about the last ones
+      this.show("alternatives");
+      this.follow();
+    }});
     this.form.addEventListener("submit", () => this.complete());
     this.form.elements.n.addEventListener("input", () => this.invite());
     document.addEventListener("model", ({detail: card}) => this.take(card));
     this.board.changed = () => this.follow();
+    this.board.lifted = () => $("live").checked && this.board.holes && this.form.requestSubmit();
     for (const button of this.panel.querySelectorAll("[data-tool]")) {
       button.addEventListener("click", () => this.use(button.dataset.tool));
     }
@@ -40,7 +42,6 @@ export class Completion {
     }
     $("brush").addEventListener("input", () => { this.board.brush = $("brush").valueAsNumber; });
     $("colour").addEventListener("input", () => this.ink());
-    $("mark").addEventListener("change", () => this.records.forEach((record) => record.gallery.repaint(record)));
     this.panel.addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -55,7 +56,6 @@ export class Completion {
     for (const word of this.panel.querySelectorAll("[data-thing]")) word.textContent = thing;
     const {source} = board;
     if (board.take(card)) upload.follow(source);
-    this.explain();
     this.ink();
     this.invite();
   }
@@ -120,16 +120,15 @@ export class Completion {
 
   // --- completing ---
 
-  /** What of the board's picture steers what: all of it in a conditional model; else only what comes after it. */
-  given(conditional) {
+  /** What of the board's picture is known, pixel by pixel, and how to show where it ends. */
+  given() {
     const picture = this.board.image();
     const known = Array.from({length: picture.width * picture.height}, (_, pixel) => picture.data[4 * pixel + 3] > 0);
-    const [first, last] = [known.indexOf(false), known.lastIndexOf(false)];
+    const first = known.indexOf(false);
     if (first < 0) throw new Problem("Every pixel is known. Erase something, or press Lower half.");
-    const kinds = known.map((is, pixel) => !is ? null : conditional || pixel < first ? "steered" : pixel > last ? "unused" : "between");
     const before = this.board.from?.about.given?.kept;
     const kept = known.map((is, pixel) => is && (before?.[pixel] ?? true));  // all the way from what was loaded
-    return {picture, known, kept, kinds, first, photograph: this.board.photograph};
+    return {picture, known, kept, first, edge: edgeOf(known, picture.width), photograph: this.board.photograph};
   }
 
   /** Draw completions of a given picture; returns the last event's data. */
@@ -138,21 +137,24 @@ export class Completion {
     const response = await call(EDITS, {body: formOf({image: sent, ...fields, stream: true}), accept: "text/event-stream", signal});
     this.show(gallery === this.gallery ? "alternatives" : "strip");
     gallery.begin(fields.n, card, {card, fields, path: EDITS, keyed: Boolean(key.get()), picture: sent, given});
-    for (const record of gallery.records) gallery.repaint(record);
-    this.explain();
+    for (const record of gallery.records) {
+      record.button.style.setProperty("--edge-of-hole", given.edge);
+      gallery.repaint(record);
+    }
     return receive(gallery, response, signal);
   }
 
   complete() {
     return this.task.start(async (signal) => {
       const [fields, card] = [fieldsOf(this.form), models.chosen];
-      const given = this.given(card.conditional);
+      const given = this.given();
       if ($("better").checked) fields.candidates = this.candidates(fields.n);
       const {n, candidates} = fields;
       this.task.say(candidates ? `Drawing ${candidates}, of which the best ${n} are shown at the end.` : `Completing in ${counted(n, "way")}.`);
       const began = performance.now();
       const answer = await this.draw(this.gallery, given, fields, card, signal);
-      this.tell(answer, given, card);
+      this.visit.add(this.gallery.records);
+      this.tell(answer, card);
       this.task.say(`${counted(n, "completion")}${candidates ? `, the best of ${candidates},` : ""} in ${duration((performance.now() - began) / 1000)}. Click one to enlarge it or to go on from it.`);
     });
   }
@@ -164,7 +166,6 @@ export class Completion {
 
   /** The same holes and seeds twice: told only what comes before the first hole, and told all that is known. */
   compare() {
-    const seed = Math.floor(Math.random() * 2 ** 32);
     let plan;  // of both halves, whatever happens on the board meanwhile
     const begin = async () => {
       const fields = fieldsOf(this.form);
@@ -175,14 +176,13 @@ export class Completion {
         throw new Problem(`No model is served that uses all known pixels of ${board.width} × ${board.height} pictures. `
           + "Start the server with a conditional one, such as mnist-conditional, or choose a model of another size.");
       }
-      const given = this.given(true);
+      const given = this.given();
       const {known, first} = given;
       if (known.lastIndexOf(true) < first) {
         throw new Problem("All known pixels come before the first hole, so both sides would be the same. Erase something above them, or press Inverse.");
       }
-      const kinds = known.map((is, pixel) => is ? pixel < first ? "steered" : "unused" : null);
-      plan = {fields, sides: [
-        {card: chosen, count: first, given: {...given, kinds}, conditioning: "prefix"},
+      plan = {fields: {seed: Math.floor(Math.random() * 2 ** 32), ...fields}, sides: [
+        {card: chosen, count: first, given, conditioning: "prefix"},
         {card: other, count: known.filter(Boolean).length, given},
       ]};
     };
@@ -191,7 +191,7 @@ export class Completion {
       $(at ? "strip-all" : "strip-prefix").querySelector("p").textContent = `${card.id} · ${counted(count, "pixel")}`;
       if (!at) this.strip[1].clear();
       this.task.say("Completing with what comes before the first hole, and with all that is known.");
-      await this.draw(this.strip[at], given, {...plan.fields, ...more, model: card.id, seed}, card, signal);
+      await this.draw(this.strip[at], given, {...plan.fields, ...more, model: card.id}, card, signal);
       if (at) this.task.say("The same hole and seeds: given only what comes before the first hole, and given all that is known. Click one to go on from it.");
     };
     return this.task.start(begin, half(0), half(1));
@@ -233,6 +233,17 @@ export class Completion {
     });
   }
 
+  /** Bring picture and form back to what gave this completion. */
+  reuse({about, seed}) {
+    this.task.attempt(() => {
+      restore(this.form, {...about.fields, seed, n: null});
+      $("better").checked = false;
+      this.board.put(about.given.picture, null, about.given.known);
+      this.board.photograph = about.given.photograph;
+      this.form.elements.seed.focus();
+    });
+  }
+
   sample() {
     return this.task.start(async (signal) => {
       this.task.say("Drawing a sample.");
@@ -248,9 +259,7 @@ export class Completion {
 
   show(view) {
     for (const name of VIEWS) $(name).hidden = name !== view;
-    $("legend").hidden = view === "likelihood";
     $("known").hidden = view !== "alternatives";
-    this.explain();
     const stage = this.panel.querySelector(".stage");
     if (stage.getBoundingClientRect().top > innerHeight * .7) stage.scrollIntoView();
     this.panel.querySelector("[data-do=back]").hidden = view === "alternatives";
@@ -261,44 +270,32 @@ export class Completion {
     this.form.querySelector("[type=submit]").focus();  // the button that had it is gone
   }
 
-  /** The legend has the kinds of known pixels that are shown, or that the model would make. */
-  explain() {
-    const shown = ($("strip").hidden ? [this.gallery] : this.strip).flatMap(({records}) => records.slice(0, 1));
-    const kinds = shown.length ? shown.flatMap(({about}) => about.given.kinds) : models.chosen.conditional ? ["steered"] : Object.keys(TINTS);
-    for (const kind of Object.keys(TINTS)) $("legend").querySelector(`[data-kind=${kind}]`).parentElement.hidden = !kinds.includes(kind);
-  }
-
-  paint({image, shown = 0, about}) {
-    const {picture, kinds} = about.given;
-    const painted = new ImageData(picture.width, picture.height);
-    const reached = shown * picture.width;
-    const marked = $("mark").checked;
-    const source = image ?? picture;
-    kinds.forEach((kind, pixel) => {
-      if (!kind && pixel >= reached) return;
-      const [dark, light] = (marked && TINTS[kind]) || [[0, 0, 0], [255, 255, 255]];
-      for (let channel = 0; channel < 3; channel++) {
-        const value = source.data[4 * pixel + channel] / 255;
-        painted.data[4 * pixel + channel] = dark[channel] + value * (light[channel] - dark[channel]);
-      }
-      painted.data[4 * pixel + 3] = 255;
+  /** What is known, and the rows that are there. */
+  paint({image, shown = 0, about: {given: {picture, known}}}) {
+    const {width, height} = picture;
+    const painted = new ImageData(new Uint8ClampedArray((image ?? picture).data), width, height);
+    known.forEach((is, pixel) => {
+      if (!is && pixel >= shown * width) painted.data.fill(0, 4 * pixel, 4 * pixel + 4);
     });
     return painted;
   }
 
-  /** How many known pixels steered what, as the answer counts them. */
-  tell({known, known_before_first_hole: before, known_after_last_hole: unused, conditioning}, given, card) {
-    const [all, steered, late] = [known, before, unused].map((count) => count / card.channels);
-    const between = all - steered - late;
-    const parts = [`${counted(all, "pixel")} of ${whole(given.kinds.length)} known.`];
-    if (!all) parts[0] = "Nothing was known: the model drew it all.";
-    else if (conditioning !== "partial") parts.push("All steered everything that was drawn.");
-    else {
-      const other = this.conditional(models.cards);
-      parts.push(`${card.id} draws from the top left to the bottom right: ${whole(steered)} steered everything`
-        + (between ? `, ${whole(between)} only what follows them` : "") + (late ? `, and ${whole(late)} came too late` : "") + ".");
-      if (other) parts.push(`${other.id} uses them all.`);
-    }
-    $("known").textContent = parts.join(" ");
+  /** Says so where known pixels were not used, and what would use them. */
+  tell({known, known_before_first_hole: before, conditioning}, card) {
+    const late = (known - before) / card.channels;
+    const other = this.conditional(models.cards);
+    $("known").textContent = conditioning !== "partial" ? ""
+      : `${counted(late, "known pixel")} had little influence or none: ${card.id} draws from the top left to the bottom right, and they come after its first hole.`
+        + (other ? ` Choose ${other.id}, which uses them all.` : "");
   }
+}
+
+/** Where known and erased pixels meet, as an image of lines for a style. */
+function edgeOf(known, width) {
+  const lines = known.map((is, pixel) => {
+    const [x, y] = [pixel % width, Math.floor(pixel / width)];
+    return (x && is !== known[pixel - 1] ? `M${x} ${y}v1` : "") + (y && is !== known[pixel - width] ? `M${x} ${y}h1` : "");
+  });
+  return `url("data:image/svg+xml,${encodeURIComponent(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ${known.length / width}">`
+    + `<path d="${lines.join("")}" stroke="${GUIDE}" stroke-width="2" vector-effect="non-scaling-stroke"/></svg>`)}")`;
 }

@@ -9,9 +9,10 @@ const BOARD = ["ink", "known", "from", "photograph", "past", "future", "touched"
 export class Board {
   constructor(canvas) {
     this.canvas = canvas;
-    Object.assign(this, {tool: "pen", brush: 2.5, colour: [255, 255, 255], cursor: null, box: null, changed: () => {}, boards: {}});
+    Object.assign(this, {tool: "pen", brush: 2.5, colour: [255, 255, 255], cursor: null, box: null, boards: {}, ring: document.getElementById("ring"), changed: () => {}, lifted: () => {}});
     canvas.addEventListener("pointerdown", (event) => this.down(event));
     canvas.addEventListener("pointermove", (event) => this.move(event));
+    canvas.addEventListener("pointerleave", () => { this.ring.hidden = true; });
     canvas.addEventListener("pointerup", () => this.up());
     canvas.addEventListener("pointercancel", () => { this.at = this.box = null; });
     canvas.addEventListener("keydown", (event) => this.key(event));
@@ -33,13 +34,19 @@ export class Board {
     Object.assign(this, this.boards[shape] ?? {ink: new Uint8ClampedArray(width * height * 3),
       known: new Uint8Array(width * height).fill(1),
       from: null, photograph: null, past: [], future: [], touched: false, source: null, framed: null});
-    if (!this.boards[shape]) this.fillHalf();
+    if (!this.boards[shape]) this.erase(this.halves.half);
     this.point(null);
     return true;
   }
 
-  fillHalf() {
-    this.known.fill(0, Math.ceil(this.height / 2) * this.width);
+  /** What the buttons erase: left, top, right and bottom, as shares of the sides. */
+  halves = {upper: [0, 0, 1, .5], half: [0, .5, 1, 1], left: [0, 0, .5, 1], middle: [.25, .25, .75, .75]};
+
+  erase([left, top, right, bottom]) {
+    const {width, height} = this;
+    for (let y = Math.ceil(top * height); y < Math.ceil(bottom * height); y++) {
+      this.known.fill(0, y * width + Math.ceil(left * width), y * width + Math.ceil(right * width));
+    }
   }
 
   /** Do something that Undo takes back. */
@@ -66,7 +73,17 @@ export class Board {
     this.draw();
   }
 
-  half() { this.change(() => this.fillHalf()); }
+  upper() { this.only("upper"); }
+  half() { this.only("half"); }
+  left() { this.only("left"); }
+  middle() { this.only("middle"); }
+  only(part) {
+    this.change(() => {
+      this.known.fill(1);
+      this.erase(this.halves[part]);
+    });
+  }
+
   keep() { this.change(() => this.known.fill(1)); }
   inverse() { this.change(() => this.known.forEach((known, pixel) => { this.known[pixel] = 1 - known; })); }
   negative() {
@@ -84,17 +101,19 @@ export class Board {
       this.ink.fill(0);
       this.known.fill(1);
       this.from = this.photograph = this.source = this.framed = null;
-      this.fillHalf();
+      this.erase(this.halves.half);
     });
     this.touched = false;
     this.changed();
   }
 
-  /** Take a finished image, all of it known. */
-  put(image, from) {
+  /** Take a finished image, or one of which only a part is known. */
+  put(image, from, known) {
     this.change(() => {
-      for (let pixel = 0; pixel < this.known.length; pixel++) this.ink.set(image.data.subarray(4 * pixel, 4 * pixel + 3), 3 * pixel);
-      this.known.fill(1);
+      for (let pixel = 0; pixel < this.known.length; pixel++) {
+        this.ink.set(image.data.subarray(4 * pixel, 4 * pixel + 3), 3 * pixel);
+        this.known[pixel] = Number(known?.[pixel] ?? true);
+      }
       this.from = from;
     });
   }
@@ -113,6 +132,7 @@ export class Board {
   }
 
   move(event) {
+    this.surround(event);
     if (!this.at) return;
     const passed = event.getCoalescedEvents?.() ?? [];
     for (const one of passed.length ? passed : [event]) {
@@ -125,8 +145,23 @@ export class Board {
   }
 
   up() {
+    if (!this.at) return;
     this.at = null;
     if (this.box) this.cut();
+    this.lifted();
+  }
+
+  /** The brush's outline around the pointer. */
+  surround({offsetX, offsetY, pointerType}) {
+    const {ring, canvas} = this;
+    ring.hidden = this.tool === "box" || pointerType === "touch";
+    const side = (2 * this.radius + 1) / this.width * canvas.clientWidth;
+    Object.assign(ring.style, {width: `${side}px`, height: `${side}px`, left: `${offsetX}px`, top: `${offsetY}px`});
+  }
+
+  /** Of the brush, in pixels. */
+  get radius() {
+    return this.brush / 2 * (this.tool === "rub" ? 1.6 : 1) * this.width / 28;
   }
 
   /** Begin or stretch the rectangle to the pixel of a place. */
@@ -158,7 +193,7 @@ export class Board {
 
   /** From one place to another, in pixels: the pen leaves ink with soft edges, rubbing out forgets whole pixels. */
   stroke([x0, y0], [x1, y1]) {
-    const radius = this.brush / 2 * (this.tool === "rub" ? 1.6 : 1) * this.width / 28;
+    const {radius} = this;
     const length = (x1 - x0) ** 2 + (y1 - y0) ** 2;
     for (let y = 0; y < this.height; y++) {
       for (let x = 0; x < this.width; x++) {

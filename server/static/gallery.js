@@ -1,6 +1,6 @@
 // Images in a grid that fills as their pixels arrive, and one of them enlarged.
 import {bytesOf, decode} from "./service.js";
-import {$, el, models} from "./parts.js";
+import {$, copied, el, models} from "./parts.js";
 
 /** The grid of count images that shows them largest: whole pixels per pixel, and as few empty places as can be. */
 function arrange(count, image, room) {
@@ -39,21 +39,30 @@ export class Gallery {
 
   /** Begin anew with count frames; about holds what the images have in common. */
   begin(count, image, about) {
-    this.image = image;
-    const button = document.activeElement;
-    if (this.invitation?.contains(button)) button.form.querySelector("[type=submit]").focus({preventScroll: true});
-    if (this.invitation) this.invitation.hidden = true;
-    this.list.removeAttribute("aria-hidden");
-    this.records = Array.from({length: count}, (_, index) => {
+    this.again(this.make(count, image, about));
+    if (this.field.getBoundingClientRect().top > innerHeight * .7) this.field.closest(".stage").scrollIntoView();
+  }
+
+  /** Frames for count images, not yet shown. */
+  make(count, image, about) {
+    return Array.from({length: count}, (_, index) => {
       const canvas = el("canvas", {width: image.width, height: image.height});
       const record = {gallery: this, index, about, canvas, rows: 0, done: false, pinned: false};
       record.button = el("button", {type: "button", class: "picture", "aria-label": `Image ${index + 1}, not begun`,
         click: () => record.image && this.open(record, this.records)}, canvas);
+      record.frame = el("li", {class: "frame"}, record.button);
       return record;
     });
-    this.list.replaceChildren(...this.records.map((record) => el("li", {class: "frame"}, record.button)));
+  }
+
+  /** Show these images, which may have been shown before. */
+  again(records) {
+    this.records = records;
+    this.image = records[0].about.card;
+    if (this.invitation) this.invitation.hidden = true;
+    this.list.removeAttribute("aria-hidden");
+    this.list.replaceChildren(...records.map((record) => record.frame));
     this.layout();
-    if (this.field.getBoundingClientRect().top > innerHeight * .7) this.field.closest(".stage").scrollIntoView();
   }
 
   clear() {
@@ -62,10 +71,10 @@ export class Gallery {
   }
 
   /** Show what an event says of its image. Of those that arrive while one is decoded, the last counts. */
-  receive(data) {
-    const record = this.records[data.image_index];
+  receive(data, records = this.records) {
+    const record = records[data.image_index];
     const done = data.type.endsWith(".completed");
-    const rows = done ? this.image.height : data.rows;
+    const rows = done ? record.canvas.height : data.rows;
     Object.assign(record, {seed: data.seed, answer: data, rows, done, base64: data.b64_json});
     this.name(record, done ? "" : ", being drawn");
     record.showing ??= this.show(record);
@@ -92,7 +101,7 @@ export class Gallery {
   pin(record, pinned) {
     if (record.pinned === pinned) return;
     record.pinned = pinned;
-    record.button.parentElement.classList.toggle("pinned", pinned);
+    record.frame.classList.toggle("pinned", pinned);
     this.name(record, "");
   }
 
@@ -102,9 +111,9 @@ export class Gallery {
   }
 
   /** No more will come: what is unfinished stays so, and says it. */
-  end() {
-    for (const record of this.records.filter((one) => !one.done)) {
-      record.button.parentElement.classList.add("unfinished");
+  end(records) {
+    for (const record of records.filter((one) => !one.done)) {
+      record.frame.classList.add("unfinished");
       this.name(record, record.rows ? `, stopped after row ${record.rows}` : ", not begun");
     }
   }
@@ -116,18 +125,19 @@ export class Gallery {
   layout() {
     const width = this.field.clientWidth;
     if (!this.image || !width) return;
-    const tall = matchMedia("(min-width: 60rem)").matches ? this.field.clientHeight : !this.invitation ? width * 1.7
-      : Math.min(width * 1.05, Math.max(240, innerHeight - this.field.getBoundingClientRect().top - scrollY - 48));
+    const below = innerHeight - this.field.getBoundingClientRect().top - scrollY - 16;  // what is left of the screen
+    const tall = matchMedia("(min-width: 44rem)").matches ? Math.min(this.field.clientHeight, Math.max(340, below))
+      : Math.min(width * 1.7, Math.max(width * .75, below));
     const count = this.list.childElementCount || 1;
     const {scale, columns, gap} = arrange(count, this.image, {width, height: Math.max(tall, 120)});
     const style = this.list.style;
-    style.setProperty("--columns", columns);
+    style.width = `${columns * (this.image.width * scale + gap) - gap}px`;
     style.setProperty("--gap", `${gap}px`);
     style.setProperty("--width", `${this.image.width * scale}px`);
     style.setProperty("--height", `${this.image.height * scale}px`);
     const over = this.invitation?.style;  // the frames, wherever the field ends
     if (!over) return;
-    over.width = `${columns * (this.image.width * scale + gap) - gap}px`;
+    over.width = style.width;
     over.height = `${Math.ceil(count / columns) * (this.image.height * scale + gap) - gap}px`;
   }
 }
@@ -176,7 +186,7 @@ export class Viewer {
       if (step) this.turn(step);
     });
     $("viewer-curl").addEventListener("click", () => this.copy());
-    $("viewer-seed").addEventListener("click", () => this.leave(reuse));
+    $("viewer-reuse").addEventListener("click", () => this.leave(reuse));
     $("viewer-complete").addEventListener("click", () => this.leave(complete));
     $("viewer-judge").addEventListener("click", () => this.leave(judge));
     $("viewer-photo").addEventListener("click", () => this.toggle());
@@ -222,7 +232,6 @@ export class Viewer {
       record.done ? null : `${record.rows} rows so far`].filter(Boolean).join(" · ");
     for (const id of ["viewer-save", "viewer-save-large", "viewer-complete", "viewer-judge"]) $(id).hidden = !record.done;
     $("viewer-complete").textContent = about.picture ? "Pin it" : "Complete it";
-    $("viewer-seed").hidden = Boolean(about.picture);
     $("viewer-sent").hidden = !about.picture;
     $("viewer-photo").hidden = !photograph || !record.done;
     $("viewer-photo").setAttribute("aria-pressed", String(Boolean(this.laid)));
@@ -274,14 +283,8 @@ export class Viewer {
     const pre = $("viewer-command");
     pre.textContent = curlOf(this.record);
     pre.hidden = false;
-    let copied = true;
-    try {
-      await navigator.clipboard.writeText(pre.textContent);
-    } catch {  // only pages from https or localhost may write there by themselves
-      getSelection().selectAllChildren(pre);
-      copied = document.execCommand("copy");
-    }
-    this.status.textContent = !copied ? "Select the command above to copy it."
+    getSelection().selectAllChildren(pre);
+    this.status.textContent = !await copied(pre.textContent) ? "Copy the selected command by hand."
       : this.record.about.picture ? "Copied. It reads picture.png: download “What was sent”." : "Copied.";
   }
 }

@@ -6,7 +6,7 @@ import {pngOf} from "./editor.js";
 const PATH = "v1/images/likelihoods";
 const BLIND = 8;  // bits of a guess among 256 equally probable values
 const SURPRISE = [255, 122, 24];
-export const GIVEN = [[12, 44, 82], [158, 212, 255]];  // what black and white become where a pixel was given
+const GIVEN = [[12, 44, 82], [158, 212, 255]];  // what black and white become where a pixel was given
 
 export class Likelihood {
   constructor() {

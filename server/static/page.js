@@ -13,8 +13,7 @@ let latest = null;  // what the service said last, while it answers
 
 const viewer = new Viewer({
   reuse(record) {
-    select("samples");
-    samples.reuse(record);
+    (record.about.given ? completion : samples).reuse(record);
   },
   complete(record) {
     select("completion");
@@ -39,10 +38,12 @@ function select(name) {
     $(panel).hidden = panel !== name;
   }
   if (named() !== name) history.replaceState(null, "", `#/${name}`);  // not an id: the browser would scroll there
-  if (name === "race") race.resume(latest?.comparison);
+  if (!latest) return;
+  if (name === "samples") samples.arrive(location.hash.split("?")[1] ?? "");
+  if (name === "race") race.open(latest.comparison);
 }
 
-const named = () => PANELS.find((panel) => location.hash === `#/${panel}`) ?? "samples";
+const named = () => PANELS.find((panel) => location.hash.split("?")[0] === `#/${panel}`) ?? "samples";
 
 const tabs = document.querySelector("[role=tablist]");
 tabs.addEventListener("click", (event) => event.target.role === "tab" && select(event.target.getAttribute("aria-controls")));
@@ -68,6 +69,7 @@ async function heard(status) {
   latest = status;
   if (same) return;
   notice.clear();
+  document.dispatchEvent(new Event("back"));
   race.limit(status.limits.compare_budget);
   select(named());
   document.documentElement.dataset.ready = "";

@@ -57,6 +57,7 @@ export const models = {
     }
     this.choose((cards.find((card) => card.id === this.chosen?.id) ?? cards[0]).id);
   },
+  /** Choose the model of this id in every panel; its temperature and what is said of it come with it. */
   choose(id) {
     const found = this.cards.find((card) => card.id === id);
     if (!found) throw new Problem(`${id} is no longer served. Choose another model.`);
@@ -70,6 +71,16 @@ export const models = {
       select.value = label;
       select.disabled = !this.chosen.classes.length;
     }
+    const [calmest, wildest] = found.temperature_range ?? [0.3, 1.5];
+    for (const input of document.querySelectorAll("input[name=temperature]")) {
+      Object.assign(input, {min: calmest, max: wildest});
+      if (before?.id !== id) enter(input, found.temperature ?? 1);
+    }
+    const facts = [`${found.width} × ${found.height} ${found.channels === 1 ? "grey" : "colour"}`,
+      found.bits_per_dim.test_10000 && `${figure(found.bits_per_dim.test_10000)} bits/dim`,
+      found.class_agreement && `${Math.round(100 * found.class_agreement)} % are of the class asked for`];
+    for (const span of document.querySelectorAll("[data-facts]")) span.textContent = facts.filter(Boolean).join(" · ");
+    for (const span of document.querySelectorAll("[data-limits]")) span.textContent = found.limits ?? "";
     document.dispatchEvent(new CustomEvent("model", {detail: this.chosen}));
   },
 };
@@ -84,6 +95,24 @@ export function fieldsOf(form) {
   return fields;
 }
 
+/** Enter a value as a person would. */
+function enter(input, value) {
+  input.value = value;
+  input.dispatchEvent(new Event("input"));
+}
+
+/** Bring a form back to the fields of an earlier request, or of a link; n stays where they say nothing of it. */
+export function restore(form, {model, label = "", seed = "", temperature, n}) {
+  models.choose(model ?? models.chosen.id);
+  form.elements.label.value = label;
+  form.elements.seed.value = seed;
+  enter(form.elements.temperature, temperature ?? models.chosen.temperature ?? 1);
+  if (n) enter(form.elements.n, n);
+}
+
+/** Whether a text is in the clipboard now: only pages from https or localhost may write there. */
+export const copied = (text) => navigator.clipboard?.writeText(text).then(() => true, () => false) ?? false;
+
 /** Says what went wrong inside its box; where the server says when to come back, counts down to it. */
 export class Notice {
   constructor(box) {
@@ -91,11 +120,13 @@ export class Notice {
   }
 
   clear() {
+    this.problem = null;
     this.box.hidden = true;
     this.box.replaceChildren();
   }
 
   show(problem, again) {
+    this.problem = problem;
     const text = problem instanceof Problem ? problem.message : `This page failed: ${problem.message}. Reload it.`;
     if (!(problem instanceof Problem)) console.error(problem);
     this.box.replaceChildren(el("p", {}, text));
@@ -138,6 +169,12 @@ export class Task {
     this.stopper = form.querySelector("[data-stop]");
     this.stopper.addEventListener("click", () => this.stop());
     form.addEventListener("submit", (event) => event.preventDefault());
+    document.addEventListener("back", () => {
+      if (!["broken", "unreachable"].includes(this.notice.problem?.code)) return;
+      if (notice.contains(document.activeElement)) form.querySelector("[type=submit]").focus();
+      this.notice.clear();
+      this.say("The server is back. Try again.");
+    });
   }
 
   get running() {

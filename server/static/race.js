@@ -5,14 +5,15 @@ import {$, counted, duration, el, fieldsOf, figure, models, size, Task, whole} f
 const PATH = "v1/compare";
 const BUDGETS = [15, 30, 60, 120, 300];
 const IMAGES = 8;  // drawn for the lanes to go through: the first is the same in all, and so are those that follow
-const KINDS = [
-  ["linear", "compiled", "fixed memory, our kernels"],
-  ["linear", "eager", "fixed memory"],
-  ["stateful-softmax", "eager", "keeps every key and value"],
-  ["softmax", "eager", "recomputes the prefix"],
-  ["lsh-1", "eager", "hashes, computes it again"],
-  ["lsh-4", "eager", "four rounds of hashing"],
+const KINDS = [  // seconds for one image of mnist-small and last step ÷ first, as in docs/numbers.md; bytes of its state
+  ["linear", "compiled", "fixed memory, our kernels", 0.0164, 1, 67584],
+  ["linear", "eager", "fixed memory", 0.885, 1, 67584],
+  ["stateful-softmax", "eager", "keeps every key and value", 0.833, 1.1, 3211264],
+  ["softmax", "eager", "begins anew for a pixel", 9.26, 3.4, 0],
+  ["lsh-1", "eager", "hashes, begins anew too", 21.7, 5, 0],
+  ["lsh-4", "eager", "four rounds of hashing", 62.5, 4, 0],
 ];
+const ELSEWHERE = "Speeds that were not measured here yet are those of mnist-small on two cores of an AMD EPYC.";
 const ENGINES = {eager: "torch", "eager+operator": "torch with our operator", compiled: "compiled"};
 const DOT = 3;  // pixels from one finished image to the next in a pile
 
@@ -30,6 +31,7 @@ export class Race {
     this.again.addEventListener("click", () => this.task.start((signal) => this.run(signal)));
     this.skip.addEventListener("click", () => { this.skipped = true; });
     document.addEventListener("model", ({detail: card}) => this.idle(card));
+    this.images = {};  // by model: drawn once, for all its races
   }
 
   limit(budget) {
@@ -40,7 +42,7 @@ export class Race {
     select.value = choices.includes(Number(before)) ? before : choices.find((seconds) => seconds >= 30) ?? budget;
   }
 
-  /** Lanes that wait, before anything is known. */
+  /** Lanes at the speeds of another machine, before this one was measured. */
   idle(card) {
     if (this.report) {
       if (!this.task.running && this.report.model !== card.id) {
@@ -48,27 +50,33 @@ export class Race {
       }
       return;
     }
-    this.setUp(KINDS.filter(([, engine]) => engine === "eager" || card.engine === "compiled"), card);
+    const kinds = KINDS.filter(([, engine]) => engine === "eager" || card.engine === "compiled");
+    this.setUp(kinds, card);
+    const tokens = card.width * card.height * card.channels;
+    kinds.forEach(([, , , seconds, growth, bytes], at) => this.time(this.all[at], {seconds_per_image: seconds, estimated: true, state_bytes: bytes,
+      step_seconds: [{position: 0, seconds: 1}, {position: tokens - 1, seconds: growth}]}, tokens, true));
+    this.compareInWords();
   }
 
-  /** Show what was measured before this page was opened, or watch what is being measured. */
-  async resume(comparison) {
-    if (this.task.running || this.report || !comparison) return;
-    if (comparison.status === "running") {
-      await this.compare({id: comparison.id, ours: false});
-    } else if (comparison.status === "completed") {
+  /** Race at once, at the speeds that are known. A machine that was never asked to measure itself is measured meanwhile. */
+  async open(comparison) {
+    if (this.task.running || this.report) return;
+    if (comparison?.status === "running") await this.compare({id: comparison.id, ours: false});
+    else if (!comparison && !models.chosen.conditional) await this.compare({});  // conditional ones cannot be compared
+    else {
       await this.task.start(async (signal) => {
-        const {report} = await json(`${PATH}/${comparison.id}`, {signal});
-        this.show(report);
-        this.allow();
-        this.task.say(`Measured before, with ${report.model}. Race again to see it.`);
-      });
+        const report = comparison && (await json(`${PATH}/${comparison.id}`, {signal})).report;
+        if (report) this.show(report);
+      }, (signal) => this.run(signal, this.report ? `Measured before, with ${this.report.model}.` : ""));
     }
   }
 
-  /** A comparison, followed to its end, and its race. job: its id, and whose it is, once they are known. */
+  /** A comparison, followed to its end beside a race at the speeds known before, and its race. job: its id, and whose it is, once they are known. */
   compare(job) {
-    return this.task.start((signal) => this.follow(job, signal), (signal) => this.run(signal));
+    return this.task.start(async (signal) => {
+      const {images} = await this.draw(models.chosen.id, signal);
+      if (!this.report || this.report.model === models.chosen.id) this.replay(images, signal).catch(() => {});
+    }, (signal) => this.follow(job, signal), (signal) => this.run(signal));
   }
 
   async follow(job, signal) {
@@ -103,10 +111,6 @@ export class Race {
     } else Object.assign(job, {ours: false, id: comparison.id});
   }
 
-  allow() {
-    this.again.disabled = !this.all.some((lane) => lane.total);
-  }
-
   /** Follow a comparison to its end. Ours ends with the signal; of one that has ended otherwise, the job forgets the id. */
   async watch(job, signal) {
     const {id, ours} = job;
@@ -120,9 +124,9 @@ export class Race {
       for await (const event of events(response, signal)) {
         state = event.data;
         this.progress.value = state.progress;
-        if (state.report) this.show(state.report);
+        if (state.report) this.show(state.report, state.status !== "completed");
         const beside = state.shared_device ? " Other requests are running too, so figures may be low." : "";
-        this.task.say(`${ours ? "Measuring" : `Watching ${id}, which another visitor started`}: ${Math.round(100 * state.progress)} %.${beside}`);
+        this.task.say(`${ours ? "Measuring" : `Watching ${id}, which another visitor started`}: ${Math.round(100 * state.progress)} %. Lanes change their speed as figures arrive.${beside}`);
       }
       if (state?.status === "failed") throw new Problem(`The comparison failed: ${state.error}. Measure again.`);
       if (state?.status === "cancelled") throw new Problem("Somebody stopped this comparison. Measure again.");
@@ -132,14 +136,15 @@ export class Race {
       throw problem;
     } finally {
       this.progress.hidden = true;
-      this.allow();
+      this.again.disabled = false;
     }
     signal.onabort = null;
   }
 
   // --- what was measured ---
 
-  show(report) {
+  /** Show a report; of one that grows, lanes that it does not know yet go on as they were. */
+  show(report, grows = false) {
     this.report = report;
     const kinds = report.results.filter((result) => result.batch === 1).map((result) => [result.backend, result.engine]);
     const words = new Map(KINDS.map(([backend, engine, text]) => [`${backend} ${engine}`, text]));
@@ -147,12 +152,39 @@ export class Race {
     this.setUp(kinds.map(([backend, engine]) => [backend, engine, words.get(`${backend} ${engine}`) ?? ""]), card);
     for (const lane of this.all) {
       const result = report.results.find((one) => one.batch === 1 && one.backend === lane.backend && one.engine === lane.engine);
-      lane.total = result?.seconds_per_image;
-      lane.ends = lane.total && endsOf(result, report.tokens);
-      lane.time.textContent = lane.total ? `${result.estimated ? "~" : ""}${duration(lane.total)}${mark(result)} each` : "not measured";
-      lane.time.title = lane.total && result.disturbed ? result.note : "";
+      if (result?.seconds_per_image || !grows) this.time(lane, result, report.tokens);
     }
     this.tabulate(report);
+    this.compareInWords();
+  }
+
+  /** Give a lane its speed. elsewhere: it was measured on another machine. */
+  time(lane, result, tokens, elsewhere = false) {
+    Object.assign(lane, {elsewhere, disturbed: result?.disturbed});
+    const total = lane.total = result?.seconds_per_image;
+    lane.bytes = result?.state_bytes;
+    lane.ends = total && endsOf(result, tokens);
+    lane.time.textContent = total ? `${result.estimated ? "~" : ""}${duration(total)}${mark(result)} each` : "not measured";
+    lane.time.title = total && result.disturbed ? result.note : "";
+    lane.item.classList.toggle("out", !total);
+    if (!total) lane.count.textContent = "–";
+  }
+
+  /** What the speeds mean, for a visitor. Only lanes of one machine are compared. */
+  compareInWords() {
+    const find = (backend, engine) => this.all.find((lane) => lane.backend === backend && lane.engine === engine && lane.total);
+    const [linear, softmax] = [find("linear", "eager"), find("softmax", "eager")];
+    if (linear && softmax && linear.elsewhere !== softmax.elsewhere) return;  // soon both will be measured
+    const [fast, slow] = linear?.total > softmax?.total ? [softmax, linear] : [linear, softmax];
+    const times = (lane) => counted(Math.max(1, Math.floor(slow.total / lane.total + 1e-9)), "picture");
+    const [kept, ours] = [find("stateful-softmax", "eager"), find("linear", "compiled")].map((lane) => lane?.elsewhere === slow?.elsewhere && lane);
+    $("headline").textContent = linear && softmax
+      ? `While ${slow.backend} attention draws 1 picture, ${fast.backend} attention draws ${times(fast).replace(/ .*/, "")}.` : "";
+    $("headline-more").textContent = !linear || !softmax ? "" : ["Both run in plain torch.",
+      kept && `Softmax that keeps all it has computed draws ${times(kept)}, but remembers ${size(kept.bytes)} for each, and linear ${size(linear.bytes)}.`,
+      ours && `Linear attention in our compiled code draws ${times(ours)}.`,
+      [linear, softmax, kept, ours].some((lane) => lane && lane.disturbed) && "Other work disturbed this measurement: measure again for figures to rely on.",
+      this.all.some((lane) => lane.elsewhere) && ELSEWHERE].filter(Boolean).join(" ");
   }
 
   setUp(kinds, card) {
@@ -191,7 +223,7 @@ export class Race {
     const bits = (result) => result.bits_per_dim ? figure(result.bits_per_dim) + (result.exception ? "*" : "") : "–";
     this.panel.querySelector("thead").replaceChildren(el("tr", {},
       ...["Attention", ...batches.map((batch) => batch === 1 ? "Images/s, alone" : `Images/s, ${batch} together`), "Paper, images/s",
-        "s for one", "Paper, CPU", "bits/dim", "Paper", "Last step ÷ first", "Memory"].map((text) => el("th", {scope: "col", class: /images/i.test(text) && "bars"}, text))));
+        "Seconds for one", "bits/dim", "Paper, bits/dim", "Memory of an image"].map((text) => el("th", {scope: "col", class: /images/i.test(text) && "bars"}, text))));
     this.panel.querySelector("tbody").replaceChildren(...this.all.map((lane) => {
       const alone = at(lane, 1);
       const theirs = paper[lane.backend] ?? {};
@@ -206,10 +238,8 @@ export class Race {
         bar(theirs.images_per_second, topPaper, "paper", theirs.images_per_second == null ? "–"
           : `${theirs.images_per_second}${factor(theirs.images_per_second, paper.softmax.images_per_second)}`),
         ...[(alone.estimated && alone.seconds_per_image ? "~" : "") + figure(alone.seconds_per_image) + mark(alone),
-          theirs.cpu_seconds ?? "–", bits(alone), theirs.bits_per_dim ?? "–",
-          figure(alone.tail_over_head), size(alone.state_bytes)].map((text) => el("td", {}, String(text))));
+          bits(alone), theirs.bits_per_dim ?? "–", size(alone.state_bytes)].map((text) => el("td", {}, String(text))));
     }));
-    $("race-invitation").hidden = true;
     $("figures").hidden = $("remarks").hidden = false;
     const {machine} = report;
     $("remarks").replaceChildren(el("p", {}, `${report.model} on ${machine.cpu}, ${counted(machine.threads, "thread")}, torch ${machine.torch}. `
@@ -221,49 +251,58 @@ export class Race {
 
   // --- the race itself ---
 
-  async run(signal) {
-    this.timed = this.all.filter((lane) => lane.total);
-    if (!this.timed.length) throw new Problem("There was no time to measure anything. Choose a longer time.");
-    const fields = {model: this.report.model, n: Math.min(IMAGES, models.limits.max_n)};
-    const answer = await json("v1/images/generations", {body: fields, signal});
-    const images = await Promise.all(answer.data.map((one) => decode(one.b64_json)));
+  /** Images for the lanes to go through, of one model; drawn before anything is measured, so that they disturb nothing. */
+  async draw(model, signal) {
+    if (!this.images[model]) {
+      const answer = await json("v1/images/generations", {body: {model, n: Math.min(IMAGES, models.limits.max_n)}, signal});
+      this.images[model] = {images: await Promise.all(answer.data.map((one) => decode(one.b64_json))), seed: answer.data[0].seed};
+    }
+    return this.images[model];
+  }
+
+  async run(signal, measured = "") {
+    if (!this.all.some((lane) => lane.total)) throw new Problem("There was no time to measure anything. Choose a longer time.");
+    const {images, seed} = await this.draw(this.report?.model ?? models.chosen.id, signal);
     signal.throwIfAborted();
-    this.again.disabled = true;
-    this.skip.disabled = false;
-    this.skipped = false;
+    this.task.say(`Every lane draws the same image, seed ${seed}, and goes on. One dot is one image. ${measured}`);
+    await this.replay(images, signal);
+    for (const lane of this.all.filter(({total}) => total)) paint(lane, images[0], images[0].height * images[0].width);  // by now all have drawn it
+    this.task.say(`The race is over: every lane has drawn the image of seed ${seed}. ${measured}`);
+  }
+
+  /** All lanes, as fast as they are known to be at each moment, until the slowest has drawn one image. */
+  replay(images, signal) {
+    this.halt?.();
+    const {names} = this;
+    this.skipped = this.skip.disabled = false;
     for (const lane of this.all) {
       Object.assign(lane, {drawn: -1, made: 0});
-      lane.item.classList.toggle("out", !lane.total);
-      lane.item.classList.remove("done");
       for (const canvas of [lane.canvas, lane.pile]) canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
       lane.count.textContent = lane.total ? "0" : "–";
     }
-    const slowest = Math.max(...this.timed.map((lane) => lane.total));
-    this.task.say(`Every lane draws the same image, seed ${answer.data[0].seed}, and goes on. One dot is one image.`);
-    await new Promise((resolve, reject) => {
+    return new Promise((resolve, reject) => {
       const began = performance.now();
       const frame = (now) => {
+        if (names !== this.names) return this.halt();  // lanes of another model
+        const timed = this.all.filter((lane) => lane.total);
+        const slowest = Math.max(...timed.map((lane) => lane.total));
         const elapsed = this.skipped ? slowest : Math.min(slowest, (Math.max(now, began) - began) / 1000);
         this.clock.textContent = `${elapsed.toFixed(1)} s`;
-        for (const lane of this.timed) advance(lane, elapsed, images);
+        for (const lane of timed) advance(lane, elapsed, images);
         if (elapsed < slowest) next = requestAnimationFrame(frame);
-        else resolve();
+        else this.halt();
       };
       let next = requestAnimationFrame(frame);
-      signal.addEventListener("abort", () => {
+      this.halt = () => {
         cancelAnimationFrame(next);
+        this.skip.disabled = true;
+        resolve();
+      };
+      signal.addEventListener("abort", () => {
+        this.halt();
         reject(signal.reason);
       });
-    }).finally(() => {
-      this.skip.disabled = true;
-      this.allow();
     });
-    for (const lane of this.timed) paint(lane, images[0], images[0].height * images[0].width);  // by now all have drawn it
-    const last = this.timed.reduce((one, other) => other.total > one.total ? other : one);
-    const equals = this.timed.filter((lane) => lane.engine === last.engine);  // only these tell of attention
-    const first = equals.reduce((one, other) => other.total < one.total ? other : one);
-    this.task.say(first !== last ? `While ${last.backend} drew one image, ${first.backend} drew ${whole(first.made)}, both in ${ENGINES[last.engine]}.`
-      : `${last.backend} drew its image in ${duration(last.total)}.`);
   }
 }
 
@@ -321,6 +360,10 @@ function advance(lane, elapsed, images) {
   }
   if (made === lane.made) return;
   const pile = lane.pile.getContext("2d");
+  if (made < lane.made) {  // the lane is slower than it was thought to be
+    pile.clearRect(0, 0, lane.pile.width, lane.pile.height);
+    lane.made = 0;
+  }
   pile.fillStyle = getComputedStyle(lane.bar).backgroundColor;
   const across = Math.floor(lane.pile.width / DOT);
   for (let one = lane.made; one < Math.min(made, across * Math.floor(lane.pile.height / DOT)); one++) {
@@ -329,5 +372,4 @@ function advance(lane, elapsed, images) {
   lane.made = made;
   lane.count.textContent = whole(made);
   lane.word.textContent = made === 1 ? " image" : " images";
-  lane.item.classList.add("done");
 }

@@ -116,7 +116,8 @@ export class Upload {
   /** A picture without holes gets one, so that there is something to complete. */
   settle(what, bitmap, crop, prepared = false) {
     const {board, task} = this;
-    const said = [`${what}, cropped to ${board.width} × ${board.height}.`];
+    const how = bitmap?.width > board.width ? "cropped and shrunk to " : "";
+    const said = [`${what}, ${how}${board.width} × ${board.height}.`];
     const negative = board.inverted;
     if (negative) {
       board.negative();

@@ -45,11 +45,12 @@ class Visit:
     """A page of a browser without a past, and what went wrong in it."""
 
     def __init__(self, browser: Browser, url: str, *, panel: str = "samples", size: tuple[int, int] = DESKTOP,
-                 scheme: str = "light") -> None:
+                 scheme: str = "light", touch: bool = False) -> None:
         self.url, self.errors, self.foreign = url, [], []
         self.sizes: dict[str, int] = {}  # bytes of the page's own files, by path
         self.context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme,
-                                           accept_downloads=True, permissions=["clipboard-read", "clipboard-write"])
+                                           has_touch=touch, accept_downloads=True,
+                                           permissions=["clipboard-read", "clipboard-write"])
         self.context.set_default_timeout(WAIT_MS)
         self.page: Page = self.context.new_page()
         self.page.on("console", self._heard)

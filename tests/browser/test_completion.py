@@ -21,6 +21,7 @@ TOP_OF_SEVEN = [(8, 5), (20, 5), (17, 13)]  # in pixels of a 28 x 28 image
 
 def stroke(page: Page, points: list[tuple[float, float]], size: int = 28) -> None:
     """The mouse, pressed along these points."""
+    page.locator("#editor").scroll_into_view_if_needed()
     box = page.locator("#editor").bounding_box()
     assert box
     places = [(box["x"] + x / size * box["width"], box["y"] + y / size * box["height"]) for x, y in points]
@@ -72,8 +73,12 @@ def by_curl(page: Page, folder: Path) -> np.ndarray:
     return np.asarray(Image.open(answer).convert("RGB"))
 
 
-def marks(page: Page, on: bool) -> None:
-    page.get_by_label("Mark what was known").set_checked(on)
+def edge_of(page: Page, index: int = 0) -> set[tuple[str, ...]]:
+    """The lines around the holes of a completion, as (x, y, direction), if they are to be seen."""
+    style = page.locator("#completion .picture").nth(index).evaluate(
+        "one => getComputedStyle(one, '::after').content === 'none' ? '' : "
+        "getComputedStyle(one, '::after').backgroundImage")
+    return set(re.findall(r"M(\d+)%20(\d+)([vh])1", style))
 
 
 def digit(url: str, label: int, seed: int = 3) -> np.ndarray:
@@ -104,8 +109,12 @@ def test_a_drawn_half_digit_is_completed_in_several_ways(shipped, visit):
     picture = sent(page)
     assert (picture[:14, :, 3] == 255).all() and (picture[14:, :, 3] == 0).sum() > 13 * 28
     assert picture[5, 9:20, 0].min() == 255, "the stroke is there"
-    says(page, "#known", r"known\. (All steered everything|\d+ steered everything)")
-    marks(page, False)
+    expect(page.locator("#known")).to_be_empty()  # nothing was ignored
+    page.locator("#editor").focus()
+    page.locator("#editor").hover()
+    assert edge_of(page) == set(), "plain, unless one points at it or it has the focus"
+    page.locator("#alternatives .picture").nth(2).hover()
+    assert {("5", "14", "h"), ("27", "14", "h")} <= edge_of(page) == edge_of(page, 5)
     images = results(page)
     known = picture[..., 3] == 255
     for image in images:
@@ -114,7 +123,7 @@ def test_a_drawn_half_digit_is_completed_in_several_ways(shipped, visit):
     assert (images[:, 14:] > 128).any(axis=(1, 2, 3)).all(), "all of them drew something"
 
 
-def test_what_is_erased_is_filled_in_and_the_page_tells_what_came_too_late(shipped, visit):
+def test_what_is_erased_is_filled_in_and_the_page_tells_what_was_not_used(shipped, visit):
     visitor, page = begin(visit, shipped)
     page.get_by_role("button", name="Take a sample").click()
     says(page, "#completion .status", "A sample of seed")
@@ -127,20 +136,17 @@ def test_what_is_erased_is_filled_in_and_the_page_tells_what_came_too_late(shipp
     picture = sent(page)
     answer = httpx.post(f"{shipped.url}/v1/images/edits", files={"image": png(picture)}, timeout=60).json()
     told = {name: count for name, count in answer.items() if name.startswith("known")}
-    between = told["known"] - told["known_before_first_hole"] - told["known_after_last_hole"]
-    assert min(told.values()) > 0 and between > 0
-    assert says(page, "#known", "too late") == (
-        f"{told['known']} pixels of 784 known. mnist-small draws from the top left to the bottom right: "
-        f"{told['known_before_first_hole']} steered everything, {between} only what follows them, and "
-        f"{told['known_after_last_hole']} came too late. mnist-conditional uses them all.")
-    visitor.keep("completion-erased-1280-light")
-    shown = results(page)[0].astype(int)
-    blue, amber = shown[..., 2] - shown[..., 0], shown[..., 0] - shown[..., 2]
+    late = told["known"] - told["known_before_first_hole"]
+    assert min(told.values()) > 0 and late > 0
+    assert says(page, "#known", "little influence") == (
+        f"{late} known pixels had little influence or none: mnist-small draws from the top left to the bottom right, "
+        "and they come after its first hole. Choose mnist-conditional, which uses them all.")
     known = picture[..., 3] == 255
-    first, last = np.flatnonzero(~known)[[0, -1]]
-    assert (blue.ravel()[:first] > 20).all() and (amber.ravel()[last + 1:] > 20).all(), "marked by what they steered"
-    assert (blue[~known] == 0).all(), "and what was drawn is not"
-    marks(page, False)
+    page.locator("#alternatives .picture").first.hover()
+    visitor.keep("completion-erased-1280-light")
+    across, down = np.argwhere(known[:, 1:] != known[:, :-1]), np.argwhere(known[1:] != known[:-1])
+    assert edge_of(page) == ({(str(x + 1), str(y), "v") for y, x in across}
+                             | {(str(x), str(y + 1), "h") for y, x in down})
     np.testing.assert_array_equal(results(page)[0][known], picture[known][:, :3])
 
 
@@ -188,7 +194,7 @@ def test_transparent_parts_of_a_picture_are_what_is_filled_in(shipped, visit, tm
     alpha = np.full((28, 28), 255, np.uint8)
     alpha[10:20, 5:12] = 0
     page.locator("#file").set_input_files(written(tmp_path, "holed.png", png(np.dstack([pixels] * 3 + [alpha]))))
-    says(page, "#completion .status", "holed.png is loaded, cropped to 28 . 28.$")
+    says(page, "#completion .status", "holed.png is loaded, 28 . 28.$")
     complete(page, 1)
     went = sent(page)
     np.testing.assert_array_equal(went[..., 3], alpha)
@@ -204,7 +210,7 @@ def test_colour_pictures_are_completed_in_colour(shipped, visit, tmp_path):
     says(page, "#completion .status", "sky.png is loaded")
     complete(page, 2)
     np.testing.assert_array_equal(sent(page)[:16, :, :3], picture[:16])
-    says(page, "#known", "512 pixels of 1,024 known. All steered")
+    expect(page.locator("#known")).to_be_empty()
     visitor.keep("completion-colour-1280-light")
     page.get_by_role("button", name="Clear").click()
     page.locator("#colour").fill("#20c040")
@@ -220,9 +226,9 @@ def test_a_loaded_picture_goes_along_to_another_model(shipped, visit, tmp_path):
     picture = np.stack([4 * across, 255 - 4 * down, 2 * (across + down)], -1).astype(np.uint8)
     says(page, "#editor-hint", "^Draw the top of a digit here$")
     page.locator("#file").set_input_files(written(tmp_path, "sky.png", png(picture)))
-    says(page, "#completion .status", "sky.png is loaded, cropped to 28 . 28")
+    says(page, "#completion .status", "sky.png is loaded, cropped and shrunk to 28 . 28")
     choose("cifar10-small")
-    says(page, "#completion .status", "sky.png is loaded, cropped to 32 . 32")
+    says(page, "#completion .status", "sky.png is loaded, cropped and shrunk to 32 . 32")
     complete(page, 1)
     mean = picture.reshape(32, 2, 32, 2, 3).mean((1, 3))
     np.testing.assert_allclose(sent(page)[:16, :, :3], mean[:16], atol=2)
@@ -319,12 +325,11 @@ def test_what_cannot_be_completed_is_said_with_a_cure(shipped, visit, tmp_path):
 
 def test_a_sample_can_be_taken_over_and_completed(shipped, visit):
     page = visit(shipped.url).ready()
-    page.get_by_role("button", name="Draw 16 images").click()
     says(page, "#samples .status", "16 images in")
     page.get_by_role("button", name="Image 5,").click()
     page.get_by_role("button", name="Complete it").click()
     expect(page.get_by_role("tabpanel", name="Completion")).to_be_visible()
-    says(page, "#completion .status", r"The image of seed \d+, cropped to 28 . 28. Its lower half")
+    says(page, "#completion .status", r"The image of seed \d+, 28 . 28. Its lower half")
     complete(page, 3)
     assert len(results(page)) == 3
 
@@ -342,7 +347,7 @@ def test_a_photographed_digit_is_prepared_by_itself_and_the_page_shows_what_the_
     expect(page.locator("#upload")).to_be_hidden()
     pixels = digit(shipped.url, 7)
     page.locator("#file").set_input_files(written(tmp_path, "photo.png", png(photograph(pixels))))
-    says(page, "#completion .status", "photo.png is loaded and prepared, cropped to 28 . 28. Its lower half")
+    says(page, "#completion .status", "photo.png is loaded and prepared, cropped and shrunk to 28 . 28. Its lower half")
     box = page.get_by_label("Prepare as an MNIST digit")
     expect(box).to_be_checked()
     visitor.keep("completion-prepared-1280-light")
@@ -351,10 +356,10 @@ def test_a_photographed_digit_is_prepared_by_itself_and_the_page_shows_what_the_
     assert max(np.corrcoef(np.roll(pixels, (down, across), (0, 1))[:14].ravel(), top.ravel())[0, 1]
                for down in (-2, -1, 0, 1, 2) for across in (-2, -1, 0, 1, 2)) > 0.85
     box.uncheck()
-    says(page, "#completion .status", "photo.png is loaded, cropped to 28 . 28. It was dark on light")
+    says(page, "#completion .status", "photo.png is loaded, cropped and shrunk to 28 . 28. It was dark on light")
     visitor.keep("completion-cropped-1280-light")
     page.locator("#completion-form [name=model]").select_option("cifar10-small")
-    says(page, "#completion .status", "photo.png is loaded, cropped to 32 . 32")
+    says(page, "#completion .status", "photo.png is loaded, cropped and shrunk to 32 . 32")
     expect(box).to_be_hidden()
     visitor.keep("completion-cropped-colour-1280-light")
     page.get_by_role("button", name="Clear").click()
@@ -379,7 +384,6 @@ def test_the_page_lays_a_completion_back_over_its_photograph(shipped, visit, tmp
     says(page, "#completion .status", "photo.png is loaded and prepared")
     complete(page, 1)
     known = sent(page)[..., 3] > 0
-    marks(page, False)
     drawn = results(page)[0][..., 0]
     for _ in range(2):  # as it was completed, and once it is pinned and some of it drawn again
         page.locator("#alternatives .picture").first.click()
@@ -416,10 +420,7 @@ def test_a_completion_can_be_pinned_erased_again_and_taken_back(shipped, visit):
     stroke(page, TOP_OF_SEVEN)
     before = visitor.picture("#editor")
     complete(page, 3)
-    says(page, "#known", "All steered everything that was drawn")
-    for kind, count in (("steered everything", 1), ("not used", 0)):
-        expect(page.locator("#legend li:visible").filter(has_text=kind)).to_have_count(count)
-    marks(page, False)
+    expect(page.locator("#known")).to_be_empty()
     images = results(page)
     page.locator("#alternatives .picture").nth(1).click()
     page.get_by_role("button", name="Pin it").click()
@@ -458,7 +459,6 @@ def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipp
     says(page, "#strip-prefix", "mnist-small · 230 pixels")
     says(page, "#strip-all", "mnist-conditional · 634 pixels")
     visitor.keep("completion-strip-1280-light")
-    marks(page, False)
     shown = results(page)
     seeds = []
     for at, (side, model) in enumerate((("#strip-prefix", "mnist-small"), ("#strip-all", "mnist-conditional"))):
@@ -505,7 +505,7 @@ def test_more_can_be_drawn_than_is_shown_by_the_keyboard_alone(shipped, visit, t
     count.fill("2")
     box = page.get_by_label("Draw 8, show the best 2")
     expect(box).not_to_be_checked()
-    count.focus()
+    page.locator("#completion-form [name=seed]").focus()
     page.keyboard.press("Tab")
     expect(box).to_be_focused()
     page.keyboard.press("Space")
@@ -514,7 +514,6 @@ def test_more_can_be_drawn_than_is_shown_by_the_keyboard_alone(shipped, visit, t
     says(page, "#completion .status", "2 completions, the best of 8, in")
     visitor.keep(f"completion-best-{size[0]}-light")
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
-    marks(page, False)
     shown = results(page)
     assert len(shown) == 2
     picture = sent(page)
@@ -528,6 +527,32 @@ def test_more_can_be_drawn_than_is_shown_by_the_keyboard_alone(shipped, visit, t
             f"{shipped.url}/v1/images/edits", files={"image": png(picture)}, timeout=60,
             data={"model": "mnist-conditional", "seed": seed, "n": 2, "candidates": 8}).json()["data"]})
     assert max(seeds) < first + 8, "these are the best two of eight seeds in a row"
+
+
+def test_a_completion_gives_its_picture_and_settings_back_where_it_was_pressed(shipped, visit):
+    visitor, page = begin(visit, shipped)
+    stroke(page, TOP_OF_SEVEN)
+    board = visitor.picture("#editor")
+    page.locator("#completion-form [name=label]").select_option("7")
+    page.locator("#completion-form [name=temperature]").fill("0.9")
+    complete(page, 2)
+    picture, shown = sent(page), results(page)
+    page.locator("#completion-form [name=label]").select_option("")
+    page.locator("#completion-form [name=temperature]").fill("1.2")
+    page.get_by_role("button", name="Clear").click()
+    page.locator("#alternatives .picture").nth(1).click()
+    page.get_by_role("button", name="Reuse its settings").click()
+    expect(page.get_by_role("tabpanel", name="Completion")).to_be_visible()
+    assert visitor.picture("#editor") == board
+    for name, value in (("label", "7"), ("temperature", "0.9")):
+        expect(page.locator(f"#completion-form [name={name}]")).to_have_value(value)
+    complete(page, 1)
+    np.testing.assert_array_equal(sent(page), picture)
+    np.testing.assert_array_equal(results(page)[0], shown[1])
+    earlier = page.locator("#completion .draw")
+    expect(earlier).to_have_count(2)
+    earlier.nth(1).click()
+    np.testing.assert_array_equal(results(page), shown)
 
 
 def test_both_sides_of_prefix_or_all_have_the_same_hole_when_the_board_is_changed_meanwhile(shipped, visit):
@@ -559,7 +584,7 @@ def test_a_preparation_that_failed_can_be_tried_again(shipped, visit, tmp_path):
     page.locator("#file").set_input_files(written(tmp_path, "photo.png", png(upload)))
     says(page, "#completion .notice", "The server does not answer")
     page.get_by_role("button", name="Try again").click()
-    says(page, "#completion .status", "photo.png is loaded and prepared, cropped to 28 . 28. Its lower half")
+    says(page, "#completion .status", "photo.png is loaded and prepared, cropped and shrunk to 28 . 28. Its lower half")
     expect(page.locator("#completion .notice")).to_be_hidden()
 
 

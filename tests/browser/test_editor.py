@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import says, written
-from tests.browser.test_completion import begin, complete, digit, marks, png, results, sent, stroke
+from tests.browser.test_completion import begin, complete, digit, png, results, sent, stroke
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +53,42 @@ def test_a_rectangle_is_erased_and_the_mask_can_be_inverted_undone_and_redone(sh
     expect(redo).to_be_disabled()
 
 
+def test_masks_have_a_button_and_a_key_each(shipped, visit, tmp_path):
+    _, page = loaded(visit, shipped, tmp_path)
+    rows, columns = np.mgrid[0:28, 0:28]
+    inside = (rows > 6) & (rows < 21) & (columns > 6) & (columns < 21)
+    for name, key, expected in (("Upper half", "u", rows < 14), ("Lower half", "h", rows > 13),
+                                ("Left half", "l", columns < 14), ("Middle", "m", inside)):
+        page.get_by_role("button", name=name).click()
+        np.testing.assert_array_equal(mask(page), expected, name)
+        page.get_by_role("button", name="Keep all").click()
+        page.locator("#editor").focus()
+        page.keyboard.press(key)
+        np.testing.assert_array_equal(mask(page), expected, key)
+
+
+def test_the_brush_has_an_outline_and_a_lifted_pen_completes_if_asked_to(shipped, visit):
+    visitor, page = begin(visit, shipped)
+    ring = page.locator("#ring")
+    expect(ring).to_be_hidden()
+    page.locator("#editor").hover(position={"x": 100, "y": 60})
+    expect(ring).to_be_visible()
+    box, board = ring.bounding_box(), page.locator("#editor").bounding_box()
+    assert (box["x"] + box["width"] / 2 - board["x"], box["y"] + box["height"] / 2 - board["y"]) == pytest.approx(
+        (100, 60), abs=1)
+    assert box["width"] == pytest.approx((2.5 + 1) / 28 * board["width"], abs=1)
+    visitor.keep("completion-brush-1280-light")
+    page.get_by_role("button", name="Rectangle").click()
+    page.locator("#editor").hover(position={"x": 110, "y": 60})
+    expect(ring).to_be_hidden()
+    page.get_by_role("button", name="Draw", exact=True).click()
+    stroke(page, [(8, 5), (20, 5)])
+    expect(page.locator("#completion .picture")).to_have_count(0)
+    page.get_by_label("Complete when the pen is lifted").check()
+    stroke(page, [(20, 5), (17, 13)])
+    says(page, "#completion .status", "6 completions in")
+
+
 def test_everything_can_be_done_with_the_keyboard_alone(shipped, visit):
     visitor, page = begin(visit, shipped)
     keys = page.keyboard
@@ -79,7 +115,6 @@ def test_everything_can_be_done_with_the_keyboard_alone(shipped, visit):
     says(page, "#completion .status", "6 completions in")
     erased = sent(page)[..., 3] == 0
     assert np.argwhere(erased).tolist() == [[11, 16], [12, 16]]
-    marks(page, False)
     picture = results(page)[2]
     third = page.get_by_role("button", name="Image 3,")
     third.focus()

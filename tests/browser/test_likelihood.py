@@ -59,7 +59,6 @@ def test_of_a_completion_only_what_was_drawn_counts_and_the_way_back_leads_to_th
     says(page, "#completion .status", "three.png is loaded")
     complete(page, 2)
     known = sent(page)[..., 3] > 0
-    page.get_by_label("Mark what was known").uncheck()
     image = results(page)[1][..., 0]
     page.locator("#alternatives .picture").nth(1).click()
     words = judge(page, r"The likelihood of the image of seed \d+\.$")

@@ -2,7 +2,9 @@
 
 import base64
 import io
+import re
 import subprocess
+import zipfile
 
 import httpx
 import numpy as np
@@ -21,7 +23,7 @@ ROWS = """canvases => canvases.map(canvas => {
 
 
 def rows(page: Page) -> list[int]:
-    return page.locator("#samples canvas").evaluate_all(ROWS)
+    return page.locator("#samples .picture canvas").evaluate_all(ROWS)
 
 
 def drawn(page: Page, index: int = 0) -> np.ndarray:
@@ -44,48 +46,64 @@ def rgb(png: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
 
 
+def choose(page: Page, **fields: str) -> None:
+    for name, value in fields.items():
+        page.locator(f"#samples-form [name={name}]").select_option(value)
+
+
 def draw(page: Page, **fields) -> None:
     for name, value in fields.items():
         page.locator(f"#samples-form [name={name}]").fill(str(value))
     page.get_by_role("button", name="Draw", exact=True).and_(page.locator("#samples-form button")).click()
 
 
-def test_a_new_visitor_has_images_after_one_click(shipped, visit):
+def test_a_new_visitor_sees_images_without_a_click_and_is_told_what_they_are(shipped, visit):
     visitor = visit(shipped.url)
     page = visitor.ready()
-    visitor.keep("samples-invitation-1280-light")
-    page.get_by_role("button", name="Draw 16 images").click()
     says(page, "#samples .status", "16 images in")
     assert rows(page) == [28] * 16
     seed = int(page.locator("#samples .status").inner_text().split("seed ")[1].split(".")[0])
-    np.testing.assert_array_equal(drawn(page, 3), asked(shipped.url, seed=seed + 3))
+    np.testing.assert_array_equal(drawn(page, 3), asked(shipped.url, seed=seed + 3, temperature=1))
+    says(page, ".intro", "^LinPix writes pictures pixel by pixel")
+    expect(page.get_by_role("link", name="paper")).to_have_attribute("href", "https://arxiv.org/abs/2006.16236")
+    expect(page.get_by_role("link", name="Documentation")).to_have_attribute("href", "/docs")
     visitor.keep("samples-1280-light")
+
+
+def test_the_grid_is_in_the_middle_of_its_field(shipped, visit):
+    for size in ((1920, 1080), (1280, 800), (768, 1024), PHONE):
+        page = visit(shipped.url, size=size).ready()
+        says(page, "#samples .status", "16 images in")
+        field, *pictures = (one.bounding_box() for one in page.locator("#samples .field, #samples .picture").all())
+        left = min(box["x"] for box in pictures) - field["x"]
+        right = field["x"] + field["width"] - max(box["x"] + box["width"] for box in pictures)
+        assert abs(left - right) <= 1, size
+        assert left < 0.3 * field["width"], size
 
 
 def test_a_grid_fills_row_by_row_while_the_service_draws(slow, visit):
     with serving(slow, *EAGER) as server:
         visitor = visit(server.url)
         page = visitor.ready()
-        draw(page, n=4)
+        page.locator("#samples .picture").first.wait_for()
         seen: list[int] = []
         kept = False
         while page.locator("#samples-form[data-running]").count():
             seen.append(sum(rows(page)))
-            if 40 < seen[-1] < 90 and not kept:
+            if 160 < seen[-1] < 360 and not kept:
                 kept = True
                 visitor.keep("samples-filling-1280-light")
         seen.append(sum(rows(page)))
         assert seen == sorted(seen), "rows never go away"
-        assert seen[-1] == 4 * 28
+        assert seen[-1] == 16 * 28
         assert len(set(seen)) > 5, seen
-        says(page, "#samples .status", "4 images in")
+        says(page, "#samples .status", "16 images in")
 
 
 def test_stop_frees_the_slots_and_says_what_was_finished(slow, visit):
     with serving(slow, *EAGER, "--slots", "8") as server:
         visitor = visit(server.url)
         page = visitor.ready()
-        draw(page, n=16)
         assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 8)
         page.get_by_role("button", name="being drawn").first.wait_for()
         page.get_by_role("button", name="Stop").click()
@@ -109,19 +127,19 @@ def test_class_temperature_and_seed_reach_the_service(shipped, visit):
     page.locator("#samples-form [name=model]").select_option("cifar10-small")
     draw(page, n=1, seed=" 9 ", temperature=1)
     says(page, "#samples .status", "1 image in .* from seed 9")
-    np.testing.assert_array_equal(drawn(page), asked(shipped.url, seed=9, model="cifar10-small"))
+    np.testing.assert_array_equal(drawn(page), asked(shipped.url, seed=9, model="cifar10-small", temperature=1))
 
 
 def test_an_image_can_be_enlarged_downloaded_told_as_curl_and_drawn_again(shipped, visit, tmp_path):
     visitor = visit(shipped.url)
     page = visitor.ready()
     page.locator("#samples-form [name=label]").select_option("3")
-    draw(page, n=6, seed=40)
+    draw(page, n=6, seed=40, temperature=0.9)
     says(page, "#samples .status", "6 images in")
     expected = drawn(page, 2)
     page.get_by_role("button", name="Image 3, seed 42").click()
     expect(page.get_by_role("heading", name="Seed 42")).to_be_visible()
-    says(page, "#viewer-facts", "mnist-small · class 3 · temperature 1")
+    says(page, "#viewer-facts", "mnist-small · class 3 · temperature 0.9")
 
     with page.expect_download() as native:
         page.get_by_role("link", name="Download PNG").click()
@@ -142,8 +160,13 @@ def test_an_image_can_be_enlarged_downloaded_told_as_curl_and_drawn_again(shippe
     page.keyboard.press("ArrowRight")
     expect(page.get_by_role("heading", name="Seed 43")).to_be_visible()
     page.keyboard.press("ArrowLeft")
-    page.get_by_role("button", name="Reuse its seed").click()
-    expect(page.locator("#samples-form [name=seed]")).to_have_value("42")
+    page.keyboard.press("Escape")
+    choose(page, label="", model="cifar10-small")  # something else meanwhile
+    page.get_by_role("button", name="Image 3, seed 42").click()
+    page.get_by_role("button", name="Reuse its settings").click()
+    expect(page.locator("#viewer")).to_be_hidden()
+    for name, value in (("seed", "42"), ("label", "3"), ("model", "mnist-small"), ("temperature", "0.9")):
+        expect(page.locator(f"#samples-form [name={name}]")).to_have_value(value)
     draw(page, n=1)
     says(page, "#samples .status", "1 image in .* from seed 42")
     np.testing.assert_array_equal(drawn(page), expected)
@@ -170,11 +193,123 @@ def test_the_keyboard_alone_is_enough(shipped, visit):
     expect(picture).to_be_focused()
 
 
+def test_earlier_draws_come_back_at_a_click_and_after_a_reload(shipped, visit):
+    visitor = visit(shipped.url)
+    page = visitor.ready()
+    says(page, "#samples .status", "16 images in")
+    earlier = page.locator("#samples .draw")
+    expect(earlier).to_have_count(1)
+    choose(page, label="7")
+    draw(page, n=3, seed=11)
+    says(page, "#samples .status", "3 images in")
+    expect(earlier).to_have_count(2)
+    first = drawn(page)
+    choose(page, model="cifar10-small")
+    draw(page, n=2, seed=12)
+    says(page, "#samples .status", "2 images in")
+    assert len(rows(page)) == 2
+    page.get_by_role("button", name="mnist-small, class 7, temperature 1, seed 11").click()
+    says(page, "#samples .status", "Drawn before: mnist-small, class 7")
+    assert len(rows(page)) == 3
+    np.testing.assert_array_equal(drawn(page), first)
+    visitor.keep("samples-visit-1280-light")
+    page.reload()
+    visitor.ready()
+    says(page, "#samples .status", "16 images in")
+    expect(earlier).to_have_count(4)
+    page.get_by_role("button", name="mnist-small, class 7, temperature 1, seed 11").click()
+    assert len(rows(page)) == 3
+    np.testing.assert_array_equal(drawn(page), first)
+    page.locator("#samples .picture").nth(1).click()
+    says(page, "#viewer-facts", "mnist-small · class 7 · temperature 1")
+
+
+def test_an_earlier_draw_that_is_looked_at_while_drawing_keeps_its_images(slow, visit):
+    with serving(slow, *EAGER) as server:
+        page = visit(f"{server.url}", panel="samples?n=1").ready()
+        says(page, "#samples .status", "1 image in")
+        first = drawn(page)
+        draw(page, n=16)
+        page.get_by_role("button", name="being drawn").first.wait_for()
+        page.locator("#samples .draw").click()
+        assert len(rows(page)) == 1
+        says(page, "#samples .status", "Stopped")
+        np.testing.assert_array_equal(drawn(page), first)
+        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 0)
+
+
+def test_all_images_come_in_one_archive(shipped, visit):
+    page = visit(shipped.url, panel="samples?seed=70&n=5").ready()
+    says(page, "#samples .status", "5 images in .* from seed 70")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download all").first.click()
+    assert download.value.suggested_filename == "linpix-70.zip"
+    with zipfile.ZipFile(download.value.path()) as archive:
+        assert archive.testzip() is None
+        assert archive.namelist() == [f"linpix-{seed}.png" for seed in range(70, 75)]
+        for index, name in enumerate(archive.namelist()):
+            np.testing.assert_array_equal(rgb(archive.read(name)), drawn(page, index))
+
+
+def test_a_link_brings_model_class_seed_and_temperature_back(shipped, visit):
+    page = visit(shipped.url).ready()
+    choose(page, model="mnist-conditional", label="4")
+    draw(page, n=4, temperature=0.8)  # with a seed of its own
+    says(page, "#samples .status", "4 images in")
+    page.get_by_role("button", name="Copy link").click()
+    says(page, "#samples .status", "The link is copied")
+    link, pictures = page.evaluate("navigator.clipboard.readText()"), [drawn(page, index) for index in range(4)]
+    assert link.startswith(f"{shipped.url}/#/samples?")
+    other = visit(shipped.url, panel=link.split("#/")[1]).ready()
+    seed = re.search(r"seed=(\d+)", link)[1]
+    says(other, "#samples .status", f"4 images in .* from seed {seed}")
+    for name, value in (("model", "mnist-conditional"), ("label", "4"), ("temperature", "0.8"), ("seed", seed)):
+        expect(other.locator(f"#samples-form [name={name}]")).to_have_value(value)
+    for index, picture in enumerate(pictures):
+        np.testing.assert_array_equal(drawn(other, index), picture)
+    missing = visit(shipped.url, panel="samples?model=none&seed=5").ready()
+    says(missing, "#samples .notice", "none is no longer served. Choose another model.")
+
+
+def test_the_slider_has_the_range_and_the_default_of_the_model(shipped, visit):
+    """As its card says; a card of an older server says nothing."""
+    def told(route) -> None:
+        cards = route.fetch().json()
+        for card in cards["data"]:
+            for name in ("temperature", "temperature_range", "limits", "class_agreement"):
+                card.pop(name, None)
+            if card["id"] == "cifar10-small":
+                card |= {"temperature": 0.88, "temperature_range": [0.6, 1.2], "class_agreement": 0.431,
+                         "limits": "Colours and textures, rarely objects."}
+        route.fulfill(json=cards)
+
+    visitor = visit(shipped.url, panel="completion")
+    visitor.page.route("**/v1/models", told)
+    visitor.page.reload()
+    page = visitor.ready()
+    page.get_by_role("tab", name="Samples").click()
+    slider = page.locator("#samples-form [name=temperature]")
+
+    def shown() -> list[str]:
+        return [str(slider.get_attribute("min")), slider.input_value(), str(slider.get_attribute("max"))]
+
+    assert shown() == ["0.3", "1", "1.5"]
+    expect(page.locator("#samples [data-facts]")).not_to_contain_text("class asked for")
+    with page.expect_request("**/v1/images/generations") as asked_for:
+        choose(page, model="cifar10-small")
+        assert shown() == ["0.6", "0.88", "1.2"]
+        draw(page, n=1)
+    assert asked_for.value.post_data_json["temperature"] == 0.88
+    says(page, "#samples .facts", "43 % are of the class asked for Colours and textures, rarely objects.")
+    expect(page.locator("#samples output")).to_have_text("0.88")
+    for word in ("calmer", "wilder"):
+        expect(page.locator("#samples .ends")).to_contain_text(word)
+
+
 @pytest.mark.slow
 def test_drawing_anew_while_drawing_stops_the_earlier_request(slow, visit):
     with serving(slow, *EAGER, "--slots", "8") as server:
-        page = visit(server.url).ready()
-        draw(page, n=8)
+        page = visit(server.url).ready()  # which draws 16
         assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 8)
         draw(page, n=1, seed=5)
         says(page, "#samples .status", "1 image in .* from seed 5")
@@ -189,7 +324,7 @@ def test_the_grid_shows_whole_pixels_and_fits_its_screen(shipped, visit):
         for count in (1, 5, 16):
             draw(page, n=count)
             says(page, "#samples .status", f"{count} images? in")
-            boxes = page.locator("#samples canvas").evaluate_all(
+            boxes = page.locator("#samples .picture canvas").evaluate_all(
                 "all => all.map(canvas => canvas.getBoundingClientRect().toJSON())")
             assert {box["width"] % 28 for box in boxes} == {0}
             assert all(box["left"] >= 0 and box["right"] <= size[0] for box in boxes)

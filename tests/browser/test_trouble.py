@@ -19,16 +19,15 @@ LASTING = ("--faults", "slow:every=1:ms=20")  # seconds an image: the page is se
 
 def test_a_full_queue_shows_its_wait_and_is_tried_again_when_told(slow, visit):
     with serving(slow, *EAGER, "--slots", "2", "--max-queue", "0") as server, ThreadPoolExecutor(1) as pool:
-        visitor = visit(server.url)
+        visitor = visit(server.url, panel="now")
         page = visitor.ready()
-        page.locator("#samples-form [name=n]").fill("2")
         httpx.post(f"{server.url}/v1/images/generations", json={"n": 2}, timeout=60)  # to know the speed
         asked = pool.submit(lambda: httpx.post(f"{server.url}/v1/images/generations", json={"n": 2}, timeout=60))
         assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 2)
         refusals: list[tuple[int, str]] = []
         page.on("response", lambda answer: refusals.append((answer.status, answer.headers.get("retry-after", "")))
                 if answer.url.endswith("/generations") else None)
-        page.get_by_role("button", name="Draw 2 images").click()
+        page.goto(f"{server.url}/#/samples?n=2")
         shown = says(page, "#samples .notice", r"The queue is full\. Trying again by itself in \d+ s\. \d+ s left")
         visitor.keep("samples-full-1280-light")
         assert refusals[0][0] == 429
@@ -41,11 +40,9 @@ def test_a_full_queue_shows_its_wait_and_is_tried_again_when_told(slow, visit):
 
 def test_waiting_for_room_can_be_stopped(slow, visit):
     with serving(slow, *EAGER, *LASTING, "--slots", "8", "--max-queue", "0") as server, ThreadPoolExecutor(1) as pool:
-        page = visit(server.url).ready()
         asked = pool.submit(lambda: httpx.post(f"{server.url}/v1/images/generations", json={"n": 8}, timeout=120))
         assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 8)
-        page.locator("#samples-form [name=n]").fill("1")
-        page.get_by_role("button", name="Draw 1 image").click()
+        page = visit(server.url, panel="samples?n=1").ready()
         says(page, "#samples .notice", "The queue is full")
         page.get_by_role("button", name="Draw", exact=True).click()  # who cannot wait waits on, and sees for how long
         says(page, "#samples .notice", "The queue is full")
@@ -60,10 +57,8 @@ def test_waiting_for_room_can_be_stopped(slow, visit):
 
 def test_a_server_that_drops_the_connection_is_told_and_its_return_is_noticed(slow, visit):
     with serving(slow, *EAGER, *LASTING) as server:
-        visitor = visit(server.url)
+        visitor = visit(server.url, panel="samples?n=8")
         page = visitor.ready()
-        page.locator("#samples-form [name=n]").fill("8")
-        page.get_by_role("button", name="Draw 8 images").click()
         page.get_by_role("button", name="being drawn").first.wait_for()
         server.stop(signal.SIGKILL)
         says(page, "#samples .notice", "The connection to the server broke off. Check that it still runs, then try")
@@ -75,17 +70,16 @@ def test_a_server_that_drops_the_connection_is_told_and_its_return_is_noticed(sl
         assert page.locator("#samples .unfinished").count() == 8
         with serving(slow, *EAGER, "--port", server.url.rsplit(":", 1)[1]):
             expect(page.locator("#page-notice")).to_be_hidden()
+            expect(page.locator("#samples .notice")).to_be_hidden()  # by itself, as it is true no longer
+            says(page, "#samples .status", "The server is back. Try again.")
             says(page, "#pulse", "Ready")
-            page.get_by_role("button", name="Try again").click()
+            page.get_by_role("button", name="Draw", exact=True).click()
             says(page, "#samples .status", "8 images in")
-            expect(page.locator("#samples .notice")).to_be_hidden()
 
 
 def test_a_server_that_shuts_down_says_so(slow, visit):
     with serving(slow, *EAGER, *LASTING, "--drain-timeout", "300") as server:
         page = visit(server.url).ready()
-        page.locator("#samples-form [name=n]").fill("16")
-        page.get_by_role("button", name="Draw 16 images").click()
         page.get_by_role("button", name="being drawn").first.wait_for()
         server.process.send_signal(signal.SIGTERM)
         says(page, "#pulse", "Shutting down")
@@ -106,7 +100,6 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_only(tiny, tmp_path, visit):
         page.get_by_role("button", name="Use this key").click()
         visitor.ready()
         expect(page.locator("#key")).to_be_hidden()
-        page.get_by_role("button", name="Draw 16 images").click()
         says(page, "#samples .status", "16 images in")
         page.get_by_role("button", name="Image 1,").click()
         page.get_by_role("button", name="Copy as curl").click()
@@ -133,7 +126,7 @@ def test_a_key_of_a_slow_rate_opens_the_page_all_the_same(tiny, tmp_path, visit)
 def test_what_the_service_refuses_is_said_in_its_own_words(shipped, visit):
     page = visit(shipped.url).ready()
     page.locator("#samples-form [name=seed]").fill("9007199254740990")
-    page.get_by_role("button", name="Draw 16 images").click()
+    page.get_by_role("button", name="Draw", exact=True).click()
     says(page, "#samples .notice", r"Image i uses seed \+ i, which must stay under 2\^53: .*\.")
 
 
@@ -142,11 +135,10 @@ def test_an_image_of_a_model_that_is_no_longer_served_leaves_the_page_usable(tin
         shutil.copytree(tiny, tmp_path / name)
     with serving(tmp_path, *EAGER, "--models", "first,second") as server:
         page = visit(server.url).ready()
-        page.get_by_role("button", name="Draw 16 images").click()
         says(page, "#samples .status", "16 images in")
     with serving(tmp_path, *EAGER, "--models", "second", "--port", server.url.rsplit(":", 1)[1]):
         expect(page.locator("#samples-form [name=model]")).to_have_value("second")
-        for button, panel in (("Complete it", "completion"), ("Reuse its seed", "samples")):
+        for button, panel in (("Complete it", "completion"), ("Reuse its settings", "samples")):
             page.get_by_role("tab", name="Samples").click()
             page.get_by_role("button", name="Image 1,").click()
             page.get_by_role("button", name=button).click()

@@ -7,6 +7,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from ..middleware.headers import content_policy
@@ -17,9 +20,9 @@ STATIC = Path(__file__).parents[2] / "static"
 # a page and its modules must be of one release, and are small: parts of them, which nobody wants, would have errors
 REVALIDATE = {"cache-control": "no-cache", "accept-ranges": "none"}
 
+COMPRESSED = Middleware(GZipMiddleware, compresslevel=6)  # a third of the bytes, in some milliseconds a visit
 
-@router.head("/", include_in_schema=False)
-@router.get("/", include_in_schema=False)
+
 async def page(request: Request) -> FileResponse:
     _in_whole(request.scope)
     return FileResponse(STATIC / "index.html", headers=REVALIDATE)
@@ -40,6 +43,11 @@ class Static(StaticFiles):
         response = super().file_response(*arguments, **named)
         response.headers.update(REVALIDATE)
         return response
+
+
+# of Starlette, whose routes can have middleware of their own: answers of the API go out as they are
+routes = [Route("/", page, middleware=[COMPRESSED]),
+          Mount("/static", Static(directory=STATIC), name="static", middleware=[COMPRESSED])]
 
 
 @router.head("/docs", include_in_schema=False)

@@ -10,23 +10,29 @@ import pytest
 from linpix.server.web.routes.page import STATIC
 
 OURS = {"VENDORED.md", "favicon.svg", "index.html", "page.css", "page.js", "service.js", "parts.js", "gallery.js",
-        "samples.js", "editor.js", "completion.js", "upload.js", "photograph.js", "likelihood.js", "race.js", "now.js"}
+        "samples.js", "visit.js", "editor.js", "completion.js", "upload.js", "photograph.js", "likelihood.js",
+        "race.js", "now.js"}
 LOADS = {"src", "href", "srcset", "action", "formaction", "poster", "data"}  # attributes that name another resource
 
 
 class References(HTMLParser):
-    """The resources that a page names, and its inline scripts and styles."""
+    """The resources that a page names, its links to elsewhere, and its inline scripts and styles."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.urls: list[str] = []
+        self.links: list[str] = []
         self.inline: list[str] = []
         self._keep = False
         self.feed(html)
         self.close()
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.urls += [value for name, value in attributes if name in LOADS and value]
+        if tag == "a" and (dict(attributes).get("href") or "").startswith("https:"):  # nothing is loaded from there
+            assert dict(attributes)["rel"] == "noreferrer"
+            self.links.append(str(dict(attributes)["href"]))
+        else:
+            self.urls += [value for name, value in attributes if name in LOADS and value]
         self._keep = tag in ("script", "style")
 
     def handle_data(self, data: str) -> None:
@@ -51,6 +57,7 @@ def test_a_page_names_resources_of_its_own_server_only_and_all_of_them_are_there
         references = References(client.get(page).text)
         here = urlsplit(server.url)
         assert references.urls
+        assert references.links == (["https://arxiv.org/abs/2006.16236"] if page == "/" else [])
         for url in references.urls:
             absolute = urljoin(server.url + page, url)
             assert urlsplit(absolute)[:2] == here[:2], f"{page} names {url}"
@@ -77,3 +84,21 @@ def test_a_file_comes_whole_whatever_part_of_it_is_asked_for(server, path):
         for part in ("bytes=0-3", "bytes=99999999-", "bytes=x", "lines=1-2"):
             answer = client.get(path, headers={"range": part})
             assert (answer.status_code, answer.content) == (200, whole.content)
+
+
+@pytest.mark.parametrize("path", ["/", "/static/page.js", "/static/swagger-ui.css", "/v1/models"])
+def test_the_page_is_compressed_for_those_who_ask_and_the_api_is_not(server, path):
+    with server.client() as client:
+        plain = client.get(path, headers={"accept-encoding": "identity"})
+        packed = client.get(path, headers={"accept-encoding": "gzip"})
+        assert packed.content == plain.content
+        assert "content-encoding" not in plain.headers
+        if path.startswith("/v1/"):
+            assert "content-encoding" not in packed.headers
+            return
+        assert packed.headers["content-encoding"] == "gzip"
+        assert packed.num_bytes_downloaded < 0.5 * len(plain.content)
+        assert "Accept-Encoding" in packed.headers["vary"] and "Accept-Encoding" in plain.headers["vary"]
+        known = {"accept-encoding": "gzip", "if-none-match": packed.headers["etag"]}
+        assert client.get(path, headers=known).status_code == (304 if path.startswith("/static/") else 200)
+        assert client.head(path, headers={"accept-encoding": "gzip"}).status_code == 200
