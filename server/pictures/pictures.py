@@ -18,9 +18,10 @@ from PIL import Image
 from linpix.model.config import ModelConfig
 
 from . import coverage, sanitise
+from .encode import encoded, enlarged, framed
 
-LARGEST_SIDE = 1024           # of an answer, in pixels; enlarging by nearest neighbour adds nothing but bytes
 LARGEST_UPLOAD = 4096 * 4096  # pixels, as the header declares them; Pillow spends 4 bytes on most kinds
+LARGEST_PHOTOGRAPH = 8192 * 8192  # of a JPEG in one scan, decoded at 1/2, 1/4 or 1/8 of its size: no more than that
 MAX_SCANS = 500              # of one JPEG: each costs 33 bytes of upload, and a pass over all its pixels
 MAX_SCANNED = 32 * LARGEST_UPLOAD  # pixels of all passes: 11 ms for 16 million; encoders make some ten passes
 OPAQUE = 128                  # alpha from here on is known
@@ -90,7 +91,8 @@ class Decoded:
 
     colours: NDArray[np.uint8]       # (H, W, channels)
     kept: NDArray[np.bool_]          # what is no hole; of any size, to be stretched over the colours
-    crop: tuple[int, int, int, int]  # left, top, width, height in the upload
+    crop: tuple[int, int, int, int]  # left, top, width, height in the upload as it was decoded
+    scale: int = 1                   # sides of the upload by those of what was decoded of it
 
 
 def read_occluded(
@@ -118,8 +120,9 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
            channels: int | None = None, whole: bool = False, unmarked: bool = False) -> Decoded:
     """Decode a PNG, JPEG or WebP, and find its holes. Raises PictureError for any upload, or MemoryError.
 
-    A given mask (holes where its alpha is under 128; its colours do not count) or keep_rows (holes from that
-    row of the model's image on) decides alone, and transparent parts of the image then show black beneath.
+    A given mask (holes where its alpha is under 128; its colours do not count) decides alone, and transparent parts of
+    the image then show black beneath. keep_rows (holes from that row of the model's image on) does too; an image that
+    has holes of its own is refused with it, if it is cropped.
     Without either the holes are where the image's own alpha is under 128, and other pixels keep their
     colours whatever their alpha. A mask may have any size: it is cropped as the image is. An opaque mask or
     alpha channel leaves nothing to fill.
@@ -133,9 +136,12 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
         raise PictureError(f"keep_rows must be from 0 to {config.height}, the rows of the model's image, "
                            f"got {keep_rows}", "keep_rows")
     ratio = None if whole else (config.width, config.height)
-    colours, alpha, crop = _read(image, "image", config, channels or config.channels, ratio)
+    colours, alpha, crop, scale = _read(image, "image", config, channels or config.channels, ratio)
+    if keep_rows is not None and not whole and alpha is not None and (alpha < OPAQUE).any():
+        raise PictureError("keep_rows says what to fill in, and so do the transparent parts of the picture; send one "
+                           "of them", "keep_rows")
     if mask is not None:
-        _, painted, _ = _read(mask, "mask", config, 1, crop[2:])
+        _, painted, *_ = _read(mask, "mask", config, 1, crop[2:])
         if painted is None:
             raise PictureError("mask has no alpha channel; send a PNG or WebP whose transparent pixels are "
                                "the ones to fill in", "mask")
@@ -154,38 +160,12 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
         behind = 255 if whole and opaque.size and opaque.mean() < 128 else 0
         share = alpha[..., None].astype(np.uint16)
         colours = ((colours * share + behind * (255 - share) + 127) // 255).astype(np.uint8)
-    return Decoded(colours, kept, crop)
-
-
-def sizes(config: ModelConfig) -> list[str]:
-    """Every size of an answer, width x height: multiples of the model's own, which comes first."""
-    largest = max(1, LARGEST_SIDE // max(config.height, config.width))
-    return [f"{config.width * factor}x{config.height * factor}" for factor in range(1, largest + 1)]
-
-
-def parse_size(text: str | None, config: ModelConfig) -> int:
-    """The factor by which an answer is enlarged."""
-    if text in (None, "auto", "native"):
-        return 1
-    allowed = sizes(config)
-    if text not in allowed:
-        raise PictureError(f"size must be auto, native or one of {', '.join(allowed)}; "
-                           f"got {text[:40]!r}", "size")
-    return allowed.index(text) + 1
+    return Decoded(colours, kept, crop, scale)
 
 
 def png(canvas: NDArray[np.uint8], config: ModelConfig, factor: int = 1, rows: int | None = None) -> bytes:
-    """Enlarge (T,) sub-pixels by nearest neighbour; rows from `rows` on are unfinished, and come out black.
-
-    Equal arguments give equal bytes (with one version of Pillow): no time, no comment.
-    """
-    picture = canvas.reshape(config.height, config.width, config.channels).copy()
-    if rows is not None:
-        picture[rows:] = 0
-    picture = picture.repeat(factor, axis=0).repeat(factor, axis=1)
-    out = io.BytesIO()
-    Image.fromarray(picture[..., 0] if config.channels == 1 else picture).save(out, "PNG")
-    return out.getvalue()
+    """A PNG of (T,) sub-pixels; rows from `rows` on are unfinished, and come out black."""
+    return encoded(framed(canvas, config, enlarged(config, factor), rows))
 
 
 @contextmanager
@@ -203,14 +183,18 @@ def _blaming(param: str) -> Iterator[None]:
 
 
 def _too_large(param: str, got: str) -> PictureError:
-    return PictureError(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), got {got}", param, 413)
+    return PictureError(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), a JPEG in one scan, as cameras "
+                        f"save them, up to {LARGEST_PHOTOGRAPH} (8192x8192), got {got}", param, 413)
 
 
 def _read(data: bytes, param: str, config: ModelConfig, channels: int, ratio: tuple[int, int] | None
-          ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None, tuple[int, int, int, int]]:
-    """Colours (H, W, channels) and alpha (H, W), if any, cropped to an aspect ratio (width, height), and the crop."""
+          ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None, tuple[int, int, int, int], int]:
+    """Colours (H, W, channels) and alpha (H, W), if any, cropped to an aspect ratio (width, height), the crop, scale.
+
+    scale: how many pixels of the upload one of these is, a side.
+    """
     with _blaming(param):
-        picture = _upright(data, param)
+        picture, scale = _upright(data, param)
         width, height = picture.size
         if param == "image" and ratio and (width < config.width or height < config.height):
             raise PictureError(f"image must have at least the model's {config.width}x{config.height} pixels "
@@ -231,22 +215,28 @@ def _read(data: bytes, param: str, config: ModelConfig, channels: int, ratio: tu
             picture = picture.convert("RGBA")
             alpha = np.asarray(picture.getchannel("A"))
         colours = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
-        return colours.reshape(crop_height, crop_width, channels), alpha, (left, top, crop_width, crop_height)
+        return colours.reshape(crop_height, crop_width, channels), alpha, (left, top, crop_width, crop_height), scale
 
 
-def _upright(data: bytes, param: str) -> Image.Image:
-    """Decode the one frame of an upload, turned as its EXIF says; ICC profiles are ignored."""
+def _upright(data: bytes, param: str) -> tuple[Image.Image, int]:
+    """Decode the one frame of an upload, turned as its EXIF says, and how much it was reduced; no ICC profiles."""
     if not data:
         raise PictureError(f"{param} is empty: the upload has 0 bytes", param)
     kind = sanitise.kind_of(data)
     if kind is None:
-        raise PictureError(f"{param} must be a PNG, JPEG or WebP picture, got {len(data)} bytes that begin "
-                           f"with {data[:8]!r}", param, 415)
+        other = sanitise.other_kind(data)
+        got = f"{len(data)} bytes that begin with {data[:8]!r}" if other is None else f"{len(data)} bytes: {other}"
+        raise PictureError(f"{param} must be a PNG, JPEG or WebP picture, got {got}", param, 415)
     found = sanitise.pixels_of(data, kind)
     if found.frames > 1:
         raise PictureError(f"{param} is animated ({found.frames} frames); send one still picture", param)
     opened = Image.open(io.BytesIO(found.data), formats=[kind])  # reads the header only
     picture: Image.Image = opened
+    scale, pixels = 1, picture.width * picture.height
+    if LARGEST_UPLOAD < pixels <= LARGEST_PHOTOGRAPH and kind == "JPEG" and found.scans == 1:
+        while pixels > LARGEST_UPLOAD * scale**2:
+            scale *= 2
+        opened.draft(None, (max(1, opened.width // scale), max(1, opened.height // scale)))
     if picture.width * picture.height > LARGEST_UPLOAD:
         raise _too_large(param, f"{picture.width}x{picture.height}")
     if found.scans > (most := min(MAX_SCANS, MAX_SCANNED // max(1, picture.width * picture.height))):
@@ -256,7 +246,7 @@ def _upright(data: bytes, param: str) -> Image.Image:
         picture.info["transparency"] = _eight_bit(picture.info["transparency"], opened.tile[0][3])
     if found.orientation in _UPRIGHT:
         picture = picture.transpose(_UPRIGHT[found.orientation])
-    return picture
+    return picture, scale
 
 
 def _eight_bit(transparent: object, raw_mode: object) -> object:
