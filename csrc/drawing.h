@@ -28,15 +28,15 @@ LINPIX_FUNCTION bool all_finite(const float* x, int n) {
   return finite;
 }
 
-// The component that u picks.
+// The component that u picks: at any temperature but 0 with its own probability. Sharpened, that would collapse: the
+// likeliest value of nearly every sub-pixel is the background's.
 LINPIX_FUNCTION int pick(const Mixture& p, float u, float temperature, float* weights) {
   const float* logits = p.logits();
   int best = 0;
   for (int j = 1; j < p.K; ++j)
     if (logits[j] > logits[best]) best = j;
   if (!(temperature > 0)) return best;
-  const Floats divisor = temperature;
-  for (int j = 0; j < p.K; j += LANES) store(weights + j, exp((load(logits + j) - logits[best]) / divisor));
+  for (int j = 0; j < p.K; j += LANES) store(weights + j, exp(load(logits + j) - logits[best]));
   float total = 0, passed = 0;
   for (int j = 0; j < p.K; ++j) total = total + weights[j];
   for (int j = 0; j < p.K; ++j) {

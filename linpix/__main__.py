@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 __all__ = ["main"]
 
@@ -85,11 +85,23 @@ def _number(kind: type, least: float, most: float = math.inf) -> Callable[[str],
     return parse
 
 
+def _scale(text: str) -> Any:
+    return text if text == "auto" else _number(int, 1, 64)(text)
+
+
+def _heats(text: str) -> Any:
+    heats = [_number(float, 0, 10)(part) for part in text.split(",")]
+    if len(heats) != 2 or heats[0] > heats[1]:
+        raise argparse.ArgumentTypeError(f"must be two numbers, the lower first, such as 0.5,1.2; got {text!r}")
+    return heats
+
+
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Adds the default of a flag, unless its text names it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if "default" in (action.help or "") else super()._get_help_string(action)
+        told = "default" in (action.help or "") or action.required or action.default in (None, "")
+        return action.help if told else super()._get_help_string(action)
 
 
 def _integers(text: str) -> list[int]:
@@ -100,6 +112,10 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     """wanted: the command, if any; flags that live in a room's settings are read from it only then."""
     parser = argparse.ArgumentParser(prog="linpix", description="Linear transformers that draw images: train, serve, "
                                                                 "sample, complete, compare.")
+    if wanted == ["--version"]:
+        parser.add_argument("--version", action="version", version=_release())
+    else:
+        parser.add_argument("--version", action="store_true", help="show the version of LinPix, torch and Python")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(room: str, name: str, text: str, *, module: str = "commands", function: str = ""
@@ -173,6 +189,16 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
                             help="precision of the compiled engine's matrix products")
     evaluating.add_argument("--labels", choices=("all",), help="also measure how often the most probable "
                             "class is right, all being equally probable before an image is seen; one pass a class")
+    evaluating.add_argument("--classes", type=_number(int, 1, 1_000_000), nargs="?", const=1_000, metavar="N",
+                            help="instead: of N drawn images (1,000), how many a CNN trained on the same data takes "
+                            "for the class asked for")
+    evaluating.add_argument("--write", action="store_true", help="with --classes: put that share into the checkpoint, "
+                            "and what the next three flags say (default: what it has, or what fits its data)")
+    evaluating.add_argument("--temperature", type=_number(float, 0, 10), help="what it is drawn with, where a request "
+                            "says none")
+    evaluating.add_argument("--temperature-range", type=_heats, metavar="LOW,HIGH", help="temperatures that are worth "
+                            "trying")
+    evaluating.add_argument("--limits", help="a sentence of what the model cannot do")
     evaluating.add_argument("--grid", help="write a grid of samples to this .png file")
 
     exporting = command("linpix.training", "export", "evaluate a training run on all test images, and write a "
@@ -202,13 +228,27 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     return parser
 
 
+def _release() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    def release(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "unknown"
+
+    return f"linpix {release('linpix')}, torch {release('torch')}, Python {sys.version.split()[0]}"
+
+
 def _serve_flags(parser: argparse.ArgumentParser) -> None:
     _imported("linpix.server.settings")
     from linpix.server.settings import HIDDEN, Settings
 
     for name, field in Settings.model_fields.items():
-        text = f"{field.description} (default: {field.default}; LINPIX_{name.upper()})"
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar=name.upper(),
+        default = "" if field.default in (None, "") else f"default: {field.default}; "
+        text = f"{field.description} ({default}LINPIX_{name.upper()})"
+        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar="|".join(choices) or name.upper(),
                             help=argparse.SUPPRESS if field.json_schema_extra == HIDDEN else text)
     parser.formatter_class = argparse.HelpFormatter  # the defaults are in the text: None means the variable decides
 
@@ -240,8 +280,8 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=_number(int, 1, 4096), default=64, help="largest number of images decoded at "
                                                                                 "once")
     parser.add_argument("--seed", type=_number(int, 0, 2**53 - 1), help="image i uses seed + i; default: a random seed")
-    parser.add_argument("--temperature", type=_number(float, 0, 10), default=1.0, help="1: as trained; lower: more "
-                                                                                       "typical images")
+    parser.add_argument("--temperature", type=_number(float, 0, 10), help="1: as trained; lower: calmer, "
+                        "higher: wilder; default: the model's own")
     parser.add_argument("--label", help="class, by index or name")
     parser.add_argument("--engine", choices=("auto", "eager", "compiled"),
                         default=os.environ.get("LINPIX_ENGINE", "auto"), help="engine to decode with (or "
@@ -257,9 +297,8 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
                         help="tokens that a GPU adds to the state at a time (or LINPIX_DEFER)")
     parser.add_argument("--out", required=True, help="folder for one PNG per image, X.png for a grid of them, or X.gif "
                         "or X.webp for an animation of the grid as it is drawn")
-    parser.add_argument("--scale", type=_number(int, 1, 64), help="enlarge pictures by this factor; default: "
-                                                                  "animations up to "
-                        "560 pixels wide, other pictures not at all")
+    parser.add_argument("--scale", type=_scale, help="enlarge pictures by this factor; auto: up to 560 pixels wide; "
+                        "default: auto for animations, and on a terminal for grids, other pictures not at all")
     parser.add_argument("--preview", choices=("auto", "always", "never"), default="auto",
                         help="show the images on standard error while they are drawn; auto: on a terminal with "
                         "colours, without --json")
@@ -270,8 +309,12 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     from linpix.model.config import PRESETS, AttentionKind, FeatureMap
     from linpix.training.run import TrainConfig
 
-    parser.add_argument("preset", choices=sorted(PRESETS), help="architecture")
-    parser.add_argument("--data", required=True, help="folder of the data set; fetched if it is empty")
+    parser.add_argument("preset", nargs="?", metavar="PRESET", help="architecture: auto, "
+                        f"{', '.join(sorted(PRESETS))}; with --preset, the folder of pictures instead")
+    parser.add_argument("--preset", dest="chosen", choices=["auto", *sorted(PRESETS)], help="auto: size, colours and "
+                        "minutes are chosen by looking at the pictures, which may have any size, and grey ones get a "
+                        "head start from mnist-small")
+    parser.add_argument("--data", help="folder of the data set; fetched if it is empty")
     parser.add_argument("--out", required=True, help="checkpoint folder to write; FOLDER.training holds the log and "
                                                      "the state to resume from")
     _device_flag(parser)

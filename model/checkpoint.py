@@ -25,6 +25,8 @@ from .transformer import Transformer
 
 FORMAT_VERSION = 1
 SHARD_BYTES = 16 * 2**20  # hosts of git repositories warn about larger files
+TEMPERATURE_RANGE = (0.5, 1.2)  # of a checkpoint that names none
+HOTTEST = 10.0            # that a request may ask for
 LARGEST_TEXT = 2**20      # bytes of config.json, SHA256SUMS, and whatever else is listed that holds no tensors
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -43,6 +45,27 @@ class Checkpoint:
     digest: str                  # SHA-256 over SHA256SUMS, so over every file that matters
     class_names: tuple[str, ...]
     folder: Path = Path()        # where it was read from
+
+    @property
+    def temperature(self) -> float:
+        """What it draws best with, where a request says none."""
+        return float(self.provenance.get("temperature", 1.0))
+
+    @property
+    def temperature_range(self) -> tuple[float, float]:
+        """The lowest and the highest temperature at which its images are still worth looking at."""
+        low, high = self.provenance.get("temperature_range") or TEMPERATURE_RANGE
+        return float(low), float(high)
+
+    @property
+    def limits(self) -> str | None:
+        """A sentence of what it cannot do."""
+        return self.provenance.get("limits")
+
+    @property
+    def class_agreement(self) -> float | None:
+        """Share of its images of a class that a classifier takes for that class; None if it was not measured."""
+        return self.provenance.get("class_agreement")
 
     def class_of(self, text: str) -> int | None:
         """The class that a text names, by name or index; None if it names none."""
@@ -195,10 +218,30 @@ def _checked(provenance: Any, config: ModelConfig) -> dict[str, Any]:
     bits = provenance.get("bits_per_dim") or {}
     if not isinstance(bits, dict) or not all(len(name) <= 40 and _is_quantity(bits[name]) for name in bits):
         raise ValueError(f"bits_per_dim must give numbers by short names, got {bits!r:.80}")
+    _check_drawing(provenance)
     for name in ("created", "images", "steps", "minutes"):
         if not _is_quantity(provenance.get(name, 0)):
             raise ValueError(f"{name} must be a number of at least 0, got {provenance[name]!r:.80}")
     return dict(provenance)
+
+
+def _check_drawing(provenance: dict[str, Any]) -> None:
+    """Of what is told beside the weights' history; all of it may be absent. Raises ValueError."""
+    heat, bounds = provenance.get("temperature", 1.0), provenance.get("temperature_range") or list(TEMPERATURE_RANGE)
+    share, limits = provenance.get("class_agreement"), provenance.get("limits")
+    if not (isinstance(bounds, list) and len(bounds) == 2 and all(map(_is_heat, bounds)) and bounds[0] <= bounds[1]):
+        raise ValueError(f"temperature_range must be two numbers from 0 to {HOTTEST:g}, the lower first, got "
+                         f"{bounds!r:.80}")
+    if not _is_heat(heat):
+        raise ValueError(f"temperature must be a number from 0 to {HOTTEST:g}, got {heat!r:.80}")
+    if share is not None and not (_is_quantity(share) and share <= 1):
+        raise ValueError(f"class_agreement must be a share from 0 to 1, got {share!r:.80}")
+    if limits is not None and not (isinstance(limits, str) and limits.isprintable() and len(limits) <= 200):
+        raise ValueError(f"limits must be a sentence of at most 200 characters, got {limits!r:.80}")
+
+
+def _is_heat(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= HOTTEST
 
 
 def _is_quantity(value: object) -> bool:
@@ -270,6 +313,34 @@ def save(folder: Path, net: Transformer, provenance: dict[str, Any], card: str,
     (new / "README.md").write_text(card)
     for name, content in (files or {}).items():
         (new / name).write_bytes(content)
+    _put(folder)
+
+
+def describe(folder: Path, facts: Mapping[str, Any], card: Callable[[str], str] = str) -> None:
+    """Add facts to the provenance of a checkpoint folder, or replace them; the tensors stay as they are.
+
+    card: makes of the model card the one that is written. Raises CheckpointError for a folder that does not load, or
+    would not any more.
+    """
+    _, files = _verified(folder)
+    fields = _fields(files["config.json"].decode())
+    fields["provenance"] |= facts
+    text = (json.dumps(fields, indent=2) + "\n").encode()
+    _description(folder, text)
+    new, _ = _beside(folder)
+    shutil.rmtree(new, ignore_errors=True)
+    shutil.copytree(folder, new)
+    (new / "config.json").write_bytes(text)
+    sums = [f"{hashlib.sha256((new / name).read_bytes()).hexdigest()}  {name}" for name in files]
+    (new / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+    if (readme := new / "README.md").exists():
+        readme.write_text(card(readme.read_text()))
+    _put(folder)
+
+
+def _put(folder: Path) -> None:
+    """Give the whole new folder beside it its name."""
+    new, old = _beside(folder)
     for path in new.iterdir():
         path.chmod(0o644)  # safetensors makes its files private, but a service may run as another user
     shutil.rmtree(old, ignore_errors=True)

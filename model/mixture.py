@@ -74,18 +74,17 @@ def _log_masses(values: Tensor, centred: Tensor, log_scales: Tensor) -> Tensor:
 def draw(parameters: Tensor, u: Tensor, temperature: Tensor, scale_transform: str = "exp") -> Tensor:
     """One token per row: u[:, 0, 0] picks the component, u[:, c, 1] draws channel c.
 
-    parameters: (B, groups * K) · u: (B, C, 2) float32 in (0, 1) · temperature: (B,); 0 takes the most probable
+    parameters: (B, groups * K) · u: (B, C, 2) float32 in (0, 1) · temperature: (B,), multiplies the scales; the
+    component keeps its own probability, which sharpened would collapse into background. 0 takes the most probable
     component's means · returns (B, C) uint8.
     """
     logit_probs, means, log_scales, coefficients = _parts(parameters, u.shape[1])
-    cold = temperature == 0
-    divisor = torch.where(cold, 1.0, temperature)[:, None]
-    weights = torch.exp((logit_probs - logit_probs.amax(-1, keepdim=True)) / divisor)
+    weights = torch.exp(logit_probs - logit_probs.amax(-1, keepdim=True))
     cumulative = weights.cumsum(-1)
     passed = cumulative > u[:, 0, :1] * cumulative[:, -1:]
     last = passed.shape[1] - 1
     picked = torch.where(passed.any(-1), passed.int().argmax(-1), last)
-    picked = torch.where(cold, logit_probs.argmax(-1), picked)
+    picked = torch.where(temperature == 0, logit_probs.argmax(-1), picked)
 
     def of_picked(group: Tensor) -> tuple[Tensor, ...]:
         """(B, n, K) -> n of (B,)."""

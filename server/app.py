@@ -43,6 +43,10 @@ def create_app(settings: Settings) -> FastAPI:
     keys = Keys(settings.api_keys) if settings.api_keys else None  # a file that cannot be used is told before the wait
     catalogue = Catalogue(settings, faults)
     batchers = catalogue.read()
+    for name, model in settings.aliases.items():
+        if model not in batchers or name in batchers:
+            why = f"{name} is a model itself" if name in batchers else f"{model} is not loaded"
+            raise ValueError(f"--alias {name}={model}: {why}; loaded: {', '.join(batchers)}")
     engines = {(batcher.decoder.name, batcher.decoder.device) for batcher in batchers.values()}
     kernel = "cuda" if ("compiled", "cuda") in engines else ops.kernel() if ("compiled", "cpu") in engines else "eager"
     metrics = Metrics([(batcher.name, batcher.backend) for batcher in batchers.values()], BACKENDS, release(), kernel)

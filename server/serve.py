@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Coroutine
@@ -19,7 +20,7 @@ from .errors import Draining
 from .listening import WAITING, listen, tell_seldom, url_of
 from .origins import only_here
 from .probes import UVICORN, Probes
-from .settings import Settings
+from .settings import Settings, misspelt
 from .web.middleware.connection import connection
 from .web.middleware.headers import SECURITY_HEADERS
 from .web.service import Service
@@ -141,6 +142,8 @@ def serve(settings: Settings) -> None:
     _allow_files()
     sys.setswitchinterval(0.0005)  # the engine thread takes back the GIL between quanta; by default it may wait 5 ms
     logs.configure(settings.log_format)
+    for sentence in misspelt(os.environ):
+        logger.warning("%s", sentence)
     # both before the weights are read: who comes second is told at once, and not by whoever runs
     sockets = listen(settings.host, settings.port)
     probed = None if settings.metrics_port is None else listen(settings.metrics_host, settings.metrics_port, "metrics-")

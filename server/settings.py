@@ -1,5 +1,8 @@
 """The service's settings: flags of `linpix serve`, or LINPIX_* variables, with one default, unit and reason each."""
 
+import difflib
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +12,33 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from .fault_rules import parse
 from .origins import Hosts, Origins
+
+_ELSEWHERE = re.compile(  # variables of training, kernels and tests, and those that Kubernetes sets
+    r"LINPIX_(MIRRORS|KERNEL|OVERLAP|DATA|GOLDEN|FORBID_SKIPS|TEST_.*|FUZZ_.*|SERVICE_.*|PORT_.*)")
+
+
+def misspelt(environment: Iterable[str]) -> list[str]:
+    """A sentence about each LINPIX_* variable that is no setting, so that it does not go unnoticed."""
+    known = [f"LINPIX_{name.upper()}" for name in Settings.model_fields]
+    found = []
+    for name in sorted(environment):
+        if name.startswith("LINPIX_") and name not in known and not _ELSEWHERE.fullmatch(name):
+            near = difflib.get_close_matches(name, known, 1)
+            found.append(f"{name} is not a setting and has no effect" + (f"; did you mean {near[0]}?" if near else
+                                                                         "; linpix serve --help lists them"))
+    return found
+
+
+def names_of(text: str) -> dict[str, str]:
+    """NAME=MODEL pairs, comma-separated. Raises ValueError for anything else, or a name given twice."""
+    found: dict[str, str] = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, model = (part.strip() for part in pair.partition("="))
+        if not (name and equals and model) or name in found:
+            raise ValueError("give NAME=MODEL, comma-separated and each NAME once, such as gpt-image-1=mnist-small")
+        found[name] = model
+    return found
+
 
 HIDDEN: JsonDict = {"hidden": True}  # from --help
 
@@ -22,6 +52,8 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 lets the system choose")
     models: str = Field("", description="comma-separated models to serve; the first is the default; empty: all "
                                         "checkpoints")
+    alias: str = Field("", description="other names under which clients may ask for models, comma-separated, such as "
+                       "gpt-image-1=mnist-small, for tools whose model name cannot be chosen")
     checkpoints: Path | None = Field(None, description="folder of checkpoints, read again on SIGHUP; default: "
                                      "checkpoints/ of the checkout")
     slots: int = Field(64, ge=1, le=10_000_000, description="images decoded at once per linear model; each holds a "
@@ -95,6 +127,17 @@ class Settings(BaseSettings):
     def _names_origins(cls, text: str) -> str:
         Origins(text)
         return text
+
+    @field_validator("alias")
+    @classmethod
+    def _names_models(cls, text: str) -> str:
+        names_of(text)
+        return text
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """The model that each other name stands for."""
+        return names_of(self.alias)
 
     @field_validator("faults")
     @classmethod

@@ -10,21 +10,25 @@ import torch
 
 from linpix.model import checkpoint as checkpoints
 from linpix.model.attention import kind_of
+from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.importer import import_reference
-from linpix.model.packing import PRECISIONS, choose, pack
+from linpix.model.packing import PRECISIONS, Packed, choose, pack
 
-from .datasets import load
+from .datasets import Dataset, load
 from .evaluate import evaluate as evaluate_net
 from .evaluate import evaluate_classes
 from .experiments import conduct, study
-from .export import card, first_marginal, provenance, sample_grid
+from .export import DRAWN, card, drawing_rows, first_marginal, provenance, sample_grid, with_rows
 from .export import export as export_run
 from .loop import Batches
 from .loop import train as train_run
+from .own.automatic import GREY, plan
+from .own.judge import agreement, trained
 from .run import Run, TrainConfig
 from .workers import count_for
 
+DRAWING = ("temperature", "temperature_range", "limits")  # flags of evaluate --write, and fields of config.json
 GROWTH_IMAGES = 64  # on which new layers are fitted
 
 
@@ -36,6 +40,37 @@ def _choose_device(given: argparse.Namespace) -> None:
         torch.set_default_device("cuda")
 
 
+def _choose_preset(given: argparse.Namespace, out: Path) -> None:
+    """PRESET --data DIR, or --preset PRESET|auto DIR: afterwards both are in given.preset and given.data."""
+    if given.chosen is not None:
+        if given.data is not None and given.preset is not None:
+            raise ValueError("with --preset the other argument is the folder of pictures; leave out --data")
+        given.preset, given.data = given.chosen, given.data or given.preset
+    if given.preset is None or given.data is None:
+        raise ValueError("name an architecture and a folder: linpix train mnist-small --data DIR --out FOLDER, or "
+                         "linpix train --preset auto DIR --out FOLDER")
+    if given.preset not in (*PRESETS, "auto"):
+        raise ValueError(f"there is no preset {given.preset!r}; there are auto, {', '.join(sorted(PRESETS))}")
+    if given.preset != "auto":
+        return
+    beside = out.with_name(out.name + ".training")
+    if not given.resume or not (beside / "plan.json").exists():
+        chosen = plan(Path(given.data), beside / "pictures")
+        (beside / "plan.json").write_text(json.dumps({"preset": chosen.preset, "minutes": chosen.minutes}))
+        print(chosen, file=sys.stderr, flush=True)
+    kept = json.loads((beside / "plan.json").read_text())
+    given.preset, given.data = kept["preset"], str(beside / "pictures")
+    given.minutes = kept["minutes"] if given.minutes is None else given.minutes
+    if given.preset != GREY:
+        given.compile = False if given.compile is None else given.compile  # its sequences have any length
+    elif given.init is None:  # letters are more like digits than noise is
+        try:
+            checkpoints.find(GREY, given.checkpoints)
+        except checkpoints.CheckpointError:
+            return
+        given.init = GREY
+
+
 def train(given: argparse.Namespace) -> None:
     _choose_device(given)
     out = Path(given.out)
@@ -45,6 +80,7 @@ def train(given: argparse.Namespace) -> None:
     if out.exists() and not state.exists():
         raise ValueError(f"{out} exists, and {state}, which a resume needs, does not; give another --out, "
                          "and begin with the weights of this one by --init")
+    _choose_preset(given, out)
     preset, options = PRESETS[given.preset], kind_of(given.attention).options
     for name in ("feature_map", "lsh_rounds"):
         if getattr(given, name) != getattr(preset, name) and name not in options:
@@ -69,8 +105,9 @@ def train(given: argparse.Namespace) -> None:
     else:
         run = Run(config, TrainConfig(**changes))
         if given.init:
+            light = given.init == GREY and bool(data.images.mean() > 127.5)  # ink on paper, not light on dark
             run.start_from(checkpoints.read(checkpoints.find(given.init, given.checkpoints)),
-                           Batches(data, dataclasses.replace(run.config, batch=GROWTH_IMAGES), config)(0))
+                           Batches(data, dataclasses.replace(run.config, batch=GROWTH_IMAGES), config)(0), invert=light)
     processes = count_for(run.config.batch, given.processes, run.net.device.type)
     complete = train_run(run, data, out, command=given.command_line, max_minutes=given.max_minutes,
                          max_images=given.max_images, save_minutes=given.save_minutes,
@@ -79,7 +116,18 @@ def train(given: argparse.Namespace) -> None:
     print(f"{run.images:,} images in {run.minutes:.1f} minutes, written to {out}; {rest}", file=sys.stderr)
 
 
+def _test_images(folder: str, config: ModelConfig) -> Dataset:
+    """Of a folder that exists: a misspelt one is not made, and nothing is fetched into it."""
+    if not Path(folder).exists():
+        raise ValueError(f"--data {folder} does not exist; check the path, or make the folder to have MNIST or "
+                         "CIFAR-10 fetched into it")
+    return load(Path(folder), "test", config)
+
+
 def evaluate(given: argparse.Namespace) -> None:
+    if not given.classes and (given.write or any(getattr(given, name) is not None for name in DRAWING)):
+        raise ValueError("--write, --temperature, --temperature-range and --limits go with --classes, which measures "
+                         "what is written beside them")
     if given.engine == "eager":
         _choose_device(given)
     elif given.device == "cuda":
@@ -87,13 +135,16 @@ def evaluate(given: argparse.Namespace) -> None:
     if given.grid and not Path(given.grid).parent.is_dir():
         raise ValueError(f"--grid {given.grid}: its folder does not exist; make it first")
     found = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
-    data = load(Path(given.data), "test", found.net.config)
+    data = _test_images(given.data, found.net.config)
     known = found.net.config.classes
     if given.labels and not (known and len(data.classes) == known):
         raise ValueError(f"--labels all: {found.name} knows {known} classes, and the test images have "
                          f"{len(data.classes)}; leave it out, or give the model's own data")
-    chosen = choose(found.net.config, given.engine, given.precision)
+    chosen = choose(found.net.config, "auto" if given.classes else given.engine, given.precision)
     packed = pack(found.net, PRECISIONS[chosen.precision]) if chosen.engine == "compiled" else None
+    if given.classes:
+        _class_agreement(given, found, data, packed)
+        return
     images, progress = data.images[:given.limit], sys.stderr.isatty()
     named = None
     if given.labels:
@@ -114,9 +165,33 @@ def evaluate(given: argparse.Namespace) -> None:
     print(json.dumps(result) if given.json else text)
 
 
+def _class_agreement(given: argparse.Namespace, found: Checkpoint, test: Dataset, packed: Packed | None) -> None:
+    """Measure it, and with --write put it, and how the model is drawn from, into the checkpoint."""
+    config = found.net.config
+    if not (config.classes and len(test.classes) == config.classes and found.net.attention.steps_as):
+        raise ValueError(f"--classes needs a model that draws images of classes, and test images of the same: "
+                         f"{found.name} knows {config.classes}, and the test images have {len(test.classes)}")
+    facts = {name: found.provenance[name] for name in DRAWING if name in found.provenance}
+    facts = DRAWN.get(found.provenance.get("data", ""), {}) | facts
+    facts |= {name: value for name in DRAWING if (value := getattr(given, name)) is not None}
+    judge = trained(load(Path(given.data), "train", config), config)
+    measured = agreement(found.net, judge, test, count=given.classes, packed=packed,
+                         temperature=facts.get("temperature", found.temperature))
+    text = (f"{measured.class_agreement:.3f} +- {measured.interval:.3f} (95 %) of {measured.drawn:,} drawn images are "
+            f"of the class asked for, to a CNN that is right for {measured.judge:.3f} of {len(test.images):,} test "
+            "images")
+    if given.write:
+        facts |= {"temperature_range": list(facts["temperature_range"])} if "temperature_range" in facts else {}
+        facts["class_agreement"] = measured.class_agreement
+        checkpoints.describe(found.folder, facts, lambda card: with_rows(card, drawing_rows(found.provenance | facts)))
+        text += f"; written to {found.folder}"
+    result = {"model": found.name, "checkpoint": checkpoints.digest_of(found.folder), **dataclasses.asdict(measured)}
+    print(json.dumps(result) if given.json else text)
+
+
 def export(given: argparse.Namespace) -> None:
     exported = export_run(Path(given.run_folder), Path(given.out),
-                          lambda config: load(Path(given.data), "test", config),
+                          lambda config: _test_images(given.data, config),
                           fp32=given.fp32, twin_of=given.twin_of, progress=sys.stderr.isatty())
     bits = ", ".join(f"{name} {value:.4f}" for name, value in exported["bits_per_dim"].items())
     print(f"written to {given.out}; bits/dim: {bits}", file=sys.stderr)

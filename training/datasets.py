@@ -225,9 +225,10 @@ def _fetch(name: str, home: Path, mirrors: Sequence[str], check: Callable[[Path,
             except (OSError, http.client.HTTPException, ValueError) as error:
                 causes.append(f"{url} failed ({' '.join(str(error).split()) or type(error).__name__})")
             else:
+                for cause in causes:  # if all fail, the error tells them
+                    print(cause, file=sys.stderr)
                 partial.replace(home / name)
                 return home / name
-            print(causes[-1], file=sys.stderr)
     finally:
         partial.unlink(missing_ok=True)
     raise DataError(home, f"lacks {name}, and no mirror gave it ({'; '.join(causes) or 'none is named'})",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from linpix.model import checkpoint
@@ -27,13 +28,33 @@ _ATTRIBUTION = {
 }
 
 
-def sample_grid(net: Transformer, count: int) -> bytes:
+# How models of a data set are drawn from: the default temperature, the useful range, and what they cannot do. Of
+# checkpoints that say nothing else: see DECISIONS.md.
+DRAWN: dict[str, dict[str, Any]] = {
+    "mnist": {"temperature": 1.0, "temperature_range": [0.3, 1.5],
+              "limits": "It draws one handwritten digit in the middle, and nothing else."},
+    "cifar10": {"temperature": 0.8, "temperature_range": [0.5, 1.05],
+                "limits": "It draws colours and textures, rarely objects."},
+}
+
+
+def sample_grid(net: Transformer, count: int, temperature: float = 1.0) -> bytes:
     """A PNG of `count` samples with seeds 0, 1, ..., ten a line; of class 0, 1, ... by column, if there are any."""
+    return grid(samples(net, count, temperature), net.config)
+
+
+def samples(net: Transformer, count: int, temperature: float = 1.0) -> NDArray[np.uint8]:
+    """The images of such a grid, (count, T)."""
     classes = net.config.classes
     labels = [index % 10 % classes if classes else None for index in range(count)]
-    images = generate(net, list(range(count)), labels=labels).numpy()
+    drawn: NDArray[np.uint8] = generate(net, list(range(count)), labels=labels, temperature=temperature).numpy()
+    return drawn
+
+
+def grid(images: NDArray[np.uint8], config: ModelConfig) -> bytes:
+    """A PNG of images (count, T), ten a line."""
     buffer = io.BytesIO()
-    Image.fromarray(tile(images, net.config)).save(buffer, "PNG")
+    Image.fromarray(tile(images, config)).save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -69,7 +90,10 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
         use.append("Where no class is asked for, it draws one first, and its bits/dim are those of the mixture.")
     use.append("It draws images like those it was trained on and knows nothing else." if attention.steps_as else
                "It has no step-by-step form, so it draws no images.")
+    if source.get("limits"):
+        use.append(source["limits"])
     facts = "".join(f"| {name} | {value} |\n" for name, value in attention.facts.items())
+    figures = "\n".join([figures, *(f"| {name} | {value} |" for name, value in drawing_rows(source).items())]).strip()
     return f"""# {name}
 {picture}
 An autoregressive model of {colours} images of {config.width} x {config.height}: a transformer with {config.attention}
@@ -89,6 +113,30 @@ Data: {_ATTRIBUTION.get(source['data'], source['data'])}. Trained by `{source['c
 seed {source.get('seed', 'unknown')}). {source.get('history', '')}
 {' '.join(use)}
 """
+
+
+def drawing_rows(source: dict[str, Any]) -> dict[str, str]:
+    """Rows of a model card about how the model is drawn from, of those facts that provenance has."""
+    rows: dict[str, str] = {}
+    if "temperature" in source:
+        low, high = source["temperature_range"]
+        rows["temperature; useful range"] = f"{source['temperature']:g}; {low:g} to {high:g}"
+    if (share := source.get("class_agreement")) is not None:
+        rows["images of the class asked for"] = f"{share:.3f}, to a CNN trained on the same pictures"
+    return rows
+
+
+def with_rows(card: str, rows: dict[str, str]) -> str:
+    """A model card with these rows in its table: in the place of rows of these names, or at its end."""
+    lines = card.splitlines()
+    for name, value in rows.items():
+        row, there = f"| {name} | {value} |", [at for at, line in enumerate(lines) if line.startswith(f"| {name} |")]
+        if there:
+            lines[there[0]] = row
+        else:
+            last = max((at for at, line in enumerate(lines) if line.startswith("|")), default=len(lines) - 1)
+            lines.insert(last + 1, row)
+    return "\n".join(lines) + "\n"
 
 
 def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *, fp32: bool = False,
@@ -111,7 +159,9 @@ def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *,
                    progress=progress)
     figures = {f"test_{count}": round(float(bits[:count].mean()), 5) for count in sorted({1_000, len(bits)})
                if count <= len(bits)}
-    source = found.provenance | {"bits_per_dim": figures, "weights": str(dtype).removeprefix("torch.")}
+    source = DRAWN.get(found.provenance.get("data", ""), {}) | found.provenance
+    source |= {"bits_per_dim": figures, "weights": str(dtype).removeprefix("torch.")}
     checkpoint.save(out, found.net, source, card(out.name, found.net.config, source), dtype,
-                    {"samples.png": sample_grid(found.net, 100)} if found.net.attention.steps_as else {})
+                    {"samples.png": sample_grid(found.net, 100, source.get("temperature", 1.0))}
+                    if found.net.attention.steps_as else {})
     return source

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from linpix.model import checkpoint, mixture
 from linpix.model.config import ModelConfig, bits_per_dim
@@ -29,8 +28,9 @@ from linpix.model.transformer import Transformer
 
 from .datasets import Dataset
 from .evaluate import evaluate
-from .export import card, provenance, sample_grid
+from .export import card, grid, provenance, samples
 from .masks import known_of
+from .own.progress import Progress
 from .run import Run, TrainConfig, stop_signals
 from .workers import Workers, together
 
@@ -195,14 +195,17 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         found = evaluate(run.exported.eval(), validation, labels=classes) if held_out else None
         bits = {"validation": found.bits_per_dim} if found else {}
         log.write(run, **bits)
+        sheet, images = None, None
         if run.net.attention.steps_as:  # else there is nothing to draw by
-            (side / f"samples-{run.images:08}.png").write_bytes(sample_grid(run.exported, 20))
+            sheet, images = side / f"samples-{run.images:08}.png", samples(run.exported, 20)
+            sheet.write_bytes(grid(images, run.model))
+        progress.evaluated(found, sheet, images)
         source = provenance(data.name, data.classes, **run.history,
                             seed=config.seed, command=command, settings=dataclasses.asdict(config), bits_per_dim=bits)
         checkpoint.save(folder, run.exported, source, card(folder.name, run.model, source))
         torch.set_num_threads(share)
 
-    bar = tqdm(total=config.images, initial=run.images, unit="image", disable=not sys.stderr.isatty())
+    progress = Progress(run, max_images, max_minutes)
     try:
         if not over(run.images, run.minutes):
             if processes > 1:
@@ -210,13 +213,12 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
             with together(processes, _take_part, side / "state.pt", run.model, data) as workers:
                 for loss, norm in steps(run, data, workers, clock):
                     losses.append(loss)
-                    bar.update(config.batch)
+                    progress.step(losses)
                     now = time.monotonic()
                     if len(losses) == 100:
                         train_bits = float(torch.stack(losses).mean())
                         share = config.learning_rate_share(run.images - config.batch, run.minutes)
                         log.write(run, train=train_bits, norm=float(norm), learning_rate=config.learning_rate * share)
-                        bar.set_postfix(bits=f"{train_bits:.4f}")
                         losses = []
                     if now - saved > save_minutes * 60:
                         keep()
@@ -228,7 +230,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         keep()
         publish()
     finally:
-        bar.close()
+        progress.close()
         log.close()
     return config.complete(run.images, run.minutes)
 

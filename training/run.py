@@ -5,7 +5,7 @@ import math
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal, get_args
@@ -16,9 +16,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
+from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 
 from .grow import grown
+from .own.inherit import differences, inherited, inverted
 
 Optimizer = Literal["adamw", "radam", "muon"]
 STATE_VERSION = 1
@@ -162,20 +164,25 @@ class Run:
         assert isinstance(net, Transformer)
         return net
 
-    def start_from(self, other: Checkpoint, batch: Batch | None = None) -> None:
-        """Begin with the weights of a checkpoint of the same architecture, and add up what both have seen.
+    def start_from(self, other: Checkpoint, batch: Batch | None = None, *, invert: bool = False) -> None:
+        """Begin with the weights of a checkpoint, and add up what both have seen.
 
-        batch: (images, start, known or None), on which the norms of new layers are fitted where this run has more of
-        them (see grow).
+        Its architecture may have other classes and fewer layers; else it is the same. batch: (images, start, known or
+        None), on which the norms of new layers are fitted (see grow); without it none are added · invert: to weights
+        that draw what it draws in negative.
         """
         net = other.net
         if batch is not None and net.config.layers < self.model.layers:
-            net = grown(net, self.model.layers, lambda net: apply(net, *batch))
-        if replace(net.config, twin_of="") != replace(self.model, twin_of=""):
-            raise ValueError("--init needs a checkpoint of the same architecture; "
-                             f"it has {net.config}, this run has {self.model}")
-        self.net.load_state_dict(net.state_dict())
-        self.exported.load_state_dict(net.state_dict())
+            images, start, known = batch
+            start = start.clamp(max=START + net.config.classes)  # of classes that it does not have, any will do
+            net = grown(net, self.model.layers, lambda net: apply(net, images, start, known))
+        if found := differences(net.config, self.model):
+            raise ValueError(f"--init needs a checkpoint of the same architecture, and {other.name} differs in "
+                             f"{'; '.join(found)}")
+        old = inverted(net.state_dict(), net.config) if invert else net.state_dict()
+        weights = inherited(old, net.config, self.net.state_dict(), self.model)
+        self.net.load_state_dict(weights)
+        self.exported.load_state_dict(weights)
         self.inherited = {name: other.provenance.get(name, 0) for name in self.inherited}
 
     @property

@@ -87,6 +87,11 @@ def enlargement(count: int, config: ModelConfig, factor: int | None) -> int:
     return factor
 
 
+def readable(count: int, config: ModelConfig) -> int:
+    """The factor that makes a grid of so many images as wide as WIDEST allows, on a screen."""
+    return max(1, WIDEST // sheet_size(count, config)[0])
+
+
 def durations(frames: int) -> list[int]:
     """Milliseconds of each frame, in steps of 10, which is what GIF can say."""
     moving = max(1, frames - 1)

@@ -36,7 +36,16 @@ from ..pictures import pictures, uploads
 from ..pictures.overlay import Overlay
 from ..settings import Settings
 from . import animation, preview
-from .draw import check_candidates, check_recognises, class_of, produce, ranked, seeds_from
+from .draw import (
+    check_candidates,
+    check_recognises,
+    class_of,
+    in_own_words,
+    produce,
+    ranked,
+    seeds_from,
+    temperature_of,
+)
 
 
 def serve(given: argparse.Namespace) -> None:
@@ -55,9 +64,10 @@ def sample(given: argparse.Namespace) -> None:
     check_candidates(given.candidates, given.count)
     drawn = given.candidates or given.count
     checkpoint, batcher = _batcher(given, min(drawn, given.batch))
+    heat = temperature_of(given.temperature, checkpoint)
     check_recognises(given.candidates, checkpoint)
     label = class_of(given.label, checkpoint)
-    _produce(given, checkpoint, batcher, [ImageSpec(seed=seed, temperature=given.temperature, label=label)
+    _produce(given, checkpoint, batcher, [ImageSpec(seed=seed, temperature=heat, label=label)
                                           for seed in seeds_from(given.seed, drawn)])
 
 
@@ -68,12 +78,15 @@ def complete(given: argparse.Namespace) -> None:
         raise ValueError("--lay-back writes one PNG per image at the size of the picture: give a folder as --out, and "
                          "no --scale")
     check_candidates(given.candidates, given.count)
-    particles = particles_for(given.method, given.particles, candidates=given.candidates, temperature=given.temperature)
+    particles = particles_for(given.method, given.particles, candidates=given.candidates,
+                              temperature=1.0 if given.temperature is None else given.temperature)
     answers = given.candidates or given.count
     checkpoint, batcher = _batcher(given, min(answers * max(1, particles), max(given.batch, particles)))
     label = class_of(given.label, checkpoint)
-    upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
-                          preparation=given.prepare, lay_back=given.lay_back)
+    heat = temperature_of(given.temperature, checkpoint, filtered=particles > 0)
+    with in_own_words():
+        upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
+                              preparation=given.prepare, lay_back=given.lay_back)
     occluded = upload.occluded
     for warning in uploads.outside(occluded):
         print(f"linpix complete: {warning}", file=sys.stderr)
@@ -83,7 +96,7 @@ def complete(given: argparse.Namespace) -> None:
     if upload.prepared is not None:
         facts["prepared"] = {"inverted": upload.prepared.inverted, "box": upload.box}
     _produce(given, checkpoint, batcher,
-             particles_of([ImageSpec(seed=seed, temperature=given.temperature, label=label, canvas=occluded.canvas,
+             particles_of([ImageSpec(seed=seed, temperature=heat, label=label, canvas=occluded.canvas,
                                      known=occluded.known) for seed in seeds_from(given.seed, answers)], particles),
              upload.overlay, conditioning=occluded.conditioning, known=occluded.known_count, **facts)
 
@@ -94,8 +107,12 @@ def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher
     given.colours = preview.colours_of(sys.stderr, "never" if given.json and given.preview == "auto"
                                          else given.preview, os.environ)
     loaded = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
+    auto = given.scale == "auto"
+    wanted = None if auto else given.scale
     if kind in ("GIF", "WEBP"):
-        given.scale = animation.enlargement(given.count, loaded.net.config, given.scale)
+        given.scale = animation.enlargement(given.count, loaded.net.config, wanted)
+    elif auto or (kind == "PNG" and wanted is None and sys.stdout.isatty()):  # a grid is to be looked at
+        given.scale = animation.readable(given.count if kind else 1, loaded.net.config)
     engine = new_decoder(loaded, slots, given.engine, given.precision, device=given.device,
                         state=StateFormat(precision=given.state, defer=given.defer))
     return loaded, Batcher(engine)
@@ -153,7 +170,8 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
               **engine.facts, "seeds": [answer_seed(specs[index]) for index in kept], "files": files, **facts}
     what = f"{'' if candidates is None else 'the best '}{len(kept)} of them " if chooses else ""
     ranking = "" if candidates is None else " with their ranking"
-    _say(given, result, f"{len(specs)} images in {seconds:.2f} s{ranking} ({len(specs) / seconds:.2f} images/s, "
+    drawn = "1 image" if len(specs) == 1 else f"{len(specs)} images"
+    _say(given, result, f"{drawn} in {seconds:.2f} s{ranking} ({len(specs) / seconds:.2f} images/s, "
                            f"{engine.name} engine, {engine.precision}), seeds from {answer_seed(specs[0])}, "
                            f"{what}written to {text}")
 

@@ -1,10 +1,12 @@
 """Draw and complete images without a server: the work of `linpix sample` and `complete`, and of the same in Python."""
 
 import math
+import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -102,6 +104,22 @@ def check_recognises(candidates: int | None, checkpoint: Checkpoint) -> None:
         raise ValueError(NOT_RANKED.format(checkpoint.name))
 
 
+_OWN_WORDS = (("keep_rows", "--keep-rows"), (r"\b(a )?mask\b", "--mask"), ("prepare=mnist", "--prepare mnist"),
+              (r"(?<!-)\bprepare\b", "--prepare"), ("lay_back", "--lay-back"), (r"\bsend\b", "give"))
+
+
+@contextmanager
+def in_own_words() -> Iterator[None]:
+    """Errors about a picture name flags, where those of the API name fields."""
+    try:
+        yield
+    except pictures.PictureError as error:
+        message = str(error)
+        for pattern, words in _OWN_WORDS:
+            message = re.sub(pattern, words, message)
+        raise ValueError(message) from error
+
+
 def seeds_from(first: int | None, count: int) -> list[int]:
     """One seed per image: first, first + 1 and so on; None: from a random one. Raises ValueError."""
     first = secrets.randbelow(MAX_SEED - count) if first is None else first
@@ -119,23 +137,28 @@ def class_of(label: int | str | None, checkpoint: Checkpoint) -> int | None:
     return found
 
 
+def temperature_of(given: float | None, checkpoint: Checkpoint, *, filtered: bool = False) -> float:
+    """The one asked for, or the model's own. filtered: by particles, which draw at 1."""
+    return given if given is not None else 1.0 if filtered else checkpoint.temperature
+
+
 def sample(model: str, count: int = 1, *, label: int | str | None = None, seed: int | None = None,
-           temperature: float = 1.0, batch: int = 64, checkpoints: str | None = None, progress: bool | None = None,
-           candidates: int | None = None) -> Pictures:
+           temperature: float | None = None, batch: int = 64, checkpoints: str | None = None,
+           progress: bool | None = None, candidates: int | None = None) -> Pictures:
     """Draw images, uint8 (count, height, width), or (count, height, width, 3) of colour models.
 
     model: a name under checkpoints/, or a checkpoint folder · label: a class, by name or number; None: any · seed: of
     the first image; image i has seed + i, and a server gives the same image for it · temperature: 1 as trained, lower
-    for more typical images · batch: images drawn together at most · checkpoints: folder of models, if not that of
-    LinPix · progress: a bar on standard error; None: on a terminal or in a notebook only · candidates: draw so many,
-    and return the `count` best of them.
+    for calmer images; None: the model's own · batch: images drawn together at most · checkpoints: folder of models, if
+    not that of LinPix · progress: a bar on standard error; None: on a terminal or in a notebook only · candidates: draw
+    so many, and return the `count` best of them.
     Raises ValueError, of which CheckpointError is one.
     """
     return _draw(model, count, label, seed, temperature, batch, checkpoints, progress, None, candidates)
 
 
 def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, label: int | str | None = None,
-             seed: int | None = None, temperature: float = 1.0, batch: int = 64, checkpoints: str | None = None,
+             seed: int | None = None, temperature: float | None = None, batch: int = 64, checkpoints: str | None = None,
              progress: bool | None = None, prepare: Preparation = "none", candidates: int | None = None,
              method: Method | None = None, particles: int | None = None) -> Pictures:
     """Complete an image: known pixels stay, and the others are drawn `count` times. As `sample` in everything else.
@@ -145,7 +168,8 @@ def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, 
     place, and completes that · method: "smc" lets known pixels influence what is drawn before them too, by so many
     particles (16) for each image; for models that are not conditional.
     """
-    group = particles_for(method, particles, candidates=candidates, temperature=temperature)
+    group = particles_for(method, particles, candidates=candidates,
+                          temperature=1.0 if temperature is None else temperature)
     if prepare == "mnist":
         image, known = prepared(np.asarray(image), np.asarray(known))
     elif prepare != "none":
@@ -165,23 +189,24 @@ def prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[ND
     return found.canvas, found.known
 
 
-def _draw(model: str, count: int, label: int | str | None, seed: int | None, temperature: float, batch: int,
+def _draw(model: str, count: int, label: int | str | None, seed: int | None, temperature: float | None, batch: int,
           folder: str | None, progress: bool | None, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None,
           candidates: int | None = None, particles: int = 0) -> Pictures:
     for name, value in (("count", count), ("batch", batch)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    if not 0 <= temperature < float("inf"):
+    if temperature is not None and not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
     check_candidates(candidates, count)
     limit_threads()
     checkpoint = checkpoints.read(checkpoints.find(str(model), None if folder is None else Path(folder)))
     config, number = checkpoint.net.config, class_of(label, checkpoint)
+    heat = temperature_of(temperature, checkpoint, filtered=particles > 0)
     occluded = None if given is None else _occluded(*given, config)
     known = None if occluded is None else occluded.known
     if known is None:
         check_recognises(candidates, checkpoint)
-    specs = particles_of([ImageSpec(seed=one, temperature=temperature, label=number, known=known,
+    specs = particles_of([ImageSpec(seed=one, temperature=heat, label=number, known=known,
                                     canvas=occluded.canvas if occluded else None)
                           for one in seeds_from(seed, candidates or count)], particles)
     decoder = new_decoder(checkpoint, min(len(specs), max(batch, particles)))

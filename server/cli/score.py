@@ -13,9 +13,10 @@ from linpix.model.checkpoint import find, read
 from linpix.model.team import limit_threads
 
 from ..engine.decode.scoring import likelihood, scoring_of
+from ..pictures.encode import enlarged
 from ..pictures.likelihoods import map_png, numbers, read_scored
 from ..pictures.uploads import outside
-from .draw import class_of, flattened
+from .draw import class_of, flattened, in_own_words
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,13 +62,14 @@ def run(given: argparse.Namespace) -> None:
     label, every, config = class_of(given.label, checkpoint), given.labels == "all", checkpoint.net.config
     if every and not checkpoint.class_names:
         raise ValueError(f"--labels all needs a model with classes, and {checkpoint.name} has none; leave it out")
-    occluded = read_scored(picture, config, mask=mask, keep_rows=given.keep_rows)
+    with in_own_words():
+        occluded = read_scored(picture, config, mask=mask, keep_rows=given.keep_rows)
     for warning in outside(occluded):
         print(f"linpix score: {warning}", file=sys.stderr)
     scoring = scoring_of(checkpoint, occluded.canvas, occluded.known, label, every=every).complete()
     bits, found = likelihood(scoring, label, checkpoint, every=every)
     if given.out:
-        Path(given.out).write_bytes(map_png(bits, config, given.scale))
+        Path(given.out).write_bytes(map_png(bits, config, enlarged(config, given.scale)))
     if given.json:
         print(json.dumps({"model": checkpoint.name, "checkpoint": checkpoint.digest,
                           "conditioning": occluded.conditioning, "known": occluded.known_count, **found,

@@ -8,6 +8,7 @@ from PIL import Image
 
 from linpix.model.config import ModelConfig
 
+from .encode import Frame
 from .pictures import Occluded, PictureError, read_occluded
 
 WHITE_BITS = 8.0  # of a sub-pixel, drawn white: what a guess among 256 equal values costs
@@ -31,12 +32,18 @@ def numbers(bits: NDArray[np.float64], config: ModelConfig) -> list[list[list[fl
             for first in range(0, config.subpixels, line)]
 
 
-def map_png(bits: NDArray[np.float64], config: ModelConfig, factor: int = 1) -> bytes:
-    """A grey PNG of bits (T,), the mean of each pixel's channels: 0 is black, WHITE_BITS white, NaN transparent."""
+def map_png(bits: NDArray[np.float64], config: ModelConfig, frame: Frame) -> bytes:
+    """A grey PNG of bits (T,), the mean of each pixel's channels: 0 is black, WHITE_BITS white, NaN transparent.
+
+    So is what a frame has beside the picture.
+    """
     mean = bits.reshape(config.height, config.width, config.channels).mean(-1)
     counted = ~np.isnan(mean)
     grey = np.where(counted, mean, 0) * (255 / WHITE_BITS)
     picture = np.stack([np.rint(grey.clip(0, 255)), counted * 255], -1).astype(np.uint8)
     out = io.BytesIO()
-    Image.fromarray(picture.repeat(factor, axis=0).repeat(factor, axis=1)).save(out, "PNG")
+    picture = picture.repeat(frame.factor, axis=0).repeat(frame.factor, axis=1)
+    top, left = frame.height - picture.shape[0], frame.width - picture.shape[1]
+    around = ((top // 2, top - top // 2), (left // 2, left - left // 2), (0, 0))
+    Image.fromarray(np.pad(picture, around)).save(out, "PNG")
     return out.getvalue()

@@ -1,12 +1,12 @@
 """A completion laid back over the upload that it completes: known pixels stay, hidden ones are filled from it."""
 
-import io
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from .encode import Format, encoded
 from .prepare import Box, Prepared
 
 EDGE = 3.0  # how much steeper than an enlarged picture's a stroke's edge is, where the upload is much larger
@@ -31,11 +31,11 @@ class Overlay:
         return self.blank.nbytes + self.hidden.nbytes
 
     def png(self, picture: NDArray[np.uint8]) -> bytes:
+        return self.encoded(picture, "png")
+
+    def encoded(self, picture: NDArray[np.uint8], kind: Format) -> bytes:
         """picture: (height, width, channels), the model's, complete."""
-        out = io.BytesIO()
-        laid = self.laid(picture)
-        Image.fromarray(laid[..., 0] if laid.shape[2] == 1 else laid).save(out, "PNG", compress_level=1)
-        return out.getvalue()
+        return encoded(self.laid(picture), kind, compress_level=1)
 
     def laid(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """(H, W, channels)."""

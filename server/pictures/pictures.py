@@ -19,9 +19,10 @@ from linpix.model.config import ModelConfig
 
 from . import coverage, sanitise
 from .coverage import Crop, centred, moved
+from .encode import encoded, enlarged, framed
 
-LARGEST_SIDE = 1024           # of an answer, in pixels; enlarging by nearest neighbour adds nothing but bytes
 LARGEST_UPLOAD = 4096 * 4096  # pixels, as the header declares them; Pillow spends 4 bytes on most kinds
+LARGEST_PHOTOGRAPH = 8192 * 8192  # of a JPEG in one scan, decoded at 1/2, 1/4 or 1/8 of its size: no more than that
 MAX_SCANS = 500              # of one JPEG: each costs 33 bytes of upload, and a pass over all its pixels
 MAX_SCANNED = 32 * LARGEST_UPLOAD  # pixels of all passes: 11 ms for 16 million; encoders make some ten passes
 OPAQUE = 128                  # alpha from here on is known
@@ -92,8 +93,9 @@ class Decoded:
 
     colours: NDArray[np.uint8]       # (H, W, channels)
     kept: NDArray[np.bool_]          # what is no hole; of any size, to be stretched over the colours
-    crop: Crop                       # in the upload
+    crop: Crop                       # in the upload as it was decoded
     missed: float = 0.0              # as of Occluded
+    scale: int = 1                   # sides of the upload by those of what was decoded of it
 
 
 def read_occluded(
@@ -121,8 +123,9 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
            channels: int | None = None, whole: bool = False, unmarked: bool = False) -> Decoded:
     """Decode a PNG, JPEG or WebP, and find its holes. Raises PictureError for any upload, or MemoryError.
 
-    A given mask (holes where its alpha is under 128; its colours do not count) or keep_rows (holes from that
-    row of the model's image on) decides alone, and transparent parts of the image then show black beneath.
+    A given mask (holes where its alpha is under 128; its colours do not count) decides alone, and transparent parts of
+    the image then show black beneath. keep_rows (holes from that row of the model's image on) does too; an image that
+    has holes of its own is refused with it, if it is cropped.
     Without either the holes are where the image's own alpha is under 128, and other pixels keep their
     colours whatever their alpha. A mask may have any size: it is cropped as the image is. An opaque mask or
     alpha channel leaves nothing to fill. Holes outside the crop around the centre move it, see coverage.moved.
@@ -135,7 +138,8 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
     if keep_rows is not None and not 0 <= keep_rows <= config.height:
         raise PictureError(f"keep_rows must be from 0 to {config.height}, the rows of the model's image, "
                            f"got {keep_rows}", "keep_rows")
-    picture, masked = _opened(image, "image"), None if mask is None else _opened(mask, "mask")
+    picture, scale = _opened(image, "image")
+    masked = None if mask is None else _opened(mask, "mask")[0]
     size, missed = picture.size, 0.0
     if not whole and (size[0] < config.width or size[1] < config.height):
         raise PictureError(f"image must have at least the model's {config.width}x{config.height} pixels "
@@ -150,6 +154,9 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
             crop, within, missed = moved(hidden < OPAQUE, size, crop, within)
     with _blaming("image"):
         colours, alpha = _pixels(_cropped(picture, crop), channels or config.channels)
+    if keep_rows is not None and not whole and alpha is not None and (alpha < OPAQUE).any():
+        raise PictureError("keep_rows says what to fill in, and so do the transparent parts of the picture; send one "
+                           "of them", "keep_rows")
     if masked is not None:
         with _blaming("mask"):
             painted = _alpha(_cropped(masked, within))
@@ -171,38 +178,12 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
         behind = 255 if whole and opaque.size and opaque.mean() < 128 else 0
         share = alpha[..., None].astype(np.uint16)
         colours = ((colours * share + behind * (255 - share) + 127) // 255).astype(np.uint8)
-    return Decoded(colours, kept, crop, missed)
-
-
-def sizes(config: ModelConfig) -> list[str]:
-    """Every size of an answer, width x height: multiples of the model's own, which comes first."""
-    largest = max(1, LARGEST_SIDE // max(config.height, config.width))
-    return [f"{config.width * factor}x{config.height * factor}" for factor in range(1, largest + 1)]
-
-
-def parse_size(text: str | None, config: ModelConfig) -> int:
-    """The factor by which an answer is enlarged."""
-    if text in (None, "auto", "native"):
-        return 1
-    allowed = sizes(config)
-    if text not in allowed:
-        raise PictureError(f"size must be auto, native or one of {', '.join(allowed)}; "
-                           f"got {text[:40]!r}", "size")
-    return allowed.index(text) + 1
+    return Decoded(colours, kept, crop, missed, scale)
 
 
 def png(canvas: NDArray[np.uint8], config: ModelConfig, factor: int = 1, rows: int | None = None) -> bytes:
-    """Enlarge (T,) sub-pixels by nearest neighbour; rows from `rows` on are unfinished, and come out black.
-
-    Equal arguments give equal bytes (with one version of Pillow): no time, no comment.
-    """
-    picture = canvas.reshape(config.height, config.width, config.channels).copy()
-    if rows is not None:
-        picture[rows:] = 0
-    picture = picture.repeat(factor, axis=0).repeat(factor, axis=1)
-    out = io.BytesIO()
-    Image.fromarray(picture[..., 0] if config.channels == 1 else picture).save(out, "PNG")
-    return out.getvalue()
+    """A PNG of (T,) sub-pixels; rows from `rows` on are unfinished, and come out black."""
+    return encoded(framed(canvas, config, enlarged(config, factor), rows))
 
 
 @contextmanager
@@ -220,14 +201,16 @@ def _blaming(param: str) -> Iterator[None]:
 
 
 def _too_large(param: str, got: str) -> PictureError:
-    return PictureError(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), got {got}", param, 413)
+    return PictureError(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), a JPEG in one scan, as cameras "
+                        f"save them, up to {LARGEST_PHOTOGRAPH} (8192x8192), got {got}", param, 413)
 
 
-def _opened(data: bytes, param: str) -> Image.Image:
+def _opened(data: bytes, param: str) -> tuple[Image.Image, int]:
+    """The picture, and how much smaller than the upload it was decoded, a side."""
     with _blaming(param):
-        picture = _upright(data, param)
+        picture, scale = _upright(data, param)
         picture.load()
-        return picture
+        return picture, scale
 
 
 def _cropped(picture: Image.Image, crop: Crop) -> Image.Image:
@@ -257,19 +240,27 @@ def _pixels(picture: Image.Image, channels: int) -> tuple[NDArray[np.uint8], NDA
     return colours.reshape(picture.height, picture.width, channels), alpha
 
 
-def _upright(data: bytes, param: str) -> Image.Image:
-    """Decode the one frame of an upload, turned as its EXIF says; ICC profiles are ignored."""
+
+
+def _upright(data: bytes, param: str) -> tuple[Image.Image, int]:
+    """Decode the one frame of an upload, turned as its EXIF says, and how much it was reduced; no ICC profiles."""
     if not data:
         raise PictureError(f"{param} is empty: the upload has 0 bytes", param)
     kind = sanitise.kind_of(data)
     if kind is None:
-        raise PictureError(f"{param} must be a PNG, JPEG or WebP picture, got {len(data)} bytes that begin "
-                           f"with {data[:8]!r}", param, 415)
+        other = sanitise.other_kind(data)
+        got = f"{len(data)} bytes that begin with {data[:8]!r}" if other is None else f"{len(data)} bytes: {other}"
+        raise PictureError(f"{param} must be a PNG, JPEG or WebP picture, got {got}", param, 415)
     found = sanitise.pixels_of(data, kind)
     if found.frames > 1:
         raise PictureError(f"{param} is animated ({found.frames} frames); send one still picture", param)
     opened = Image.open(io.BytesIO(found.data), formats=[kind])  # reads the header only
     picture: Image.Image = opened
+    scale, pixels = 1, picture.width * picture.height
+    if LARGEST_UPLOAD < pixels <= LARGEST_PHOTOGRAPH and kind == "JPEG" and found.scans == 1:
+        while pixels > LARGEST_UPLOAD * scale**2:
+            scale *= 2
+        opened.draft(None, (max(1, opened.width // scale), max(1, opened.height // scale)))
     if picture.width * picture.height > LARGEST_UPLOAD:
         raise _too_large(param, f"{picture.width}x{picture.height}")
     if found.scans > (most := min(MAX_SCANS, MAX_SCANNED // max(1, picture.width * picture.height))):
@@ -279,7 +270,7 @@ def _upright(data: bytes, param: str) -> Image.Image:
         picture.info["transparency"] = _eight_bit(picture.info["transparency"], opened.tile[0][3])
     if found.orientation in _UPRIGHT:
         picture = picture.transpose(_UPRIGHT[found.orientation])
-    return picture
+    return picture, scale
 
 
 def _eight_bit(transparent: object, raw_mode: object) -> object:

@@ -40,6 +40,29 @@ def kind_of(data: bytes) -> ContainerFormat | None:
     return next((kind for kind, (at, magic) in _SIGNATURES.items() if data.startswith(magic, at)), None)
 
 
+_OTHERS: tuple[tuple[int, bytes, str], ...] = (
+    (0, b"GIF8", "a GIF; save it as PNG"), (0, b"BM", "a BMP; save it as PNG"),
+    (0, b"II*\0", "a TIFF, or a camera's raw picture; save it as PNG or JPEG"),
+    (0, b"MM\0*", "a TIFF, or a camera's raw picture; save it as PNG or JPEG"),
+    (0, b"\xff\x0a", "JPEG XL; save it as PNG or JPEG"), (4, b"JXL ", "JPEG XL; save it as PNG or JPEG"),
+    (4, b"jP  ", "JPEG 2000; save it as PNG or JPEG"), (0, b"8BPS", "a Photoshop file; export it as PNG"),
+    (0, b"%PDF", "a PDF; export the page as PNG"), (0, b"<svg", "an SVG; export it as PNG"),
+    (0, b"<?xml", "XML, perhaps an SVG; export it as PNG"), (0, b"\0\0\x01\0", "an icon (ICO); save it as PNG"))
+_HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+
+
+def other_kind(data: bytes) -> str | None:
+    """What a file is that is not taken, and the cure, by its first bytes; None if they say nothing."""
+    if data[4:8] == b"ftyp":
+        brands = data[8:12] + data[16:max(16, min(64, int.from_bytes(data[:4])))]
+        if b"avif" in brands or b"avis" in brands:
+            return "AVIF; save it as PNG, JPEG or WebP"
+        if any(brand in brands for brand in _HEIC):
+            return "HEIC, as iPhones save photographs; export it as JPEG"
+        return "a film or another file of its kind; send one picture of it as PNG or JPEG"
+    return next((name for at, magic, name in _OTHERS if data.startswith(magic, at)), None)
+
+
 def pixels_of(data: bytes, kind: ContainerFormat) -> Pixels:
     """The file without whatever its pixels do not need. Raises ValueError for a damaged or unreasonable one."""
     readers: dict[ContainerFormat, Callable[[bytes], Pixels]] = {"PNG": _png, "JPEG": _jpeg, "WEBP": _webp}

@@ -51,7 +51,7 @@ def read(image: bytes, config: ModelConfig, *, mask: bytes | None = None, keep_r
     if preparation == "none":
         decoded = decode(image, config, mask=mask, keep_rows=keep_rows)
         left, top, width, height = decoded.crop
-        crop = float(left), float(top), float(left + width), float(top + height)
+        crop = _scaled((left, top, left + width, top + height), decoded.scale)
         laid = _overlay(image, config, mask, keep_rows, decoded.crop) if lay_back else None
         return Upload(occluded(decoded, config), crop, None, None, laid)
     check_preparable(config)
@@ -71,7 +71,8 @@ def read(image: bytes, config: ModelConfig, *, mask: bytes | None = None, keep_r
             kept &= ~_below(kept.shape, prepared.field, keep_rows)
         laid = overlay(reduced(colours.colours, colours.kept, tall, wide)[0], kept, prepared.field, 1, prepared)
     return Upload(Occluded(canvas.reshape(-1), known.reshape(-1), bool(config.patch)),
-                  _scaled(prepared.field, factor), prepared, _scaled(prepared.box, factor), laid)
+                  _scaled(prepared.field, factor * decoded.scale), prepared,
+                  _scaled(prepared.box, factor * decoded.scale), laid)
 
 
 def reduce_and_prepare(grey: NDArray[np.uint8], kept: NDArray[np.bool_]) -> Prepared:

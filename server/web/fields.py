@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from linpix.model.philox import MAX_SEED
 
+from ..pictures import encode
 from ..pictures.uploads import Preparation
 
 
@@ -30,8 +31,9 @@ Plain = BeforeValidator(_plain)  # for numbers in forms and headers: pydantic re
 
 Model = Annotated[str, Field(description="a model listed by /v1/models; default: the first "
                                          "one", examples=["mnist-small"])]
-Prompt = Annotated[str, Field(description="a class by name or index, like label; other words are ignored with a "
-                              "warning; default: any class", examples=["7"])]
+Prompt = Annotated[str, Field(description="words that name a class, such as 7, seven or a green frog; what else they "
+                              "say has no effect, and warnings and revised_prompt tell so; default: any class",
+                              examples=["7"])]
 Label = Annotated[int | str, Field(description="class to draw, by index or name; default: any", examples=[7])]
 Count = Annotated[int, Field(ge=1, description="number of images, up to max_n of /v1/status; default: 1",
                              examples=[1]), Plain]
@@ -45,18 +47,22 @@ Method = Annotated[Literal["raster", "smc"],
 Particles = Annotated[int, Field(ge=2, description="with method=smc, images that are drawn together for one answer; n "
                                   "times particles is at most max_n of /v1/status and the model's slots; default: 16, "
                                   "or as many as that allows", examples=[8]), Plain]
-Size = Annotated[str, Field(description="width x height in pixels, one of the model's sizes: an integer multiple of "
-                            "its own, by nearest neighbour; default, auto or native: its own", examples=["native"])]
-Format = Annotated[str, Field(description="b64_json, the only one and the default", examples=["b64_json"])]
+Size = Annotated[str, Field(description="width x height in pixels: an integer multiple of the model's own, by nearest "
+                            "neighbour, or 256x256, 512x512 or 1024x1024, in whose middle the largest multiple stands; "
+                            "default, auto or native: its own", examples=["native"])]
+Format = Annotated[str, Field(description="b64_json (the default), or url: the picture as a data URL",
+                              examples=["b64_json"])]
+OutputFormat = Annotated[encode.Format, Field(description="format of the pictures: png (the default), webp, which is "
+                                              "lossless, or jpeg, which is not", examples=["png"])]
 Stream = Annotated[bool, Field(description="answer with server-sent events while images are drawn; default: one "
                                "answer when all images are done", examples=[False])]
 Partials = Annotated[int, Field(ge=0, description="unfinished versions of each image that a stream shows, "
                                 "evenly spread; default: one per finished image row", examples=[3]), Plain]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED, description="image i uses seed + i; default: a random seed",
                             examples=[1]), Plain]
-Temperature = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, description="1 (the default): as "
-                                     "trained; lower: more typical images; 0: the mean of the likeliest mixture",
-                                     examples=[1.0]), Plain]
+Temperature = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, description="1: as trained; lower: calmer, "
+                                     "higher: wilder; default: the model's own, and its useful range, are in "
+                                     "/v1/models; 0: no chance at all", examples=[1.0]), Plain]
 Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False, description="seconds within which the request must be "
                                  "done, else 504; default: the server's limit", examples=[600.0]), Plain]
 Priority = Annotated[Literal["interactive", "bulk"],
@@ -91,7 +97,8 @@ Device = Annotated[str, Field(description="cpu or cuda", examples=["cpu"])]
 State = Annotated[str, Field(description="format of the recurrent states: fp32, or on a GPU with --state and "
                              "--defer such as fp16/8", examples=["fp32"])]
 Slots = Annotated[int, Field(description="images that can be decoded at once", examples=[64])]
-Picture = Annotated[str, Field(description="a PNG in base64", examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABX..."])]
+Picture = Annotated[str, Field(description="the picture in base64, in the format of output_format",
+                               examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABX..."])]
 DrawnSeed = Annotated[int, Field(description="draws this image again, alone; with method smc, if "
                                   "particles are as many", examples=[1])]
 Score = Annotated[float, Field(description="natural logarithm of the probability of the known sub-pixels after the "

@@ -32,7 +32,7 @@ from ..errors import (
 from .error_handlers import error_json
 from .fields import never_null
 from .middleware.bodies import PLAIN_BYTES
-from .schemas import ErrorEnvelope, ImageEvent
+from .schemas import NO_USAGE, ErrorEnvelope, ImageEvent
 
 Responses = dict[int | str, dict[str, Any]]  # of a route, as FastAPI has them
 Links = dict[str, dict[str, str]]
@@ -47,8 +47,12 @@ _HOSTS = (ForeignHost("rebound.example"),)  # of every route
 _CLIENTS = (Unauthorized(presented=False), ForeignOrigin("origin https://elsewhere.example", "localhost:8000"),
             RateLimited("alice", "600/min", 1))  # of every route under /v1/
 
-PNG = {"image/png": {"schema": {"type": "string", "contentMediaType": "image/png"},
-                     "examples": {"the picture itself": {"value": "\x89PNG\r\n\x1a\n..."}}}}
+_BEGINS = {"image/png": "\x89PNG\r\n\x1a\n...", "image/webp": "RIFF....WEBPVP8L...",
+           "image/jpeg": "\xff\xd8\xff\xe0..."}
+PICTURES: dict[str, Any] = {kind: {"schema": {"type": "string", "contentMediaType": kind},
+                                   "examples": {"the picture itself": {"value": begins}}}
+                            for kind, begins in _BEGINS.items()}
+PNG = {"image/png": PICTURES["image/png"]}
 
 _MEANING = {
     400: "bad input: the message says what was got and what is allowed", 401: "no key, or not one of this server's",
@@ -119,9 +123,11 @@ def event_stream(data: type[BaseModel], events: dict[str, Any]) -> dict[str, Any
 def image_responses(kind: str, event: type[ImageEvent], *errors: ServiceError, links: Links | None = None) -> Responses:
     """The `responses` of a route of images, whose events are of this kind. errors: its own, beside those of both."""
     found = ok_response("the images, in the form that stream and Accept ask for", links=links, content={
-        **PNG, **event_stream(event, {f"{kind}.partial_image": {"partial_image_index": 0, "rows": 14},
-                               f"{kind}.completed": {}, "error": DeadlinePassed(30.0)})})
-    found[200]["headers"] = png_headers(event)
+        **PICTURES, **event_stream(event, {f"{kind}.partial_image": {"partial_image_index": 0, "rows": 14},
+                                           f"{kind}.completed": {"usage": NO_USAGE}, "error": DeadlinePassed(30.0)})})
+    found[200]["headers"] = png_headers(event) | {"X-LinPix-Warnings": {
+        "description": "of a picture alone: warnings, if there are any", "schema": {"type": "string"},
+        "example": "prompt: these words have no effect: green"}}
     return found | error_responses(*BODY, *DRAWING, *errors)
 
 
@@ -134,8 +140,8 @@ def png_headers(*answers: type[BaseModel]) -> dict[str, Any]:
         fields |= schema["properties"]
     for field in fields.values():
         never_null(field)
-    return {f"X-LinPix-{name.title().replace('_', '-')}": {"description": f"of a PNG: {fields[name]['description']}",
-                                         "schema": fields[name]}
+    return {f"X-LinPix-{name.title().replace('_', '-')}": {
+                "description": f"of a picture alone: {fields[name]['description']}", "schema": fields[name]}
             for name in ("seed", "score", "effective_sample_size", "log_evidence", "model", "checkpoint", "engine",
                          "precision", "device", "state", "bits_per_dim", "log_likelihood") if name in fields}
 
@@ -166,18 +172,17 @@ def _within(schema: dict[str, Any], compare_budget: float) -> None:
 
 
 def _guarded(schema: dict[str, Any], *, keys: bool) -> None:
-    """Keys, and errors that every route can answer; and no 422, since bad input is 400 here."""
-    schema["components"].setdefault("securitySchemes", {})["key"] = {
-        "type": "http", "scheme": "bearer",
-        "description": "A key of the file of --api-keys. " + ("This server asks for one." if keys else
-                                                              "This server has no such file, and asks for none.")}
+    """Keys, if they are asked for, and errors that every route can answer; and no 422, since bad input is 400 here."""
+    if keys:
+        schema["components"].setdefault("securitySchemes", {})["key"] = {
+            "type": "http", "scheme": "bearer", "description": "A key of the file of --api-keys."}
     for name in ("HTTPValidationError", "ValidationError"):
         schema["components"]["schemas"].pop(name, None)
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)
-            if path.startswith("/v1/"):
-                operation["security"] = [{"key": []}] if keys else [{}, {"key": []}]
+            if keys and path.startswith("/v1/"):
+                operation["security"] = [{"key": []}]
             for status, answer in _answers(_HOSTS + _CLIENTS if path.startswith("/v1/") else _HOSTS).items():
                 there = operation["responses"].setdefault(str(status), answer)
                 there["content"]["application/json"].setdefault("schema", _ERROR)

@@ -6,7 +6,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..compare.backends import BACKENDS
+from ..pictures import encode
 from . import fields
+
+NO_USAGE = {"input_tokens": 0, "input_tokens_details": {"image_tokens": 0, "text_tokens": 0}, "output_tokens": 0,
+            "total_tokens": 0}  # what is sold by the token elsewhere
 
 
 class GenerateBody(BaseModel):
@@ -20,6 +24,7 @@ class GenerateBody(BaseModel):
     candidates: fields.Candidates | None = None
     size: fields.Size | None = None
     response_format: fields.Format | None = None
+    output_format: fields.OutputFormat | None = None
     stream: fields.Stream | None = None
     partial_images: fields.Partials | None = None
     seed: fields.Seed | None = None
@@ -80,7 +85,12 @@ class ErrorEnvelope(BaseModel):
 
 
 class ImageData(BaseModel):
-    b64_json: fields.Picture
+    b64_json: fields.Picture | None = Field(None, json_schema_extra=fields.never_null)
+    url: str | None = Field(None, description="with response_format=url, instead of b64_json: the picture as a data "
+                            "URL", examples=["data:image/png;base64,iVBORw0KGgo..."],
+                            json_schema_extra=fields.never_null)
+    revised_prompt: str | None = Field(None, description="what was drawn, of a request with a prompt: a class, or any",
+                                       examples=["7"], json_schema_extra=fields.never_null)
     seed: fields.DrawnSeed
     confidence: fields.Confidence | None = Field(None, json_schema_extra=fields.never_null)
 
@@ -98,6 +108,20 @@ class EditData(Chosen, ImageData):
     pass
 
 
+class UsageDetails(BaseModel):
+    image_tokens: int = Field(0, description="always 0", examples=[0])
+    text_tokens: int = Field(0, description="always 0", examples=[0])
+
+
+class Usage(BaseModel):
+    """For programs that add up what they pay for: nothing is counted here."""
+
+    input_tokens: int = Field(0, description="always 0", examples=[0])
+    input_tokens_details: UsageDetails = Field(description="the same by kind")
+    output_tokens: int = Field(0, description="always 0", examples=[0])
+    total_tokens: int = Field(0, description="always 0", examples=[0])
+
+
 class Drawn(BaseModel):
     """What every answer and event of the images routes tells."""
 
@@ -109,8 +133,8 @@ class Drawn(BaseModel):
     device: fields.Device
     state: fields.State
     size: str = Field(description="width x height of the pictures, in pixels", examples=["28x28"])
-    output_format: Literal["png"] = Field("png", description="format of the pictures")
-    warnings: list[str] = Field(description="parts of the request that were ignored, or that had no effect",
+    output_format: encode.Format = Field("png", description="format of the pictures", examples=["png"])
+    warnings: list[str] = Field(description="parts of the request that were ignored, or done otherwise than they say",
                                 examples=[[]])
     candidates: int | None = Field(description="images that were drawn, of which these are the best; null without "
                                    "candidates", examples=[8])
@@ -155,6 +179,7 @@ class UploadFacts(Conditioning):
 
 
 class ImagesResponse(Drawn):
+    usage: Usage = Field(description="zeros, for programs that add it up")
     data: Sequence[ImageData] = Field(description="the images, in the order of their seeds; with candidates, as they "
                                                   "were chosen")
 
@@ -174,6 +199,8 @@ class ImageEvent(Drawn):
     rows: int | None = Field(None, description="finished image rows; the others are black; absent when it is "
                              "completed", examples=[14], json_schema_extra=fields.never_null)
     b64_json: fields.Picture
+    usage: dict[str, Any] | None = Field(None, description="zeros, for programs that add it up; absent of partial "
+                                         "images", examples=[NO_USAGE], json_schema_extra=fields.never_null)
 
 
 class GenerationEvent(ImageEvent):
@@ -206,7 +233,18 @@ class ModelCard(BaseModel):
     classes: list[str] = Field(description="class names, in the order of their indices; empty: the model has no "
                                            "classes",
                                examples=[["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]])
-    sizes: list[str] = Field(description="values allowed for size", examples=[["28x28", "56x56", "84x84"]])
+    sizes: list[str] = Field(description="values allowed for size, beside 256x256, 512x512 and 1024x1024",
+                             examples=[["28x28", "56x56", "84x84"]])
+    temperature: float = Field(description="what it draws best with, and does where a request says none",
+                               examples=[1.0])
+    temperature_range: list[float] = Field(min_length=2, max_length=2, description="the lowest and the highest "
+                                           "temperature that are worth trying", examples=[[0.3, 1.5]])
+    limits: str | None = Field(description="a sentence of what it cannot do; null: none is known", examples=[
+        "It draws one handwritten digit in the middle, and nothing else."])
+    class_agreement: float | None = Field(description="share of its images of a class that a classifier, trained on "
+                                          "the same pictures, takes for that class; null: not measured",
+                                          examples=[0.76])
+    aliases: list[str] = Field(description="other names under which it may be asked for", examples=[[]])
     state_bytes: int = Field(description="bytes of the state of one image", examples=[67584])
     slots: fields.Slots
 
@@ -236,56 +274,3 @@ class Comparison(BaseModel):
         description="report.json of `linpix compare` as far as it is: circumstances, and under results for each "
                     "backend, engine and batch its images_per_second, seconds_per_image, state_bytes of an image, "
                     "step_seconds at some positions, and bits_per_dim; null before it has begun", examples=[REPORT])
-
-
-class ModelStatus(BaseModel):
-    """Counters grow from the start of the process: a rate is the difference of two answers over their `uptime`s."""
-
-    id: fields.Name
-    backend: str = Field(description="how it decodes: linear or stateful-softmax", examples=["linear"])
-    engine: fields.Engine
-    precision: fields.Precision
-    device: fields.Device
-    slots: fields.Slots
-    slots_used: int = Field(description="slots with an image now", examples=[2])
-    images_waiting: int = Field(description="admitted images that have no slot yet", examples=[0])
-    images_completed: int = Field(description="finished images", examples=[4])
-    pixels_generated: int = Field(description="sub-pixels decoded", examples=[2744])
-    quanta: int = Field(description="engine calls, each of several steps", examples=[345])
-    step_seconds_sum: float = Field(description="sum over quanta of their mean seconds per step", examples=[0.35])
-
-
-class ComparisonStatus(BaseModel):
-    id: fields.ComparisonId
-    model: fields.Name
-    status: fields.Phase
-
-
-class Limits(BaseModel):
-    max_n: int = Field(description="largest n of a request", examples=[16])
-    max_queue: int = Field(description="images that may wait for a slot, per model", examples=[256])
-    max_upload: int = Field(description="largest request body, bytes", examples=[16777216])
-    compare_budget: float = Field(description="longest comparison, seconds", examples=[120.0])
-
-
-class Status(BaseModel):
-    """What /metrics says, of what a page shows while it watches."""
-
-    status: Literal["ready", "starting", "draining", "gone"] = Field(description="whether requests are taken; gone: "
-                                                                     "the process ends")
-    version: str = Field(description="version of LinPix", examples=["0.1.0"])
-    torch: str = Field(description="version of torch", examples=["2.13.0"])
-    kernel: str = Field(description="instruction set of the compiled kernels, cuda, or eager", examples=["avx512bf16"])
-    uptime: float = Field(description="seconds since the start", examples=[22.15])
-    requests_running: int = Field(description="requests with an image in a slot", examples=[1])
-    requests_waiting: int = Field(description="requests without an image in a slot yet", examples=[0])
-    requests_rejected: dict[str, int] = Field(description="refused requests, by "
-                                                          "reason", examples=[{"queue_full": 0, "invalid": 2}])
-    rows_sum: int = Field(description="sum over quanta of their images", examples=[690])
-    models: list[ModelStatus] = Field(description="one entry per model, the default one first")
-    comparison: ComparisonStatus | None = Field(description="the latest comparison; null if there was none")
-    limits: Limits = Field(description="what requests may ask for")
-
-
-class Health(BaseModel):
-    status: str = Field(description="alive for /healthz, ready for /readyz", examples=["alive"])

@@ -34,8 +34,10 @@ class Service:
         return next(iter(self.ledger.models))
 
     def find(self, model: str | None) -> ServedModel:
-        """A loaded model by its name, or the default one. Raises ModelNotFound."""
+        """A loaded model by its name, or another one that it has by --alias, or the default. Raises ModelNotFound."""
         name = self.default if model is None else model
+        if name not in self.ledger.models:
+            name = self.settings.aliases.get(name, name)
         if name not in self.ledger.models:
             raise ModelNotFound(name, self.ledger.models)
         return self.ledger.models[name]

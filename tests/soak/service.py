@@ -16,7 +16,7 @@ from linpix.server.cli.draw import produce
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.decoder import ImageSpec
-from linpix.server.pictures import pictures
+from linpix.server.pictures import encode, pictures
 from tests.server.conftest import Process
 from tests.soak.client import Connection, Picture, Record
 
@@ -127,7 +127,7 @@ class Oracle:
     def _png(self, seed: int, picture: Picture | None, temperature: float, size: str) -> str:
         """The base64 of an image of its own, as an answer has it."""
         canvas = self.canvas(seed, picture, temperature)
-        png = pictures.png(canvas, self.config, pictures.parse_size(size, self.config))
+        png = pictures.png(canvas, self.config, encode.frame_of(size, self.config).factor)
         return base64.b64encode(png).decode()
 
     def wrong(self, record: Record) -> list[int]:

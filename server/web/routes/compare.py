@@ -38,7 +38,7 @@ _EVENTS = event_stream(Comparison, {
                           "error": "the engine made no progress for 600 s"}})
 
 
-@router.post("/v1/compare", status_code=202, response_model=Comparison,
+@router.post("/v1/compare", status_code=202, summary="Begin a comparison", response_model=Comparison,
              responses=ok_response("it has begun", 202,
                                    links={"comparison": {"id": "id"}, "cancel_comparison": {"id": "id"}})
              | error_responses(InvalidRequest("budget must be at most 120 seconds, got 600", param="budget"),
@@ -62,7 +62,7 @@ async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=CO
     return service.comparisons.begin(served.name, served.decoder.checkpoint, plan).to_json()
 
 
-@router.get("/v1/compare/{id}", response_model=Comparison, operation_id="comparison",
+@router.get("/v1/compare/{id}", summary="Watch a comparison", response_model=Comparison, operation_id="comparison",
             responses=ok_response("how it stands", content=_EVENTS)
             | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
 async def comparison(id: fields.ComparisonId, service: ServiceDep,
@@ -80,7 +80,8 @@ async def _events(comparisons: Comparisons, job: Job) -> AsyncIterator[bytes]:
         yield format_sse_event(event=f"comparison.{kind}", data_str=json.dumps(state))
 
 
-@router.delete("/v1/compare/{id}", response_model=Comparison, operation_id="cancel_comparison",
+@router.delete("/v1/compare/{id}", summary="Cancel a comparison", response_model=Comparison,
+               operation_id="cancel_comparison",
                responses=ok_response("how it stands then")
                | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
 async def cancel_comparison(id: fields.ComparisonId, service: ServiceDep) -> dict[str, Any]:

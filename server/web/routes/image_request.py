@@ -24,12 +24,13 @@ from ...errors import (
     UnsupportedMedia,
     shown,
 )
-from ...pictures import pictures
+from ...pictures import encode, pictures
 from ...pictures.overlay import Overlay
 from ...pictures.uploads import Upload, outside
 from ..admission import HEADER
 from ..error_handlers import sendable
 from ..service import Service, preferred
+from .prompts import wish
 
 SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30
 _PICTURE_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
@@ -42,7 +43,7 @@ class ImageRequest:
                  response_format: str | None, stream: bool | None, partial_images: int | None, seed: int | None,
                  temperature: float | None, label: int | str | None, prompt: str | None, timeout: float | None,
                  priority: str | None, ignored: list[str], candidates: int | None = None, method: str | None = None,
-                 particles: int | None = None) -> None:
+                 particles: int | None = None, output_format: encode.Format | None = None) -> None:
         self.warnings: list[str] = []
         self.served = service.find(model)
         self.config: ModelConfig = self.served.decoder.config
@@ -54,25 +55,36 @@ class ImageRequest:
         if candidates is not None and not self.n <= candidates <= max_n:
             raise InvalidRequest(f"candidates, of which the n best are answered, must be {self.n}..{max_n} here, got "
                                  f"{shown(candidates)}", param="candidates")
-        self.temperature = 1.0 if temperature is None else temperature
+        own = 1.0 if method == "smc" else self.served.decoder.checkpoint.temperature
+        self.temperature = own if temperature is None else temperature
         with _suitable():
             self.particles = particles_for(method, particles, candidates=candidates, temperature=self.temperature,
                                            answers=self.n, limit=min(max_n, self.served.room.slots))
         self.ranked, self.images = candidates is not None, candidates or self.n * max(1, self.particles)
         self.chosen = self.ranked or self.particles > 0  # not all that is drawn is answered
         http.state.model, http.state.images = self.served.name, self.images  # for the log
-        if response_format not in (None, "b64_json"):
-            raise InvalidRequest(f"response_format must be b64_json, got {shown(response_format)}",
+        if response_format not in (None, "b64_json", "url"):
+            raise InvalidRequest(f"response_format must be b64_json or url, got {shown(response_format)}",
                                  param="response_format")
         try:
-            self.factor = pictures.parse_size(size, self.config)
-        except pictures.PictureError as error:
-            raise picture_error(error) from error
-        self.size = f"{self.config.width * self.factor}x{self.config.height * self.factor}"
-        self.png = preferred(http.headers.get("accept", "")) == "image/png"
+            self.frame = encode.frame_of(size, self.config)
+        except ValueError as error:
+            raise InvalidRequest(str(error), param="size") from error
+        self.size = self.frame.size
+        if self.frame.told:
+            self.warnings.append(self.frame.told)
         self.stream = bool(stream)
-        if self.png and (self.n != 1 or self.stream):
-            raise InvalidRequest("Accept: image/png answers one picture: it goes with n=1 and without stream, "
+        self.as_url = response_format == "url" and not self.stream
+        if response_format == "url" and self.stream:
+            self.warnings.append("response_format was ignored: events of a stream have b64_json")
+        accepted = preferred(http.headers.get("accept", ""))
+        self.alone = encode.MEDIA_TYPES.get(accepted)  # the picture itself is the answer, in this format
+        if self.alone and output_format not in (None, self.alone):
+            raise InvalidRequest(f"output_format {output_format} contradicts Accept: {accepted}; send one of them",
+                                 param="output_format")
+        self.format: encode.Format = self.alone or output_format or "png"
+        if self.alone and (self.n != 1 or self.stream):
+            raise InvalidRequest(f"Accept: {accepted} answers one picture: it goes with n=1 and without stream, "
                                  f"got n={self.n}, stream={str(self.stream).lower()}", param="n")
         if self.chosen and self.stream and partial_images:
             raise InvalidRequest("which candidates or particles are the answer is known when all are drawn, so a "
@@ -89,6 +101,7 @@ class ImageRequest:
             raise InvalidRequest(f"timeout {timeout:g} contradicts {HEADER}: {allowed:g}; send one of them",
                                  param="timeout")
         self.timeout_s = math.inf if timeout is None else timeout
+        self.revised_prompt: str | None = None
         self.label = self._label(label, prompt)
         self._overlay: Overlay | None = None
         self._occluded: pictures.Occluded | None = None  # what the model is given
@@ -110,16 +123,19 @@ class ImageRequest:
                 raise InvalidRequest(f"label must be a class of {self.served.name}: {allowed}; got {shown(label)}",
                                      param="label")
         text = (prompt or "").strip()
-        prompted = checkpoint.class_of(text)
-        if prompted is not None:
-            if chosen is not None and chosen != prompted:
-                raise InvalidRequest(f"label {shown(label)} contradicts prompt {shown(text)}; send one of them",
-                                     param="label")
-            return prompted
-        if text:
-            self.warnings.append("prompt was ignored: it names no class of this model"
-                                 + (f"; classes: {', '.join(names)}" if names else ""))
-        return chosen
+        if not text:
+            return chosen
+        asked = wish(text, names)
+        if asked.label is not None and chosen not in (None, asked.label):
+            raise InvalidRequest(f"label {shown(label)} contradicts prompt {shown(text)}; send one of them",
+                                 param="label")
+        if asked.warning:
+            self.warnings.append(asked.warning)
+        if asked.label is None and chosen is not None:
+            self.revised_prompt = names[chosen]
+            return chosen
+        self.revised_prompt = asked.revised
+        return asked.label
 
     def specs(self) -> list[ImageSpec]:
         occluded = self._occluded
@@ -172,14 +188,15 @@ class ImageRequest:
     @property
     def soon(self) -> bool:
         """Whether a picture of the answer is encoded in a moment."""
-        return self._overlay is None and self.config.width * self.config.height * self.factor**2 <= SOON_PIXELS
+        return self._overlay is None and self.frame.width * self.frame.height <= SOON_PIXELS
 
     def encode(self, canvas: NDArray[np.uint8], rows: int | None) -> bytes:
-        """As pictures.png; or laid back, which goes without `rows`."""
+        """In the format and size asked for; or laid back, which goes without `rows`."""
         canvas = self._with_kept(canvas)
         if self._overlay is None:
-            return pictures.png(canvas, self.config, self.factor, rows=rows)
-        return self._overlay.png(canvas.reshape(self.config.height, self.config.width, self.config.channels))
+            return encode.encoded(encode.framed(canvas, self.config, self.frame, rows), self.format)
+        shape = self.config.height, self.config.width, self.config.channels
+        return self._overlay.encoded(canvas.reshape(shape), self.format)
 
     def _with_kept(self, canvas: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return canvas if self._kept is None else np.where(self._kept.known, self._kept.canvas, canvas)

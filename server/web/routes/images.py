@@ -48,9 +48,13 @@ _EDITS = image_responses("image_edit", EditEvent,
 
 
 @router.post("/generations", response_model=ImagesResponse, operation_id="generate", responses=_GENERATIONS,
+             summary="Draw images",
              openapi_extra={"parameters": [TIMEOUT_PARAMETER]})
 async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)], http: Request) -> Response:
-    """Draw images: of any class, or of one."""
+    """Draw images: of any class, or of one.
+
+    Choose `image/png` as the media type of the response to see the picture itself.
+    """
     service, ticket = service_of(http), http.state.ticket
     ignored = list(body.model_extra or {})
     request = ImageRequest(service, http, **body.model_dump(exclude=set(ignored)), ignored=ignored)
@@ -63,6 +67,7 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
 
 
 @router.post("/edits", response_model=EditResponse, operation_id="edit", responses=_EDITS,
+             summary="Complete a picture",
              openapi_extra={"parameters": [TIMEOUT_PARAMETER], "requestBody": {
                  "content": {"multipart/form-data": _FORM}, "description": "A picture, and what to fill in. Unknown "
                  "fields are ignored, and the answer's warnings name them."}})
@@ -87,6 +92,7 @@ async def edit(
         particles: Annotated[fields.Particles | None, Form()] = None,
         size: Annotated[fields.Size | None, Form()] = None,
         response_format: Annotated[fields.Format | None, Form()] = None,
+        output_format: Annotated[fields.OutputFormat | None, Form()] = None,
         stream: Annotated[fields.Stream | None, Form()] = None,
         partial_images: Annotated[fields.Partials | None, Form()] = None,
         seed: Annotated[fields.Seed | None, Form()] = None,
@@ -94,13 +100,16 @@ async def edit(
         label: Annotated[fields.Label | None, Form()] = None,
         timeout: Annotated[fields.Timeout | None, Form()] = None,
         priority: Annotated[fields.Priority | None, Form()] = None) -> Response:
-    """Complete an occluded image: known sub-pixels come back unchanged, the holes are drawn."""
+    """Complete an occluded image: known sub-pixels come back unchanged, the holes are drawn.
+
+    Choose `image/png` as the media type of the response to see the picture itself.
+    """
     service, ticket = service_of(http), http.state.ticket
     ignored = [name for name in await http.form() if name not in FORM_FIELDS]
     request = ImageRequest(service, http, model=model, n=n, size=size, response_format=response_format, stream=stream,
                            partial_images=partial_images, seed=seed, temperature=temperature, label=label,
                            prompt=prompt, timeout=timeout, priority=priority, ignored=ignored,
-                           candidates=candidates, method=method, particles=particles)
+                           candidates=candidates, method=method, particles=particles, output_format=output_format)
     upload = only(image, image_list)
     check_options(request, prepare, lay_back, size)
     service.ledger.admit(ticket, request.served, request.images, stream=request.stream and not request.chosen,

@@ -45,6 +45,7 @@ _RESPONSES = _OK | error_responses(
 
 
 @router.post("/likelihoods", response_model=Likelihoods, operation_id="likelihoods", responses=_RESPONSES,
+             summary="Tell how probable a picture is",
              openapi_extra={"parameters": [TIMEOUT_PARAMETER], "requestBody": {
                  "content": {"multipart/form-data": _FORM}, "description": "A picture, and what of it is hidden. "
                  "Unknown fields are ignored, and the answer's warnings name them."}})
@@ -71,6 +72,8 @@ async def likelihoods(
     request = ImageRequest(service, http, model=model, n=None, size=size, response_format=response_format, stream=None,
                            partial_images=None, seed=None, temperature=None, label=label, prompt=prompt,
                            timeout=timeout, priority=None, ignored=ignored)
+    if request.as_url:
+        raise InvalidRequest("response_format must be b64_json here, or absent, got 'url'", param="response_format")
     checkpoint, every, upload = request.served.decoder.checkpoint, labels == "all", only(image, image_list)
     if every and not checkpoint.class_names:
         raise InvalidRequest(f"labels=all needs a model with classes, and {request.served.name} has none; leave it out",
@@ -110,8 +113,9 @@ def _answer(request: ImageRequest, scoring: Scoring, facts: dict[str, Any], *, e
     checkpoint = request.served.decoder.checkpoint
     bits, found = likelihood(scoring, request.label, checkpoint, every=every)
     source = {"model": checkpoint.name, "checkpoint": checkpoint.digest, "precision": "fp32"}
-    png = map_png(bits, request.config, request.factor) if drawn or request.png else b""
-    if request.png:
+    alone = request.alone == "png"  # maps have transparent parts, and exact values: other formats are not made
+    png = map_png(bits, request.config, request.frame) if drawn or alone else b""
+    if alone:
         headers = {f"x-linpix-{name}": quote(value, safe="+") for name, value in source.items()}
         headers |= {f"x-linpix-{name.replace('_', '-')}": f"{found[name]:.6g}" for name in ("bits_per_dim",
                                                                                           "log_likelihood")}

@@ -9,14 +9,14 @@ from ...errors import (
     Starting,
 )
 from ..openapi import LEAVING, error_responses, ok_response
-from ..schemas import (
+from ..service import ServiceDep
+from ..status_schemas import (
     ComparisonStatus,
     Health,
     Limits,
     ModelStatus,
     Status,
 )
-from ..service import ServiceDep
 
 router = APIRouter()
 probes = APIRouter(tags=["operations"])  # on a port of their own, where there is one
@@ -32,13 +32,15 @@ _WATCHED = (f"{_STEP}_sum", f"{_STEP}_count", _ROWS, _REJECTED, "linpix_images_c
             "linpix_state_slots", "linpix_state_slots_used", "linpix_kernel_info")
 
 
-@probes.get("/metrics", response_class=Response, responses=ok_response("every metric", content=_TEXT))
+@probes.get("/metrics", summary="Metrics for Prometheus", response_class=Response,
+            responses=ok_response("every metric", content=_TEXT))
 async def metrics(service: ServiceDep) -> Response:
     """Prometheus text."""
     return Response(service.ledger.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@router.get("/v1/status", tags=["operations"], responses=ok_response("how it goes"))
+@router.get("/v1/status", summary="What the service does now", tags=["operations"],
+            responses=ok_response("how it goes"))
 async def status(service: ServiceDep) -> Status:
     """Counters, queue, slots and the kernel in use, as /metrics has them, and what may be asked for."""
     ledger, settings, latest = service.ledger, service.settings, service.comparisons.latest
@@ -68,14 +70,15 @@ def _status_of(served: ServedModel, values: dict[tuple[str, ...], float]) -> Mod
 
 
 @probes.head("/healthz", include_in_schema=False)
-@probes.get("/healthz", responses=ok_response("it is"))
+@probes.get("/healthz", summary="Whether the process lives", responses=ok_response("it is"))
 async def healthz() -> Health:
     """The process is alive."""
     return Health(status="alive")
 
 
 @probes.head("/readyz", include_in_schema=False)
-@probes.get("/readyz", responses=ok_response("all of it", example={"status": "ready"})
+@probes.get("/readyz", summary="Whether requests are taken",
+            responses=ok_response("all of it", example={"status": "ready"})
             | error_responses(*LEAVING, Starting()))
 async def readyz(service: ServiceDep) -> Health:
     """Weights loaded, engine stepping, not draining."""

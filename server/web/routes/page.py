@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.middleware import Middleware
@@ -49,12 +48,55 @@ class Static(StaticFiles):
 routes = [Route("/", page, middleware=[COMPRESSED]),
           Mount("/static", Static(directory=STATIC), name="static", middleware=[COMPRESSED])]
 
+# A form's fields begin empty: Swagger UI would send an example of each, over what the user has said otherwise.
+# The examples go into the descriptions. Dark mode is Swagger UI's own, which it does not choose by itself.
+_DOCS = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>LinPix: the API</title>
+<link rel="icon" href="/static/favicon.svg"><link rel="stylesheet" href="/static/swagger-ui.css">
+<style>
+html.dark-mode, html.dark-mode body { background: #1c2022; color-scheme: dark }
+html.dark-mode noscript { color: #eee }
+</style>
+</head>
+<body>
+<div id="swagger-ui"></div>
+<noscript>This page needs JavaScript; /openapi.json has the same description.</noscript>
+<script src="/static/swagger-ui-bundle.js"></script>
+<script>
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const dress = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+dress();
+dark.addEventListener("change", dress);
+
+function withEmptyForms(spec) {
+  const named = (schema) => schema.$ref ? spec.components.schemas[schema.$ref.split("/").pop()] : schema;
+  for (const operations of Object.values(spec.paths))
+    for (const {requestBody} of Object.values(operations)) {
+      const form = requestBody?.content["multipart/form-data"];
+      for (const field of Object.values(form ? named(form.schema).properties : {})) {
+        const [example] = field.examples ?? [];
+        if (typeof example === "object" || example === undefined) continue;
+        field.description += `; such as ${example}`;
+        field.examples = [""];
+      }
+    }
+  return spec;
+}
+
+fetch("/openapi.json").then((answer) => answer.json()).then((spec) => SwaggerUIBundle({
+  spec: withEmptyForms(spec), dom_id: "#swagger-ui", deepLinking: true, displayRequestDuration: true,
+  presets: [SwaggerUIBundle.presets.apis], layout: "BaseLayout",
+}));
+</script>
+</body>
+</html>
+"""
+
 
 @router.head("/docs", include_in_schema=False)
 @router.get("/docs", include_in_schema=False)
-async def docs(request: Request) -> HTMLResponse:
-    page = get_swagger_ui_html(openapi_url=str(request.app.openapi_url), title="LinPix",
-                               swagger_js_url="/static/swagger-ui-bundle.js", swagger_css_url="/static/swagger-ui.css",
-                               swagger_favicon_url="/static/favicon.svg")
-    page.headers["content-security-policy"] = content_policy(bytes(page.body).decode(), style_attributes=True)
-    return page
+async def docs() -> HTMLResponse:
+    return HTMLResponse(_DOCS, headers={"content-security-policy": content_policy(_DOCS, style_attributes=True)})

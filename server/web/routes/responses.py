@@ -1,4 +1,4 @@
-"""The answers to images requests: a PNG, JSON or server-sent events."""
+"""The answers to images requests: a picture, JSON or server-sent events."""
 
 import asyncio
 import base64
@@ -21,6 +21,7 @@ from ...engine.ledger import Ledger
 from ...engine.ticket import ImageDone, RowsDone, Ticket
 from ...errors import ServiceError
 from ..error_handlers import error_json
+from ..schemas import NO_USAGE
 from .image_request import ImageRequest
 
 PING_S = 15.0    # of silence, after which a stream says that it is there: proxies cut off what is silent for a minute
@@ -43,7 +44,7 @@ async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: 
                   facts: dict[str, Any]) -> Response:
     """Wait for the images of a request and give them in the form asked for. Raises ServiceError."""
     common = {"created": int(time.time()), **request.served.decoder.facts, "size": request.size,
-              "output_format": "png", "warnings": request.warnings, **facts}
+              "output_format": request.format, "warnings": request.warnings, **facts}
     if request.stream:
         return Stream(stream_events(ledger, request, ticket, kind, common), ticket)
     response = await unless_gone(http, in_one_piece(request, ticket, common))
@@ -55,17 +56,26 @@ async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: 
 
 async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, Any]) -> Response:
     """A response that is not a stream. Each image is encoded as soon as it is done. Raises ServiceError."""
-    pngs = {place: (await encoded(request, ticket, event.canvas), request.facts_of(event))
-            async for place, event in answered(request, ticket) if isinstance(event, ImageDone)}
-    if request.png:
-        png, facts = pngs[0]
-        headers = {f"x-linpix-{name.replace('_', '-')}": quote(str(value), safe="+")
-                   for name, value in (request.served.decoder.facts | facts).items()}
-        return Response(png, media_type="image/png", headers=headers)
+    files = {place: (await encoded(request, ticket, event.canvas), request.facts_of(event))
+             async for place, event in answered(request, ticket) if isinstance(event, ImageDone)}
+    media_type = f"image/{request.format}"
+    if request.alone:
+        file, facts = files[0]
+        told = request.served.decoder.facts | facts
+        if request.warnings:
+            told |= {"warnings": "; ".join(request.warnings)}
+        headers = {f"x-linpix-{name.replace('_', '-')}": quote(str(value), safe="+ ;:,.'()")
+                   for name, value in told.items()}
+        return Response(file, media_type=media_type, headers=headers)
 
     def answer() -> Response:
-        data = [{"b64_json": base64.b64encode(png).decode(), **facts} for _, (png, facts) in sorted(pngs.items())]
-        return JSONResponse(common | {"data": data})
+        data: list[dict[str, Any]] = []
+        for _, (file, facts) in sorted(files.items()):
+            text = base64.b64encode(file).decode()
+            image = {"url": f"data:{media_type};base64,{text}"} if request.as_url else {"b64_json": text}
+            revised = {} if request.revised_prompt is None else {"revised_prompt": request.revised_prompt}
+            data.append(image | facts | revised)
+        return JSONResponse(common | {"usage": NO_USAGE, "data": data})
 
     return answer() if request.soon else await asyncio.to_thread(answer)
 
@@ -93,7 +103,7 @@ async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | No
 
 
 async def encoded(request: ImageRequest, ticket: Ticket, canvas: NDArray[np.uint8], rows: int | None = None) -> bytes:
-    """A PNG of one image; what takes more than a moment is encoded in a thread. Raises DeadlinePassed."""
+    """A file of one image; what takes more than a moment is encoded in a thread. Raises DeadlinePassed."""
     work = partial(request.encode, canvas, rows)
     if request.soon:
         png = work()
@@ -138,7 +148,7 @@ async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, k
             data = common | {"image_index": place} | request.facts_of(event)
             if isinstance(event, ImageDone):
                 png = await encoded(request, ticket, event.canvas)
-                data |= {"type": f"{kind}.completed", "b64_json": base64.b64encode(png).decode()}
+                data |= {"type": f"{kind}.completed", "b64_json": base64.b64encode(png).decode(), "usage": NO_USAGE}
             elif event.rows in rows:
                 png = await encoded(request, ticket, event.canvas, event.rows)
                 data |= {"type": f"{kind}.partial_image", "partial_image_index": shown[place],

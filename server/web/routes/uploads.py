@@ -31,7 +31,7 @@ def only(image: UploadFile | None, image_list: list[UploadFile] | None) -> Uploa
 def check_options(request: ImageRequest, prepare: uploads.Preparation | None, lay_back: bool | None,
                   size: str | None) -> None:
     """Raise InvalidRequest for options of an edit that do not go together, or not with its model."""
-    if lay_back and request.factor > 1:
+    if lay_back and request.frame.width != request.config.width:
         raise InvalidRequest(f"lay_back answers at the upload's size, so it goes without size, got {shown(size)}",
                              param="size")
     if lay_back and request.partial_images:

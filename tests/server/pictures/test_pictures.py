@@ -12,16 +12,9 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
 from linpix.model.config import ModelConfig
-from linpix.server.pictures import pictures
-from linpix.server.pictures.pictures import (
-    Occluded,
-    PictureError,
-    decode,
-    parse_size,
-    png,
-    read_occluded,
-    sizes,
-)
+from linpix.server.pictures import pictures, uploads
+from linpix.server.pictures.encode import sizes
+from linpix.server.pictures.pictures import Occluded, PictureError, decode, png, read_occluded
 from tests.fuzz.pictures import chunk, encode, png_of
 
 GREY = ModelConfig(height=8, width=8)
@@ -170,14 +163,13 @@ def test_a_mask_is_cropped_as_the_picture_is():
         assert np.array_equal(occluded.known.reshape(8, 8), LEFT > 0)
 
 
-@pytest.mark.parametrize("way", ["mask", "keep_rows"])
-def test_a_mask_or_keep_rows_decides_alone_and_black_shows_through_the_image(way):
+def test_a_mask_decides_alone_and_black_shows_through_the_image():
     colours = np.full((8, 8), 200, np.uint8)
     alpha = HALF.copy()
     alpha[0] = 52
     image = encode(with_alpha(colours, alpha))
     mask = encode(with_alpha(colours, np.full((8, 8), 255, np.uint8)))
-    occluded = read(image, mask=mask) if way == "mask" else read(image, keep_rows=8)
+    occluded = read(image, mask=mask)
     assert occluded.known.all()
     assert occluded.canvas.reshape(8, 8)[:, 0].tolist() == [41, 200, 200, 200, 0, 0, 0, 0]
 
@@ -185,6 +177,13 @@ def test_a_mask_or_keep_rows_decides_alone_and_black_shows_through_the_image(way
 def test_a_mask_without_alpha_is_refused():
     error = refusal(encode(noise(8, 8)), mask=encode(noise(8, 8)))
     assert (error.param, error.status) == ("mask", 400) and "alpha" in str(error)
+
+
+def test_holes_together_with_keep_rows_are_refused():
+    error = refusal(encode(with_alpha(noise(8, 8), HALF)), keep_rows=8)
+    assert (error.param, error.status) == ("keep_rows", 400) and "transparent" in str(error)
+    opaque = encode(with_alpha(noise(8, 8), np.full((8, 8), 128, np.uint8)))
+    assert read(opaque, keep_rows=8).known.all(), "what is half transparent is no hole"
 
 
 def test_a_mask_together_with_keep_rows_is_refused():
@@ -444,6 +443,32 @@ def test_the_largest_picture_allowed_is_read():
     assert (read(data, keep_rows=8).canvas == 5).all()
 
 
+def test_a_photograph_of_48_megapixels_is_decoded_reduced():
+    picture = np.zeros((6000, 8000), np.uint8)
+    picture[:3000] = 200
+    data = encode(picture, "JPEG", quality=90)
+    decoded = pictures.decode(data, GREY, mask=None, keep_rows=4)
+    assert (decoded.scale, decoded.colours.shape) == (2, (3000, 3000, 1))
+    upload = uploads.read(data, GREY, keep_rows=8)
+    assert upload.crop == (1000, 0, 7000, 6000), "in pixels of the upload"
+    assert np.abs(upload.occluded.canvas.reshape(8, 8).astype(int) - np.repeat([200, 0], 4)[:, None]).max() < 3
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    turned = encode(picture, "JPEG", exif=exif)
+    assert uploads.read(turned, GREY, keep_rows=8).crop == (0, 1000, 6000, 7000)
+
+
+@pytest.mark.parametrize(("width", "height", "progressive"), [(8193, 8192, False), (8000, 6000, True),
+                                                              (1, 60000, False)])
+def test_a_larger_photograph_or_one_in_several_scans_is_refused_before_decoding(width, height, progressive):
+    jpeg = bytearray(encode(HALF, "JPEG", progressive=progressive))
+    frame = jpeg.index(b"\xff\xc2" if progressive else b"\xff\xc0") + 5
+    jpeg[frame:frame + 4] = struct.pack(">HH", height, width)
+    error = refusal(bytes(jpeg), keep_rows=1)
+    assert error.status == (413 if width > 1 else 400)
+    assert width == 1 or "8192x8192" in str(error)
+
+
 def test_a_jpeg_of_endless_scans_is_refused():
     data = encode(np.zeros((64, 64), np.uint8), "JPEG", progressive=True)
     scan = data[data.rindex(b"\xff\xda"):-2]
@@ -477,21 +502,6 @@ def test_sizes_are_the_multiples_up_to_1024_pixels_a_side():
     assert sizes(mnist)[:2] == ["28x28", "56x56"] and sizes(mnist)[-1] == "1008x1008"
     assert sizes(strip) == ["400x300", "800x600"], "width x height"
     assert sizes(ModelConfig(height=2000, width=2000)) == ["2000x2000"]
-
-
-@pytest.mark.parametrize(("text", "factor"), [
-    (None, 1), ("auto", 1), ("native", 1), ("8x8", 1), ("32x32", 4), ("1024x1024", 128),
-])
-def test_a_size_is_a_factor(text, factor):
-    assert parse_size(text, GREY) == factor
-
-
-@pytest.mark.parametrize("text", ["", "9x9", "16", "0x0", "16x8", "1032x1032", "16X16", "large" * 1000])
-def test_another_size_is_refused_with_the_list_of_sizes(text):
-    with pytest.raises(PictureError) as caught:
-        parse_size(text, GREY)
-    assert (caught.value.param, caught.value.status) == ("size", 400)
-    assert all(size in str(caught.value) for size in sizes(GREY)) and len(str(caught.value)) < 2000
 
 
 @pytest.mark.parametrize("config", [GREY, COLOUR, WIDE])

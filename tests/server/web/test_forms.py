@@ -98,7 +98,7 @@ def test_a_field_that_is_given_twice_is_refused_and_none_of_it_thrown_away(clien
 
 
 def test_unknown_fields_and_files_are_ignored_and_named_and_too_many_are_refused(client):
-    one = IMAGE + part("keep_rows", b"4") + part("seed", b"3")
+    one = IMAGE + part("label", b"4") + part("seed", b"3")
     answer = send(client, one + part("user", bytes(10**6)) + part("y" * 500, b"") + part("spare", bytes(10**6), "x")
                   + END)
     assert answer.json()["warnings"] == [f"ignored: spare, user, {'y' * 40}"]

@@ -31,11 +31,27 @@ SCRIPT = """
     answer = client.images.generate(model="tiny", prompt="", size="auto", extra_body={"seed": 7, "temperature": 0.5})
     assert answer.data[0].seed == 7
 
+    def opened(url):
+        return Image.open(io.BytesIO(base64.b64decode(url.split(",")[1])))
+
+    exact = pixels(client.images.generate(model="tiny", prompt="3", size="1024x1024", extra_body={"seed": 7})
+                   .data[0].b64_json)
+    for kind, name, most in (("png", "PNG", 0), ("webp", "WEBP", 0), ("jpeg", "JPEG", 60)):
+        answer = client.images.generate(model="tiny", prompt="please draw a three", size="1024x1024",
+                                        output_format=kind,
+                                        response_format="url", quality="high", extra_body={"seed": 7})
+        picture = opened(answer.data[0].url)
+        assert (picture.format, picture.size, answer.output_format) == (name, (1024, 1024), kind)
+        assert np.abs(np.asarray(picture.convert("L")).astype(int) - exact).max() <= most
+        assert answer.data[0].revised_prompt == "3" and answer.usage.total_tokens == 0
+    answer = client.images.generate(model="tiny", prompt="a cat")
+    assert "no class is named by: cat" in answer.data[0].revised_prompt
+
     events = list(client.images.generate(model="tiny", prompt="", stream=True, partial_images=2))
     kinds = [event.type for event in events]
     assert kinds == ["image_generation.partial_image"] * 2 + ["image_generation.completed"], kinds
     assert [event.partial_image_index for event in events[:-1]] == [0, 1]
-    assert pixels(events[-1].b64_json).shape == (8, 8)
+    assert pixels(events[-1].b64_json).shape == (8, 8) and events[-1].usage.total_tokens == 0
 
     picture = np.zeros((8, 8, 4), np.uint8)
     picture[:4] = 200

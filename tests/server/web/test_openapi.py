@@ -19,7 +19,8 @@ FILES = {"seven.png": encode(np.full((28, 28), 7, np.uint8)), "mask.png": occlud
          "band.png": encode(np.stack([BAND, BAND], -1))}
 GENERATE, EDIT, COMPARE = "/v1/images/generations", "/v1/images/edits", "/v1/compare"
 LIKELIHOODS = "/v1/images/likelihoods"
-OF_THE_SERVER = {"created", "checkpoint", "bits_per_dim", "engine", "precision", "device", "sizes"}  # or of a training
+OF_THE_SERVER = {"created", "checkpoint", "bits_per_dim", "engine", "precision", "device", "sizes",
+                 "class_agreement"}  # or of a training
 
 
 @pytest.fixture(scope="module")

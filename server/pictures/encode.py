@@ -1,0 +1,112 @@
+"""Finished pictures as files: enlarged, centred in a square that clients default to, as PNG, WebP or JPEG."""
+
+import io
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from linpix.model.config import ModelConfig
+
+Format = Literal["png", "webp", "jpeg"]  # webp: lossless
+
+LARGEST_SIDE = 1024        # of an answer, in pixels; enlarging by nearest neighbour adds nothing but bytes
+SQUARES = (256, 512, 1024)  # sides that clients of OpenAI's ask for by default
+MEDIA_TYPES: dict[str, Format] = {"image/png": "png", "image/webp": "webp", "image/jpeg": "jpeg"}
+JPEG_QUALITY = 95
+
+Image.init()  # its writers now, not while a request waits
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """How large an answer is: the model's picture, enlarged by a whole factor, in the middle of width x height."""
+
+    factor: int
+    width: int
+    height: int
+    told: str = ""  # of what was asked for, that it is not an enlargement alone
+
+    @property
+    def size(self) -> str:
+        return f"{self.width}x{self.height}"
+
+
+def enlarged(config: ModelConfig, factor: int = 1) -> Frame:
+    """By a whole factor, and nothing around it."""
+    return Frame(factor, config.width * factor, config.height * factor)
+
+
+def sizes(config: ModelConfig) -> list[str]:
+    """Multiples of the model's own size, width x height, which comes first."""
+    return [f"{config.width * factor}x{config.height * factor}" for factor in range(1, _most(config) + 1)]
+
+
+def frame_of(size: str | None, config: ModelConfig) -> Frame:
+    """What a size stands for. Raises ValueError that names the two nearest ones."""
+    if size in (None, "auto", "native"):
+        return enlarged(config)
+    factors = {text: factor for factor, text in enumerate(sizes(config), 1)}
+    if size in factors:
+        return enlarged(config, factors[size])
+    for side in SQUARES:
+        factor = min(side // config.width, side // config.height, _most(config))
+        if size == f"{side}x{side}" and factor:
+            inside = f"{config.width * factor}x{config.height * factor}"
+            return Frame(factor, side, side, f"size {size}: the picture of {config.width}x{config.height} is enlarged "
+                                             f"to {inside}, its largest multiple there, in the middle; its edge is "
+                                             "continued around it")
+    near = _nearest(size or "", config)
+    raise ValueError(f"size must be auto, native, {', '.join(f'{side}x{side}' for side in SQUARES)} or a multiple of "
+                     f"{config.width}x{config.height} up to {sizes(config)[-1]}; got {(size or '')[:40]!r}"
+                     + (f"; nearest: {' and '.join(near)}" if near else ""))
+
+
+def _most(config: ModelConfig) -> int:
+    return max(1, LARGEST_SIDE // max(config.height, config.width))
+
+
+def _nearest(size: str, config: ModelConfig) -> list[str]:
+    """The multiples below and above a size that is two numbers; none if it is not."""
+    sides = size.lower().split("x")
+    if len(sides) != 2 or not all(side.isascii() and side.isdigit() and len(side) < 7 for side in sides):
+        return []
+    most = _most(config)
+    lower = min(most, max(1, min(int(sides[0]) // config.width, int(sides[1]) // config.height)))
+    return [sizes(config)[factor - 1] for factor in sorted({lower, min(most, lower + 1)})]
+
+
+def framed(canvas: NDArray[np.uint8], config: ModelConfig, frame: Frame, rows: int | None = None
+           ) -> NDArray[np.uint8]:
+    """(T,) sub-pixels to (H, W, channels) by nearest neighbour; rows from `rows` on are unfinished, and black.
+
+    Around a picture that does not fill its frame its outermost pixels go on.
+    """
+    picture = canvas.reshape(config.height, config.width, config.channels).copy()
+    if rows is not None:
+        picture[rows:] = 0
+    picture = picture.repeat(frame.factor, axis=0).repeat(frame.factor, axis=1)
+    left, top = frame.width - picture.shape[1], frame.height - picture.shape[0]
+    if left or top:
+        around = ((top // 2, top - top // 2), (left // 2, left - left // 2), (0, 0))
+        picture = np.pad(picture, around, mode="edge")
+    return picture
+
+
+def encoded(pixels: NDArray[np.uint8], kind: Format = "png", *, compress_level: int = -1) -> bytes:
+    """(H, W, 1 or 3) as a file. PNG and WebP are exact, JPEG is not.
+
+    Equal arguments give equal bytes (with one version of Pillow): no time, no comment. compress_level: of PNG; -1:
+    zlib's own choice.
+    """
+    picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    out = io.BytesIO()
+    if kind == "png":
+        picture.save(out, "PNG", compress_level=compress_level)
+    elif kind == "webp":
+        picture.save(out, "WEBP", lossless=True, quality=50, method=2)  # effort of the search; pixels are exact
+    else:
+        picture.save(out, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+    return out.getvalue()

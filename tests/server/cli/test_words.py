@@ -1,0 +1,71 @@
+"""The command line's own words, and pictures of a size that can be seen."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from linpix.__main__ import main
+from linpix.model.config import PRESETS
+from linpix.server.cli import animation
+
+
+@pytest.fixture
+def picture(tmp_path):
+    Image.fromarray(np.full((8, 8), 9, np.uint8)).save(tmp_path / "picture.png")
+    alpha = np.full((8, 8), 255, np.uint8)
+    alpha[4:] = 0
+    Image.fromarray(np.stack([alpha, alpha], -1)).save(tmp_path / "holes.png")
+    return tmp_path / "picture.png"
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ([], "nothing says what to fill in: give an image with transparency, or --mask with transparency, or --keep-rows"),
+    (["--mask", "PICTURE", "--keep-rows", "3"], "--mask and --keep-rows both say what to fill in; give one of them"),
+    (["--mask", "PICTURE"], "--mask has no alpha channel; give a PNG"),
+    (["--keep-rows", "9"], "--keep-rows must be from 0 to 8"),
+    (["--prepare", "mnist", "--keep-rows", "3"], "--prepare mnist goes with models of 28x28 grey pixels"),
+])
+def test_errors_about_a_picture_name_flags(tiny, picture, capsys, arguments, words):
+    given = [str(picture) if word == "PICTURE" else word for word in arguments]
+    assert main(["complete", str(picture), "--model", str(tiny), "--out", str(picture.parent / "out"), *given]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert "send" not in told and "keep_rows" not in told
+
+
+def test_scoring_names_flags_too(tiny, picture, capsys):
+    holes = str(picture.with_name("holes.png"))
+    assert main(["score", holes, "--model", str(tiny), "--keep-rows", "3"]) == 2
+    told = capsys.readouterr().err
+    assert "--keep-rows says what to fill in, and so do the transparent parts of the picture; give one of them" in told
+
+
+@pytest.mark.parametrize(("scale", "terminal", "factor"), [
+    ((), False, 1), ((), True, 29), (("--scale", "auto"), False, 29), (("--scale", "2"), True, 2)])
+def test_a_grid_is_enlarged_where_it_is_to_be_seen(tiny, tmp_path, capsys, monkeypatch, scale, terminal, factor):
+    monkeypatch.setattr("linpix.server.cli.commands.sys.stdout.isatty", lambda: terminal, raising=False)
+    arguments = ["sample", "--model", str(tiny), "--count", "2", "--seed", "1", "--out", str(tmp_path / "grid.png")]
+    assert main([*arguments, *scale]) == 0
+    capsys.readouterr()
+    with Image.open(tmp_path / "grid.png") as grid:
+        assert grid.width == factor * animation.sheet_size(2, PRESETS["tiny"])[0]
+
+
+def test_one_image_is_one(tiny, tmp_path, capsys):
+    assert main(["sample", "--model", str(tiny), "--out", str(tmp_path / "one"), "--seed", "1"]) == 0
+    assert capsys.readouterr().out.startswith("1 image in ")
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out.startswith("linpix 0.")
+
+
+def test_help_names_the_choices_of_a_setting_and_no_default_of_none(capsys):
+    for command in ("serve", "evaluate"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        told = capsys.readouterr().out
+        assert "None" not in told
+        assert command != "serve" or "--engine auto|eager|compiled" in told

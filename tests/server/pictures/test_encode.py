@@ -1,0 +1,74 @@
+"""Finished pictures as files: sizes, squares, formats."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from linpix.model.config import ModelConfig
+from linpix.server.pictures.encode import encoded, enlarged, frame_of, framed, sizes
+
+GREY, COLOUR = ModelConfig(), ModelConfig(height=32, width=32, channels=3)
+CANVAS = np.random.default_rng(0).integers(0, 256, 784, dtype=np.uint8)
+
+
+def opened(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data))
+
+
+def test_the_native_size_comes_first_and_the_largest_has_up_to_1024_pixels_a_side():
+    listed = sizes(ModelConfig(height=8, width=8))
+    assert (listed[0], listed[-1]) == ("8x8", "1024x1024")
+    assert sizes(ModelConfig(height=2000, width=8)) == ["8x2000"]
+
+
+@pytest.mark.parametrize(("text", "factor"), [(None, 1), ("auto", 1), ("native", 1), ("28x28", 1), ("140x140", 5)])
+def test_a_size_is_an_integer_multiple_of_the_native_one(text, factor):
+    assert frame_of(text, GREY) == enlarged(GREY, factor)
+
+
+@pytest.mark.parametrize(("side", "inside"), [(256, 252), (512, 504), (1024, 1008)])
+def test_a_square_that_clients_default_to_has_the_largest_multiple_in_its_middle(side, inside):
+    frame = frame_of(f"{side}x{side}", GREY)
+    assert (frame.size, frame.factor * 28) == (f"{side}x{side}", inside)
+    assert f"{inside}x{inside}" in frame.told
+    picture = framed(CANVAS, GREY, frame)[..., 0]
+    edge = (side - inside) // 2
+    assert picture.shape == (side, side)
+    middle = picture[edge:edge + inside, edge:edge + inside]
+    assert np.array_equal(middle[::frame.factor, ::frame.factor], CANVAS.reshape(28, 28))
+    assert (picture[:edge, edge:edge + inside] == middle[0]).all(), "its edge goes on around it"
+    assert frame_of(f"{side}x{side}", COLOUR) == enlarged(COLOUR, side // 32), "a multiple needs nothing around it"
+
+
+@pytest.mark.parametrize(("text", "nearest"), [("30x30", "28x28 and 56x56"), ("5000x5000", "1008x1008"),
+                                               ("1x1", "28x28 and 56x56"), ("1792x1024", "1008x1008")])
+def test_another_size_is_refused_with_the_nearest_ones(text, nearest):
+    with pytest.raises(ValueError, match="a multiple of 28x28 up to 1008x1008") as refused:
+        frame_of(text, GREY)
+    assert str(refused.value).endswith(f"nearest: {nearest}")
+
+
+@pytest.mark.parametrize("text", ["", "28", "28x28x28", "axb", "²x²", "9" * 50 + "x1"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match="got") as refused:
+        frame_of(text, GREY)
+    assert "nearest" not in str(refused.value)
+
+
+@pytest.mark.parametrize("config", [GREY, COLOUR])
+def test_png_and_webp_are_exact_and_jpeg_is_close(config):
+    random = np.random.default_rng(1).integers(0, 256, config.subpixels, dtype=np.uint8)
+    pixels = framed(random, config, enlarged(config, 8))
+    for kind, name in (("png", "PNG"), ("webp", "WEBP"), ("jpeg", "JPEG")):
+        picture = opened(encoded(pixels, kind))
+        assert picture.format == name
+        found = np.asarray(picture.convert("L" if config.channels == 1 else "RGB")).reshape(pixels.shape)
+        assert np.abs(found.astype(int) - pixels).max() <= (60 if kind == "jpeg" else 0)
+        assert encoded(pixels, kind) == encoded(pixels, kind)
+
+
+def test_unfinished_rows_are_black():
+    picture = framed(np.full(784, 200, np.uint8), GREY, enlarged(GREY, 2), rows=3)
+    assert (picture[:6] == 200).all() and not picture[6:].any()

@@ -1,0 +1,171 @@
+"""Answers as they are asked for: formats, sizes, data URLs, prompts in words, other names for a model."""
+
+import base64
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from linpix.server.app import create_app
+from linpix.server.settings import Settings, misspelt, names_of
+from linpix.server.web.routes.prompts import wish
+from tests.server.conftest import serving
+from tests.server.web.test_images import PICTURE, edit, encode, events_of, generate, occluded
+
+DIGITS = [str(digit) for digit in range(10)]
+THINGS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+@pytest.fixture(scope="module")
+def client(tiny):
+    with serving(tiny.parent, "--alias", "gpt-image-1=tiny, dall-e-3=tiny") as process, process.client() as client:
+        yield client
+
+
+def opened(data: bytes) -> tuple[str, np.ndarray]:
+    """Format and grey values."""
+    picture = Image.open(io.BytesIO(data))
+    return str(picture.format), np.asarray(picture.convert("L"))
+
+
+def picture_of(answer) -> tuple[str, np.ndarray]:
+    assert answer.status_code == 200, answer.text
+    return opened(base64.b64decode(answer.json()["data"][0]["b64_json"]))
+
+
+@pytest.mark.parametrize(("asked", "kind"), [("png", "PNG"), ("webp", "WEBP"), ("jpeg", "JPEG")])
+def test_a_picture_comes_in_the_format_asked_for(client, asked, kind):
+    body = {"seed": 5, "size": "256x256"}
+    _, exact = picture_of(generate(client, **body))
+    answer = generate(client, **body, output_format=asked)
+    found, pixels = picture_of(answer)
+    assert (found, answer.json()["output_format"], answer.json()["warnings"]) == (kind, asked, [])
+    assert np.abs(pixels.astype(int) - exact).max() <= (40 if asked == "jpeg" else 0)
+    alone = client.post("/v1/images/generations", json=body, headers={"accept": f"image/{asked}"})
+    assert alone.headers["content-type"] == f"image/{asked}"
+    assert np.array_equal(opened(alone.content)[1], pixels)
+    events = events_of(generate(client, **body, output_format=asked, stream=True, partial_images=1).text)
+    assert [opened(base64.b64decode(event["b64_json"]))[0] for event in events] == [kind, kind]
+
+
+def test_an_edit_has_its_format_too(client):
+    for fields in ({}, {"lay_back": True}):
+        found, pixels = picture_of(edit(client, seed=3, output_format="webp", **fields))
+        assert found == "WEBP" and np.array_equal(pixels, picture_of(edit(client, seed=3, **fields))[1])
+    refused = edit(client, output_format="tiff")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "output_format")
+
+
+def test_accept_and_output_format_that_contradict_each_other_are_refused(client):
+    answer = client.post("/v1/images/generations", json={"output_format": "jpeg"}, headers={"accept": "image/webp"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "output_format")
+
+
+def test_a_url_has_the_picture_in_itself(client):
+    [item] = generate(client, seed=5, response_format="url", output_format="webp").json()["data"]
+    head, text = item["url"].split(",")
+    assert head == "data:image/webp;base64" and "b64_json" not in item and item["seed"] == 5
+    assert np.array_equal(opened(base64.b64decode(text))[1], picture_of(generate(client, seed=5))[1])
+    events = events_of(generate(client, seed=5, response_format="url", stream=True, partial_images=0).text)
+    assert "b64_json" in events[-1] and "events of a stream" in events[-1]["warnings"][0]
+
+
+def test_usage_is_there_and_adds_up_to_nothing(client):
+    for answer in (generate(client), edit(client)):
+        usage = answer.json()["usage"]
+        assert usage["total_tokens"] == usage["input_tokens"] == usage["output_tokens"] == 0
+    *partial, completed = events_of(generate(client, stream=True, partial_images=1).text)
+    assert completed["usage"]["total_tokens"] == 0 and "usage" not in partial[0]
+
+
+def test_words_of_a_prompt_choose_the_class_and_the_answer_says_so(client):
+    plain = picture_of(generate(client, seed=5, label=7))[1]
+    answer = generate(client, seed=5, prompt="please draw the digit Seven, in green")
+    assert np.array_equal(picture_of(answer)[1], plain)
+    assert answer.json()["data"][0]["revised_prompt"] == "7 (no effect: green)"
+    assert answer.json()["warnings"] == ["prompt: these words have no effect: green"]
+    unknown = generate(client, prompt="a cat").json()
+    assert unknown["data"][0]["revised_prompt"] == "an image of any class (no class is named by: cat)"
+    assert "revised_prompt" not in generate(client, label=7).json()["data"][0]
+    refused = generate(client, label=3, prompt="a seven")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "label")
+    alone = client.post("/v1/images/generations", json={"prompt": "a cat"}, headers={"accept": "image/png"})
+    assert "prompt was ignored" in alone.headers["x-linpix-warnings"]
+
+
+@pytest.mark.parametrize(("prompt", "names", "label"), [
+    ("7", DIGITS, 7), ("seven", DIGITS, 7), ("draw the digit 7", DIGITS, 7), ("2 sevens", DIGITS, 7),
+    ("one seven", DIGITS, 7), ("one", DIGITS, 1), ("77", DIGITS, None), ("a number", DIGITS, None),
+    ("a green frog", THINGS, 6), ("car", THINGS, 1), ("Puppies!", THINGS, 5), ("a cat and a dog", THINGS, 3),
+    ("3", THINGS, 3), ("three boats", THINGS, 8), ("catalogue", THINGS, None),
+    ("an ice cream", ["pie", "ice cream"], 1), ("a cat", [], None), ("\ud800", DIGITS, None),
+    ("cat " * 10_000, THINGS, 3)])
+def test_a_class_is_found_in_a_prompt(prompt, names, label):
+    found = wish(prompt, names)
+    assert found.label == label
+    assert found.revised.startswith("an image" if label is None else names[label])
+    found.warning.encode(), found.revised.encode()
+
+
+def test_of_several_classes_one_is_drawn_and_the_others_are_told():
+    assert wish("a cat and a dog", THINGS).warning == "prompt: one class is drawn, cat, not dog"
+
+
+def test_a_model_can_be_asked_for_by_other_names(client):
+    for name in ("gpt-image-1", "dall-e-3"):
+        assert generate(client, model=name).json()["model"] == "tiny"
+    assert client.get("/v1/models/gpt-image-1").json()["id"] == "tiny"
+    assert client.get("/v1/models").json()["data"][0]["aliases"] == ["gpt-image-1", "dall-e-3"]
+    assert generate(client, model="gpt-image-2").status_code == 404
+
+
+@pytest.mark.parametrize(("alias", "words"), [("a=big", "big is not loaded; loaded: tiny"),
+                                              ("tiny=tiny", "model itself")])
+def test_an_alias_of_nothing_stops_the_start(tiny, alias, words):
+    with pytest.raises(ValueError, match=words):
+        create_app(Settings(checkpoints=tiny.parent, alias=alias))
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "=b", "a=b,a=c"])
+def test_an_alias_is_a_name_and_a_model(text):
+    with pytest.raises(ValueError, match="NAME=MODEL"):
+        names_of(text)
+    assert names_of(" a = b ,") == {"a": "b"}
+
+
+def test_a_card_says_how_a_model_is_drawn_from(client):
+    card = client.get("/v1/models/tiny").json()
+    assert (card["temperature"], card["temperature_range"]) == (1.0, [0.5, 1.2])
+    assert card["limits"] is None and card["class_agreement"] is None
+
+
+@pytest.mark.parametrize(("begins", "words"), [
+    (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC, as iPhones save photographs; export it as JPEG"),
+    (b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf", "AVIF; save it as"), (b"GIF89a", "a GIF"), (b"BM", "a BMP"),
+    (b"II*\0", "a TIFF"), (b"%PDF-1.7", "a PDF"), (b"<svg xmlns=", "an SVG"),
+    (b"\0\0\0\x18ftypisom\0\0\0\0mp42", "a film"),
+    (b"hello", "45 bytes that begin with b'hello")])
+def test_a_file_that_is_not_taken_is_named_with_the_cure(client, begins, words):
+    answer = edit(client, begins + bytes(40), keep_rows=4)
+    assert answer.status_code == 415
+    assert words in answer.json()["error"]["message"]
+
+
+def test_text_for_a_file_is_told_in_plain_words(client):
+    answer = client.post("/v1/images/edits", files={"mask": ("m.png", occluded())}, data={"image": "seven.png"})
+    assert answer.status_code == 400
+    assert "image must be a file, got the text 'seven.png'; with curl, -F image=@" in answer.json()["error"]["message"]
+
+
+def test_holes_together_with_keep_rows_are_refused(client):
+    answer = edit(client, occluded(), keep_rows=6)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "keep_rows")
+    opaque = encode(np.stack([PICTURE, np.full_like(PICTURE, 255)], -1))
+    assert edit(client, opaque, keep_rows=6).json()["known"] == 48, "an alpha channel without holes says nothing"
+
+
+def test_a_misspelt_variable_is_told_with_what_was_meant():
+    [told] = misspelt(["LINPIX_MODLES", "LINPIX_MODELS", "LINPIX_MIRRORS", "LINPIX_PORT_8000_TCP", "HOME"])
+    assert told == "LINPIX_MODLES is not a setting and has no effect; did you mean LINPIX_MODELS?"
+    assert "linpix serve --help" in misspelt(["LINPIX_COFFEE_COLOUR_XYZ"])[0]

@@ -1,0 +1,222 @@
+"""What training on one's own pictures has beside the loop: a head start, signs of life, a choice, and a judge."""
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from linpix.__main__ import main
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.mixture import log_likelihood
+from linpix.model.packing import choose, pack
+from linpix.model.transformer import Transformer
+from linpix.training.datasets import Dataset
+from linpix.training.evaluate import Evaluation
+from linpix.training.export import with_rows
+from linpix.training.own import automatic, judge
+from linpix.training.own.inherit import differences, inherited, inverted
+from linpix.training.own.progress import Progress, drawn
+from linpix.training.run import Run, TrainConfig
+
+TINY = PRESETS["tiny"]
+CONDITIONAL = dataclasses.replace(TINY, patch=4, following=((0, 1, 0), (1, 0, 0)),
+                                  look_ups=("previous", "row", "column", "class"))
+
+
+def shapes(count: int, size: int, colours: int = 1) -> Dataset:
+    """Dark and bright pictures, classes 0 and 1."""
+    random, labels = np.random.default_rng(0), np.arange(count) % 2
+    images = (random.random((count, size * size * colours)) * 100 + 150 * labels[:, None]).astype(np.uint8)
+    return Dataset("shapes", images, labels, ("dark", "bright"))
+
+
+# --- --init ---
+
+@pytest.mark.parametrize("config", [TINY, CONDITIONAL])
+@pytest.mark.parametrize("classes", [3, 12, 0])
+def test_weights_for_other_classes_draw_unconditionally_as_the_old_ones_do(config, classes):
+    torch.manual_seed(0)
+    look_ups = tuple(name for name in config.look_ups if classes or name != "class")
+    here = dataclasses.replace(config, classes=classes, look_ups=look_ups)
+    old, new = Transformer(config), Transformer(here)
+    new.load_state_dict(inherited(old.state_dict(), config, new.state_dict(), here))
+    assert not differences(config, here)
+    if config is TINY:  # the other draws a class first
+        images, start = torch.randint(0, 256, (2, 64), dtype=torch.uint8), torch.full((2,), 256)
+        torch.testing.assert_close(new(images, start), old(images, start))
+    rows = old.inputs.table[257:267].mean(0)
+    if classes:
+        torch.testing.assert_close(new.inputs.table[257:257 + classes], rows.expand(classes, -1))
+
+
+@pytest.mark.parametrize("config", [TINY, dataclasses.replace(
+    TINY, channels=3, tokens="pixel", look_ups=("previous", "row", "column"), neighbours=((-1, 0, 0), (0, -2, 1)))])
+def test_inverted_weights_give_the_negative_the_probability_of_the_picture(config):
+    torch.manual_seed(0)
+    old, new = Transformer(config), Transformer(config)
+    new.load_state_dict(inverted(old.state_dict(), config))
+    images, start = torch.randint(0, 256, (2, config.subpixels), dtype=torch.uint8), torch.tensor([256, 258])
+    torch.testing.assert_close(log_likelihood(new(255 - images, start), 255 - images),
+                               log_likelihood(old(images, start), images), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="without patches"):
+        inverted(old.state_dict(), CONDITIONAL)
+
+
+def test_the_same_classes_keep_their_weights():
+    old, new = Transformer(CONDITIONAL), Transformer(CONDITIONAL)
+    found = inherited(old.state_dict(), CONDITIONAL, new.state_dict(), CONDITIONAL)
+    assert all(torch.equal(found[name], weight) for name, weight in old.state_dict().items())
+
+
+def test_an_error_names_only_what_differs(tiny, tmp_path):
+    assert differences(TINY, dataclasses.replace(TINY, classes=3, twin_of="x")) == []
+    assert differences(TINY, dataclasses.replace(TINY, layers=3, norm="post")) == ["layers 2 there and 3 here",
+                                                                                   "norm 'pre' there and 'post' here"]
+    run = Run(dataclasses.replace(TINY, layers=3), TrainConfig())
+    with pytest.raises(ValueError, match=r"tiny differs in layers 2 there and 3 here$"):
+        run.start_from(checkpoint.read(tiny))
+
+
+# --- signs of life ---
+
+def test_a_line_tells_images_bits_speed_and_what_is_left(capsys):
+    run = Run(TINY, TrainConfig(images=1_600, batch=16, compile=False))
+    progress = Progress(run, max_images=float("inf"), max_minutes=float("inf"))
+    run.step, run.minutes = 50, 0.5
+    progress._told -= 61
+    progress.step([torch.tensor(2.0), torch.tensor(1.0)])
+    progress.step([torch.tensor(9.0)])
+    progress.evaluated(Evaluation(1.25, 0.5, 30, 1.0), None, None)
+    progress.close()
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "training begins"
+    assert told[1] == "800 images, 1.500 bits/dim in training, 26.7 images/s, 0.5 minutes left"
+    assert told[2].startswith("800 images, 1.250 +- 0.500 bits/dim on 30 pictures held out: so few tell little")
+    assert len(told) == 3, "once a minute"
+
+
+def test_what_ends_first_is_what_is_left():
+    run = Run(TINY, TrainConfig(images=10**6, minutes=20.0))
+    progress = Progress(run, max_images=float("inf"), max_minutes=5.0)
+    run.step, run.minutes = 10, 1.0
+    assert progress.line().endswith("4.0 minutes left")
+
+
+def test_samples_are_drawn_as_far_as_a_terminal_is_wide():
+    images = np.full((5, 64), 255, np.uint8)
+    lines = drawn(images, TINY, 30)
+    assert len(lines) == 4 and lines[0].count("\u2580") == 27  # three of 8 and a gap
+    assert lines[0].count("38;2;255;255;255") == 24
+
+
+# --- --preset auto ---
+
+def put(folder, count, colour):
+    random = np.random.default_rng(0)
+    for index in range(count):
+        place = folder / ("round" if index % 2 else "square")
+        place.mkdir(parents=True, exist_ok=True)
+        values = random.integers(0, 256, (40, 30, 3), dtype=np.uint8)
+        picture = Image.fromarray(values if colour else values[..., :1].repeat(3, 2))
+        picture.save(place / f"{index}.{'png' if index % 3 else 'jpg'}")
+
+
+@pytest.mark.parametrize(("colour", "preset", "size", "mode"), [(False, "mnist-small", (28, 28), "L"),
+                                                               (True, "cifar10-small", (32, 32), "RGB")])
+def test_pictures_are_looked_at_and_made_one_size(tmp_path, colour, preset, size, mode):
+    put(tmp_path / "mine", 12, colour)
+    (tmp_path / "mine" / "notes.txt").write_text("no picture")
+    plan = automatic.plan(tmp_path / "mine", tmp_path / "made")
+    assert (plan.preset, plan.pictures, plan.left_out, plan.minutes) == (preset, 12, ["notes.txt"], 5)
+    made = sorted((tmp_path / "made").rglob("*.png"))
+    assert len(made) == 12 and {path.parent.name for path in made} == {"round", "square"}
+    with Image.open(made[0]) as picture:
+        assert (picture.size, picture.mode) == (size, mode)
+
+
+def test_more_pictures_get_more_minutes_up_to_45(tmp_path, monkeypatch):
+    put(tmp_path / "mine", 12, False)
+    monkeypatch.setattr(automatic, "_SHORT", 5.0)
+    for count, minutes in ((300, 5), (3_000, 21), (10**6, 45)):
+        assert round(min(45.0, max(5.0, 5.0 * (count / 300) ** 0.63))) == minutes
+    with pytest.raises(ValueError, match="holds 9 pictures"):
+        (tmp_path / "nine").mkdir()
+        put(tmp_path / "nine", 9, False)
+        automatic.plan(tmp_path / "nine", tmp_path / "made")
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--preset", "auto", "nowhere"], "nowhere is not a folder"), (["tiny"], "--preset auto DIR"),
+    (["huge", "--data", "x"], "there is no preset 'huge'"),
+    (["--preset", "tiny", "a", "--data", "b"], "leave out --data")])
+def test_what_a_preset_goes_with_is_told(arguments, words, tmp_path, capsys):
+    assert main(["train", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert words in capsys.readouterr().err
+
+
+# --- class agreement ---
+
+def test_a_judge_tells_classes_apart_and_judges_what_a_model_draws():
+    data = shapes(60, 8)
+    found = judge.trained(data, TINY, steps=60)
+    assert judge.trained(data, TINY, steps=60).share_right(data.images, data.labels).mean() > 0.95
+    net = Transformer(dataclasses.replace(TINY, classes=2))
+    packed = pack(net, torch.float32) if choose(net.config).engine == "compiled" else None
+    measured = [judge.agreement(net, found, data, count=70, temperature=1.0, packed=one)
+                for one in (packed, None)]
+    for one in measured:
+        assert 0 <= one.class_agreement <= 1 and one.drawn == 70 and one.judge > 0.95
+    assert abs(measured[0].class_agreement - measured[-1].class_agreement) < 0.1, "both engines draw alike"
+
+
+def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_path, capsys):
+    def evaluate(*arguments):
+        """Status, what was printed, and what was said."""
+        status = main(["evaluate", str(tmp_path / "mine"), *map(str, arguments)])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    random, folder = np.random.default_rng(0), tmp_path / "pictures"
+    for index in range(60):
+        place = folder / ("train" if index < 40 else "test") / ("dark", "bright")[index % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        values = random.integers(0, 60, (8, 8), dtype=np.uint8) + np.uint8(180 * (index % 2))
+        Image.fromarray(values).save(place / f"{index}.png")
+    config = dataclasses.replace(TINY, classes=2)
+    source = {"data": "pictures", "class_names": ["bright", "dark"]}
+    checkpoint.save(tmp_path / "mine", Transformer(config), source,
+                    "# mine\n\n| | |\n|---|---|\n| layers | 2 |\n\nText.\n")
+    before = checkpoint.read(tmp_path / "mine")
+    status, printed, _ = evaluate("--data", folder, "--classes", 20, "--write", "--temperature", 0.9,
+                                  "--temperature-range", "0.5,1.1", "--limits", "Dark or bright.", "--json")
+    assert status == 0
+    told = json.loads(printed)
+    after = checkpoint.read(tmp_path / "mine")
+    assert (after.temperature, after.temperature_range, after.limits) == (0.9, (0.5, 1.1), "Dark or bright.")
+    assert after.class_agreement == told["class_agreement"] and after.digest == told["checkpoint"] != before.digest
+    assert all(torch.equal(weight, after.net.state_dict()[name]) for name, weight in before.net.state_dict().items())
+    text = (tmp_path / "mine" / "README.md").read_text()
+    assert "| temperature; useful range | 0.9; 0.5 to 1.1 |" in text
+    assert re.search(r"class asked for \| [01]\.\d{3}", text)
+    assert "go with --classes" in evaluate("--data", folder, "--write")[2]
+    assert "does not exist" in evaluate("--data", tmp_path / "typo")[2] and not (tmp_path / "typo").exists()
+
+
+def test_a_row_of_a_card_is_replaced_or_added_at_the_tables_end():
+    card = "# x\n\n| a | 1 |\n| b | 2 |\n\nText.\n"
+    assert with_rows(card, {"b": "3", "c": "4"}) == "# x\n\n| a | 1 |\n| b | 3 |\n| c | 4 |\n\nText.\n"
+
+
+@pytest.mark.parametrize("facts", [{"temperature": -1}, {"temperature_range": [2, 1]}, {"temperature": "hot"},
+                                   {"temperature_range": [1]}, {"class_agreement": 1.5}, {"limits": 3},
+                                   {"limits": "x" * 201}, {"temperature": True}])
+def test_a_checkpoint_is_not_described_with_nonsense(tiny, tmp_path, facts):
+    [name] = facts
+    with pytest.raises(checkpoint.CheckpointError, match=name):
+        checkpoint.describe(tiny, facts)
+    assert checkpoint.read(tiny).temperature == 1.0

@@ -1,0 +1,86 @@
+"""Weights of one architecture for another that differs in its classes alone."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from linpix.model.config import ModelConfig
+from linpix.model.inputs import FOLLOWING_OUTSIDE, OUTSIDE, START
+
+_TABLE = "inputs.table"  # of Transformer.state_dict; its blocks of rows are described in model/inputs.py
+
+
+def differences(there: ModelConfig, here: ModelConfig) -> list[str]:
+    """What keeps weights from fitting, one field each: all but the classes, and the name of a twin."""
+    found = []
+    for field in dataclasses.fields(ModelConfig):
+        old, new = getattr(there, field.name), getattr(here, field.name)
+        if field.name == "look_ups":
+            old, new = (tuple(name for name in names if name != "class") for names in (old, new))
+        if field.name not in ("classes", "twin_of") and old != new:
+            found.append(f"{field.name} {_short(old)} there and {_short(new)} here")
+    return found
+
+
+def inherited(old: dict[str, Tensor], there: ModelConfig, new: dict[str, Tensor], here: ModelConfig
+              ) -> dict[str, Tensor]:
+    """The old weights where they fit, new ones elsewhere. old, new: state_dicts of configs `there` and `here`.
+
+    Where the numbers of classes differ, each new class begins as the mean of the old ones, and what tells them apart
+    (the class head) as it is in `new`.
+    """
+    found = {name: old[name] if name in old and old[name].shape == weight.shape else weight
+             for name, weight in new.items()}
+    if there.classes == here.classes and there.look_ups == here.look_ups:
+        return found
+    blocks, table = dict(_blocks(there)), new[_TABLE].clone()
+    for name, (first, size) in _blocks(here):
+        if name in blocks:
+            at, length = blocks[name]
+            rows = old[_TABLE][at:at + length]
+            if size == length:
+                table[first:first + size] = rows
+            elif name == "class":  # row 0 stands for none
+                table[first], table[first + 1:first + size] = rows[0], rows[1:].mean(0)
+            else:
+                start = old[_TABLE][START] if not length else rows.mean(0)
+                table[first:first + size] = start
+    return found | {_TABLE: table}
+
+
+def inverted(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Weights that give 255 - v the probability that these give v: for ink on paper instead of light on dark.
+
+    Exact: values are looked up in the other order, and means change their sign. Not for models with patches.
+    """
+    if config.patch or config.first_marginal or config.background is not None:
+        raise ValueError("only models without patches, background and first marginal can be inverted")
+    table, found = weights[_TABLE].clone(), dict(weights)
+    for name, (first, _) in _blocks(config):
+        if name == "values" or name.startswith(("neighbour", "following")):
+            table[first:first + 256] = table[first:first + 256].flip(0)
+    means = slice(config.mixtures, config.mixtures * (1 + config.token_size))
+    for name in ("head.weight", "head.bias"):
+        found[name] = weights[name].clone()
+        found[name][means] *= -1
+    return found | {_TABLE: table}
+
+
+def _blocks(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The names of the table's blocks, in order, with first row and number of rows."""
+    sizes = {"position": config.length, "row": config.height, "column": config.width, "channel": config.channels,
+             "class": config.classes + 1}
+    named = [("values", START + 1), ("starts", config.classes),
+             *((name, sizes[name]) for name in config.look_ups if name != "previous"),
+             *((f"neighbour {each}", OUTSIDE + 1) for each in config.neighbours),
+             *((f"following {each}", FOLLOWING_OUTSIDE + 1) for each in config.following)]
+    first = 0
+    for name, size in named:
+        yield name, (first, size)
+        first += size
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

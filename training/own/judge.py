@@ -1,0 +1,108 @@
+"""Class agreement: how often an image of a class looks like one, to a small CNN trained on the same pictures."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linpix.model.attention.linear import RecurrentState
+from linpix.model.config import ModelConfig
+from linpix.model.generate import generate
+from linpix.model.packing import Packed
+from linpix.model.transformer import Transformer
+
+from ..datasets import Dataset
+
+STEPS, BATCH, RATE = 940, 128, 4e-3  # two epochs of MNIST; half a minute on two cores
+TOGETHER = 64                        # images drawn at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    class_agreement: float  # share of the drawn images that the judge takes for the class asked for
+    interval: float         # half the width of its 95 % interval
+    drawn: int              # as many of each class, within one
+    judge: float            # share of the test images that the judge is right about: it cannot tell more
+
+
+class Judge(nn.Module):
+    """Two convolutions and two layers: logits of the classes, (B, classes), of images (B, channels, H, W) in 0..1."""
+
+    def __init__(self, config: ModelConfig, classes: int) -> None:
+        super().__init__()
+        features = 64 * (config.height // 4) * (config.width // 4)
+        self.shape = config.height, config.width, config.channels
+        self.layers = nn.Sequential(
+            nn.Conv2d(config.channels, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(features, 128), nn.ReLU(), nn.Linear(128, classes))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images: (B, T) uint8."""
+        logits: Tensor = self.layers(images.view(-1, *self.shape).permute(0, 3, 1, 2) / 255)
+        return logits
+
+    @torch.inference_mode()
+    def share_right(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(count,), whether the most probable class of each is the one given."""
+        parts = torch.split(torch.from_numpy(images), 500)
+        found = torch.cat([self(part).argmax(-1) for part in parts])
+        return (found == torch.from_numpy(labels)).numpy()
+
+
+def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
+    """On labelled pictures, each shifted by a pixel at most; one cycle of the rate. Leaves torch's generator alone."""
+    random = np.random.default_rng(0)
+    with torch.random.fork_rng(), torch.device("cpu"):
+        torch.manual_seed(0)
+        judge = Judge(config, len(data.classes))
+        optimizer = torch.optim.AdamW(judge.parameters(), lr=RATE)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
+        size, shape = min(BATCH, len(data.images)), judge.shape
+        for _ in range(steps):
+            chosen = random.choice(len(data.images), size, replace=False)
+            y, x = random.integers(-1, 2, 2)
+            # what is shifted out comes in at the other side, where pictures seldom have what tells their class
+            shifted = np.roll(data.images[chosen].reshape(-1, *shape), (y, x), (1, 2)).reshape(size, -1)
+            optimizer.zero_grad()
+            F.cross_entropy(judge(torch.from_numpy(shifted)), torch.from_numpy(data.labels[chosen])).backward()
+            optimizer.step()
+            schedule.step()
+    return judge.eval()
+
+
+def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temperature: float,
+              packed: Packed | None = None) -> Agreement:
+    """Of `count` images with seeds 0, 1, ..., class after class in turn. packed: draw by the compiled engine."""
+    classes = net.config.classes
+    labels = np.arange(count) % classes
+    images = np.concatenate([_drawn(net, range(at, min(at + TOGETHER, count)), labels[at:at + TOGETHER], temperature,
+                                    packed) for at in range(0, count, TOGETHER)])
+    right = judge.share_right(images, labels)
+    share = float(right.mean())
+    return Agreement(round(share, 4), round(1.96 * math.sqrt(share * (1 - share) / count), 4), count,
+                     round(float(judge.share_right(test.images, test.labels).mean()), 4))
+
+
+def _drawn(net: Transformer, seeds: Sequence[int], labels: NDArray[np.int64], temperature: float,
+           packed: Packed | None) -> NDArray[np.uint8]:
+    """(B, T), an image of each class and seed."""
+    if packed is None:
+        drawn: NDArray[np.uint8] = generate(net, list(seeds), labels=labels.tolist(), temperature=temperature).numpy()
+        return drawn
+    rows, state = len(seeds), RecurrentState(net.config, len(seeds))
+    canvas = torch.zeros(rows + 1, net.config.subpixels, dtype=torch.uint8)  # slot 0 is for padding
+    start = torch.tensor([net.start_index(int(label)) for label in labels])
+    nothing = torch.zeros(rows, dtype=torch.int64)
+    _, finite, *_ = packed.decode(
+        canvas, torch.zeros_like(canvas, dtype=torch.bool), state.S, state.z, torch.arange(1, rows + 1), nothing,
+        torch.full_like(nothing, net.config.length), start, torch.tensor(list(seeds)),
+        torch.full((rows,), temperature), last=state.last)
+    if not bool(finite.all()):
+        raise FloatingPointError("the model's parameters are not finite; evaluate another checkpoint")
+    return canvas[1:].numpy()

@@ -1,0 +1,93 @@
+"""Signs of life of a training run: a line that moves on a terminal, a line a minute elsewhere."""
+
+import math
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+from linpix.model.config import ModelConfig
+
+from ..evaluate import Evaluation
+from ..run import Run
+
+EVERY_S, LIVE_S = 60.0, 0.5  # between lines in a pipe, and between changes of the one on a terminal
+FEW = 200                    # pictures, below which a mean of theirs says little
+
+
+class Progress:
+    """Tells of one sitting of a run on standard error."""
+
+    def __init__(self, run: Run, max_images: float, max_minutes: float) -> None:
+        """max_images, max_minutes: of this sitting, as train has them."""
+        self._run, self._live = run, sys.stderr.isatty()
+        self._images, self._minutes = run.images, run.minutes
+        self._most_images = min(run.config.images, run.images + max_images)
+        self._most_minutes = min(run.config.minutes or math.inf, run.minutes + max_minutes)
+        self._bar = tqdm(bar_format="{desc}", disable=not self._live, leave=True)
+        self._told, self._bits = time.monotonic(), math.nan
+        self._say("training begins" + (": the first step compiles it, which takes up to a minute" if run.config.compile
+                                       else ""), live=True)
+
+    def close(self) -> None:
+        self._bar.close()
+
+    def step(self, losses: list[Tensor]) -> None:
+        """After each step. losses: bits/dim of the last ones."""
+        now = time.monotonic()
+        if now - self._told < (LIVE_S if self._live else EVERY_S):
+            return
+        self._told = now
+        if losses:
+            self._bits = float(torch.stack(losses[-100:]).mean())
+        self._say(self.line(), live=True)
+
+    def line(self) -> str:
+        """Images, bits/dim, images/s, and the minutes left."""
+        run, minutes = self._run, self._run.minutes - self._minutes
+        rate = (run.images - self._images) / (60 * minutes) if minutes else 0.0
+        left = self._most_minutes - run.minutes
+        if rate:
+            left = min(left, (self._most_images - run.images) / rate / 60)
+        rest = "" if math.isinf(left) else f", {max(0.0, left):.1f} minutes left"
+        return f"{run.images:,} images, {self._bits:.3f} bits/dim in training, {rate:.1f} images/s{rest}"
+
+    def evaluated(self, found: Evaluation | None, samples: Path | None, images: NDArray[np.uint8] | None) -> None:
+        """found: on what is held out, if anything is · samples: where the grid is · images: (n, T), of it."""
+        text = f"{self._run.images:,} images"
+        if found is not None:
+            few = ": so few tell little, look at the samples" if found.images < FEW else ""
+            text += (f", {found.bits_per_dim:.3f} +- {found.interval:.3f} bits/dim on {found.images:,} pictures held "
+                     f"out{few}")
+        self._say(text + (f"; samples: {samples}" if samples else ""))
+        if images is not None and self._live and os.environ.get("TERM", "dumb") != "dumb" \
+                and not os.environ.get("NO_COLOR"):
+            for line in drawn(images, self._run.model, shutil.get_terminal_size().columns):
+                self._say(line)
+
+    def _say(self, text: str, *, live: bool = False) -> None:
+        """live: a terminal shows it until something else is said."""
+        if live and self._live:
+            self._bar.set_description_str(text)
+        elif self._live:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+def drawn(images: NDArray[np.uint8], config: ModelConfig, columns: int) -> list[str]:
+    """As many of the images (n, T) as fit beside each other into so many columns, in half blocks of 24-bit colour."""
+    fitting = max(1, min(len(images), columns // (config.width + 1)))
+    row = np.concatenate([np.pad(image.reshape(config.height, config.width, config.channels),
+                                 ((0, config.height % 2), (0, 1), (0, 0))) for image in images[:fitting]], axis=1)
+    colours = np.broadcast_to(row, (*row.shape[:2], 3))
+    return ["".join("\x1b[38;2;{};{};{};48;2;{};{};{}m\u2580".format(*above, *below)
+                    for above, below in zip(colours[y].tolist(), colours[y + 1].tolist(), strict=True)) + "\x1b[0m"
+            for y in range(0, len(colours), 2)]
