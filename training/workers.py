@@ -130,7 +130,7 @@ def launched(device: str) -> Iterator[Workers | None]:
     elif here == count:
         _stay_here()
     try:
-        store, rank, count = next(distributed.rendezvous("env://", timeout=ASSEMBLY))
+        store, rank, count = next(distributed.rendezvous("env://", timeout=ASSEMBLY))  # type: ignore[attr-defined]
         store.set_timeout(ASSEMBLY)
         distributed.init_process_group("gloo" if own is None else "nccl", store=store, rank=rank, world_size=count,
                                        timeout=PATIENCE, device_id=own)
