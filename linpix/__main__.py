@@ -136,6 +136,10 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     keying.add_argument("--json", action="store_true", help="print one JSON object")
     drawing = command("linpix.server.cli", "sample", "draw images without a server")
     _drawing_flags(drawing)
+    drawing.add_argument("--shards", type=_number(int, 1, 1_000_000), help="for bulk work: write the images into so "
+                         "many parts of --out, each a tar for WebDataset; a repeated command draws what is missing")
+    drawing.add_argument("--shard-format", choices=("tar", "png"), help="with --shards: tar (default), or png "
+                         "for folders of the same files")
     completing = command("linpix.server.cli", "complete", "fill in the holes of a picture")
     completing.add_argument("image", help="PNG, JPEG or WebP; transparent pixels are filled in")
     _drawing_flags(completing)

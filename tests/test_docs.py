@@ -33,10 +33,12 @@ NOT_RUN = [
     ("README.md", "git clone ADDRESS linpix && cd linpix   # ADDRESS: of this repository"),
     ("run.md", "make run"),
     ("run.md", "docker compose up"),
+    ("train.md", "torchrun --standalone --nproc-per-node=4 -m linpix train mnist --data data --batch 64 --out runs/m"),
 ]
 SHORTER = {
     "--minutes 45": "--minutes 45 --images 48 --batch 8 --warmup-images 8 --no-compile",
     "--budget 20": "--budget 5",
+    "--count 60000 --shards 100": "--count 60 --shards 10",
 }
 ADDRESS = "http://127.0.0.1:8000"
 CHANGES = {"created", "checkpoint", "engine", "precision", "seconds", "request_id"}  # with time, weights or machine

@@ -1,6 +1,7 @@
 """The commands that learn: train, evaluate, export, import, experiment. Each takes the parsed flags."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -26,7 +27,7 @@ from .loop import train as train_run
 from .own.automatic import GREY, plan
 from .own.judge import agreement, trained
 from .run import Run, TrainConfig
-from .workers import count_for
+from .workers import Workers, count_for, launched, shared
 
 DRAWING = ("temperature", "temperature_range", "limits")  # flags of evaluate --write, and fields of config.json
 GROWTH_IMAGES = 64  # on which new layers are fitted
@@ -72,6 +73,12 @@ def _choose_preset(given: argparse.Namespace, out: Path) -> None:
 
 
 def train(given: argparse.Namespace) -> None:
+    with launched(given.device) as workers:
+        _train(given, workers)
+
+
+def _train(given: argparse.Namespace, workers: Workers | None) -> None:
+    """workers: of torchrun, if it has started this process."""
     _choose_device(given)
     out = Path(given.out)
     state = out.with_name(out.name + ".training") / "state.pt"
@@ -86,7 +93,8 @@ def train(given: argparse.Namespace) -> None:
         if getattr(given, name) != getattr(preset, name) and name not in options:
             raise ValueError(f"--{name.replace('_', '-')} is not an option of {given.attention} attention; leave it "
                              f"out")
-    data = load(Path(given.data), "train", preset)
+    with contextlib.nullcontext() if workers is None else workers.in_turn():
+        data = load(Path(given.data), "train", preset)
     config = dataclasses.replace(preset, attention=given.attention, twin_of=given.twin_of,
                                  feature_map=given.feature_map, lsh_rounds=given.lsh_rounds,
                                  layers=given.layers or preset.layers, classes=len(data.classes), look_ups=tuple(
@@ -106,12 +114,20 @@ def train(given: argparse.Namespace) -> None:
         run = Run(config, TrainConfig(**changes))
         if given.init:
             light = given.init == GREY and bool(data.images.mean() > 127.5)  # ink on paper, not light on dark
-            run.start_from(checkpoints.read(checkpoints.find(given.init, given.checkpoints)),
-                           Batches(data, dataclasses.replace(run.config, batch=GROWTH_IMAGES), config)(0), invert=light)
-    processes = count_for(run.config.batch, given.processes, run.net.device.type)
+            examples = Batches(data, TrainConfig(batch=GROWTH_IMAGES, seed=run.config.seed), config)(0)
+            run.start_from(checkpoints.read(checkpoints.find(given.init, given.checkpoints)), examples, invert=light)
+    batch, accumulate, processes = run.config.batch, run.config.accumulate, 1
+    if workers is None:
+        processes = count_for(batch, given.processes, run.net.device.type, accumulate)
+    else:
+        shared(batch, accumulate, workers, given.processes)
+        workers.check_alike(settings=dataclasses.asdict(run.config), step=run.step, weights=run.fingerprint,
+                            data=(data.images.shape, int(data.images.sum()), int(data.labels.sum())))
     complete = train_run(run, data, out, command=given.command_line, max_minutes=given.max_minutes,
                          max_images=given.max_images, save_minutes=given.save_minutes,
-                         evaluate_minutes=given.evaluate_minutes, processes=processes)
+                         evaluate_minutes=given.evaluate_minutes, processes=processes, launched=workers)
+    if workers is not None and workers.rank:
+        return
     rest = "the schedule is complete" if complete else "continue with --resume"
     print(f"{run.images:,} images in {run.minutes:.1f} minutes, written to {out}; {rest}", file=sys.stderr)
 

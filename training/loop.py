@@ -5,6 +5,7 @@ computed from that number, so a resumed run goes on as if it had not stopped. (W
 follows the clock; and the number of processes decides in which order gradients are summed.)
 """
 
+import contextlib
 import csv
 import dataclasses
 import math
@@ -24,6 +25,7 @@ from linpix.model import checkpoint, mixture
 from linpix.model.config import ModelConfig, bits_per_dim
 from linpix.model.inputs import START
 from linpix.model.sequences import Sequences
+from linpix.model.team import usable_cores
 from linpix.model.transformer import Transformer
 
 from .datasets import Dataset
@@ -106,28 +108,33 @@ def loss_function(net: Transformer, config: TrainConfig) -> Callable[..., Tensor
 
 def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[float, bool]]) -> Iterator[
         tuple[Tensor, Tensor]]:
-    """Take steps until the first process's clock tells that one is the last; after each, its loss and gradient norm.
+    """Take steps until a process's clock tells that one is the last; after each, its loss and gradient norm.
 
-    data: what is trained on · clock: asked in each step, what run.minutes is after it, and whether it is the last; the
-    other processes do as the first one's says. Raises FloatingPointError when the loss is no longer a number.
+    data: what is trained on · clock: asked in each step, what run.minutes is after it, and whether it is the last: the
+    minutes are those of the first process, and a last step is the last of all. Raises FloatingPointError when the loss
+    is no longer a number.
     """
     config, batches = run.config, Batches(data, run.config, run.model)
     loss_of, weights = loss_function(run.net, config), list(run.net.parameters())
-    deciding, last = workers.count * (workers.rank == 0), False
+    deciding, last, parts = workers.count * (workers.rank == 0), False, workers.count * config.accumulate
     while not last:
         share = config.learning_rate_share(run.images, run.minutes)
         for optimizer in run.optimizers:
             optimizer.zero_grad()
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * share * group["share"]
-        images, start, known = (None if each is None else each[workers.rank::workers.count].to(run.net.device)
-                                for each in batches(run.step))
-        assert images is not None and start is not None
-        torch.manual_seed((config.seed * 2**32 + run.step) % 2**64)  # lsh hashes by it: alike after a resume
-        loss = loss_of(images, start, known)
-        loss.backward()
+        batch, loss = batches(run.step), torch.zeros((), device=run.net.device)
+        for part in range(config.accumulate):
+            images, start, known = (None if each is None else each[workers.rank + part * workers.count::parts]
+                                    .to(run.net.device) for each in batch)
+            assert images is not None and start is not None
+            # lsh hashes by it: alike after a resume, and in every part
+            torch.manual_seed((config.seed * 2**32 + run.step) % 2**64)
+            share_of_loss = loss_of(images, start, known) / config.accumulate
+            share_of_loss.backward()
+            loss += share_of_loss.detach()
         minutes, last = clock()
-        told = torch.stack([loss.detach(), loss.new_tensor(minutes * deciding), loss.new_tensor(last * deciding)])
+        told = torch.stack([loss, loss.new_tensor(minutes * deciding), loss.new_tensor(float(last))])
         if workers.count > 1:  # a part of a batch may have no use for some weights
             for weight in weights:
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
@@ -142,49 +149,62 @@ def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[f
             optimizer.step()
         run.averaged.update_parameters(run.net)
         run.step += 1
-        run.minutes, last = float(told[1]), bool(told[2])
+        run.minutes, last = float(told[1]), bool(told[2] > 0)
         yield told[0], norm
 
 
 def _take_part(workers: Workers, state: Path, model: ModelConfig, data: Dataset) -> None:
-    for _ in steps(Run.resumed(state, model, {}), data, workers, lambda: (0.0, False)):
+    _follow(Run.resumed(state, model, {}), data, workers, [])
+
+
+def _follow(run: Run, data: Dataset, workers: Workers, stop: list[int]) -> None:
+    """Take steps beside the first process, until it or a signal here ends them."""
+    for _ in steps(run, data, workers, lambda: (0.0, bool(stop))):
         pass
 
 
 def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: float = math.inf,
           max_images: float = math.inf, save_minutes: float = 2.0, evaluate_minutes: float = 10.0,
-          processes: int = 1) -> bool:
+          processes: int = 1, launched: Workers | None = None) -> bool:
     """Train until the schedule, the minutes or the images are over, or SIGTERM or SIGINT asks to stop.
 
     folder becomes a checkpoint at each evaluation; `folder`.training holds what a resume needs, the log
-    (CSV, and TensorBoard where installed) and a sample grid of each evaluation. processes: see workers. Returns
-    whether the schedule is complete. Raises FloatingPointError when the loss is no longer a number, and
-    ChildProcessError when another process has died.
+    (CSV, and TensorBoard where installed) and a sample grid of each evaluation. processes, launched: see workers; of
+    those that torchrun has launched, the first alone writes. Returns whether the schedule is complete. Raises
+    FloatingPointError when the loss is no longer a number, and ChildProcessError when another process has died.
     """
     if run.model.classes and (most := int(data.labels.max(initial=-1))) >= run.model.classes:
         raise ValueError(f"{data.name} has {most + 1} classes, but this architecture knows {run.model.classes}; "
                          "give data with fewer, or without class folders")
     config, side = run.config, folder.with_name(folder.name + ".training")
-    side.mkdir(parents=True, exist_ok=True)
     held_out = min(config.validation, len(data.images) // 10)
     kept = len(data.images) - held_out
     validation = data.images[kept:]
     classes = data.labels[kept:] if run.model.class_first else None
     data = dataclasses.replace(data, images=data.images[:kept], labels=data.labels[:kept])
-    log = Log(side, run.step, run.images)
-    stop = stop_signals()
+    stop = stop_signals(twice_ends=launched is None)
     began = saved = evaluated = time.monotonic()
     minutes_before, images_before = run.minutes, run.images
-    losses: list[Tensor] = []
-    threads = torch.get_num_threads()
 
     def over(images: int, minutes: float) -> bool:
-        return (config.complete(images, minutes) or bool(stop) or images >= images_before + max_images
+        return (config.complete(images, minutes) or images >= images_before + max_images
                 or minutes >= minutes_before + max_minutes)
 
     def clock() -> tuple[float, bool]:
         minutes = minutes_before + (time.monotonic() - began) / 60
-        return minutes, over(run.images + config.batch, minutes)
+        return minutes, bool(stop) or over(run.images + config.batch, minutes)
+
+    begins = not over(run.images, run.minutes)  # whatever signals there were: all processes must agree
+    if launched is not None and launched.rank:
+        if begins:
+            _follow(run, data, launched, stop)
+        return config.complete(run.images, run.minutes)
+    side.mkdir(parents=True, exist_ok=True)
+    log = Log(side, run.step, run.images)
+    losses: list[Tensor] = []
+    threads = torch.get_num_threads()
+    if launched is not None:
+        threads = max(threads, min(threads * launched.here, usable_cores()))
 
     def keep() -> None:
         run.save(side / "state.pt")
@@ -207,10 +227,11 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
 
     progress = Progress(run, max_images, max_minutes)
     try:
-        if not over(run.images, run.minutes):
+        if begins:
             if processes > 1:
                 keep()  # from this the others begin
-            with together(processes, _take_part, side / "state.pt", run.model, data) as workers:
+            with (together(processes, _take_part, side / "state.pt", run.model, data) if launched is None
+                  else contextlib.nullcontext(launched)) as workers:
                 for loss, norm in steps(run, data, workers, clock):
                     losses.append(loss)
                     progress.step(losses)
@@ -227,6 +248,8 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
                         keep()
                         publish()
                         evaluated = time.monotonic()
+        if launched is not None:
+            launched.leave()
         keep()
         publish()
     finally:

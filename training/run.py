@@ -1,5 +1,6 @@
 """A training run: its settings, and what a save holds and a resume restores."""
 
+import hashlib
 import json
 import math
 import os
@@ -27,13 +28,18 @@ STATE_VERSION = 1
 Batch = tuple[Tensor, Tensor, Tensor | None]  # images (B, T), start indices (B,), what is known (B, T)
 
 
-def stop_signals() -> list[int]:
-    """A list that a first SIGTERM or SIGINT makes non-empty; a second one acts as usual."""
+def stop_signals(*, twice_ends: bool = True) -> list[int]:
+    """A list that a first SIGTERM or SIGINT makes non-empty.
+
+    twice_ends: whether a second one acts as usual. Not under torchrun: one Ctrl-C comes from the terminal and from
+    torchrun, which kills what still runs after 30 s.
+    """
     received: list[int] = []
 
     def handle(number: int, _: Any) -> None:
         received.append(number)
-        signal.signal(number, signal.SIG_DFL)
+        if twice_ends:
+            signal.signal(number, signal.SIG_DFL)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)
@@ -52,6 +58,8 @@ class TrainConfig:
     images: int = setting(400_000, "length of the schedule in images; the learning rate reaches its final value there")
     minutes: float = setting(0.0, "length of the schedule in minutes, if it ends before --images; 0: by images only")
     batch: int = setting(16, "images per step")
+    accumulate: int = setting(1, "parts in which a process computes the gradient of its images: less memory, same "
+                                 "gradients")
     optimizer: Optimizer = setting("muon", "adamw, radam, or muon (muon for the layers' matrices, AdamW for the rest)")
     learning_rate: float = setting(1.5e-3, "peak learning rate")
     head_share: float = setting(0.1, "learning rate of the head and its norm, relative to the others")
@@ -73,9 +81,11 @@ class TrainConfig:
     compile: bool = setting(True, "use torch.compile where there is a C++ compiler")
 
     def __post_init__(self) -> None:
-        for name in ("images", "batch", "feed_forward_chunks"):
+        for name in ("images", "batch", "accumulate", "feed_forward_chunks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.batch % self.accumulate:
+            raise ValueError(f"batch must divide by accumulate, got {self.batch} images and {self.accumulate} parts")
         for name in ("minutes", "warmup_images", "weight_decay", "validation", "class_weight", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -164,6 +174,14 @@ class Run:
         assert isinstance(net, Transformer)
         return net
 
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the weights, for processes to compare."""
+        found = hashlib.sha256()
+        for weight in self.net.parameters():
+            found.update(weight.detach().cpu().numpy().tobytes())
+        return found.hexdigest()
+
     def start_from(self, other: Checkpoint, batch: Batch | None = None, *, invert: bool = False) -> None:
         """Begin with the weights of a checkpoint, and add up what both have seen.
 
@@ -173,7 +191,8 @@ class Run:
         """
         net = other.net
         if batch is not None and net.config.layers < self.model.layers:
-            images, start, known = batch
+            images, start, known = (None if each is None else each.to(net.device) for each in batch)
+            assert images is not None and start is not None
             start = start.clamp(max=START + net.config.classes)  # of classes that it does not have, any will do
             net = grown(net, self.model.layers, lambda net: apply(net, images, start, known))
         if found := differences(net.config, self.model):

@@ -1,7 +1,8 @@
 """Processes that train one model together: each computes the gradient of its part of every batch.
 
 On a processor two processes of one thread beat one of two: a step of these models is hundreds of short operations, and
-at the end of each the threads wait for one another.
+at the end of each the threads wait for one another. `together` starts them on this machine; torchrun, or another
+launcher that sets its variables, starts them on any number of machines, one for each GPU where there are some.
 """
 
 import contextlib
@@ -19,31 +20,41 @@ from torch import Tensor, distributed, multiprocessing
 
 LEAST_IMAGES = 4  # of a batch for each process: with fewer, what a step costs in any case is most of it
 MEETING, PATIENCE = timedelta(minutes=1), timedelta(days=1)  # later, others wait while the first one evaluates
+ASSEMBLY = timedelta(minutes=10)  # to meet, where machines start at different times
 
+_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables of torchrun, and of what is like it
 _ENDED = ("another process of the training has ended, perhaps for lack of memory; --resume goes on from the last save, "
-          "--processes 1 does so in one process")
+          "--processes 1, or torchrun with fewer of them, needs less")
 
 
-def count_for(batch: int, wanted: int | None, device: str) -> int:
+def count_for(batch: int, wanted: int | None, device: str, accumulate: int = 1) -> int:
     """How many processes share a batch: as many as wanted, or as there are threads, where batch divides by them.
 
-    Raises ValueError where the wanted number cannot be.
+    accumulate: parts that batch divides by already. Raises ValueError where the wanted number cannot be.
     """
+    part = batch // accumulate
     if wanted is None:
-        most = min(torch.get_num_threads(), max(1, batch // LEAST_IMAGES)) if device == "cpu" else 1
-        return next(count for count in range(most, 0, -1) if batch % count == 0)
+        most = min(torch.get_num_threads(), max(1, part // LEAST_IMAGES)) if device == "cpu" else 1
+        return next(count for count in range(most, 0, -1) if part % count == 0)
     if wanted > 1 and device != "cpu":
-        raise ValueError(f"--processes {wanted}: on a GPU one process trains; leave the flag out, or say --device cpu")
-    if wanted < 1 or batch % wanted:
-        raise ValueError(f"--processes {wanted}: the --batch of {batch} images must divide by it")
+        raise ValueError(f"--processes {wanted}: on a GPU one process trains; leave the flag out, or say --device cpu; "
+                         "for several GPUs, start the command with torchrun")
+    _check_share(f"--processes {wanted}", batch, wanted, accumulate)
     return wanted
+
+
+def _check_share(what: str, batch: int, count: int, accumulate: int) -> None:
+    if count < 1 or batch % (count * accumulate):
+        parts = f" times --accumulate {accumulate}" if accumulate > 1 else ""
+        raise ValueError(f"{what}: the --batch of {batch} images must divide by it{parts}")
 
 
 class Workers:
     """How many processes train, and which of them this one is: the first, rank 0, alone writes and decides."""
 
-    def __init__(self, rank: int = 0, count: int = 1) -> None:
-        self.rank, self.count = rank, count
+    def __init__(self, rank: int = 0, count: int = 1, here: int = 1) -> None:
+        """here: how many of them are on this machine, each with its own threads."""
+        self.rank, self.count, self.here = rank, count, here
 
     def mean(self, tensors: list[Tensor]) -> None:
         """Replace float32 tensors by their means over all processes, the same bits in each. Shapes agree in all.
@@ -53,13 +64,93 @@ class Workers:
         if self.count == 1:
             return
         flat = torch.cat([tensor.flatten() for tensor in tensors])
-        try:
+        with _with_all():
             distributed.all_reduce(flat)
-        except RuntimeError as error:
-            raise ChildProcessError(_ENDED) from error
         flat /= self.count
         for tensor, mean in zip(tensors, flat.split_with_sizes([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(mean.view_as(tensor))
+
+    @contextlib.contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """The first process does what is inside, such as a download, and then the others do."""
+        if self.rank:
+            self._wait()
+        yield
+        if not self.rank:
+            self._wait()
+
+    def _wait(self) -> None:
+        with _with_all():
+            distributed.all_reduce(torch.zeros(1))
+
+    def check_alike(self, **facts: object) -> None:
+        """Wait for all processes. Raises ValueError in each where one has other facts than the first."""
+        found: list[dict[str, object]] = [{}] * self.count
+        with _with_all():
+            distributed.all_gather_object(found, facts)
+        for rank, other in enumerate(found):
+            if differing := [name for name in facts if other[name] != found[0][name]]:
+                raise ValueError(f"process {rank} has another {' and '.join(differing)} than process 0; on every "
+                                 "machine the command, --data, --out and --init must be the same, --out on a shared "
+                                 "disk")
+
+    def leave(self) -> None:
+        """Part from the others, all at about the same time: what one does alone afterwards may take long."""
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _with_all() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise ChildProcessError(_ENDED) from error
+
+
+@contextlib.contextmanager
+def launched(device: str) -> Iterator[Workers | None]:
+    """This process as one of those that torchrun has started, once all have met; None where it has started none.
+
+    device: auto, cpu or cuda; each process gets a GPU of its own. Raises ValueError where there are too few, and
+    TimeoutError where not all processes come.
+    """
+    if not all(os.environ.get(name) for name in _LAUNCHED):
+        yield None
+        return
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local, here = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", count))
+    gpus = torch.cuda.device_count() if device != "cpu" else 0
+    if 0 < gpus <= local:
+        raise ValueError(f"{here} processes on this machine, and {gpus} GPUs: each process needs one; start "
+                         f"--nproc-per-node={gpus}, or say --device cpu")
+    own = torch.device("cuda", local) if gpus else None
+    if own is not None:
+        torch.cuda.set_device(own)
+    elif here == count:
+        _stay_here()
+    try:
+        store, rank, count = next(distributed.rendezvous("env://", timeout=ASSEMBLY))  # type: ignore[attr-defined]
+        store.set_timeout(ASSEMBLY)
+        distributed.init_process_group("gloo" if own is None else "nccl", store=store, rank=rank, world_size=count,
+                                       timeout=PATIENCE, device_id=own)
+    except RuntimeError as error:
+        raise TimeoutError(f"not all of the {count} processes met at MASTER_ADDR {os.environ['MASTER_ADDR']}, "
+                           f"MASTER_PORT {os.environ['MASTER_PORT']} within {ASSEMBLY}; start all of them, or unset "
+                           "WORLD_SIZE to train with this one") from error
+    workers = Workers(rank, count, here)
+    try:
+        yield workers
+    finally:
+        workers.leave()
+
+
+def shared(batch: int, accumulate: int, workers: Workers, processes: int | None) -> None:
+    """Raise ValueError where the processes that torchrun has started cannot share a batch."""
+    if processes is not None:
+        raise ValueError(f"--processes {processes}: torchrun has started {workers.count} processes already; leave the "
+                         "flag out")
+    _check_share(f"{workers.count} processes", batch, workers.count, accumulate)
 
 
 @contextlib.contextmanager
@@ -107,8 +198,12 @@ def together(count: int, work: Callable[..., None], *given: object) -> Iterator[
                 other.join()
 
 
-def _meet(meeting: Path, rank: int, count: int) -> None:
+def _stay_here() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")  # not on a network
+
+
+def _meet(meeting: Path, rank: int, count: int) -> None:
+    _stay_here()
     store = distributed.FileStore(str(meeting), count)  # type: ignore[attr-defined]
     store.set_timeout(MEETING)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)

@@ -1,6 +1,7 @@
 """The commands that decode: serve, sample, complete, compare, doctor. Each takes the parsed flags."""
 
 import argparse
+import dataclasses
 import io
 import json
 import os
@@ -35,7 +36,7 @@ from ..engine.decode.particles import answer_seed, check_filter, particles_for, 
 from ..pictures import pictures, uploads
 from ..pictures.overlay import Overlay
 from ..settings import Settings
-from . import animation, preview
+from . import animation, bulk, preview
 from .draw import (
     check_candidates,
     check_recognises,
@@ -61,6 +62,11 @@ def serve(given: argparse.Namespace) -> None:
 
 
 def sample(given: argparse.Namespace) -> None:
+    if given.shards:
+        _sample_shards(given)
+        return
+    if given.shard_format:
+        raise ValueError(f"--shard-format {given.shard_format} needs --shards, the number of them")
     check_candidates(given.candidates, given.count)
     drawn = given.candidates or given.count
     checkpoint, batcher = _batcher(given, min(drawn, given.batch))
@@ -69,6 +75,24 @@ def sample(given: argparse.Namespace) -> None:
     label = class_of(given.label, checkpoint)
     _produce(given, checkpoint, batcher, [ImageSpec(seed=seed, temperature=heat, label=label)
                                           for seed in seeds_from(given.seed, drawn)])
+
+
+def _sample_shards(given: argparse.Namespace) -> None:
+    if _kind(given.out) or given.candidates or given.preview == "always":
+        raise ValueError("--shards writes every image that is drawn into a folder: leave out --candidates and "
+                         "--preview always, and give a folder as --out")
+    order = bulk.Order(count=given.count, shards=given.shards, shard_format=given.shard_format or "tar",
+                       seed=given.seed, temperature=given.temperature, label=None, scale=given.scale or 1)
+    given.preview = "never"
+    checkpoint, batcher = _batcher(given, min(given.count, given.batch))
+    order = dataclasses.replace(order, label=class_of(given.label, checkpoint))
+    drawn, engine = bulk.draw_shards(Path(given.out), order, batcher), batcher.decoder
+    speed = drawn.images / drawn.seconds if drawn.images else None
+    result = {"images": given.count, "drawn": drawn.images, "seconds": drawn.seconds, "images_per_second": speed,
+              **engine.facts, "seed": drawn.seed, "shards": given.shards, "files": drawn.files}
+    how = f" in {drawn.seconds:.2f} s ({speed:.2f} images/s, {engine.name} engine, {engine.precision})" if speed else ""
+    _say(given, result, f"{given.out} has {given.count} images in {given.shards} shards, seeds from {drawn.seed}; "
+                        f"{drawn.images} of them drawn now{how}")
 
 
 def complete(given: argparse.Namespace) -> None:

@@ -61,13 +61,8 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
     seconds = 0.0
     while batcher.busy:
         began = time.perf_counter()
-        report = batcher.run_quantum()
+        report = quantum_of(batcher)
         seconds += time.perf_counter() - began
-        for error in report.failed.values():
-            if isinstance(error, NotFinite):
-                raise NotFinite(f"{batcher.name} produced NaN or infinite values; the checkpoint is damaged, or try "
-                                "--engine eager or --precision fp32") from error
-            raise error
         for image in report.finished:
             assert image.canvas is not None
             images[image.index], labels[image.index] = image.canvas, image.label
@@ -78,6 +73,17 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
     order = range(len(specs))
     return Produced([images[index] for index in order], [labels[index] for index in order], seconds,
                     dict(sorted(estimates.items())))
+
+
+def quantum_of(batcher: Batcher) -> QuantumReport:
+    """Run one quantum. Raises what ended an image in it; NotFinite, if that was numbers that are not finite."""
+    report = batcher.run_quantum()
+    for error in report.failed.values():
+        if isinstance(error, NotFinite):
+            raise NotFinite(f"{batcher.name} produced NaN or infinite values; the checkpoint is damaged, or try "
+                            "--engine eager or --precision fp32") from error
+        raise error
+    return report
 
 
 def ranked(net: Transformer, produced: Produced, known: NDArray[np.bool_] | None, count: int

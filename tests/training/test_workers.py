@@ -1,12 +1,15 @@
 """Several processes that train one model: what they compute, how they stop, and what is left when one of them dies."""
 
+import csv
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,9 @@ import pytest
 import torch
 from PIL import Image
 
+from linpix.__main__ import main
 from linpix.model.config import PRESETS
+from linpix.training import workers
 from linpix.training.datasets import Dataset
 from linpix.training.loop import train
 from linpix.training.run import Run, TrainConfig
@@ -41,11 +46,19 @@ def test_a_batch_is_shared_by_as_many_processes_as_there_are_threads_and_images_
     assert count_for(batch, wanted, device) == count
 
 
-@pytest.mark.parametrize(("batch", "wanted", "device", "message"), [
-    (16, 3, "cpu", "--processes 3.*--batch of 16"), (16, 2, "cuda", "--processes 2.*leave the flag out")])
-def test_a_number_of_processes_that_cannot_be_is_refused(batch, wanted, device, message):
+@pytest.mark.parametrize(("batch", "wanted", "device", "accumulate", "message"), [
+    (16, 3, "cpu", 1, "--processes 3.*--batch of 16"), (16, 2, "cuda", 1, "--processes 2.*torchrun"),
+    (16, 8, "cpu", 4, "--processes 8.*--batch of 16.*times --accumulate 4")])
+def test_a_number_of_processes_that_cannot_be_is_refused(batch, wanted, device, accumulate, message):
     with pytest.raises(ValueError, match=message):
-        count_for(batch, wanted, device)
+        count_for(batch, wanted, device, accumulate)
+
+
+def test_parts_of_a_batch_are_shared_too(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert count_for(16, None, "cpu", 4) == 1
+    assert count_for(64, None, "cpu", 4) == 4
+    assert count_for(16, 2, "cpu", 4) == 2
 
 
 def weights(run: Run) -> torch.Tensor:
@@ -67,6 +80,155 @@ def test_two_processes_compute_what_one_does_and_a_resumed_run_goes_on(noise, tm
     moved = (weights(alone) - began).norm()
     assert moved > 0.1
     assert (weights(shared) - weights(alone)).norm() < 0.01 * moved
+
+
+@pytest.mark.parametrize("model", [TINY, dataclasses.replace(TINY, attention="lsh", lsh_rounds=2),
+                                   dataclasses.replace(TINY, patch=2, background=0)],
+                         ids=["dense", "lsh", "conditional"])
+def test_a_gradient_computed_in_parts_is_that_of_the_batch(noise, tmp_path, model):
+    whole, parts = Run(model, SETTINGS), Run(model, dataclasses.replace(SETTINGS, accumulate=4))
+    began = weights(whole)
+    for run in (whole, parts):
+        assert train(run, noise, tmp_path / f"run{run.config.accumulate}", command="test")
+    moved = (weights(whole) - began).norm()
+    assert moved > 0.1
+    assert (weights(parts) - weights(whole)).norm() < 0.01 * moved
+
+
+# --- torchrun ---
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """40 pictures of 8 x 8 in 4 classes."""
+    random = np.random.default_rng(0)
+    for index in range(40):
+        (tmp_path / "pictures" / str(index % 4)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 60 * (index % 4) + 20, (8, 8)).astype(np.uint8)).save(
+            tmp_path / "pictures" / str(index % 4) / f"{index}.png")
+    return tmp_path / "pictures"
+
+
+TRAIN = ["linpix", "train", "tiny", "--no-compile", "--no-bf16", "--batch", "8", "--warmup-images", "80"]
+
+
+def torchrun(count: int, *flags: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", *TRAIN,
+         *map(str, flags)], stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def alone(*flags: object) -> None:
+    ended = subprocess.run([sys.executable, "-m", *TRAIN, *map(str, flags)], capture_output=True, text=True,
+                           timeout=120, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert ended.returncode == 0, ended.stderr
+
+
+def curve(out: Path) -> list[tuple[int, float, float]]:
+    """Step, loss and gradient norm of each line of the log."""
+    rows = csv.DictReader((out.parent / f"{out.name}.training" / "log.csv").read_text().splitlines())
+    return [(int(row["step"]), float(row["train"]), float(row["norm"])) for row in rows if row["train"]]
+
+
+@pytest.mark.slow
+def test_torchrun_gives_the_loss_curve_of_one_process_and_any_number_goes_on(pictures, tmp_path):
+    """To rounding: the sums of a batch are taken in another order."""
+    asked = ("--data", pictures, "--images", 2400)
+    alone(*asked, "--processes", 1, "--out", tmp_path / "alone")
+    shared = (*asked, "--out", tmp_path / "shared")
+    for count, flags in ((2, ("--max-images", 800, "--accumulate", 2)), (4, ("--resume", "--max-images", 800,
+                                                                            "--accumulate", 1))):
+        process = torchrun(count, *shared, *flags)
+        _, said = process.communicate(timeout=240)
+        assert process.returncode == 0, said
+        assert said.count("continue with --resume") == 1, "one process speaks"
+    alone(*shared, "--resume", "--processes", 1)
+    expected, found = curve(tmp_path / "alone"), curve(tmp_path / "shared")
+    assert [step for step, _, _ in expected] == [100, 200, 300]
+    assert expected[0][1] - expected[-1][1] > 0.3, "it learns"
+    assert [step for step, _, _ in found] == [100, 200, 300]
+    for (_, loss, norm), (_, expected_loss, expected_norm) in zip(found, expected, strict=True):
+        assert loss == pytest.approx(expected_loss, rel=2e-3)
+        assert norm == pytest.approx(expected_norm, rel=0.1)
+
+
+def ranks(first: subprocess.Popen[str]) -> dict[int, int]:
+    """Process ids of those that torchrun has started, by rank."""
+    found = {}
+    for child in Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split():
+        variables = Path(f"/proc/{child}/environ").read_bytes().decode().split("\0")
+        found |= {int(one.removeprefix("RANK=")): int(child) for one in variables if one.startswith("RANK=")}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signalled", [0, 1, "Ctrl-C"])
+def test_a_signal_to_one_process_stops_all_after_a_save(pictures, tmp_path, signalled):
+    process = torchrun(2, "--data", pictures, "--out", tmp_path / "run")
+    log = tmp_path / "run.training" / "log.csv"
+    assert within(120, lambda: log.exists() and len(log.read_text().splitlines()) > 1)
+    started = ranks(process)
+    assert set(started) == {0, 1}
+    if signalled == "Ctrl-C":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        os.kill(started[signalled], signal.SIGTERM)
+    _, said = process.communicate(timeout=120)
+    assert "continue with --resume" in said
+    assert signalled == "Ctrl-C" or process.returncode == 0, said
+    assert within(20, lambda: not any(Path(f"/proc/{child}").exists() for child in started.values()))
+    run = Run.resumed(tmp_path / "run.training" / "state.pt", dataclasses.replace(TINY, classes=4), {})
+    assert run.images >= 800 and (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_when_one_of_torchruns_processes_is_killed_all_end_and_the_last_save_is_there(pictures, tmp_path):
+    process = torchrun(2, "--data", pictures, "--out", tmp_path / "run", "--save-minutes", 0.01)
+    assert within(120, (tmp_path / "run.training" / "state.pt").exists)
+    started = ranks(process)
+    os.kill(started[1], signal.SIGKILL)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1 and "another process of the training has ended" in said
+    assert within(20, lambda: not any(Path(f"/proc/{child}").exists() for child in started.values()))
+    assert Run.resumed(tmp_path / "run.training" / "state.pt", dataclasses.replace(TINY, classes=4), {}).images > 0
+
+
+@pytest.mark.slow
+def test_processes_that_differ_do_not_train_together(pictures, tmp_path):
+    """Started by hand, as another launcher would."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    started = [subprocess.Popen([sys.executable, "-m", *TRAIN, "--data", pictures, "--out", tmp_path / "run", "--seed",
+                                 str(rank)], stderr=subprocess.PIPE, text=True,
+                                env=os.environ | variables | {"RANK": str(rank), "OMP_NUM_THREADS": "1"})
+               for rank in range(2)]
+    for process in started:
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 2
+        assert "process 1 has another settings and weights than process 0" in said.splitlines()[-1]
+    assert not (tmp_path / "run").exists() and not (tmp_path / "run.training").exists()
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    (("--processes", "1"), "--processes 1: torchrun has started 1 processes already"),
+    (("--batch", "9", "--accumulate", "2"), "batch must divide by accumulate, got 9 images and 2 parts")])
+def test_what_torchrun_has_decided_cannot_be_asked_for_again(pictures, tmp_path, monkeypatch, capsys, flags, words):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port)):
+        monkeypatch.setenv(name, value)
+    assert main([*TRAIN[1:], "--data", str(pictures), "--out", str(tmp_path / "run"), *flags]) == 2
+    assert words in capsys.readouterr().err
+    assert not torch.distributed.is_initialized()
+
+
+def test_processes_that_do_not_come_are_not_waited_for_without_end(pictures, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(workers, "ASSEMBLY", timedelta(seconds=2))
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
+        monkeypatch.setenv(name, value)
+    assert main([*TRAIN[1:], "--data", str(pictures), "--out", str(tmp_path / "run")]) == 2
+    assert "not all of the 2 processes met at MASTER_ADDR 127.0.0.1" in capsys.readouterr().err
 
 
 def others(first: subprocess.Popen[str]) -> list[int]:

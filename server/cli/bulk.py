@@ -1,0 +1,262 @@
+"""Bulk work: the images of `linpix sample --shards`, in tars or folders, which a repeated command goes on with.
+
+A shard appears under its name whole or not at all, so a command that was killed loses only its unfinished shards, and
+the same command draws exactly those. The folder's linpix.json has the settings that decide the bytes.
+"""
+
+import contextlib
+import importlib.metadata
+import io
+import json
+import os
+import secrets
+import shutil
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from linpix.model import ops
+from linpix.model.philox import MAX_SEED
+
+from ..engine.batch import Batcher
+from ..engine.decode.decoder import ImageSpec
+from ..engine.messages import Submission
+from ..pictures import pictures
+from .draw import quantum_of, seeds_from
+
+SETTINGS = "linpix.json"
+ShardFormat = Literal["tar", "png"]  # WebDataset's tars, or folders of the same files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a bulk command is to draw."""
+
+    count: int
+    shards: int
+    shard_format: ShardFormat
+    seed: int | None  # of image 0; None: that of the folder's first call, which drew one
+    temperature: float
+    label: int | None
+    scale: int
+
+    def __post_init__(self) -> None:
+        if self.shards > self.count:
+            raise ValueError(f"--shards {self.shards}: each shard has at least one image, and --count is {self.count}; "
+                             "give fewer shards")
+
+    def images_of(self, shard: int) -> range:
+        """The numbers of a shard's images: shards are equally long, or differ by one image."""
+        return range(shard * self.count // self.shards, (shard + 1) * self.count // self.shards)
+
+    def path_of(self, folder: Path, shard: int) -> Path:
+        number = f"{shard:0{max(5, len(str(self.shards - 1)))}}"  # of one width, for names like shard-{00000..00099}
+        return folder / f"shard-{number}{'.tar' if self.shard_format == 'tar' else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    seed: int        # of image 0
+    images: int      # drawn by this call
+    seconds: float   # that it took to draw and write them
+    files: list[str]  # all shards
+
+
+def draw_shards(folder: Path, order: Order, batcher: Batcher) -> Drawn:
+    """Draw the shards that folder lacks. Raises ValueError where it was begun with other settings, or is in use."""
+    with _locked(folder):
+        seed = _settle(folder, order, batcher)
+        paths = [order.path_of(folder, shard) for shard in range(order.shards)]
+        missing = [shard for shard, path in enumerate(paths) if not path.exists()]
+        todo = sum(len(order.images_of(shard)) for shard in missing)
+        began = time.perf_counter()
+        with tqdm(total=order.count, initial=order.count - todo, disable=not sys.stderr.isatty(), unit=" images",
+                  bar_format="{l_bar}{bar}| {n:.0f}/{total:.0f} images [{elapsed}<{remaining}, {rate_noinv_fmt}]"
+                  ) as bar:
+            drawing = _Drawing(batcher, order, missing, seed, bar)
+            for shard in missing:
+                with _writing(paths[shard], order.shard_format) as files:
+                    for index in order.images_of(shard):
+                        drawing.write(index, files)
+        return Drawn(seed, todo, time.perf_counter() - began, [str(path) for path in paths])
+
+
+class _Drawing:
+    """The images of some shards, drawn without a pause between shards, and given out in their order."""
+
+    def __init__(self, batcher: Batcher, order: Order, shards: list[int], seed: int, bar: "tqdm[Any]") -> None:
+        self._batcher, self._order, self._seed, self._bar = batcher, order, seed, bar
+        self._eager = batcher.decoder.name.startswith("eager")
+        self._parts = iter([part for shard in shards for part in self._parts_of(order.images_of(shard))])
+        self._finished: dict[int, tuple[NDArray[np.uint8], int | None]] = {}  # sub-pixels (T,), and class, by number
+
+    def _parts_of(self, images: range) -> list[range]:
+        slots = self._batcher.decoder.slots
+        return [images[first:first + slots] for first in range(0, len(images), slots)]
+
+    def write(self, index: int, files: "_Files") -> None:
+        """Add the PNG and JSON of the next image."""
+        decoder = self._batcher.decoder
+        while index not in self._finished:
+            self._submit()
+            report = quantum_of(self._batcher)
+            for image in report.finished:
+                assert image.canvas is not None
+                self._finished[int(image.request) + image.index] = image.canvas, image.label
+            self._bar.update(report.subpixels / decoder.config.subpixels)
+        canvas, label = self._finished.pop(index)
+        names = decoder.checkpoint.class_names
+        facts = {"seed": self._seed + index, "label": label,
+                 "class": None if label is None or label >= len(names) else names[label],
+                 "temperature": self._order.temperature, "model": decoder.checkpoint.name,
+                 "digest": decoder.checkpoint.digest, "engine": decoder.name, "precision": decoder.precision}
+        key = f"{index:09}"  # without a dot: what follows the first one tells WebDataset the files of a sample apart
+        files.add(f"{key}.png", pictures.png(canvas, decoder.config, self._order.scale))
+        files.add(f"{key}.json", json.dumps(facts, ensure_ascii=False).encode())
+
+    def _submit(self) -> None:
+        """Keep the queue filled. The eager engine gets a part when the last one is done.
+
+        An image of a compiled engine does not depend on the others in its batch. One of the eager engine may, in the
+        last bits, so its batches must be the same after an interruption.
+        """
+        while not self._batcher.busy if self._eager else (
+                len(self._batcher.scheduler.waiting) < self._batcher.decoder.slots):
+            part = next(self._parts, None)
+            if part is None:
+                return
+            self._batcher.submit(Submission(str(part[0]), [
+                ImageSpec(seed=self._seed + index, temperature=self._order.temperature, label=self._order.label)
+                for index in part]))
+
+
+# --- settings of a folder ---
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    import fcntl  # not on Windows, where all else of this package works
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"--out {folder}: another process draws into this folder; wait until it has ended, or "
+                             "give another folder") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _settle(folder: Path, order: Order, batcher: Batcher) -> int:
+    """Write a new folder's settings, or compare those of the one at hand. Returns the seed of image 0."""
+    file, settings = folder / SETTINGS, _settings(order, batcher)
+    if not file.exists():
+        if next(folder.glob("shard-*"), None):
+            raise ValueError(f"--out {folder} has shards, but no {SETTINGS}, which says what they are; restore it, or "
+                             "give another folder")
+        first = secrets.randbelow(MAX_SEED - order.count) if order.seed is None else order.seed
+        seeds_from(first, order.count)  # checks
+        temporary = file.with_name(file.name + ".new")
+        temporary.write_text(json.dumps({"seed": first} | settings, indent=1) + "\n")
+        _published(temporary, file)
+        return first
+    try:
+        begun = json.loads(file.read_text())
+        first = int(begun["seed"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{file} is damaged; restore it, or give another --out") from None
+    wanted = {"seed": first if order.seed is None else order.seed} | settings
+    if differing := [f"{name} {begun.get(name)!r}, now {value!r}" for name, value in wanted.items()
+                     if begun.get(name) != value]:
+        raise ValueError(f"--out {folder} was begun with other settings: {'; '.join(differing)}; go on with those of "
+                         "the first call, or give another folder")
+    return first
+
+
+def _settings(order: Order, batcher: Batcher) -> dict[str, object]:
+    """Everything but the seed that decides a shard's bytes. Versions too: of what draws, and of what writes PNG."""
+    decoder = batcher.decoder
+    of_eager = {"batch": decoder.slots, "threads": torch.get_num_threads()}
+    return {"count": order.count, "shards": order.shards, "shard_format": order.shard_format,
+            "temperature": order.temperature, "label": order.label, "scale": order.scale, **decoder.facts,
+            "kernel": ops.kernel(), "torch": torch.__version__, "pillow": importlib.metadata.version("pillow"),
+            **(of_eager if decoder.name.startswith("eager") else {})}
+
+
+# --- files ---
+
+class _Files(Protocol):
+    def add(self, name: str, content: bytes) -> None: ...
+
+
+class _Tar:
+    """A tar whose bytes depend on names and contents alone: its files have no time and no owner."""
+
+    def __init__(self, tar: tarfile.TarFile) -> None:
+        self._tar = tar
+
+    def add(self, name: str, content: bytes) -> None:
+        member = tarfile.TarInfo(name)  # of 1970 and root, with mode 644
+        member.size = len(content)
+        self._tar.addfile(member, io.BytesIO(content))
+
+
+class _Folder:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, name: str, content: bytes) -> None:
+        (self._path / name).write_bytes(content)
+
+
+@contextlib.contextmanager
+def _writing(path: Path, shard_format: ShardFormat) -> Iterator[_Files]:
+    """A shard under a temporary name, which gets its own when all files are added, and is removed after an error."""
+    temporary = path.with_name(path.name + ".new")
+    _remove(temporary)  # of a call that was killed
+    try:
+        if shard_format == "tar":
+            with tarfile.open(temporary, "w", format=tarfile.USTAR_FORMAT) as tar:
+                yield _Tar(tar)
+        else:
+            temporary.mkdir()
+            yield _Folder(temporary)
+        _published(temporary, path)
+    except BaseException:
+        _remove(temporary)
+        raise
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _published(temporary: Path, path: Path) -> None:
+    """Rename what is whole, after its bytes have reached the disk: a failing machine would leave it truncated.
+
+    The files in a folder are left to the system: there may be thousands.
+    """
+    _synced(temporary)
+    os.replace(temporary, path)
+    _synced(path.parent)
+
+
+def _synced(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

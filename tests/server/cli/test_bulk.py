@@ -1,0 +1,204 @@
+"""sample --shards: what is in the shards, and that an interrupted command leaves the same ones as an unbroken one."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import webdataset
+
+from linpix.__main__ import main
+from linpix.model import checkpoint, ops
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
+from tests.server.cli.test_commands import on_terminal
+
+ENGINES = [pytest.param("compiled", marks=pytest.mark.skipif(not ops.compiled, reason="there are no kernels")), "eager"]
+
+
+@pytest.fixture
+def succeeds(capsys):
+    def run(*arguments) -> dict:
+        status = main([str(argument) for argument in (*arguments, "--json")])
+        printed, said = capsys.readouterr()
+        assert status == 0, said
+        return json.loads(printed)
+
+    return run
+
+
+@pytest.fixture
+def refuses(capsys):
+    def run(*arguments) -> str:
+        assert main([str(argument) for argument in arguments]) == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def skipping(tmp_path_factory) -> Path:
+    """A checkpoint that draws the class first, and whose images end at different times: background skips the layers."""
+    config = dataclasses.replace(PRESETS["tiny"], look_ups=("previous", "row", "column", "class"),
+                                 following=((0, 1, 0), (1, 0, 0), (1, 1, 0)), patch=4, background=0, background_dim=16)
+    folder = tmp_path_factory.mktemp("checkpoints") / "skipping"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(config)
+    checkpoint.save(folder, net, {"data": "random weights", "class_names": list("abcdefghij")}, "# skipping\n")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below folder, by its path there."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_shards_hold_the_images_that_sample_draws_each_once_with_what_they_are(succeeds, tiny, tmp_path):
+    asked = ("sample", "--model", tiny, "--count", 11, "--seed", 7, "--label", "3", "--batch", 4, "--out")
+    told = succeeds(*asked, tmp_path / "shards", "--shards", 3)
+    succeeds(*asked, f"{tmp_path}/one/")
+    assert (told["images"], told["drawn"], told["seed"], told["shards"]) == (11, 11, 7, 3)
+    assert told["files"] == [f"{tmp_path}/shards/shard-0000{shard}.tar" for shard in range(3)]
+    found: dict[str, bytes] = {}
+    for file, count in zip(told["files"], (3, 4, 4), strict=True):
+        with tarfile.open(file) as tar:
+            members = tar.getmembers()
+            assert len(members) == 2 * count
+            assert {(member.mtime, member.uid, member.gid, member.uname, member.gname, member.mode)
+                    for member in members} == {(0, 0, 0, "", "", 0o644)}
+            found |= {member.name: tar.extractfile(member).read() for member in members}
+    assert list(found) == [f"{index:09}.{kind}" for index in range(11) for kind in ("png", "json")]
+    for index in range(11):
+        assert found[f"{index:09}.png"] == (tmp_path / f"one/{index:05}-{7 + index}.png").read_bytes()
+        facts = json.loads(found[f"{index:09}.json"])
+        assert (facts["seed"], facts["label"], facts["class"]) == (7 + index, 3, "3")
+        assert (facts["model"], facts["digest"]) == ("tiny", told["checkpoint"])
+
+
+def test_webdataset_reads_the_samples_of_all_shards(succeeds, tiny, tmp_path):
+    succeeds("sample", "--model", tiny, "--count", 10, "--seed", 1, "--out", tmp_path, "--shards", 2)
+    dataset = webdataset.WebDataset(f"{tmp_path}/shard-{{00000..00001}}.tar", shardshuffle=False)
+    samples = list(dataset.decode("l8").to_tuple("png", "json"))
+    assert [facts["seed"] for _, facts in samples] == list(range(1, 11))
+    assert all(image.shape == (8, 8) for image, _ in samples)
+
+
+def test_folders_have_the_files_of_the_tars(succeeds, tiny, tmp_path):
+    asked = ("sample", "--model", tiny, "--count", 5, "--seed", 1, "--scale", 2, "--shards", 2, "--out")
+    tars = succeeds(*asked, tmp_path / "tar")["files"]
+    for tar, folder in zip(tars, succeeds(*asked, tmp_path / "png", "--shard-format", "png")["files"], strict=True):
+        with tarfile.open(tar) as opened:
+            assert {name: opened.extractfile(name).read() for name in opened.getnames()} == contents(Path(folder))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("shard_format", ["tar", "png"])
+def test_a_killed_command_goes_on_to_the_bytes_of_an_unbroken_one(tiny, tmp_path, engine, shard_format):
+    count, shards = (4000, 40) if engine == "compiled" else (400, 20)
+    command = [sys.executable, "-m", "linpix", "sample", "--model", str(tiny), "--count", str(count), "--shards",
+               str(shards), "--seed", "1", "--engine", engine, "--batch", "16", "--shard-format", shard_format,
+               "--json", "--out"]
+    process = subprocess.Popen([*command, tmp_path / "killed"], env=os.environ | {"OMP_NUM_THREADS": "1"})
+    end = time.monotonic() + 60
+    while len(list((tmp_path / "killed").glob("shard-*"))) < 3 and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.001)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    whole = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("shard-*")
+             if path.suffix != ".new"}
+    assert 2 <= len(whole) < shards
+    for folder in ("killed", "unbroken"):
+        ended = subprocess.run([*command, tmp_path / folder], env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
+                               capture_output=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert 0 < json.loads(ended.stdout)["drawn"] <= (count if folder == "unbroken" else count - 1)
+        assert all(path.stat().st_mtime_ns == written for path, written in whole.items()), "whole shards stay"
+    killed, unbroken = contents(tmp_path / "killed"), contents(tmp_path / "unbroken")
+    assert len(unbroken) == 1 + (shards if shard_format == "tar" else 2 * count)
+    assert killed == unbroken
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_shards_drawn_later_are_the_same_where_images_end_at_different_times(succeeds, skipping, tmp_path, engine):
+    asked = ("sample", "--model", skipping, "--count", 60, "--seed", 1, "--batch", 7, "--shards", 6, "--engine", engine,
+             "--out", tmp_path)
+    succeeds(*asked)
+    before = contents(tmp_path)
+    for shard in (1, 4, 5):
+        (tmp_path / f"shard-0000{shard}.tar").unlink()
+    assert succeeds(*asked)["drawn"] == 30
+    assert contents(tmp_path) == before
+    with tarfile.open(tmp_path / "shard-00004.tar") as tar:
+        facts = json.loads(tar.extractfile("000000040.json").read())
+    assert facts["class"] == "abcdefghij"[facts["label"]], "the class that was drawn first"
+
+
+def test_the_first_call_draws_the_seed_and_a_complete_folder_stays_as_it_is(succeeds, tiny, tmp_path):
+    asked = ("sample", "--model", tiny, "--count", 6, "--shards", 3, "--out", tmp_path)
+    first = succeeds(*asked)
+    before = contents(tmp_path)
+    (tmp_path / "shard-00001.tar").unlink()
+    again = succeeds(*asked)
+    assert (again["drawn"], again["seed"]) == (2, first["seed"])
+    assert contents(tmp_path) == before
+    told = succeeds(*asked, "--seed", first["seed"])
+    assert (told["drawn"], told["images"], told["images_per_second"]) == (0, 6, None)
+
+
+def test_other_settings_are_refused_by_name_and_change_nothing(succeeds, refuses, tiny, skipping, tmp_path):
+    asked = ("sample", "--model", tiny, "--count", 6, "--shards", 3, "--seed", 1, "--engine", "eager", "--out",
+             tmp_path)
+    succeeds(*asked)
+    before = contents(tmp_path)
+    for flags, words in ((("--seed", 2), "seed 1, now 2"), (("--count", 7), "count 6, now 7"),
+                         (("--shards", 2), "shards 3, now 2"), (("--temperature", 0.5), "temperature 1.0, now 0.5"),
+                         (("--label", 3), "label None, now 3"), (("--scale", 2), "scale 1, now 2"),
+                         (("--shard-format", "png"), "shard_format 'tar', now 'png'"),
+                         (("--batch", 2), "batch 6, now 2"),
+                         (("--model", skipping), "model 'tiny', now 'skipping'; checkpoint ")):
+        said = refuses(*asked, *flags)
+        assert words in said and "go on with those of the first call" in said
+    versions = json.loads(before["linpix.json"]) | {"pillow": "1.0"}
+    (tmp_path / "linpix.json").write_text(json.dumps(versions))
+    assert "pillow '1.0', now " in refuses(*asked)
+    (tmp_path / "linpix.json").write_text("{")
+    assert "linpix.json is damaged; restore it" in refuses(*asked)
+    (tmp_path / "linpix.json").unlink()
+    assert "has shards, but no linpix.json" in refuses(*asked)
+    assert contents(tmp_path) == {name: raw for name, raw in before.items() if name != "linpix.json"}
+
+
+def test_two_commands_at_once_in_one_folder_are_refused(refuses, tiny, tmp_path):
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        assert "another process draws into this folder" in refuses("sample", "--model", tiny, "--shards", 1, "--out",
+                                                                   tmp_path)
+    finally:
+        os.close(descriptor)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    (("--shards", "3", "--count", "2", "--out", "OUT"), "--shards 3: each shard has at least one image"),
+    (("--shards", "3", "--count", "4", "--out", "OUT.png"), "give a folder as --out"),
+    (("--shards", "1", "--candidates", "4", "--out", "OUT"), "leave out --candidates"),
+    (("--shards", "1", "--preview", "always", "--out", "OUT"), "--preview always"),
+    (("--shard-format", "png", "--out", "OUT"), "--shard-format png needs --shards")])
+def test_what_shards_cannot_be_is_refused_before_the_model_is_read(refuses, tmp_path, flags, words):
+    assert words in refuses("sample", "--model", "missing", *(word.replace("OUT", f"{tmp_path}/out") for word in flags))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_terminal_shows_how_many_images_a_second_and_the_time_left(tiny, tmp_path):
+    written, _ = on_terminal("sample", "--model", tiny, "--count", 300, "--shards", 3, "--out", tmp_path / "out")
+    assert " images/s]" in written and "300/300 images [" in written and "<00:0" in written
