@@ -38,15 +38,17 @@ def source() -> checkpoint.Checkpoint:
     return checkpoint.Checkpoint("tiny", net, {}, "", tuple("0123456789"))
 
 
-@pytest.fixture(params=["eager", "compiled", *[pytest.param(kind, marks=pytest.mark.slow) for kind in FORMATS]])
+@pytest.fixture(params=["eager", "compiled", "int8", *[pytest.param(kind, marks=pytest.mark.slow) for kind in FORMATS]])
 def decoder(request, source):
-    """gpu: emulated."""
-    if request.param == "compiled" and not ops.compiled:
+    """int8: compiled too. gpu: emulated."""
+    if request.param in ("compiled", "int8") and not ops.compiled:
         pytest.skip(ops.why())
     if request.param in FORMATS:
         place = {"device": "cpu", "operators": request.getfixturevalue("emulated").operators}
         return lambda slots: CudaDecoder(source, slots, GpuPool(source.net, slots, precision="fp32",
                                                                 state=FORMATS[request.param], **place))
+    if request.param == "int8":
+        return lambda slots: new_decoder(source, slots, "compiled", "int8")
     return lambda slots: new_decoder(source, slots, request.param, "fp32")
 
 
