@@ -220,7 +220,8 @@ class Pass {
   void attention(int l) {
     const Matrix &w = m.layer[l].qkv, &out = m.layer[l].out;
     const int D = m.key_dim, M = m.value_dim, panels = panels_of(w.columns);
-    for (int h = share.index * m.heads / share.count; h < (share.index + 1) * m.heads / share.count; ++h) {
+    const int end = (share.index + 1) * m.heads / share.count;
+    for (int h = share.index * m.heads / share.count; h < end; ++h) {
       multiply(a, w, h * panels, (h + 1) * panels,
                [&](int r, int c, Floats s) { store(qkv + r * w.columns + c - h * w.columns, s); });
       for (int r = 0; r < tokens; ++r) {
@@ -229,6 +230,8 @@ class Pass {
         float* q = qkv + r * w.columns;
         if (token[r].folded) {
           const int64_t state = (token[r].slot * m.layers + l) * m.heads + h;
+          if (tokens > FEW_ROWS && h + 1 < end && (!r || token[r].slot != token[r - 1].slot))
+            ask_for(rows.S + (state + 1) * D * M, D * M);
           map_features(q, 2 * D);
           attend_mapped(q, q + D, q + 2 * D, rows.S + state * D * M, rows.z + state * D, D, M, m.eps, read);
         } else {
