@@ -24,7 +24,8 @@ AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
 # The kernels' source is compiled once for each; the best that the processor can run is chosen when it is loaded.
 INSTRUCTION_SETS: dict[str, list[str]] = {"portable": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
-    INSTRUCTION_SETS |= {"avx2": ["-mavx2", "-mfma"], "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16"]}
+    INSTRUCTION_SETS |= {"avx2": ["-mavx2", "-mfma"], "avx512": AVX512, "avx512vnni": [*AVX512, "-mavx512vnni"],
+                         "avx512bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16"]}
 
 
 CUDA_TARGETS = ("80", "90")  # compute capabilities; the second is also kept as PTX, for GPUs to come

@@ -39,6 +39,11 @@ void map_features(float* x, int n) {
   if (i < n) store_some(x + i, phi(load_some(x + i, n - i)), n - i);
 }
 
+// Of many images, states do not stay in a core's own cache: this one, which is wanted soon, should come into it.
+void ask_for(const float* S, int n) {
+  for (int i = 0; i < n; i += LANES) __builtin_prefetch(S + i, 0, 2);
+}
+
 // One token of one head: fold it into (S, z) and read the state out. q and k after the feature map; y: M floats.
 void attend_mapped(const float* q, const float* k, const float* v, float* S, float* z, int D, int M, float eps,
                    float* y) {

@@ -29,11 +29,12 @@ class Scratch {
   std::unique_ptr<void, Free> at_;
 };
 
-// The rows of a call in blocks. Whoever is free takes the one that is furthest behind and in nobody's hands, by half of
-// the steps it has left, or a few: a thread that loses its core for a moment holds up few steps, and no other block.
+// The rows of a call in blocks. Whoever is free takes the one that is furthest behind and in nobody's hands. While there
+// are more than threads, all of its steps: so its state is fetched into a core's caches once. Of the last ones half of
+// the steps that are left, or a few: a thread that loses its core for a moment holds up few steps, and no other block.
 class Blocks {
  public:
-  Blocks(int rows, int count, int64_t from, int64_t steps) : steps_(steps) {
+  Blocks(int rows, int count, int threads, int64_t from, int64_t steps) : steps_(steps), threads_(threads) {
     for (int i = 0; i < count; ++i)
       blocks_.push_back({(int)((int64_t)i * rows / count), (int)((int64_t)(i + 1) * rows / count), from, from});
     taken_.resize(count);
@@ -43,14 +44,17 @@ class Blocks {
   int next(int done) {
     const std::lock_guard<std::mutex> alone(mutex_);
     if (done >= 0) taken_[done] = false;
-    int behind = -1;
-    for (int i = 0; i < (int)blocks_.size(); ++i)
-      if (!taken_[i] && blocks_[i].to < steps_ && (behind < 0 || blocks_[i].to < blocks_[behind].to)) behind = i;
+    int behind = -1, waiting = 0;
+    for (int i = 0; i < (int)blocks_.size(); ++i) {
+      if (taken_[i] || blocks_[i].to == steps_) continue;
+      ++waiting;
+      if (behind < 0 || blocks_[i].to < blocks_[behind].to) behind = i;
+    }
     if (behind < 0) return -1;
     Piece& block = blocks_[behind];
     const int64_t left = steps_ - block.to;
     block.from = block.to;
-    block.to += std::min(left, std::max(LEAST, left / 2));
+    block.to += waiting > threads_ ? left : std::min(left, std::max(LEAST, left / 2));
     taken_[behind] = true;
     return behind;
   }
@@ -60,6 +64,7 @@ class Blocks {
   static constexpr int64_t LEAST = 3;  // steps: for fewer it does not pay to fetch the state of a block
 
   const int64_t steps_;
+  const int threads_;
   std::vector<Piece> blocks_;
   std::vector<char> taken_;
   std::mutex mutex_;
@@ -109,7 +114,7 @@ void decode(const Kernels& kernels, const Model& m, const Rows& rows, int thread
   const int most_rows = m.exceeds_cache ? 32 : 12, rounds = (rows.count + most_rows * threads - 1) / (most_rows * threads);
   const int count = rounds * threads, most = (rows.count + count - 1) / count;
   Workplaces at(kernels, m, most, false, threads);
-  Blocks blocks(rows.count, count, from, rows.most_passes);
+  Blocks blocks(rows.count, count, threads, from, rows.most_passes);
   run_together(threads, [&](int i) {
     for (int block = -1; (block = blocks.next(block)) >= 0;)
       kernels.decode(m, rows, blocks[block], most, Share{0, 1, nullptr}, at.own[i].get(), at.common[i].get());

@@ -22,11 +22,13 @@ inline __attribute__((always_inline)) int round_up(int n, int unit) { return (n 
 
 // The weights of a linear layer, packed by model/packing.py: `groups` of `columns` output columns each. For a processor
 // a group is cut into panels of at most PANEL blocks of 16 columns. In memory: panel after panel, in it k after k
-// (bfloat16: pair of k after pair), for each k its blocks side by side. For a GPU, see Stage in cuda/product.h.
+// (bfloat16: pair of k after pair, int8: four after four), for each k its blocks side by side. For a GPU, see Stage in
+// cuda/product.h.
 struct Matrix {
-  const void* weights;  // float or bfloat16
-  const float* bias;    // groups * columns
+  const void* weights;  // float, bfloat16 or int8
+  const float* bias;    // groups * columns; if int8, as many scales and sums of weights follow: see Factors
   int groups, columns, depth;  // columns and depth: multiples of TILE
+  bool int8 = false;
   bool exceeds_cache = false;  // of a model whose weights do not stay in the cache that the cores share
 
   static constexpr int PANEL = 4;  // blocks of a panel at most
@@ -45,7 +47,7 @@ struct Layer {
 struct Model {
   int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures, classes;
   int subpixels, tokens, token_size;  // T = tokens * token_size; token t has sub-pixels t * token_size and those after it
-  bool pre_norm, gelu, elu_scale, bf16, exceeds_cache;  // as of its matrices
+  bool pre_norm, gelu, elu_scale, bf16, exceeds_cache;  // as of its matrices; bf16: of those that are not int8
   float eps;
   const Layer* layer;
   Norm norm;
@@ -150,7 +152,7 @@ const Kernels& chosen_kernels();
 
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512bf16;
+extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512vnni, kernels_avx512bf16;
 #endif
 
 }  // namespace linpix

@@ -25,7 +25,8 @@ const Kernels& chosen_kernels() {
 #if defined(__x86_64__)
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (avx512 && __builtin_cpu_supports("avx512bf16")) usable.push_back(&kernels_avx512bf16);
+    if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) usable.push_back(&kernels_avx512bf16);
+    if (avx512 && __builtin_cpu_supports("avx512vnni")) usable.push_back(&kernels_avx512vnni);
     if (avx512) usable.push_back(&kernels_avx512);
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) usable.push_back(&kernels_avx2);
 #endif

@@ -68,7 +68,7 @@ class Parts {
     STD_TORCH_CHECK(sizes[13] == 1 || (sizes[13] == 3 && !model.marginal && sizes[12] < 0), op,
                     ": a token must have 1 sub-pixel, or 3 with a start token and no background; got ", sizes[13]);
     if (!ON_GPU) check_look_ups();  // on a GPU they would have to be waited for; pack made them of a valid configuration
-    model.bf16 = weights[first].scalar_type() == ScalarType::BFloat16;
+    for (size_t i : {0, 2, 6, 8}) model.bf16 |= weights[first + i].scalar_type() == ScalarType::BFloat16;
     model.head = head(weights[7], weights[8], "head", model.d_model);
     if (model.background >= 0) {
       const Tensor& table = weights[10];
@@ -93,11 +93,14 @@ class Parts {
       const Tensor* w = &weights[i];
       const int width = model.heads * model.value_dim;  // below 2^30
       layers_.push_back({matrix(w[0], w[1], "qkv", model.heads, 2 * model.key_dim + model.value_dim, model.d_model,
-                                model.bf16),
-                         matrix(w[2], w[3], "out", 1, model.d_model, width, model.bf16),
-                         matrix(w[6], w[7], "up", 1, model.d_ff, model.d_model, model.bf16),
-                         matrix(w[8], w[9], "down", 1, model.d_model, model.d_ff, model.bf16),
+                                true),
+                         matrix(w[2], w[3], "out", 1, model.d_model, width, true),
+                         matrix(w[6], w[7], "up", 1, model.d_ff, model.d_model, true),
+                         matrix(w[8], w[9], "down", 1, model.d_model, model.d_ff, true),
                          norm(w[4], w[5], "norm1"), norm(w[10], w[11], "norm2")});
+      const Layer &one = layers_[0], &layer = layers_.back();  // scratch memory is that of the first
+      STD_TORCH_CHECK(one.qkv.int8 == layer.qkv.int8 && one.out.int8 == layer.out.int8 && one.up.int8 == layer.up.int8 &&
+                          one.down.int8 == layer.down.int8, op, ": the same matrices must be int8 in all layers");
     }
     model.layer = layers_.data();
     size_t bytes = 0;
@@ -111,12 +114,17 @@ class Parts {
   int64_t classes;
 
  private:
-  Matrix matrix(const Tensor& w, const Tensor& bias, const char* name, int groups, int columns, int depth, bool bf16) {
+  Matrix matrix(const Tensor& w, const Tensor& bias, const char* name, int groups, int columns, int depth,
+                bool of_layer) {
     columns = round_up(columns, TILE);
     depth = round_up(depth, TILE);
-    const ScalarType type = bf16 ? ScalarType::BFloat16 : ScalarType::Float;
-    return {checked<void>(w, op_, name, type, {(int64_t)groups * columns * depth}),
-            checked<float>(bias, op_, name, ScalarType::Float, {(int64_t)groups * columns}), groups, columns, depth};
+    const bool int8 = of_layer && !ON_GPU && w.scalar_type() == ScalarType::Char;
+    STD_TORCH_CHECK(!int8 || depth <= 1 << 16, op_, ": ", name, " is int8, with a depth of at most 65536, got ", depth);
+    const ScalarType wide = of_layer && model.bf16 ? ScalarType::BFloat16 : ScalarType::Float;
+    const ScalarType type = int8 ? ScalarType::Char : wide;
+    const int64_t all = (int64_t)groups * columns;  // with a bias each, and behind them a scale and a sum: see Factors
+    return {checked<void>(w, op_, name, type, {all * depth}),
+            checked<float>(bias, op_, name, ScalarType::Float, {(int8 ? 3 : 1) * all}), groups, columns, depth, int8};
   }
   // To mixture parameters: see Mixture in drawing.h. On a GPU k after k, unpadded: a lane takes a column.
   Matrix head(const Tensor& w, const Tensor& bias, const char* name, int depth) {

@@ -44,6 +44,9 @@ class Pass {
     token = take<Token>(at, most);
     x = take<float>(at, most * m.d_model);
     a = take<T>(at, most * m.d_model);
+    const Matrix &out = m.layer[0].out, &down = m.layer[0].down;
+    bytes = take<uint8_t>(at, most * greatest(greatest(m.d_model, out.depth), down.depth));
+    affine = take<Affine>(at, most);
     qkv = take<float>(at, most * m.layer[0].qkv.columns);
     features = take<float>(at, most * m.d_model);
     parameters = take<float>(at, most * m.head.groups * m.head.columns);
@@ -53,8 +56,8 @@ class Pass {
     own_bytes = at - (uintptr_t)own;
     at = (uintptr_t)common;
     sum = take<float>(at, most * m.d_model);
-    y = take<T>(at, most * m.layer[0].out.depth);
-    hidden = take<T>(at, most * m.layer[0].down.depth);
+    y = take<char>(at, most * out.depth * bytes_for(out));
+    hidden = take<char>(at, most * down.depth * bytes_for(down));
     common_bytes = at - (uintptr_t)common;
   }
 
@@ -68,24 +71,24 @@ class Pass {
   // All layers; the last one only as far as its state if nothing is to be predicted.
   void run(bool predict) {
     embed();
-    residual_norm(x, nullptr, m.layer[0].norm1);
+    residual_norm(x, nullptr, m.layer[0].norm1, &m.layer[0].qkv);
     for (int l = 0; l < m.layers; ++l) {
       const Layer& layer = m.layer[l];
       attention(l);
       if (l == m.layers - 1 && !predict) return;
       wait(share);
-      product_share(y, layer.out, [&](int r, int c, Floats s) { add_residual(r, c, s); });
+      product_share(taken(y, layer.out), layer.out, [&](int r, int c, Floats s) { add_residual(r, c, s); });
       wait(share);
-      residual_norm(sum, &layer.norm1, layer.norm2);
+      residual_norm(sum, &layer.norm1, layer.norm2, &layer.up);
       if (m.gelu)
-        product_share(a, layer.up, [&](int r, int c, Floats s) { store(hidden + r * layer.down.depth + c, gelu(s)); });
+        product_share(a, layer.up, [&](int r, int c, Floats s) { leave(hidden, layer.down, r, c, gelu(s)); });
       else
-        product_share(a, layer.up,
-                [&](int r, int c, Floats s) { store(hidden + r * layer.down.depth + c, at_least(s, 0.0f)); });
+        product_share(a, layer.up, [&](int r, int c, Floats s) { leave(hidden, layer.down, r, c, at_least(s, 0.0f)); });
       wait(share);
-      product_share(hidden, layer.down, [&](int r, int c, Floats s) { add_residual(r, c, s); });
+      product_share(taken(hidden, layer.down), layer.down, [&](int r, int c, Floats s) { add_residual(r, c, s); });
       wait(share);
-      residual_norm(sum, &layer.norm2, l + 1 < m.layers ? m.layer[l + 1].norm1 : Norm{});
+      const Layer* next = l + 1 < m.layers ? &layer + 1 : nullptr;
+      residual_norm(sum, &layer.norm2, next ? next->norm1 : Norm{}, next ? &next->qkv : nullptr);
     }
   }
 
@@ -131,13 +134,36 @@ class Pass {
     return taken;
   }
 
+  // Panels of a matrix, for every token: by what stands in bytes and affine if it is int8, else from `from`.
+  template <class Epilogue>
+  void multiply(const T* from, const Matrix& w, int first, int last, Epilogue epilogue) {
+    if (w.int8)
+      product(bytes, w.depth, tokens, w, first, last, epilogue, affine);
+    else
+      product(from, w.depth, tokens, w, first, last, epilogue);
+  }
+
   // This thread's share of the panels of a matrix.
   template <class Epilogue>
   void product_share(const T* from, const Matrix& w, Epilogue epilogue) {
     const int panels = w.groups * panels_of(w.columns);
-    product(from, w.depth, tokens, w, share.index * panels / share.count, (share.index + 1) * panels / share.count,
-            epilogue);
+    multiply(from, w, share.index * panels / share.count, (share.index + 1) * panels / share.count, epilogue);
   }
+
+  // Before a product, its rows are rounded to T as they come, or stay floats until they are whole, then become bytes.
+  static size_t bytes_for(const Matrix& w) { return w.int8 ? sizeof(float) : sizeof(T); }
+  static void leave(char* rows, const Matrix& w, int r, int c, Floats s) {
+    if (w.int8)
+      store((float*)rows + r * w.depth + c, s);
+    else
+      store((T*)rows + r * w.depth + c, s);
+  }
+  const T* taken(const char* rows, const Matrix& w) {
+    if (w.int8)
+      for (int r = 0; r < tokens; ++r) to_bytes(r, w.depth, (const float*)rows + r * w.depth);
+    return (const T*)rows;
+  }
+  void to_bytes(int r, int n, const float* row) { affine[r] = quantise(row, n, bytes + r * n); }
 
   void add_residual(int r, int c, Floats s) { store(sum + r * m.d_model + c, load(x + r * m.d_model + c) + s); }
 
@@ -167,9 +193,9 @@ class Pass {
       store(to + c, multiply_add((load(from + c) - mean) * scale, load(norm.weight + c), load(norm.bias + c)));
   }
 
-  // Between two sub-layers: the residual stream x from what the last one left, and a, which the next one multiplies.
-  // Post-norm: x = norm(from), a = x. Pre-norm: x = from, a = norm(x).
-  void residual_norm(const float* from, const Norm* post, Norm pre) {
+  // Between two sub-layers: the residual stream x from what the last one left, and a, or bytes, which the next one
+  // multiplies by w, if there is one. Post-norm: x = norm(from), a = x. Pre-norm: x = from, a = norm(x).
+  void residual_norm(const float* from, const Norm* post, Norm pre, const Matrix* w) {
     const int n = m.d_model;
     for (int r = 0; r < tokens; ++r) {
       float* to = x + r * n;
@@ -182,31 +208,39 @@ class Pass {
         normalise(to, pre, features + r * n);
         next = features + r * n;
       }
-      for (int c = 0; c < n; c += LANES) store(a + r * n + c, load(next + c));
+      if (!w) continue;
+      if (w->int8)
+        to_bytes(r, n, next);
+      else
+        for (int c = 0; c < n; c += LANES) store(a + r * n + c, load(next + c));
     }
   }
 
   // This thread's share of the heads: projections, feature map, state, read-out into y.
   void attention(int l) {
-    const Matrix& w = m.layer[l].qkv;
-    const int D = m.key_dim, M = m.value_dim, panels = panels_of(w.columns), stride = m.layer[l].out.depth;
-    for (int h = share.index * m.heads / share.count; h < (share.index + 1) * m.heads / share.count; ++h) {
-      product(a, m.d_model, tokens, w, h * panels, (h + 1) * panels,
-              [&](int r, int c, Floats s) { store(qkv + r * w.columns + c - h * w.columns, s); });
+    const Matrix &w = m.layer[l].qkv, &out = m.layer[l].out;
+    const int D = m.key_dim, M = m.value_dim, panels = panels_of(w.columns);
+    const int end = (share.index + 1) * m.heads / share.count;
+    for (int h = share.index * m.heads / share.count; h < end; ++h) {
+      multiply(a, w, h * panels, (h + 1) * panels,
+               [&](int r, int c, Floats s) { store(qkv + r * w.columns + c - h * w.columns, s); });
       for (int r = 0; r < tokens; ++r) {
-        T* to = y + r * stride + h * M;
+        const size_t size = bytes_for(out);
+        char* to = y + (r * out.depth + h * M) * size;
         float* q = qkv + r * w.columns;
         if (token[r].folded) {
           const int64_t state = (token[r].slot * m.layers + l) * m.heads + h;
+          if (tokens > FEW_ROWS && h + 1 < end && (!r || token[r].slot != token[r - 1].slot))
+            ask_for(rows.S + (state + 1) * D * M, D * M);
           map_features(q, 2 * D);
           attend_mapped(q, q + D, q + 2 * D, rows.S + state * D * M, rows.z + state * D, D, M, m.eps, read);
         } else {
           for (int i = 0; i < M; ++i) read[i] = 0;
         }
         for (int i = 0; i < M; i += LANES) {
-          alignas(64) T rounded[LANES];
-          store(rounded, load(read + i));
-          memcpy(to + i, rounded, least(LANES, M - i) * sizeof(T));
+          alignas(64) char rounded[LANES * sizeof(float)];
+          leave(rounded, out, 0, 0, load(read + i));
+          memcpy(to + i * size, rounded, least(LANES, M - i) * size);
         }
       }
     }
@@ -217,12 +251,14 @@ class Pass {
   const Share share;
   float* x;         // (tokens, d_model): the residual stream
   T* a;             // (tokens, d_model): what a sub-layer multiplies
+  uint8_t* bytes;   // (tokens, depth): the same for an int8 product
+  Affine* affine;    // (tokens)
   float* qkv;       // (tokens, q k v of one head)
   float* features;  // (tokens, d_model)
   float* read;      // M, rounded up
   float* sum;       // (tokens, d_model): a sub-layer's output and its residual. From here on, common to the share:
-  T* y;             // (tokens, H * M)
-  T* hidden;        // (tokens, d_ff)
+  char* y;          // (tokens, H * M): see leave()
+  char* hidden;     // (tokens, d_ff): see leave()
 };
 
 }  // namespace

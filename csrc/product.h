@@ -1,6 +1,7 @@
 // The matrix product: some rows times a packed weight, in one order of addition whatever the rows beside.
 //
-// One accumulator per output, k after k: so an output does not depend on how many rows a tile has, bit for bit.
+// One accumulator per output, k after k: so an output does not depend on how many rows a tile has, bit for bit. Bytes
+// are summed as integers, and every row of them has a range of its own.
 #pragma once
 
 #include "decode.h"
@@ -27,11 +28,11 @@ using Tile = float[TILE_ROWS][TILE_BLOCKS * LANES];
 template <int ROWS, int BLOCKS, bool ASK, class T>
 void tile(const T* a, int stride, const T* w, int width, int depth, Tile& result, int ahead) {
   using Op = Operand<T>;
-  Floats sums[ROWS][BLOCKS];  // in registers: every loop over it is unrolled before they are dealt out
+  typename Op::Sum sums[ROWS][BLOCKS];  // in registers: every loop over it is unrolled before they are dealt out
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-    for (int b = 0; b < BLOCKS; ++b) sums[r][b] = 0.0f;
+    for (int b = 0; b < BLOCKS; ++b) sums[r][b] = {};
   for (int k = 0; k < depth; k += Op::K, w += width * LANES * Op::K) {
     Op weights[BLOCKS];
 #pragma GCC unroll 8
@@ -49,7 +50,7 @@ void tile(const T* a, int stride, const T* w, int width, int depth, Tile& result
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-    for (int b = 0; b < BLOCKS; ++b) store(&result[r][b * LANES], sums[r][b]);
+    for (int b = 0; b < BLOCKS; ++b) store(&result[r][b * LANES], as_floats(sums[r][b]));
 }
 
 template <int ROWS, bool ASK, class T>
@@ -76,7 +77,14 @@ void tile_of(int rows, int blocks, const T* a, int stride, const T* w, int width
   }
 }
 
+// What stands behind the bias of an int8 matrix, one a column: a weight is scale * int8, and sum is that of the weights.
+struct Factors {
+  const float *scales, *sums;
+  explicit Factors(const Matrix& m) : scales(m.bias + m.groups * m.columns), sums(scales + m.groups * m.columns) {}
+};
+
 int least(int a, int b) { return a < b ? a : b; }
+inline int greatest(int a, int b) { return a < b ? b : a; }
 
 int panels_of(int columns) {
   const int blocks = columns / LANES;
@@ -84,9 +92,11 @@ int panels_of(int columns) {
 }
 
 // Panels first .. last-1 of m (counted through all its groups) for `rows` rows of a; epilogue(row, column, sums) gets
-// sixteen columns at a time, while they are in the nearest cache. column counts through the padded groups.
+// sixteen columns at a time, while they are in the nearest cache. column counts through the padded groups. affine: of
+// bytes, one a row.
 template <class T, class Epilogue>
-void product(const T* a, int stride, int rows, const Matrix& m, int first, int last, Epilogue epilogue) {
+void product(const T* a, int stride, int rows, const Matrix& m, int first, int last, Epilogue epilogue,
+             [[maybe_unused]] const Affine* affine = nullptr) {
   const int panels = panels_of(m.columns), blocks = m.columns / LANES;
   const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
   for (int panel = first; panel < last; ++panel) {
@@ -105,14 +115,21 @@ void product(const T* a, int stride, int rows, const Matrix& m, int first, int l
         const int panel_bytes = width * LANES * m.depth * (int)sizeof(T);
         if (rows <= FEW_ROWS)
           tile_of<true>(count, wide, from, stride, block, width, m.depth, sums, AHEAD);
-        else if (m.exceeds_cache && tiles > 1 && i == tiles - 1)  // with this panel in a near cache, there is time for the next
+        else if ((m.exceeds_cache || m.int8) && tiles > 1 && i == tiles - 1)
+          // with this panel in a near cache, there is time for the next; bytes are done with theirs in half of it
           tile_of<true>(count, wide, from, stride, block, width, m.depth, sums, panel_bytes);
         else
           tile_of<false>(count, wide, from, stride, block, width, m.depth, sums, 0);
         for (int r = 0; r < count; ++r)
           for (int c = 0; c < wide * LANES; c += LANES) {
             const int to = column + b * LANES + c;
-            epilogue(row + r, to, load(&sums[r][c]) + load(m.bias + to));
+            Floats sum = load(&sums[r][c]);
+            if constexpr (sizeof(T) == 1) {
+              const Factors by(m);
+              const Affine& row_s = affine[row + r];
+              sum = multiply_add(sum * load(by.scales + to), row_s.step, row_s.low * load(by.sums + to));
+            }
+            epilogue(row + r, to, sum + load(m.bias + to));
           }
       }
     }

@@ -32,6 +32,7 @@ constexpr int PARTS = LANES / NATIVE;
 
 typedef float NativeFloats __attribute__((vector_size(4 * NATIVE)));
 typedef int32_t NativeInts __attribute__((vector_size(4 * NATIVE)));
+typedef int16_t NativeShorts __attribute__((vector_size(4 * NATIVE)));
 
 struct Ints {
   NativeInts part[PARTS];
@@ -61,9 +62,30 @@ LINPIX_INLINE Floats operator-(Floats a) { LINPIX_EACH(-a.part[i]); }
 LINPIX_INLINE Floats where_less(Floats a, Floats b, Floats yes, Floats no) {
   LINPIX_EACH(a.part[i] < b.part[i] ? yes.part[i] : no.part[i]);
 }
+// a < b ? a : b and b < a ? a : b, lane by lane, by one instruction where there is one; a NaN in a or b chooses b
+LINPIX_INLINE NativeFloats native_smaller(NativeFloats a, NativeFloats b) {
+#if defined(__AVX512F__)
+  return (NativeFloats)_mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b);  // _mm512_min_ps: gcc 12 warns
+#elif defined(__AVX2__)
+  return (NativeFloats)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+LINPIX_INLINE NativeFloats native_larger(NativeFloats a, NativeFloats b) {
+#if defined(__AVX512F__)
+  return (NativeFloats)_mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (NativeFloats)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return b < a ? a : b;
+#endif
+}
+LINPIX_INLINE Floats smaller(Floats a, Floats b) { LINPIX_EACH(native_smaller(a.part[i], b.part[i])); }
+LINPIX_INLINE Floats larger(Floats a, Floats b) { LINPIX_EACH(native_larger(a.part[i], b.part[i])); }
 // a NaN in x stays
-LINPIX_INLINE Floats at_least(Floats x, float low) { return where_less(x, low, low, x); }
-LINPIX_INLINE Floats at_most(Floats x, float high) { return where_less(high, x, high, x); }
+LINPIX_INLINE Floats at_least(Floats x, float low) { return larger(low, x); }
+LINPIX_INLINE Floats at_most(Floats x, float high) { return smaller(high, x); }
 LINPIX_INLINE Floats magnitude(Floats x) {
   LINPIX_EACH((NativeFloats)((NativeInts)x.part[i] & 0x7fffffff));
 }
@@ -115,9 +137,20 @@ LINPIX_INLINE void split(Floats x, Floats& m, Floats& e) {
   }
 }
 
+LINPIX_INLINE Floats as_floats(Floats x) { return x; }
+LINPIX_INLINE Floats as_floats(Ints x) { LINPIX_EACH(__builtin_convertvector(x.part[i], NativeFloats)); }
+
 LINPIX_INLINE float nearest(float x) { return __builtin_nearbyintf(x); }
 LINPIX_INLINE double natural_log(double x) { return __builtin_log(x); }
 LINPIX_INLINE double natural_exp(double x) { return __builtin_exp(x); }
+
+LINPIX_INLINE float least_of(Floats x) {
+  alignas(64) float lanes[LANES];
+  store(lanes, x);
+  for (int width = LANES / 2; width >= 1; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i + width] < lanes[i] ? lanes[i + width] : lanes[i];
+  return lanes[0];
+}
 
 // In one fixed order: halves onto halves.
 LINPIX_INLINE float sum(Floats x) {
@@ -150,13 +183,46 @@ LINPIX_INLINE void store(bfloat16* to, Floats x) {
 #endif
 }
 
-// What a matrix product multiplies at once: per lane one float, or a pair of bfloat16 with neighbouring k.
+// --- bytes: x is about low + step * byte ----------------------------------------------------------------------------
+
+struct Affine {
+  float low, step;
+};
+
+// A row of n numbers, a multiple of LANES: the same bytes on every instruction set. If one is not finite, low is NaN.
+LINPIX_INLINE Affine quantise(const float* from, int n, uint8_t* to) {
+  Floats low = load(from), high = low;
+  for (int i = LANES; i < n; i += LANES) {
+    low = smaller(load(from + i), low);
+    high = larger(load(from + i), high);
+  }
+  const float least = least_of(low), span = -least_of(-high) - least;
+  const float steps = 255 / span < 3e38f ? 255 / span : 3e38f;  // times a span near 0 it is still finite
+  NativeInts seen = {};
+  for (int i = 0; i < n; i += LANES) {
+    // to the nearest integer: it stands in the low bits of a float from 1.5 * 2^23 on, which is 0x4b400000
+    const Floats shifted = (load(from + i) - least) * steps + 12582912.0f;
+    for (int p = 0; p < PARTS; ++p) {
+      typedef uint8_t Bytes __attribute__((vector_size(NATIVE)));
+      const NativeInts bits = (NativeInts)shifted.part[p];
+      const Bytes bytes = __builtin_convertvector(bits, Bytes);
+      memcpy(to + i + p * NATIVE, &bytes, sizeof bytes);
+      seen |= bits;
+    }
+  }
+  int32_t all = 0;
+  for (int i = 0; i < NATIVE; ++i) all |= seen[i];
+  return {all & 0x30000000 ? __builtin_nanf("") : least, span / 255};  // bits of infinity and NaN
+}
+
+// What a matrix product multiplies at once: per lane one float, a pair of bfloat16 with neighbouring k, or four bytes.
 template <class T>
 struct Operand;
 
 template <>
 struct Operand<float> {
   static constexpr int K = 1;  // values of k in one multiplication
+  using Sum = Floats;
   Floats x;
   static LINPIX_INLINE Operand load(const float* from) { return {linpix::LINPIX_ISA::load(from)}; }
   static LINPIX_INLINE Operand broadcast(const float* from) { return {Floats(*from)}; }
@@ -166,6 +232,7 @@ struct Operand<float> {
 template <>
 struct Operand<bfloat16> {
   static constexpr int K = 2;
+  using Sum = Floats;
   Ints x;
   static LINPIX_INLINE Operand load(const bfloat16* from) {
     Operand r;
@@ -192,6 +259,50 @@ struct Operand<bfloat16> {
 #endif
     }
     return r;
+  }
+};
+
+// Neighbours' products, added up: exact but for two times -2^15 * -2^15.
+LINPIX_INLINE NativeInts add_products(NativeShorts a, NativeShorts b) {
+#if defined(__AVX512BW__)
+  return (NativeInts)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (NativeInts)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  const NativeInts products = (NativeInts)(a * b);  // of a byte and a signed byte: it fits
+  return (products << 16 >> 16) + (products >> 16);
+#endif
+}
+
+// An activation, unsigned, times a weight, signed: summed as integers, so exactly, and in any order.
+template <>
+struct Operand<uint8_t> {
+  static constexpr int K = 4;
+  using Sum = Ints;
+  Ints x;
+  static LINPIX_INLINE Operand load(const uint8_t* from) {
+    Operand r;
+    memcpy(&r.x, from, sizeof r.x);
+    return r;
+  }
+  static LINPIX_INLINE Operand broadcast(const uint8_t* from) {
+    int32_t four;
+    memcpy(&four, from, sizeof four);
+    Operand r;
+    for (int i = 0; i < PARTS; ++i) r.x.part[i] = four - NativeInts{};
+    return r;
+  }
+  LINPIX_INLINE Ints times(Operand weights, Ints sum) const {
+    for (int i = 0; i < PARTS; ++i) {
+#if defined(__AVX512VNNI__)
+      const auto a = (__m512i)x.part[i], w = (__m512i)weights.x.part[i];
+      sum.part[i] = (NativeInts)_mm512_dpbusd_epi32((__m512i)sum.part[i], a, w);
+#else  // as 16-bit numbers, the even bytes and the odd ones: pmaddubsw would saturate
+      const NativeShorts a = (NativeShorts)x.part[i], w = (NativeShorts)weights.x.part[i];
+      sum.part[i] += add_products(a & 0xff, w << 8 >> 8) + add_products(a >> 8 & 0xff, w >> 8);
+#endif
+    }
+    return sum;
   }
 };
 

@@ -189,7 +189,7 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     evaluating.add_argument("--limit", type=_number(int, 1), help="use only the first N test images")
     evaluating.add_argument("--engine", choices=("auto", "eager", "compiled"), default="eager",
                             help="eager: torch, all positions in parallel; compiled: the kernels, step by step")
-    evaluating.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto",
+    evaluating.add_argument("--precision", choices=("auto", "fp32", "bf16", "int8"), default="auto",
                             help="precision of the compiled engine's matrix products")
     evaluating.add_argument("--labels", choices=("all",), help="also measure how often the most probable "
                             "class is right, all being equally probable before an image is seen; one pass a class")
@@ -290,7 +290,7 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=("auto", "eager", "compiled"),
                         default=os.environ.get("LINPIX_ENGINE", "auto"), help="engine to decode with (or "
                                                                               "LINPIX_ENGINE)")
-    parser.add_argument("--precision", choices=("auto", "fp32", "bf16"),
+    parser.add_argument("--precision", choices=("auto", "fp32", "bf16", "int8"),
                         default=os.environ.get("LINPIX_PRECISION", "auto"),
                         help="precision of matrix products (or LINPIX_PRECISION)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default=os.environ.get("LINPIX_DEVICE", "auto"),

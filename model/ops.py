@@ -3,7 +3,7 @@
 The reference is definition, fallback and test oracle. A compiled library that is present adds
 its implementation of the same schema, and everything that calls the operator gets faster.
 decode_quantum and prefill have no reference here: theirs is Transformer.step and Transformer.prefill.
-LINPIX_KERNEL=portable|avx2|avx512|avx512bf16 chooses among the versions that a processor can run.
+LINPIX_KERNEL=portable|avx2|avx512|avx512vnni|avx512bf16 chooses among the versions that a processor can run.
 """
 
 import os
@@ -18,10 +18,12 @@ from torch.nn import functional as F
 
 from .features import phi
 
+VNNI_KERNELS = ("avx512vnni", "avx512bf16")  # whose processors multiply bytes; the others emulate it
 GPU_HEADS = (8, 16, 32)  # key and value dims, alike, that the CUDA kernels are made for
 GPU_MAX_HEAD = 64  # either, of attention over whole sequences
 SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-SCHEMAS = 10  # raised with every change of a schema below: a library compiled for others is not found, and not loaded
+# raised with every change of a schema below, or of what is packed: a library made for others is not found, nor loaded
+SCHEMAS = 11
 
 _library = torch.library.Library("linpix", "DEF")
 RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"

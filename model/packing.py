@@ -19,7 +19,9 @@ GPU_D_MODEL, GPU_DEPTH = 512, 2048  # a row of d_model stays in registers, one o
 _FP32_WEIGHTS, _FP32_ROWS, _FP32_PAD = 32 << 10, 16, 4  # of a block in fp32: bytes, rows, floats behind each row
 PANEL = 4   # blocks of a panel at most
 _BEFORE_LAYERS, _EACH_LAYER = 13, 12  # tensors of Packed.weights
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}  # of the layers' matrix products
+# Of the layers' matrix products. int8: of all but a feed-forward's first, which costs more likelihood than the others
+# together; that is bf16, or fp32 where the processor has no fast bf16. A GPU has no kernels for it.
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 
 
 def _round_up(n: int, unit: int = TILE) -> int:
@@ -30,10 +32,10 @@ def pack_matrix(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     """Rearrange a linear layer's weight (groups * columns, depth) into panels; returns one dimension.
 
     A group's columns and the depth are padded with zeros to multiples of 16, its blocks of 16 columns dealt to
-    panels of at most 4 as evenly as can be. In a panel k follows k (of bfloat16: pairs of k), each with its
-    blocks side by side, so a step reads the panel from end to end.
+    panels of at most 4 as evenly as can be. In a panel k follows k (of bfloat16: pairs of k, of int8: fours), each
+    with its blocks side by side, so a step reads the panel from end to end.
     """
-    pair = 2 if dtype == torch.bfloat16 else 1
+    pair = max(1, 4 // dtype.itemsize)
     columns, depth = weight.shape[0] // groups, weight.shape[1]
     padded = weight.new_zeros(groups, _round_up(columns), _round_up(depth))
     padded[:, :columns, :depth] = weight.unflatten(0, (groups, columns))
@@ -49,6 +51,12 @@ def pack_bias(bias: Tensor, groups: int, unit: int = TILE) -> Tensor:
     padded = bias.new_zeros(groups, _round_up(columns, unit))
     padded[:, :columns] = bias.unflatten(0, (groups, columns))
     return padded.flatten().float()
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights (columns, depth) as integers of -127 to 127, still floats, and the scale (columns,) of each column."""
+    scale = weight.abs().amax(1) / 127
+    return (weight / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round().clamp(-127, 127), scale
 
 
 def pack_tiles(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
@@ -132,7 +140,7 @@ class Packed:
 
 @torch.no_grad()
 def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
-    """dtype: of the layers' matrices, float32 or bfloat16; the head stays float32, as all else.
+    """dtype: of the layers' matrices, one of PRECISIONS; the head stays float32, as all else.
 
     gpu: in the layout of the CUDA kernels. The tensors stay where the model is: `Packed.to` moves them.
     """
@@ -140,9 +148,19 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
     assert (config.attention, config.feature_map, config.residual) == ("linear", "elu+1", "plain"), \
         "choose lets nothing else come here"
 
-    def matrix(weight: Tensor, bias: Tensor, groups: int = 1) -> list[Tensor]:
-        arranged = (pack_tiles if gpu else pack_matrix)(weight.float(), groups, dtype)
-        return [arranged, pack_bias(bias.float(), groups, GPU_TILE if gpu else TILE)]
+    wider = dtype  # of what is not int8
+    if dtype == torch.int8:
+        assert not gpu, "gpu_obstacle lets no int8 come here"
+        wider = torch.bfloat16 if torch.ops.linpix.cpu_has_fast_bf16() else torch.float32
+
+    def matrix(weight: Tensor, bias: Tensor, groups: int = 1, dtype: torch.dtype = dtype) -> list[Tensor]:
+        weight, bias = weight.float(), bias.float()
+        if dtype == torch.int8:
+            weight, scale = quantise(weight)
+            factors = (bias, scale, scale * weight.sum(1))
+            return [pack_matrix(weight, groups, dtype), torch.cat([pack_bias(factor, groups) for factor in factors])]
+        arranged = (pack_tiles if gpu else pack_matrix)(weight, groups, dtype)
+        return [arranged, pack_bias(bias, groups, GPU_TILE if gpu else TILE)]
 
     def norm(module: nn.LayerNorm) -> list[Tensor]:
         return [module.weight.detach().float().clone(), module.bias.detach().float().clone()]
@@ -170,7 +188,7 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
         by_head, bias = (torch.cat(_heads(part, config), 1).flatten(0, 1)  # each head's q, k, v side by side
                          for part in (layer.qkv.weight, layer.qkv.bias))
         weights += [*matrix(by_head, bias, config.heads), *matrix(layer.out.weight, layer.out.bias), *norm(layer.norm1),
-                    *matrix(layer.up.weight, layer.up.bias), *matrix(layer.down.weight, layer.down.bias),
+                    *matrix(layer.up.weight, layer.up.bias, dtype=wider), *matrix(layer.down.weight, layer.down.bias),
                     *norm(layer.norm2)]
     sizes = [config.heads, config.key_dim, config.value_dim, config.d_model, config.d_ff, config.mixtures,
              config.classes, config.norm == "pre", config.activation == "gelu", config.scale_transform == "elu",
@@ -222,16 +240,16 @@ def state_scale(net: Transformer) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class Choice:
     engine: str         # eager or compiled
-    precision: str      # fp32 or bf16
+    precision: str      # one of PRECISIONS
     warning: str = ""   # why it is slower than it could be, and the cure
     device: str = "cpu"  # or cuda
 
 
 def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", device: str = "cpu") -> Choice:
-    """What is meant by engine auto, eager or compiled, precision auto, fp32 or bf16, and device auto, cpu or cuda.
+    """What is meant by engine auto, eager or compiled, precision auto or any of PRECISIONS, device auto, cpu or cuda.
 
-    auto is a GPU and the compiled engine where that can be, and bf16 where the processor has it. Raises ValueError with
-    the cure.
+    auto is a GPU and the compiled engine where that can be, and bf16 where the processor has it; int8, which costs
+    likelihood, is only for those who ask for it. Raises ValueError with the cure.
     """
     for name, value, known in (("engine", engine, ("auto", "eager", "compiled")),
                                ("precision", precision, ("auto", *PRECISIONS)),
@@ -262,7 +280,7 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
     if engine == "compiled" and obstacle:
         raise ValueError(f"the compiled engine cannot run this model: {obstacle}; or use --engine eager")
     if engine == "eager" or obstacle:
-        if precision == "bf16":
+        if precision not in ("auto", "fp32"):
             raise ValueError("the eager engine computes in fp32, so use --precision fp32"
                              + (f"; the compiled engine cannot run this model: {obstacle}" if obstacle else
                                 ", or --engine compiled"))
@@ -279,9 +297,11 @@ _PLAIN_ONLY = "it supports plain residuals only, and this model's are {}"
 
 
 def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
-    """Why a GPU cannot decode this model here in precision auto, fp32 or bf16, or ""."""
+    """Why a GPU cannot decode this model here in precision auto or one of PRECISIONS, or ""."""
     if not ops.gpu:
         return ops.why_no_gpu()
+    if precision == "int8":
+        return "its kernels multiply in fp32 or bf16, not in int8; use --precision bf16"
     if config.attention != "linear":
         return _LINEAR_ONLY.format(config.attention)
     if config.feature_map != "elu+1":

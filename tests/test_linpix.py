@@ -136,6 +136,7 @@ def test_doctor_says_which_engine_runs_and_why():
     assert facts["kernel"] == ops.kernel()
     assert facts["why"]
     assert facts["torch"]
+    assert ("by VNNI" in facts["int8_products"]) == (facts["kernel"] in ("avx512vnni", "avx512bf16"))
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@
 #include "philox.h"
 #include "team.h"
 #include "functions.h"
+#include "product.h"
 
 namespace linpix {
 namespace {
@@ -87,8 +88,6 @@ void functions_are_those_of_the_library() {
              std::isnan(lane(portable::gelu(nan))) && std::isnan(lane(portable::tanh(nan))), "a NaN stays one");
 }
 
-// --- attention -----------------------------------------------------------------------------------------------------
-
 std::mt19937 generator(0);
 
 std::vector<float> numbers(size_t n, float scale = 1) {
@@ -98,6 +97,53 @@ std::vector<float> numbers(size_t n, float scale = 1) {
   x.shrink_to_fit();
   return x;
 }
+
+// --- products of bytes ---------------------------------------------------------------------------------------------
+
+// As integers, to the last one; where all are as large as can be, sums of two products do not fit into 16 bits.
+void products_of_bytes_are_exact(int rows, int columns, int depth, bool largest) {
+  std::vector<uint8_t> a((size_t)rows * depth);
+  std::vector<int8_t> w((size_t)columns * depth);
+  for (uint8_t& one : a) one = (uint8_t)(largest ? 255 : generator() % 256);
+  for (int8_t& one : w) one = (int8_t)(largest ? -127 : (int)(generator() % 255) - 127);
+  std::vector<float> bias(3 * columns, 0.0f);  // and scales of 1
+  for (int c = 0; c < columns; ++c) bias[columns + c] = 1;
+  const std::vector<portable::Affine> as_they_are(rows, {0, 1});
+  std::vector<float> found((size_t)rows * columns);
+  const Matrix matrix{w.data(), bias.data(), 1, columns, depth, true};
+  portable::product(a.data(), depth, rows, matrix, 0, portable::panels_of(columns),
+                    [&](int r, int c, Floats s) { portable::store(&found[(size_t)r * columns + c], s); },
+                    as_they_are.data());
+  const int blocks = columns / TILE;  // of one panel
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < columns; ++c) {
+      int exact = 0;
+      for (int k = 0; k < depth; ++k)
+        exact += a[r * depth + k] * w[((k / 4 * blocks + c / TILE) * TILE + c % TILE) * 4 + k % 4];
+      expect(found[(size_t)r * columns + c] == (float)exact, "products of bytes");
+    }
+}
+
+void a_row_of_bytes_is_near_the_row() {
+  for (float scale : {1e-30f, 1.0f, 1e30f}) {
+    std::vector<float> x = numbers(48, scale);
+    x[5] += 3 * scale;
+    std::vector<uint8_t> bytes(48);
+    const portable::Affine row = portable::quantise(x.data(), 48, bytes.data());
+    for (int i = 0; i < 48; ++i)
+      expect(std::abs(row.low + row.step * bytes[i] - x[i]) <= 0.501f * row.step, "bytes are the nearest");
+    x.assign(48, scale);
+    const portable::Affine flat = portable::quantise(x.data(), 48, bytes.data());
+    for (int i = 0; i < 48; ++i) expect(flat.low + flat.step * bytes[i] == scale, "all alike");
+    for (float bad : {NAN, INFINITY, -INFINITY})
+      for (int at : {0, 17, 47}) {
+        x = numbers(48, scale), x[at] = bad;
+        expect(std::isnan(portable::quantise(x.data(), 48, bytes.data()).low), "what is not finite shows");
+      }
+  }
+}
+
+// --- attention -----------------------------------------------------------------------------------------------------
 
 void attention_is_equations_18_to_20(int D, int M) {
   std::vector<float> S(D * M), z(D), y(M);
@@ -293,6 +339,7 @@ struct Shape {
   int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures;
   bool pre_norm, gelu, bf16, background = false;  // background: it skips, and looks up a neighbour that follows
   int token_size = 1;                             // sub-pixels
+  bool int8 = false;                              // all products but the feed-forward's first
 };
 
 constexpr int HEIGHT = 6, WIDTH = 6, PIXELS = HEIGHT * WIDTH, CLASSES = 3;
@@ -306,9 +353,10 @@ class Net {
     m.token_size = s.token_size, m.tokens = PIXELS / s.token_size;
     m.pre_norm = s.pre_norm, m.gelu = s.gelu, m.bf16 = s.bf16, m.eps = 1e-6f;
     for (int l = 0; l < s.layers; ++l)
-      layers_.push_back({matrix(s.heads, 2 * s.key_dim + s.value_dim, s.d_model, s.bf16),
-                         matrix(1, s.d_model, s.heads * s.value_dim, s.bf16), matrix(1, s.d_ff, s.d_model, s.bf16),
-                         matrix(1, s.d_model, s.d_ff, s.bf16), norm(), norm()});
+      layers_.push_back({matrix(s.heads, 2 * s.key_dim + s.value_dim, s.d_model, s.bf16, s.int8),
+                         matrix(1, s.d_model, s.heads * s.value_dim, s.bf16, s.int8),
+                         matrix(1, s.d_ff, s.d_model, s.bf16), matrix(1, s.d_model, s.d_ff, s.bf16, s.int8), norm(),
+                         norm()});
     m.layer = layers_.data();
     m.norm = norm();
     m.head = matrix(s.token_size == 3 ? 10 : 3, s.mixtures, s.d_model, false);
@@ -334,8 +382,14 @@ class Net {
  private:
   const float* keep(std::vector<float> x) { return floats_.emplace_back(std::move(x)).data(); }
   Norm norm() { return {keep(numbers(m.d_model)), keep(numbers(m.d_model))}; }
-  Matrix matrix(int groups, int columns, int depth, bool bf16) {
+  Matrix matrix(int groups, int columns, int depth, bool bf16, bool int8 = false) {
     const int wide = round_up(columns, TILE), deep = round_up(depth, TILE);
+    if (int8) {
+      std::vector<int8_t> bytes((size_t)groups * wide * deep);
+      for (int8_t& one : bytes) one = (int8_t)((int)(generator() % 255) - 127);
+      const void* weights = bytes_.emplace_back(std::move(bytes)).data();
+      return {weights, keep(numbers((size_t)3 * groups * wide, 0.01f)), groups, wide, deep, true};
+    }
     const std::vector<float> w = numbers((size_t)groups * wide * deep, 1 / std::sqrt((float)deep));
     const void* weights;
     if (bf16) {
@@ -355,6 +409,7 @@ class Net {
   std::vector<Layer> layers_;
   std::vector<std::vector<float>> floats_;
   std::vector<std::vector<uint16_t>> halves_;
+  std::vector<std::vector<int8_t>> bytes_;
   std::vector<int32_t> source_, place_;
   const int32_t base_[3] = {0, 257 + CLASSES, 2 * 257 + CLASSES};
 };
@@ -519,14 +574,18 @@ int main() {
     the_gated_delta_rule_is_its_recurrence(D, M);
     the_gradient_of_the_gated_delta_rule_is_that_of_finite_differences(D, M);
   }
-  for (bool bf16 : {false, true}) {
-    an_image_is_the_same_alone_and_in_a_batch({2, 2, 8, 8, 16, 32, 3, true, true, bf16});
-    an_image_is_the_same_alone_and_in_a_batch({2, 3, 5, 7, 48, 37, 17, false, false, bf16});
-    an_image_is_the_same_alone_and_in_a_batch({1, 4, 16, 16, 128, 160, 10, false, true, bf16});
-    an_image_is_the_same_alone_and_in_a_batch({1, 1, 8, 8, 16, 16, 300, true, true, bf16});
-    an_image_is_the_same_alone_and_in_a_batch({2, 3, 5, 7, 48, 37, 17, false, true, bf16, true});
-    an_image_is_the_same_alone_and_in_a_batch({2, 3, 5, 7, 48, 37, 17, true, true, bf16, false, 3});
-  }
+  for (int rows : {1, 3, 6, 13})
+    for (int columns : {16, 32, 48, 64})
+      for (bool largest : {false, true}) products_of_bytes_are_exact(rows, columns, 512, largest);
+  a_row_of_bytes_is_near_the_row();
+  for (const auto& [bf16, int8] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}})
+    for (Shape shape : {Shape{2, 2, 8, 8, 16, 32, 3, true, true, bf16}, {2, 3, 5, 7, 48, 37, 17, false, false, bf16},
+                        {1, 4, 16, 16, 128, 160, 10, false, true, bf16}, {1, 1, 8, 8, 16, 16, 300, true, true, bf16},
+                        {2, 3, 5, 7, 48, 37, 17, false, true, bf16, true},
+                        {2, 3, 5, 7, 48, 37, 17, true, true, bf16, false, 3}}) {
+      shape.int8 = int8;
+      an_image_is_the_same_alone_and_in_a_batch(shape);
+    }
   threads_that_keep_each_other_waiting_stop_at_the_same_step();
   for (bool background : {false, true}) what_is_left_when_sharing_is_given_up_is_dealt_out(background);
   callers_on_several_threads_take_turns();

@@ -92,7 +92,7 @@ Digest = Annotated[str, Field(description="SHA-256 of the checkpoint's files, he
     "5d6fc115e3959d006e8b12ed135ba2066b721347f1485d998d60a0a7672d3562"])]
 Engine = Annotated[str, Field(description="compiled (LinPix's kernels), eager (torch alone), or "
                           "eager+operator (torch, with LinPix's kernel for the attention step)", examples=["compiled"])]
-Precision = Annotated[str, Field(description="precision of matrix products: fp32 or bf16", examples=["bf16"])]
+Precision = Annotated[str, Field(description="precision of matrix products: fp32, bf16 or int8", examples=["bf16"])]
 Device = Annotated[str, Field(description="cpu or cuda", examples=["cpu"])]
 State = Annotated[str, Field(description="format of the recurrent states: fp32, or on a GPU with --state and "
                              "--defer such as fp16/8", examples=["fp32"])]

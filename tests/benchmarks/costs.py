@@ -1,13 +1,15 @@
 """What each thing that ships costs in images/s: the `mnist` preset with and without it, in one run.
 
-    python -m tests.benchmarks.costs --data DIR [--preset mnist] [--batch 1,16,64] [--rounds 3]
+    python -m tests.benchmarks.costs --data DIR [--preset mnist] [--batch 1,16,64] [--precision auto] [--rounds 3]
+                                     [--lines WORDS] [--processor-time]
 
 Weights are random, which does not change their speed; but what random weights draw has no background. So lines that
 are measured "on test digits" have all sub-pixels but the first given: they go through the model as those that it draws
 itself do, and skip the layers where test images of MNIST do. Completions draw the upper half of a digit whose lower
 half was read. B images are decoded at a time; one that is done makes room for the next, and what is decoded is counted
-until the last of 3 B images has joined. Lines take turns; each figure is the median of the rounds, and a ratio is the
-median of the ratios within a round.
+until the last of 3 B images has joined. Lines and precisions take turns; each figure is the median of the rounds, and a
+ratio is the median of the ratios within a round: to the line that it is compared with, and to the first precision.
+--lines: only those whose names contain one of these words. --processor-time: as in decode.py.
 """
 
 import argparse
@@ -31,7 +33,7 @@ from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.decoder import ImageSpec
 from linpix.server.engine.messages import Submission
 from linpix.training import datasets
-from tests.benchmarks.decode import machine
+from tests.benchmarks.decode import Clock, machine, processor_seconds
 
 BATCHES = 3
 Specs = Callable[[int, NDArray[np.uint8]], ImageSpec]  # of an image, by its seed and a test digit
@@ -75,17 +77,17 @@ def lines_of(preset: ModelConfig) -> list[Line]:
     ]
 
 
-def rate(line: Line, count: int, digits: NDArray[np.uint8], batcher: Batcher) -> float:
+def rate(line: Line, count: int, digits: NDArray[np.uint8], batcher: Batcher, clock: Clock) -> float:
     """Images/s while the batch is full; of images that are under way, the part that has been decoded counts."""
     steps = line.config.length // (2 if line.specs is completed else 1)
-    finished, began = 0, time.perf_counter()
+    finished, began = 0, clock()
     for seed in range(count):
         batcher.submit(Submission(str(seed), [line.specs(seed, digits[seed % len(digits)])]))
     while len(batcher.scheduler.waiting):
         report = batcher.run_quantum()
         finished += len(report.finished)
     decoded = finished + sum(image.position for image in report.running) / steps
-    seconds = time.perf_counter() - began
+    seconds = clock() - began
     for image in report.running:
         batcher.cancel(image.request)
     while batcher.busy:
@@ -98,27 +100,42 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of MNIST")
     parser.add_argument("--preset", default="mnist", choices=("mnist", "mnist-small"))
     parser.add_argument("--batch", type=lambda text: [int(word) for word in text.split(",")], default=[1, 16, 64])
+    parser.add_argument("--precision", type=lambda text: text.split(","), default=["auto"])
+    parser.add_argument("--lines", type=lambda text: text.split(","), default=[""])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--processor-time", action="store_true")
     asked = parser.parse_args()
+    clock = processor_seconds if asked.processor_time else time.perf_counter
     preset = PRESETS[asked.preset]
-    digits, lines = datasets.load(asked.data, "test", preset).images[:256], lines_of(preset)
+    digits = datasets.load(asked.data, "test", preset).images[:256]
+    lines = [line for line in lines_of(preset) if any(word in line.name for word in asked.lines)]
+    kinds = [(line, precision) for precision in asked.precision for line in lines]
     print(f"{machine()}; kernel {ops.kernel()}, torch {torch.__version__}, commit {checkpoint.commit()}\n")
-    print(f"| B | `{asked.preset}` | images/s | relative |\n|---|---|---|---|", flush=True)
+    print(f"| B | `{asked.preset}` | precision | images/s | relative | to {asked.precision[0]} |")
+    print("|---|---|---|---|---|---|", flush=True)
     for batch in asked.batch:
-        batchers, rates = {}, {line.name: [] for line in lines}
-        for line in lines:
+        batchers: dict[tuple[str, str], Batcher] = {}
+        rates: dict[tuple[str, str], list[float]] = {(line.name, precision): [] for line, precision in kinds}
+        for line, precision in kinds:
             torch.manual_seed(0)
             net = Transformer(line.config).eval().requires_grad_(False)
-            batchers[line.name] = Batcher(new_decoder(Checkpoint(line.name, net, {}, "", ()), batch))
-            rate(line, 2, digits, batchers[line.name])  # to warm up
+            decoder = new_decoder(Checkpoint(line.name, net, {}, "", ()), batch, precision=precision)
+            batchers[line.name, precision] = Batcher(decoder)
+            rate(line, 2, digits, batchers[line.name, precision], clock)  # to warm up
         for turn in range(asked.rounds):
-            for line in lines if turn % 2 else lines[::-1]:
-                rates[line.name].append(rate(line, BATCHES * batch, digits, batchers[line.name]))
-        for line in lines:
-            ratios = [one / other for one, other in zip(rates[line.name], rates[line.relative_to], strict=True)] \
-                if line.relative_to else []
-            relative = f"{statistics.median(ratios):.2f}" if ratios else ""
-            print(f"| {batch} | {line.name} | {statistics.median(rates[line.name]):.3g} | {relative} |", flush=True)
+            for line, precision in kinds if turn % 2 else kinds[::-1]:
+                rates[line.name, precision].append(rate(line, BATCHES * batch, digits, batchers[line.name, precision],
+                                                        clock))
+        for line, precision in kinds:
+            here = rates[line.name, precision]
+            relative, to_first = (_ratio(here, rates.get(other, [])) for other in
+                                  ((line.relative_to, precision), (line.name, asked.precision[0])))
+            print(f"| {batch} | {line.name} | {precision} | {statistics.median(here):.3g} | {relative} | {to_first} |",
+                  flush=True)
+
+
+def _ratio(rates: list[float], others: list[float]) -> str:
+    return f"{statistics.median(a / b for a, b in zip(rates, others, strict=True)):.2f}" if others else ""
 
 
 if __name__ == "__main__":

@@ -1,16 +1,24 @@
-"""The compiled engine against the eager one, and both against what the machine can do.
+"""The compiled engine against the eager one, and both against what the machine can do: a ledger of limits.
 
-    python -m tests.benchmarks.decode [--preset mnist,cifar10] [--batch 1,16,64] [--precision bf16,fp32] [--json FILE]
+    python -m tests.benchmarks.decode [--preset mnist,cifar10] [--batch 1,16,64] [--precision bf16,fp32,int8]
+                                      [--without-eager] [--processor-time] [--json FILE]
 
 Presets have random weights, which does not change their speed; --model takes a checkpoint instead. First come this
-machine's matrix product (4096^3) and the rate at which it reads a buffer of the packed weights' size, over and over.
-Then images are decoded from start to end, an image row a call: of each row the median over decodes, and the mean of
-these. Of a result:
+machine's matrix products (4096^3). Then images are decoded from start to end, an image row a call: of each row the
+median over decodes, and the mean of these. Of a result:
 
+    gflop            arithmetic of an image, all precisions together
+    step_mb          what a step reads and writes: the packed weights once, and the state of every image twice
+    limit            images/s at which the arithmetic would be done at the rates of the matrix products, each part in
+                     its own precision, or at which step_mb would be moved at the rate at which this machine reads a
+                     buffer of weights and states, over and over; whichever is lower
+    limited_by       product or memory
+    share            images/s over the limit
     ratio_to_eager   images/s over the eager engine's, fp32, at the same batch
-    roofline_share   arithmetic of the decoded images a second over that of the matrix product in the same precision
-    floor_ratio      seconds of a step over those of reading the packed weights once
     tail_over_head   step time in the last tenth of the image over that in the first
+
+--processor-time: for a machine that does other work. Seconds are then those of the processor over the number of
+threads. They are too long where threads wait for each other, so below some 16 images.
 """
 
 import argparse
@@ -38,32 +46,34 @@ from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CompiledDecoder
 from linpix.server.engine.decode.decoder import Decoder, EagerDecoder, ImageSpec
 
+Clock = Callable[[], float]
 EAGER_STEPS = 12  # of the eager engine, whose steps all cost the same and take long
 
 
 def main() -> None:
     given = parse()
-    rates = {name: matrix_product(dtype) for name, dtype in PRECISIONS.items() if name in given.precision}
+    needed = {name for precision in given.precision for name in arithmetic(PRESETS["tiny"], precision)}
+    clock = processor_seconds if given.processor_time else time.perf_counter
+    rates = {name: matrix_product(PRECISIONS[name], clock) for name in sorted(needed)}
     for name, rate in rates.items():
         print(f"matrix product {name}: {rate / 1e9:.0f} GFLOP/s", flush=True)
     results: list[dict[str, Any]] = []
     for source in sources(given):
-        config = source.net.config
-        eager = {batch: eager_step(source, batch, given.repeat) for batch in given.batch}
-        for batch in given.batch:
-            results.append(described(source, "eager", "fp32", batch, [eager[batch]], eager[batch]))
+        eager = {batch: None if given.without_eager else eager_step(source, batch, given.repeat, clock)
+                 for batch in given.batch}
+        for batch, step in eager.items():
+            if step:
+                results.append(described(source, "eager", "fp32", batch, [step], step))
         for precision in given.precision:
             if not ops.compiled:
                 continue
-            floor = None
             for batch in given.batch:
                 engine = new_decoder(source, batch, "compiled", precision)
                 assert isinstance(engine, CompiledDecoder)
-                floor = floor or engine.packed.step_bytes / read_rate(engine.packed.step_bytes)
-                steps = decode(engine, batch, given.repeat)
+                steps = decode(engine, batch, given.repeat, clock)
                 found = described(source, "compiled", precision, batch, steps, eager[batch])
-                found["roofline_share"] = rounded(found["images_per_second"] * arithmetic(config) / rates[precision])
-                found["floor_ratio"] = rounded(found["seconds_per_step"] / floor)
+                found |= limits(source, precision, batch, engine.packed.step_bytes, rates, clock)
+                found["share"] = rounded(found["images_per_second"] / found["limit"])
                 results.append(found)
                 print(json.dumps(found), flush=True)
     circumstances = {"machine": machine(), "kernel": ops.kernel(), "torch": torch.__version__,
@@ -79,7 +89,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--preset", type=words, default=["mnist", "cifar10"], help=", ".join(PRESETS))
     parser.add_argument("--model", type=words, default=[], help="checkpoints, by name or folder, instead of presets")
     parser.add_argument("--batch", type=lambda text: [int(word) for word in text.split(",")], default=[1, 16, 64])
-    parser.add_argument("--precision", type=words, default=["bf16", "fp32"])
+    parser.add_argument("--precision", type=words, default=["bf16", "fp32", "int8"])
+    parser.add_argument("--without-eager", action="store_true", help="leave the slow comparison out")
+    parser.add_argument("--processor-time", action="store_true", help="on a machine that does other work")
     parser.add_argument("--repeat", type=int, default=3, help="decodes of each")
     parser.add_argument("--json", help="file to write")
     given = parser.parse_args()
@@ -98,14 +110,15 @@ def sources(given: argparse.Namespace) -> list[Checkpoint]:
             for name in given.preset]
 
 
-def matrix_product(dtype: torch.dtype) -> float:
-    """Floating-point operations a second, median of five."""
-    a, b = (torch.randn(4096, 4096).to(dtype) for _ in range(2))
-    a @ b
-    return 2 * 4096**3 / statistics.median(seconds_of(lambda: a @ b) for _ in range(5))
+def matrix_product(dtype: torch.dtype, clock: Clock) -> float:
+    """Operations a second, median of five; of bytes, as integers."""
+    a, b = ((10 * torch.randn(4096, 4096)).to(dtype) for _ in range(2))
+    multiply = torch._int_mm if dtype == torch.int8 else torch.mm
+    multiply(a, b)
+    return 2 * 4096**3 / statistics.median(seconds_of(lambda: multiply(a, b), clock) for _ in range(5))
 
 
-def read_rate(size: int) -> float:
+def read_rate(size: int, clock: Clock) -> float:
     """Bytes a second, by all threads, over a buffer of that size read before: memchr looks for what is not there."""
     libc = ctypes.CDLL(None)
     libc.memchr.argtypes, libc.memchr.restype = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], ctypes.c_void_p
@@ -124,50 +137,74 @@ def read_rate(size: int) -> float:
         for worker in workers:
             worker.join()
 
-    return part * threads * rounds / statistics.median(seconds_of(together) for _ in range(7))
+    return part * threads * rounds / statistics.median(seconds_of(together, clock) for _ in range(7))
 
 
-def arithmetic(config: ModelConfig) -> float:
-    """Floating-point operations of an image: two a weight and token, four a number of the state."""
+def arithmetic(config: ModelConfig, precision: str) -> dict[str, float]:
+    """Operations of an image by the precision they are done in: two a weight and token, four a number of the state.
+
+    Head and state are fp32 whatever the precision is, and are counted with the layers' widest products.
+    """
     keys, values = config.heads * config.key_dim, config.heads * config.value_dim
-    weights = config.layers * config.d_model * (2 * keys + 2 * values + 2 * config.d_ff)
-    weights += groups(config.token_size) * config.mixtures * config.d_model
-    return config.length * (2 * weights + 4 * config.layers * config.heads * config.key_dim * config.value_dim)
+    up = config.layers * config.d_model * config.d_ff
+    others = config.layers * config.d_model * (2 * keys + 2 * values) + up
+    rest = groups(config.token_size) * config.mixtures * config.d_model
+    rest += 2 * config.layers * config.heads * config.key_dim * config.value_dim
+    if precision != "int8":
+        return {precision: 2.0 * config.length * (up + others + rest)}
+    wider = "bf16" if ops.compiled and torch.ops.linpix.cpu_has_fast_bf16() else "fp32"
+    return {"int8": 2.0 * config.length * others, wider: 2.0 * config.length * (up + rest)}
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def limits(source: Checkpoint, precision: str, batch: int, weights: int, rates: dict[str, float],
+           clock: Clock) -> dict[str, Any]:
+    """What a step of `batch` images cannot be faster than. weights: bytes that a step reads of them."""
+    config, state = source.net.config, source.net.attention.state_bytes
+    work, moved = arithmetic(config, precision), weights + 2 * batch * state
+    product = batch / config.length * sum(amount / rates[name] for name, amount in work.items())
+    memory = moved / read_rate(weights + batch * state, clock)
+    return {"gflop": rounded(sum(work.values()) / 1e9), "step_mb": rounded(moved / 1e6),
+            "limit": rounded(batch / config.length / max(product, memory)),
+            "limited_by": "product" if product > memory else "memory"}
+
+
+def processor_seconds() -> float:
+    return time.process_time() / torch.get_num_threads()
+
+
+def seconds_of(work: Callable[[], object], clock: Clock) -> float:
+    began = clock()
     work()
-    return time.perf_counter() - began
+    return clock() - began
 
 
-def eager_step(source: Checkpoint, batch: int, repeat: int) -> float:
+def eager_step(source: Checkpoint, batch: int, repeat: int, clock: Clock) -> float:
     engine = EagerDecoder(source, batch)
     slots = list(range(1, batch + 1))
     engine.take(slots, [ImageSpec(seed=seed) for seed in range(batch)])
     engine.quantum(slots, [0] * batch, [1] * batch)
-    return statistics.median(seconds_of(lambda: engine.quantum(slots, [1] * batch, [EAGER_STEPS] * batch))
+    return statistics.median(seconds_of(lambda: engine.quantum(slots, [1] * batch, [EAGER_STEPS] * batch), clock)
                              for _ in range(repeat)) / EAGER_STEPS
 
 
-def decode(engine: Decoder, batch: int, repeat: int) -> list[float]:
+def decode(engine: Decoder, batch: int, repeat: int, clock: Clock) -> list[float]:
     """Seconds of a step in each row of the image: medians over whole decodes."""
     config, slots, row = engine.config, list(range(1, batch + 1)), engine.config.row_length
     decodes: list[list[float]] = []
     for _ in range(repeat + 1):
         engine.take(slots, [ImageSpec(seed=seed) for seed in range(batch)])
-        decodes.append([seconds_of(lambda at=at: engine.quantum(slots, [at] * batch, [row] * batch)) / row
+        decodes.append([seconds_of(lambda at=at: engine.quantum(slots, [at] * batch, [row] * batch), clock) / row
                         for at in range(0, config.length, row)])
     return [statistics.median(steps) for steps in zip(*decodes[1:], strict=True)]  # the first was to warm up
 
 
 def described(source: Checkpoint, engine: str, precision: str, batch: int, steps: list[float],
-              eager: float) -> dict[str, Any]:
+              eager: float | None) -> dict[str, Any]:
     step, tenth = statistics.mean(steps), max(1, round(len(steps) / 10))
     return {"preset": source.name, "engine": engine, "precision": precision, "batch": batch,
             "images_per_second": rounded(batch / step / source.net.config.length),
-            "seconds_per_step": rounded(step), "ratio_to_eager": rounded(eager / step),
-            "roofline_share": None, "floor_ratio": None,
+            "seconds_per_step": rounded(step), "ratio_to_eager": rounded(eager / step) if eager else None,
+            "gflop": None, "step_mb": None, "limit": None, "limited_by": None, "share": None,
             "tail_over_head": rounded(statistics.median(steps[-tenth:]) / statistics.median(steps[:tenth]))
             if len(steps) > 1 else None}
 
@@ -189,14 +226,18 @@ def markdown(circumstances: dict[str, Any], results: list[dict[str, Any]]) -> st
     rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in circumstances["matrix_product_flops"].items())
     lines = [f"{circumstances['machine']}; kernel {circumstances['kernel']}, torch {circumstances['torch']}, commit "
              f"{circumstances['commit']}; matrix product, GFLOP/s: {rates}", "",
-             "| preset | engine | B | images/s | step, us | times torch with our operator | of the matrix product "
-             "| of the read floor | last tenth over first |", "|---|---|---|---|---|---|---|---|---|"]
+             "| preset | engine | B | GFLOP an image | MB a step | limit, images/s | limited by | images/s | share "
+             "| step, us | times torch with our operator | last tenth over first |",
+             "|---|---|---|---|---|---|---|---|---|---|---|---|"]
     for r in results:
-        share = f"{r['roofline_share']:.0%}" if r["roofline_share"] else ""
-        floor = f"{r['floor_ratio']:.2f}" if r["floor_ratio"] else ""
+        known = r["limit"]
+        limit = f"{r['gflop']:.3g} | {r['step_mb']:.3g} | {known:.3g} | {r['limited_by']}" if known else "| | |"
+        share = f"{r['share']:.0%}" if r["share"] else ""
+        ratio = f"{r['ratio_to_eager']:.1f}" if r["ratio_to_eager"] else ""
         tail = f"{r['tail_over_head']:.2f}" if r["tail_over_head"] else ""
-        lines.append(f"| {r['preset']} | {r['engine']} {r['precision']} | {r['batch']} | {r['images_per_second']:.3g} "
-                     f"| {r['seconds_per_step'] * 1e6:.3g} | {r['ratio_to_eager']:.1f} | {share} | {floor} | {tail} |")
+        step, rate = f"{r['seconds_per_step'] * 1e6:.3g}", f"{r['images_per_second']:.3g}"
+        lines.append(f"| {r['preset']} | {r['engine']} {r['precision']} | {r['batch']} | {limit} | {rate} | {share} "
+                     f"| {step} | {ratio} | {tail} |")
     return "\n".join(lines)
 
 

@@ -32,7 +32,7 @@ from linpix.model.features import phi
 from linpix.model.generate import generate
 from linpix.model.inputs import START
 from linpix.model.ops import recurrent_step_reference
-from linpix.model.packing import choose, gpu_obstacle, pack_tiles, state_scale
+from linpix.model.packing import Choice, choose, gpu_obstacle, pack_tiles, state_scale
 from tests.benchmarks import cuda as benchmark
 from tests.benchmarks.cuda import markdown, measure, state_traffic
 from tests.model import test_packing
@@ -681,6 +681,14 @@ def test_auto_is_the_gpu_for_what_it_can_run_and_the_processor_else(monkeypatch,
         assert dataclasses.astuple(choose(config, device="cuda")) == ("compiled", "bf16", "", "cuda")
         with pytest.raises(ValueError, match="the eager engine runs on a processor"):
             choose(config, "eager", device="cuda")
+
+
+def test_a_gpu_refuses_int8_and_auto_is_the_processor_then(monkeypatch):
+    monkeypatch.setattr(ops, "gpu", True)
+    with pytest.raises(ValueError, match="multiply in fp32 or bf16, not in int8; use --precision bf16; or use --dev"):
+        choose(TINY, precision="int8", device="cuda")
+    if ops.compiled:
+        assert choose(TINY, precision="int8", device="auto") == Choice("compiled", "int8")
 
 
 @pytest.mark.parametrize("change", [{"key_dim": 24, "value_dim": 24}, {"value_dim": 16}, {"d_model": 520},

@@ -17,7 +17,7 @@ from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.generate import generate
 from linpix.model.inputs import START
-from linpix.model.packing import PRECISIONS, Packed, choose, pack, pack_bias, pack_matrix
+from linpix.model.packing import PRECISIONS, Packed, choose, pack, pack_bias, pack_matrix, quantise
 from linpix.model.transformer import Transformer
 
 pytestmark = pytest.mark.skipif(not ops.compiled, reason=ops.why())
@@ -129,7 +129,7 @@ def test_forced_decoding_gives_the_transformers_log_probabilities(shape, rows, t
     torch.set_num_threads(threads)
     try:
         far = bool(config.patch) or config.token_size > 1  # rounding shows more in these: noise is unlikely
-        for precision, bound in (("fp32", 1e-4), ("bf16", 0.5 if far else 0.1)):
+        for precision, bound in (("fp32", 1e-4), ("bf16", 0.5 if far else 0.1), ("int8", 2.0 if far else 0.3)):
             pool = Pool(config, pack(net, PRECISIONS[precision]), rows)
             pool.canvas[1:], pool.known[:] = images, True
             found, finite, *_ = pool.decode(list(range(1, rows + 1)), [0] * rows, [config.length] * rows, [0] * rows)
@@ -341,7 +341,7 @@ def test_decoding_holds_no_lock_of_pythons():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["portable", "avx2", "avx512", "avx512bf16"])
+@pytest.mark.parametrize("kernel", ["portable", "avx2", "avx512", "avx512vnni", "avx512bf16"])
 def test_every_version_of_the_kernels_that_this_processor_runs_is_right(kernel):
     """In a process of its own, since the choice is made once: the forced test above, and the bitwise one."""
     asked = subprocess.run([sys.executable, "-c", "from linpix.model import ops; print(ops.kernel())"],
@@ -353,6 +353,55 @@ def test_every_version_of_the_kernels_that_this_processor_runs_is_right(kernel):
                             "transformers_log_probabilities or bit_for_bit or plain_decode_loop"],
                            capture_output=True, text=True, env=os.environ | {"LINPIX_KERNEL": kernel})
     assert ended.returncode == 0, ended.stdout[-3000:]
+
+
+@pytest.mark.parametrize("shape", ["tiny", "post-norm", "odd sizes", "conditional", "pixels"])
+def test_int8_is_the_transformer_with_its_weights_and_activations_rounded_to_bytes(shape):
+    """In float64, which nearly always rounds to the same bytes; to bfloat16 or not at all before a feed-forward."""
+    config = SHAPES[shape]
+    net, images = net_of(config), images_of(config, 3)
+    pool = Pool(config, pack(net, torch.int8), 3)
+    pool.canvas[1:], pool.known[:] = images, True
+    found, *_ = pool.decode([1, 2, 3], [0] * 3, [config.length] * 3, [0] * 3)
+    exact = log_probs_of(net, images)
+
+    fast_bf16 = bool(torch.ops.linpix.cpu_has_fast_bf16())
+
+    def halved(module: torch.nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        return (inputs[0].bfloat16().to(inputs[0].dtype),)
+
+    def rounded(module: torch.nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        low, high = inputs[0].aminmax(dim=-1, keepdim=True)
+        step = (high - low) / 255
+        return (low + ((inputs[0] - low) / step).round() * step,)
+
+    for layer in net.layers:
+        for module in (layer.qkv, layer.out, layer.down):
+            integers, scale = quantise(module.weight)
+            module.weight.copy_(integers * scale[:, None])
+            module.register_forward_pre_hook(rounded)
+        if fast_bf16:
+            layer.up.weight.copy_(layer.up.weight.bfloat16())
+            layer.up.register_forward_pre_hook(halved)
+    as_bytes = log_probs_of(net, images)
+    assert float((found - as_bytes).abs().mean()) < 0.2 * float((found - exact).abs().mean())
+
+
+def test_weights_as_integers_are_near_and_a_column_of_zeros_stays_one():
+    weight = torch.randn(40, 30, generator=torch.Generator().manual_seed(3))
+    weight[7] = 0
+    integers, scale = quantise(weight)
+    assert float(integers.abs().max()) == 127 and torch.equal(integers, integers.round())
+    assert bool(((integers * scale[:, None] - weight).abs() <= scale[:, None] * 0.5001).all())
+    assert float(scale[7]) == 0 and not bool(integers[7].any())
+
+
+@pytest.mark.parametrize("far", [float("nan"), float("inf")])
+def test_what_is_not_finite_does_not_vanish_among_bytes(far):
+    net = net_of(TINY)
+    net.layers[0].up.bias[3] = far  # gelu leaves it in the row that becomes bytes
+    _, finite, *_ = Pool(TINY, pack(net, torch.int8), 1).decode([1], [0], [2], [0])
+    assert finite.tolist() == [False]
 
 
 def test_packed_matrices_hold_every_weight_once_and_zeros():
@@ -401,6 +450,8 @@ def arguments(shape="tiny", **changes):
     ("weights", lambda x: [x[0], x[1] + 1, *x[2:]], "source and place must point before t"),
     ("weights", lambda x: [*x[:13], x[13][:-1], *x[14:]], "qkv must have shape"),
     ("weights", lambda x: [*x[:13], x[13].half(), *x[14:]], "qkv must have dtype Float, got Half"),
+    ("weights", lambda x: [*x[:13], x[13].char(), *x[14:]], r"qkv must have shape \(192\), got \(64\)"),
+    ("weights", lambda x: [*x[:7], x[7].char(), *x[8:]], "head must have dtype Float, got Char"),
     ("sizes", lambda x: x[:-1], "sizes must hold 14 integers, got 13"),
     ("sizes", lambda x: [x[0] + 1, *x[1:]], "must have shape"),
     ("sizes", lambda x: [2**15, 2**15, *x[2:]], "too large together"),
@@ -453,8 +504,10 @@ def test_auto_is_the_compiled_engine_for_what_it_can_run_and_the_eager_one_else(
     ({"d_model": 24}, "compiled", "auto", "multiple of 16, and this model's is 24"),
     ({"attention": "softmax"}, "auto", "bf16", "--precision fp32"),
     ({}, "eager", "bf16", "--engine compiled"),
+    ({"attention": "softmax"}, "auto", "int8", "--precision fp32"),
+    ({}, "eager", "int8", "--engine compiled"),
     ({}, "complied", "auto", "engine must be auto, eager or compiled, got 'complied'"),
-    ({}, "auto", "fp16", "precision must be auto, fp32 or bf16, got 'fp16'"),
+    ({}, "auto", "fp16", "precision must be auto, fp32, bf16 or int8, got 'fp16'"),
 ])
 def test_what_cannot_be_chosen_says_why_and_what_to_do(change, engine, precision, message):
     with pytest.raises(ValueError, match=message):

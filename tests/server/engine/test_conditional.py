@@ -38,15 +38,17 @@ def source() -> checkpoint.Checkpoint:
     return checkpoint.Checkpoint("tiny", net, {}, "", tuple("0123456789"))
 
 
-@pytest.fixture(params=["eager", "compiled", *[pytest.param(kind, marks=pytest.mark.slow) for kind in FORMATS]])
+@pytest.fixture(params=["eager", "compiled", "int8", *[pytest.param(kind, marks=pytest.mark.slow) for kind in FORMATS]])
 def decoder(request, source):
-    """gpu: emulated."""
-    if request.param == "compiled" and not ops.compiled:
+    """int8: compiled too. gpu: emulated."""
+    if request.param in ("compiled", "int8") and not ops.compiled:
         pytest.skip(ops.why())
     if request.param in FORMATS:
         place = {"device": "cpu", "operators": request.getfixturevalue("emulated").operators}
         return lambda slots: CudaDecoder(source, slots, GpuPool(source.net, slots, precision="fp32",
                                                                 state=FORMATS[request.param], **place))
+    if request.param == "int8":
+        return lambda slots: new_decoder(source, slots, "compiled", "int8")
     return lambda slots: new_decoder(source, slots, request.param, "fp32")
 
 
@@ -73,9 +75,11 @@ def test_completions_are_those_of_the_plain_decode_loop(decoder, source, picture
     seeds = list(range(40, 48))
     expected = generate(source.net, seeds, labels=[label] * 8, known=torch.from_numpy(picture).expand(8, -1),
                         given=torch.from_numpy(KNOWN).expand(8, -1)).numpy()
-    found = drawn(Batcher(decoder(8)), request=edits(*seeds, picture=picture, label=label))["request"]
+    engine = decoder(8)
+    found = drawn(Batcher(engine), request=edits(*seeds, picture=picture, label=label))["request"]
     assert np.array_equal(found[:, KNOWN], expected[:, KNOWN])
-    assert (found == expected).mean() > 0.95  # batches of another size round otherwise
+    same = (found == expected)[:, ~KNOWN].mean()
+    assert same > (0.6 if engine.precision == "int8" else 0.9), same  # batches of another size round otherwise
 
 
 def test_no_hidden_sub_pixel_is_heard(decoder):
