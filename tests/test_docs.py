@@ -33,6 +33,11 @@ NOT_RUN = [
     ("README.md", "make run     # serves on http://127.0.0.1:8000; needs Python 3.11 or later and make"),
     ("run.md", "make run"),
     ("run.md", "docker compose up"),
+    ("scale.md", "pip install '.[ray]'"),
+    ("scale.md", "linpix serve --replicas 4 --fronts 2 --replica-threads 8"),
+    ("scale.md", "linpix serve --replicas 4 --fronts 8 --device cuda --state fp16 --defer 8"),
+    ("scale.md", "serve deploy deploy/ray.yaml"),
+    ("scale.md", "kubectl apply --filename deploy/kubernetes.yaml"),
 ]
 SHORTER = {
     "--minutes 45": "--minutes 45 --images 48 --batch 8 --warmup-images 8 --no-compile",
