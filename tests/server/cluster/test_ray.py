@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections import Counter
@@ -110,7 +111,7 @@ async def load(cluster: Cluster, asks: list[Ask], events: dict[int, tuple[str, i
     return answered
 
 
-def test_every_image_is_that_of_the_plain_server(cluster):
+def every_image_is_that_of_the_plain_server(cluster: Cluster) -> None:
     records = asyncio.run(load(cluster, cluster.asks(60), {}))
     assert Counter(record.outcome for record in records) == {"completed": 60}
     assert not [record for record in records if cluster.oracle.wrong(record)]
@@ -122,7 +123,7 @@ def test_every_image_is_that_of_the_plain_server(cluster):
     assert len(by_engine) == 2 and min(by_engine.values()) > sum(by_engine.values()) / 4, "both share the work"
 
 
-def test_limits_errors_and_comparisons_are_those_of_one_service(cluster):
+def limits_errors_and_comparisons_are_those_of_one_service(cluster: Cluster) -> None:
     url = cluster.server.url
     assert httpx.post(url + "/v1/images/generations", json={"n": 1000}).json()["error"]["param"] == "n"
     late = httpx.post(url + "/v1/images/generations", json={"n": 16, "timeout": 0.001})
@@ -135,7 +136,7 @@ def test_limits_errors_and_comparisons_are_those_of_one_service(cluster):
     assert httpx.delete(f"{url}/v1/compare/{begun.json()['id']}").json()["status"] == "cancelled"
 
 
-def test_a_client_that_leaves_frees_its_slots(cluster):
+def a_client_that_leaves_frees_its_slots(cluster: Cluster) -> None:
     before = cluster.total("linpix_images_completed_total")
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(cluster.server.url + "/v1/images/generations", json={"n": 16, "seed": 1}, timeout=0.05)
@@ -143,8 +144,8 @@ def test_a_client_that_leaves_frees_its_slots(cluster):
                       and cluster.total("linpix_state_slots_used") == 0, 20)
 
 
-def test_a_real_prometheus_reads_all_replicas_in_one_scrape(cluster, tmp_path):
-    with watching(cluster.server, tmp_path) as prometheus:
+def a_real_prometheus_reads_all_replicas_in_one_scrape(cluster: Cluster, folder: Path) -> None:
+    with watching(cluster.server, folder) as prometheus:
         asyncio.run(load(cluster, cluster.asks(30), {}))
 
         def asked(query: str) -> list[dict]:
@@ -158,7 +159,7 @@ def test_a_real_prometheus_reads_all_replicas_in_one_scrape(cluster, tmp_path):
             assert name not in ALERTS or not asked(query), f"{name} fires"
 
 
-def test_what_is_killed_is_replaced_and_every_request_is_answered(cluster):
+def what_is_killed_is_replaced_and_every_request_is_answered(cluster: Cluster) -> None:
     events = {REQUESTS // 3: ("Engine", 0), 2 * REQUESTS // 3: ("Front", 0)}
     records = asyncio.run(load(cluster, cluster.asks(REQUESTS), events))
     assert not events and len(records) == REQUESTS
@@ -174,7 +175,7 @@ def test_what_is_killed_is_replaced_and_every_request_is_answered(cluster):
     assert eventually(cluster.whole, 60)
 
 
-def test_it_drains_and_leaves_nothing_behind(cluster):
+def it_drains_and_leaves_nothing_behind(cluster: Cluster) -> None:
     server, began = cluster.server, time.monotonic()
     family = processes(server.process.pid)
     assert any("gcs_server" in command for command in family.values())
@@ -192,3 +193,14 @@ def test_it_drains_and_leaves_nothing_behind(cluster):
     assert record.outcome == "completed" and not cluster.oracle.wrong(record)
     assert server.process.wait(60) == 0
     assert eventually(lambda: not [pid for pid in family if Path(f"/proc/{pid}").exists()], 20)
+
+
+def test_two_fronts_and_two_replicas_serve_as_one_while_some_are_killed(cluster, tmp_path):
+    # one test, since to start a cluster takes longer than all of this, and pytest-xdist may divide several
+    every_image_is_that_of_the_plain_server(cluster)
+    limits_errors_and_comparisons_are_those_of_one_service(cluster)
+    a_client_that_leaves_frees_its_slots(cluster)
+    if shutil.which("prometheus"):
+        a_real_prometheus_reads_all_replicas_in_one_scrape(cluster, tmp_path)
+    what_is_killed_is_replaced_and_every_request_is_answered(cluster)
+    it_drains_and_leaves_nothing_behind(cluster)
