@@ -41,6 +41,7 @@ class Scoring:
         start, or every class if the model draws it first.
         """
         self.net, config = net, net.config
+        self.asked = canvas, known, labels  # as given, so that another process can compute it
         if labels is None:
             labels = range(config.classes) if config.class_first else (None,)
         known = np.zeros(config.subpixels, np.bool_) if known is None else known
@@ -59,6 +60,10 @@ class Scoring:
     def advance(self) -> bool:
         """Compute one piece; returns whether there are more. Raises FloatingPointError if the model gives NaN."""
         return next(self._pieces, False)
+
+    def take(self, log_probs: NDArray[np.float32], priors: NDArray[np.float64]) -> None:
+        """What another process found for what was `asked`, in place of `advance`."""
+        self.log_probs, self.priors = torch.tensor(log_probs, device=self.net.device), priors
 
     def complete(self) -> "Scoring":
         """Compute all that is left."""

@@ -1,7 +1,8 @@
 """The service: a map of its packages. Each imports only its own files, base files, and packages below it in this list.
 
-app, serve    app.py puts routes and middleware together; serve.py runs them until a signal
-cli/          the commands that work without a server: sample, complete, score, compare, doctor, key
+cli/          the commands, most of which work without a server: serve, sample, complete, score, compare, doctor, key
+cluster/      several processes that serve as one, on Ray Serve: fronts for HTTP, replicas that decode, a desk
+app, serve    app.py puts routes and middleware over what decodes (core.py); serve.py runs them until a signal
 web/          HTTP: requests, admission, answers; probes.py serves metrics and health on a port of their own
   middleware/   what every request passes before a route
   routes/       one file for each group of routes

@@ -1,6 +1,6 @@
 """Every way in which a request can end without its images, with its HTTP status and OpenAI's error fields."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 
@@ -26,6 +26,16 @@ class ServiceError(Exception):
         super().__init__(message)
         self.param = param
         self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[Callable[..., "ServiceError"], tuple[object, ...]]:
+        """Pickled as it is: pickle itself would call the class again, which takes other arguments."""
+        return _restored, (type(self), str(self), self.__dict__)
+
+
+def _restored(kind: type[ServiceError], message: str, facts: dict[str, object]) -> ServiceError:
+    error = kind.__new__(kind, message)
+    error.__dict__.update(facts)
+    return error
 
 
 class InvalidRequest(ServiceError):

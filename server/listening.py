@@ -15,10 +15,11 @@ QUIET_S = 60.0  # between two lines of the log about connections that could not 
 logger = logging.getLogger("linpix")
 
 
-def listen(host: str, port: int, of: str = "") -> list[socket.socket]:
+def listen(host: str, port: int, of: str = "", *, shared: bool = False) -> list[socket.socket]:
     """A listening socket for each address of a host, or for every interface where it is empty. Raises OSError.
 
-    of: what the flags begin with: "metrics-", or nothing.
+    of: what the flags begin with: "metrics-", or nothing · shared: with other processes that ask for the same, among
+    whom the system divides the connections.
     """
     asked = f"--{of}host {host} and --{of}port {port}"
     try:
@@ -29,7 +30,7 @@ def listen(host: str, port: int, of: str = "") -> list[socket.socket]:
     missing: OSError | None = None
     for family, _, _, _, address in dict.fromkeys(found):
         try:
-            sockets.append(_listen(family, address))
+            sockets.append(_listen(family, address, shared))
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise OSError(f"{asked}: {os.strerror(error.errno or 0).lower()}; choose another --{of}port, or stop "
@@ -41,12 +42,14 @@ def listen(host: str, port: int, of: str = "") -> list[socket.socket]:
     return sockets
 
 
-def _listen(family: int, address: Any) -> socket.socket:
+def _listen(family: int, address: Any, shared: bool) -> socket.socket:
     # named as TCP, for else asyncio leaves Nagle's algorithm on, and an answer's second piece waits 40 ms for the first
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if os.name == "posix":
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listening.bind(address)

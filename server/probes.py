@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from fastapi import FastAPI
@@ -20,9 +20,10 @@ from .web.routes import operations
 from .web.service import Service
 
 # of every server of ours: the log is ours alone, and tells no queries, nor (as warnings) what is no HTTP, or asks for
-# another protocol; nor does an answer tell what made it; and no web sockets, which would pass by the guard
-UVICORN: dict[str, Any] = {"log_config": None, "log_level": "error", "access_log": False, "server_header": False,
-                           "ws": "none", "backlog": AT_ONCE}
+# another protocol; nor does an answer tell what made it; and no web sockets, which would pass by the guard;
+# nor uvloop where it happens to be installed: the limits of connection.py are for asyncio's own transports
+UVICORN: dict[str, Any] = {"loop": "asyncio", "log_config": None, "log_level": "error", "access_log": False,
+                           "server_header": False, "ws": "none", "backlog": AT_ONCE}
 
 
 class Probes(uvicorn.Server):
@@ -39,7 +40,7 @@ class Probes(uvicorn.Server):
         super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False,
                                         http=connection(settings.head_timeout, SECURITY_HEADERS),
                                         **UVICORN))
-        self._form, self._sockets = settings.log_format, sockets
+        self._sockets = sockets
         self._serving: asyncio.Task[None] | None = None
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
@@ -49,8 +50,10 @@ class Probes(uvicorn.Server):
         self._serving = asyncio.ensure_future(self.serve(self._sockets))
         while not self.started and not self._serving.done():
             await asyncio.sleep(0.01)
+
+    def announce(self, form: Literal["text", "json"]) -> None:
         for listening in self._sockets:
-            logs.announce(f"LinPix serves metrics and health at {url_of(listening)}", self._form)
+            logs.announce(f"LinPix serves metrics and health at {url_of(listening)}", form)
 
     async def end(self) -> None:
         self.should_exit = True

@@ -54,13 +54,20 @@ class Server(uvicorn.Server):
             tell_seldom(self._loop)
             for listening in sockets or []:
                 listening.listen(WAITING)
-                logs.announce(f"LinPix serves {', '.join(self._ledger.models)} at {url_of(listening)}",
-                              self._service.settings.log_format)
             if self._probes is not None:
                 await self._probes.begin()
-            if hasattr(signal, "SIGHUP"):
-                self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py held it back
+            self._announce(sockets or [], self._loop)
+
+    def _announce(self, sockets: list[Any], loop: asyncio.AbstractEventLoop) -> None:
+        """Say that the service is there, and take the signals that are for it alone."""
+        form = self._service.settings.log_format
+        for listening in sockets:
+            logs.announce(f"LinPix serves {', '.join(self._ledger.models)} at {url_of(listening)}", form)
+        if self._probes is not None:
+            self._probes.announce(form)
+        if hasattr(signal, "SIGHUP"):
+            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py held it back
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         await super().shutdown(sockets)
@@ -87,6 +94,8 @@ class Server(uvicorn.Server):
         """One after the other; a signal that comes while folders are being looked at has them looked at again."""
         async with self._reloading:
             self._stale = False
+            if self._service.catalogue is None:
+                return
             try:
                 await self._service.catalogue.reload(self._ledger)
             except Exception:
@@ -137,6 +146,18 @@ def _allow_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def warn_of_exposure(settings: Settings) -> None:
+    if settings.api_keys is None and not only_here(settings.host):
+        logger.warning("no API keys set: anyone who can reach %s can use this service; see --api-keys", settings.host)
+
+
+def configured(app: Any, settings: Settings) -> uvicorn.Config:
+    """How uvicorn serves an app."""
+    return uvicorn.Config(app, workers=1, timeout_graceful_shutdown=10,
+                          http=connection(settings.head_timeout, SECURITY_HEADERS),
+                          forwarded_allow_ips=settings.trusted_proxies, **UVICORN)
+
+
 def serve(settings: Settings) -> None:
     """Run the service until a signal ends it. Raises OSError or ValueError with the cure."""
     _allow_files()
@@ -148,13 +169,9 @@ def serve(settings: Settings) -> None:
     sockets = listen(settings.host, settings.port)
     probed = None if settings.metrics_port is None else listen(settings.metrics_host, settings.metrics_port, "metrics-")
     app = create_app(settings)
-    if settings.api_keys is None and not only_here(settings.host):
-        logger.warning("no API keys set: anyone who can reach %s can use this service; see --api-keys", settings.host)
+    warn_of_exposure(settings)
     probes = None if probed is None else Probes(app.state.service, probed)
-    config = uvicorn.Config(app, workers=1, timeout_graceful_shutdown=10,
-                            http=connection(settings.head_timeout, SECURITY_HEADERS),
-                            forwarded_allow_ips=settings.trusted_proxies, **UVICORN)
-    server = Server(config, app.state.service, probes)
+    server = Server(configured(app, settings), app.state.service, probes)
     server.run(sockets)
     if not server.started:
         raise SystemExit(1)

@@ -101,6 +101,11 @@ class Settings(BaseSettings):
     metrics_host: str = Field("127.0.0.1", description="address to listen on with --metrics-port")
     metrics_port: int | None = Field(None, ge=0, le=65535, description="separate TCP port for /metrics, /healthz and "
                                      "/readyz; default: they are on the service's port")
+    replicas: int = Field(0, ge=0, le=1024, description="engines in processes of their own, by Ray Serve (pip install "
+                          "'.[ray]'); 0: one engine, in the server's process")
+    fronts: int = Field(1, ge=1, le=1024, description="with --replicas: processes that speak HTTP, all on one port")
+    replica_threads: int = Field(0, ge=0, le=4096, description="with --replicas: threads of each, on cores of its own "
+                                 "where there are enough; 0: the cores divided by the replicas")
     log_format: Literal["text", "json"] = Field("text", description="format of the log on standard error; json: one "
                                                 "object a line")
     faults: str = Field("", json_schema_extra=HIDDEN, description="what goes wrong on purpose: server/fault_rules.py")

@@ -2,6 +2,7 @@
 `linpix.server` is called `server` here."""
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -109,7 +110,8 @@ def test_a_step_of_the_eager_decoder_reads_in_under_sixty_lines():
 
 ABOVE = {  # a room of the server imports its own files, base files, and these rooms; the rest of the server is above it
     "pictures": set(), "engine": {"pictures"}, "compare": {"engine"}, "web": {"compare", "engine", "pictures"},
-    "cli": {"compare", "engine", "pictures", "web", "serve"}}
+    "cluster": {"app", "compare", "core", "engine", "pictures", "probes", "serve", "web"},
+    "cli": {"cluster", "compare", "engine", "pictures", "web", "serve"}}
 BASE = {"errors", "fault_rules", "listening", "logs", "metrics", "origins", "settings"}
 
 
@@ -131,6 +133,16 @@ def test_rooms_of_the_server_see_only_rooms_below_them(path):
 @pytest.mark.parametrize("room", sorted({path.parent for path in FILES if room_of(path) == "server"}), ids=names)
 def test_a_room_has_at_most_ten_files(room):
     assert len([path for path in room.glob("*.py") if path.name != "__init__.py"]) <= 10
+
+
+def test_only_the_end_of_one_folder_knows_ray():
+    knowing = {names(path) for path in FILES if "ray" in tops(path)}
+    assert knowing == {f"server/cluster/{name}.py" for name in ("deployments", "local", "router")}
+
+
+def test_a_plain_server_starts_without_ray():
+    code = "import sys, linpix.server.serve, linpix.server.cli.commands; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_only_web_and_what_assembles_the_service_know_fastapi():

@@ -58,7 +58,12 @@ def serve(given: argparse.Namespace) -> None:
         name = str(first["loc"][0])
         raise ValueError(f"--{name.replace('_', '-')} (LINPIX_{name.upper()}): "
                          f"{first['msg'].removeprefix('Value error, ')}, got {first['input']!r:.80}") from invalid
-    service.serve(settings)
+    if settings.replicas:
+        from ..cluster import local  # what it needs is an extra
+
+        local.serve(settings)
+    else:
+        service.serve(settings)
 
 
 def sample(given: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from linpix.model.checkpoint import Checkpoint
 
 from ..engine.ledger import Ledger
 from ..engine.thread import EngineThread
-from ..errors import ComparisonNotFound, Conflict, JustCancelled
+from ..errors import ComparisonNotFound, Conflict, JustCancelled, ModelNotFound
 from .checkpoints import find_twins
 from .comparison import Comparison, ComparisonPlan
 
@@ -138,9 +138,37 @@ class Comparisons:
             told = str(failure).replace(f"{checkpoint.folder.parent}{os.sep}", "")
             job.error, job.status = f"{type(failure).__name__}: {told}", "failed"
 
-    async def watch(self, job: Job, interval_s: float = 0.5) -> AsyncIterator[dict[str, Any]]:
-        """Yield the job's JSON whenever time has passed, and once more when it is over."""
-        while self._looked_at(job).status == "running":
+
+class Jobs:
+    """Comparisons as the routes ask for them: in this process, or in another (server/cluster/front.py)."""
+
+    def __init__(self, comparisons: Comparisons, ledger: Ledger) -> None:
+        self._comparisons, self._ledger = comparisons, ledger
+
+    async def begin(self, model: str, plan: ComparisonPlan) -> Job:
+        """Start a comparison of a model that is served. Raises ModelNotFound, Conflict or JustCancelled."""
+        if (served := self._ledger.models.get(model)) is None:
+            raise ModelNotFound(model, self._ledger.models)
+        return self._comparisons.begin(model, served.decoder.checkpoint, plan)
+
+    async def find(self, id: str) -> Job:
+        """Raises ComparisonNotFound."""
+        return self._comparisons.find(id)
+
+    async def cancel(self, id: str) -> Job:
+        """Raises ComparisonNotFound."""
+        return self._comparisons.cancel(id)
+
+    async def latest(self) -> Job | None:
+        return self._comparisons.latest
+
+    def stop(self) -> None:
+        """Cancel whatever runs: the service is ending."""
+        self._comparisons.stop()
+
+    async def watch(self, id: str, interval_s: float = 0.5) -> AsyncIterator[dict[str, Any]]:
+        """Yield a job's JSON whenever time has passed, and once more when it is over."""
+        while (job := await self.find(id)).status == "running":
             yield job.to_json()
             await asyncio.sleep(interval_s)
         yield job.to_json()

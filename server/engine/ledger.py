@@ -16,7 +16,7 @@ from linpix.model.likelihood import Scoring
 
 from .. import logs
 from ..errors import ClientLimit, DeadlinePassed, Draining, EngineFailed, EngineGone, Exhausted, ServiceError
-from ..metrics import Metrics
+from ..metrics import Measured, Metrics
 from ..pictures.turns import Decoders
 from .batch import Batcher
 from .decode.decoder import ImageSpec
@@ -131,7 +131,7 @@ class Ledger:
                          check_deadline=check_deadline)
         self.tickets[ticket.id], self._at[ticket.id] = ticket, served
 
-    def submit(self, ticket: Ticket, specs: Sequence[ImageSpec]) -> None:
+    async def submit(self, ticket: Ticket, specs: Sequence[ImageSpec]) -> None:
         """Hand an admitted request's images to the engine thread. Raises DeadlinePassed or DeadlineUnreachable."""
         served, first = self._at[ticket.id], specs[0]
         config = served.decoder.config
@@ -146,7 +146,7 @@ class Ledger:
             ticket.deadline, lambda: ticket.send(DeadlinePassed(ticket.timeout_s)))
         self._thread.submit(served.batcher, Submission(ticket.id, specs, ticket.bulk, ticket.stream))
 
-    def score(self, ticket: Ticket, scoring: Scoring) -> None:
+    async def score(self, ticket: Ticket, scoring: Scoring) -> None:
         """Have an admitted request's image scored. Raises DeadlinePassed."""
         ticket.check_time()
         ticket.outcome = "cancelled"  # unless something else ends it
@@ -183,6 +183,9 @@ class Ledger:
         if ticket.outcome and ticket.undone and not ticket.scores:
             self.metrics.images_completed.labels(served.name, served.backend, ticket.outcome).inc(ticket.undone)
         self.pools.forget_idle()
+
+    async def measured(self) -> Measured:
+        return self.metrics
 
     def fail_all(self, error: ServiceError) -> None:
         for ticket in self.tickets.values():

@@ -40,6 +40,11 @@ class Catalogue:
                                   "images; name another folder with --checkpoints, or make one with linpix train")
         return found
 
+    def check(self) -> None:
+        """Raise CheckpointError or ValueError, with the cure, if there is nothing to read. Reads no weights."""
+        for folder in self._folders():
+            checkpoint.config_of(folder)
+
     async def reload(self, ledger: Ledger) -> None:
         """Serve what the folders hold now, compared by digest. On the event loop, except for the reading.
 

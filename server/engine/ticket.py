@@ -141,6 +141,20 @@ class Ticket:
             done += isinstance(event, ImageDone)
             yield event
 
+    async def batches(self) -> AsyncIterator[list[Event]]:
+        """Events until the last image is finished or an error ends the request, all that there are at a time."""
+        done = 0
+        while done < self.images:
+            events = [await self._events.get()]
+            while not self._events.empty():
+                events.append(self._events.get_nowait())
+            done += sum(isinstance(event, ImageDone) for event in events)
+            ended = next((event for event in events if isinstance(event, ServiceError)), None)
+            self.late |= isinstance(ended, DeadlinePassed)
+            yield events
+            if ended is not None:
+                return
+
     async def scored(self) -> None:
         """Wait until the request's image is scored. Raises the ServiceError that ended the request early."""
         async with self.in_time():

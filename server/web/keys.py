@@ -159,6 +159,10 @@ class Keys:
         matches = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
         return matches[0] if matches else None  # after comparing with every one: the time tells nothing
 
+    async def count(self, key: Key) -> None:
+        """As admit; keys that several processes share are counted in one of them."""
+        self.admit(key)
+
     def admit(self, key: Key) -> None:
         """Count a request of a key. Raises RateLimited."""
         wait = key.bucket.take(self._clock()) if key.bucket else 0.0

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from ..compare.jobs import Comparisons
+from ..compare.jobs import Jobs
 from ..engine.ledger import Ledger
 from ..engine.models import Catalogue
 from ..engine.served import ServedModel
@@ -19,8 +19,8 @@ from .middleware.bodies import UploadDrain
 class Service:
     settings: Settings
     ledger: Ledger
-    comparisons: Comparisons
-    catalogue: Catalogue
+    comparisons: Jobs
+    catalogue: Catalogue | None  # read again on SIGHUP; None: there is nothing to read here
     intake: UploadDrain
     keys: Keys | None = None  # no key is asked for
 

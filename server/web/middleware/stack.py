@@ -116,14 +116,14 @@ class ApiKeys:
             body, state = body_of(scope), scope["state"]
             try:
                 if self.keys is not None and scope["path"].startswith("/v1/"):
-                    state["client"] = self._client(self.keys, body.headers.get("authorization", ""))
+                    state["client"] = await self._client(self.keys, body.headers.get("authorization", ""))
                 body.check(state["client"])
             except ServiceError as error:
                 await response_of(error)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
-    def _client(self, keys: Keys, authorization: str) -> str:
+    async def _client(self, keys: Keys, authorization: str) -> str:
         """The name of the key that a request brings. Raises Unauthorized or RateLimited."""
         scheme, _, presented = authorization.partition(" ")
         key = keys.find(presented.strip()) if scheme.lower() == "bearer" else None
@@ -131,7 +131,7 @@ class ApiKeys:
             self.metrics.requests_rejected.labels("unauthorized").inc()
             raise Unauthorized(presented=bool(presented))
         try:
-            keys.admit(key)
+            await keys.count(key)
         except RateLimited:
             self.metrics.requests_rejected.labels("rate_limited").inc()
             raise

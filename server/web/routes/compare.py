@@ -10,7 +10,7 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from ...compare.backends import BACKENDS
 from ...compare.checkpoints import not_compared
 from ...compare.comparison import ComparisonPlan
-from ...compare.jobs import Comparisons, Job
+from ...compare.jobs import Jobs
 from ...errors import (
     ComparisonNotFound,
     Conflict,
@@ -59,7 +59,7 @@ async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=CO
                               budget_s=body.budget)
     except ValueError as error:
         raise InvalidRequest(str(error), param="backends") from error
-    return service.comparisons.begin(served.name, served.decoder.checkpoint, plan).to_json()
+    return (await service.comparisons.begin(served.name, plan)).to_json()
 
 
 @router.get("/v1/compare/{id}", summary="Watch a comparison", response_model=Comparison, operation_id="comparison",
@@ -68,14 +68,14 @@ async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=CO
 async def comparison(id: fields.ComparisonId, service: ServiceDep,
                      accept: Annotated[str, Header(include_in_schema=False)] = "") -> Any:
     """Progress and result; as server-sent events with `Accept: text/event-stream`."""
-    job = service.comparisons.find(id)
+    job = await service.comparisons.find(id)
     if preferred(accept) == "text/event-stream":
-        return EventSourceResponse(_events(service.comparisons, job))
+        return EventSourceResponse(_events(service.comparisons, id))
     return job.to_json()
 
 
-async def _events(comparisons: Comparisons, job: Job) -> AsyncIterator[bytes]:
-    async for state in comparisons.watch(job):
+async def _events(comparisons: Jobs, id: str) -> AsyncIterator[bytes]:
+    async for state in comparisons.watch(id):
         kind = "progress" if state["status"] == "running" else state["status"]
         yield format_sse_event(event=f"comparison.{kind}", data_str=json.dumps(state))
 
@@ -86,4 +86,4 @@ async def _events(comparisons: Comparisons, job: Job) -> AsyncIterator[bytes]:
                | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
 async def cancel_comparison(id: fields.ComparisonId, service: ServiceDep) -> dict[str, Any]:
     """Stop a comparison, whoever began it; what it has measured stays readable."""
-    return service.comparisons.cancel(id).to_json()
+    return (await service.comparisons.cancel(id)).to_json()

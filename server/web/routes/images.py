@@ -62,7 +62,7 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
         raise InvalidRequest(NOT_RANKED.format(request.served.name), param="candidates")
     service.ledger.admit(ticket, request.served, request.images, stream=request.stream and not request.ranked,
                          bulk=request.bulk, timeout_s=request.timeout_s, known=0, ranked=request.ranked)
-    service.ledger.submit(ticket, request.specs())
+    await service.ledger.submit(ticket, request.specs())
     return await respond(service.ledger, http, request, ticket, "image_generation", {"candidates": body.candidates})
 
 
@@ -124,7 +124,7 @@ async def edit(
     if found is None:
         return Response(status_code=499)  # the client has disconnected
     request.complete(found, conditioning)
-    service.ledger.submit(ticket, request.specs())
+    await service.ledger.submit(ticket, request.specs())
     facts = facts_of(request.occluded, found) | {"candidates": candidates, "method": method or "raster",
                                                  "particles": request.particles or None}
     del found  # megabytes of a prepared picture, while its completions wait

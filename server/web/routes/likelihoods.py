@@ -89,7 +89,7 @@ async def likelihoods(
         return Response(status_code=499)  # the client has disconnected
     request.warnings += outside(occluded)
     scoring = scoring_of(checkpoint, occluded.canvas, occluded.known, request.label, every=every)
-    service.ledger.score(ticket, scoring)
+    await service.ledger.score(ticket, scoring)
     answer = partial(_answer, request, scoring, facts_of(occluded), every=every, drawn=response_format is not None)
     response = await unless_gone(http, _when_scored(request, ticket, scoring, answer))
     if response is None:

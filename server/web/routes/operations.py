@@ -36,16 +36,16 @@ _WATCHED = (f"{_STEP}_sum", f"{_STEP}_count", _ROWS, _REJECTED, "linpix_images_c
             responses=ok_response("every metric", content=_TEXT))
 async def metrics(service: ServiceDep) -> Response:
     """Prometheus text."""
-    return Response(service.ledger.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response((await service.ledger.measured()).text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/v1/status", summary="What the service does now", tags=["operations"],
             responses=ok_response("how it goes"))
 async def status(service: ServiceDep) -> Status:
     """Counters, queue, slots and the kernel in use, as /metrics has them, and what may be asked for."""
-    ledger, settings, latest = service.ledger, service.settings, service.comparisons.latest
-    values = ledger.metrics.values(*_WATCHED)
-    [(version, torch, kernel)] = [labels for name, *labels in values if name == "linpix_kernel_info"]
+    ledger, settings, latest = service.ledger, service.settings, await service.comparisons.latest()
+    values = (await ledger.measured()).values(*_WATCHED)
+    version, torch, kernel = next(labels for name, *labels in values if name == "linpix_kernel_info")
     return Status(
         status="gone" if ledger.gone else "draining" if ledger.draining else "ready" if ledger.decoding else "starting",
         version=version, torch=torch, kernel=kernel, uptime=time.monotonic() - ledger.began,

@@ -1,0 +1,221 @@
+"""The desk, the replicas and the fronts as deployments of Ray Serve; and `app`, which `serve deploy` builds."""
+
+import asyncio
+import dataclasses
+import logging
+import math
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import ObjectLostError, RayActorError, TaskCancelledError, WorkerCrashedError
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import RequestCancelledError
+from ray.serve.handle import DeploymentHandle
+
+from .. import logs
+from ..compare.jobs import Job
+from ..errors import EngineGone, ServiceError
+from ..settings import Settings
+from .choosing import LOADS
+from .desk import Desk, Snapshot
+from .messages import Answer, Order, ReplicaLost
+from .router import DoneFirst
+
+logger = logging.getLogger("linpix")
+BEAT_S = 0.5      # between two of a process's messages to the desk
+STATS_S = 0.5     # between two times that the routers hear what replicas have to do
+ANY_NUMBER = 10**6  # of requests at once: a replica's own ledger knows how many it can take
+ENDS_S = 15.0     # after --drain-timeout, for the last answers and the end of a process
+LOG: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}  # of Serve's own words; ours are apart
+_LOST = RayActorError, WorkerCrashedError, ObjectLostError, TaskCancelledError, RequestCancelledError
+
+
+def settings_of(given: dict[str, Any]) -> Settings:
+    return Settings(**given)
+
+
+class Engine:
+    """A replica, with its beat."""
+
+    async def __init__(self, given: dict[str, Any], threads: int, desk: DeploymentHandle  # type: ignore[misc]
+                       ) -> None:  # Serve awaits it
+        from .replica import Replica, take_cores
+
+        settings = settings_of(given)
+        logs.configure(settings.log_format)
+        context = serve.get_replica_context()
+        self._name, self._desk = f"engine-{context.replica_tag}", desk
+        if threads:
+            take_cores(context.rank.local_rank, threads)
+        self._replica = Replica(settings)
+        self._beating = asyncio.create_task(self._beat())
+
+    async def __del__(self) -> None:
+        self._beating.cancel()
+        await self._replica.stop()
+
+    async def _beat(self) -> None:
+        while True:
+            await _told(self._desk.beat.remote(self._name, "engine", {}, self._replica.snapshot(), False))
+            await asyncio.sleep(BEAT_S)
+
+    async def check_health(self) -> None:
+        if self._replica.gone:
+            raise RuntimeError(self._replica.gone)
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        return dataclasses.asdict(self._replica.load())
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return self._replica.fill()
+
+    async def describe(self) -> Any:
+        return self._replica.describe()
+
+    async def draw(self, order: Order) -> list[Answer]:
+        return await self._replica.draw(order)
+
+    async def stream(self, order: Order) -> AsyncIterator[list[Answer]]:
+        async for answers in self._replica.stream(order):
+            yield answers
+
+    async def compare(self, what: str, *about: Any) -> Job | ServiceError | None:
+        return await self._replica.compare(what, *about)
+
+
+class Handles:
+    """A front's Fleet, over Serve's handles."""
+
+    def __init__(self, front: str, engines: DeploymentHandle, desk: DeploymentHandle) -> None:
+        self._front, self._engines, self._desk = front, engines, desk
+        self._streams = engines.options(stream=True)
+
+    @property
+    def room(self) -> int:
+        return max((load.room for load in list(LOADS.values())), default=0)
+
+    @property
+    def replicas(self) -> int:
+        return len(LOADS)
+
+    async def draw(self, order: Order) -> list[Answer]:
+        answer = self._engines.draw.remote(order)
+        try:
+            return list(await answer)
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
+        except _LOST as lost:
+            raise ReplicaLost(f"a replica is lost ({type(lost).__name__})") from lost
+
+    async def stream(self, order: Order) -> AsyncIterator[list[Answer]]:
+        answer = self._streams.stream.remote(order)
+        try:
+            async for answers in answer:
+                yield answers
+        except (asyncio.CancelledError, GeneratorExit):
+            answer.cancel()
+            raise
+        except _LOST as lost:
+            raise ReplicaLost(f"a replica is lost ({type(lost).__name__})") from lost
+
+    async def compare(self, what: str, *about: Any) -> Job | None:
+        try:
+            found = await self._engines.compare.remote(what, *about)
+        except _LOST as lost:
+            raise EngineGone("the replica that had the comparisons died") from lost
+        if isinstance(found, ServiceError):
+            raise found
+        assert found is None or isinstance(found, Job)
+        return found
+
+    async def enter(self, client: str, here: int, images: int, limit: int) -> int | None:
+        taken = await _told(self._desk.enter.remote(self._front, client, here, images, limit))
+        return None if taken is None else int(taken)
+
+    async def take(self, key: str, rate: str) -> float:
+        return float(await _told(self._desk.take.remote(key, rate)) or 0.0)
+
+    async def collected(self) -> dict[str, Snapshot]:
+        return await _told(self._desk.collected.remote()) or {}
+
+    async def beat(self, clients: dict[str, int], snapshot: Snapshot, drained: bool) -> bool:
+        return bool(await _told(self._desk.beat.remote(self._front, "front", clients, snapshot, drained)))
+
+
+async def _told(answer: Any) -> Any:
+    """What the desk says; None while there is none: limits across fronts are then not counted, and nothing waits."""
+    try:
+        return await answer
+    except _LOST as lost:
+        logger.warning("the desk is away (%s): limits hold for each front alone until it is back", type(lost).__name__)
+        return None
+
+
+class Front:
+    """HTTP on the port that all fronts of a machine share, in a thread with an event loop of its own."""
+
+    async def __init__(self, given: dict[str, Any], engines: DeploymentHandle,  # type: ignore[misc]
+                       desk: DeploymentHandle) -> None:
+        from .serving import FrontServer
+
+        settings = settings_of(given)
+        logs.configure(settings.log_format)
+        name = f"front-{serve.get_replica_context().replica_tag}"
+        self._fleet = Handles(name, engines, desk)
+        kernel, told = await engines.describe.remote()
+        self._server = FrontServer(settings, name, kernel, told, self._fleet, BEAT_S)
+        self._serving = asyncio.create_task(self._serve())
+        while not self._server.started and not self._serving.done():
+            await asyncio.sleep(0.01)
+
+    async def _serve(self) -> None:
+        await asyncio.to_thread(self._server.run_shared)
+        while True:  # until Serve ends this process
+            await self._fleet.beat({}, self._server.snapshot(), True)
+            await asyncio.sleep(BEAT_S)
+
+    async def __del__(self) -> None:
+        self._server.drain()
+        while not self._server.over:
+            await asyncio.sleep(0.02)
+
+    async def check_health(self) -> None:
+        if self._server.over and not self._server.draining:
+            raise RuntimeError("the HTTP server of this front has ended")
+
+
+def app(arguments: dict[str, Any]) -> Application:
+    """What serves: replicas, fronts and their desk.
+
+    arguments: the settings of `linpix serve` by name, in lower case with underscores. `replicas` and `fronts` are
+    how many; a config file of Serve can give these deployments (Engine, Front) autoscaling and resources instead.
+    """
+    settings = Settings(**arguments)
+    given = settings.model_dump(mode="json") | {
+        name: str(Path(value).resolve()) for name in ("checkpoints", "api_keys") if (value := getattr(settings, name))}
+    threads, replicas = settings.replica_threads, max(1, settings.replicas)
+    ends_s = settings.drain_timeout + ENDS_S
+    desk = serve.deployment(Desk, name="Desk", num_replicas=1, max_ongoing_requests=ANY_NUMBER,
+                            ray_actor_options={"num_cpus": 0}, logging_config=LOG).bind()
+    gpus = ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else 0.0
+    gpu = {"num_gpus": 1} if settings.device == "cuda" or (settings.device == "auto" and gpus >= replicas) else {}
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
+    engines = serve.deployment(
+        Engine, name="Engine", num_replicas=replicas, max_ongoing_requests=ANY_NUMBER,
+        ray_actor_options={"num_cpus": max(1, threads), "runtime_env": {"env_vars": environment}, **gpu},
+        request_router_config=RequestRouterConfig(request_router_class=DoneFirst,
+                                                  request_routing_stats_period_s=STATS_S),
+        health_check_period_s=2, health_check_timeout_s=math.ceil(settings.watchdog_timeout),
+        graceful_shutdown_wait_loop_s=0.2, graceful_shutdown_timeout_s=ends_s, logging_config=LOG
+        ).bind(given, threads, desk)
+    fronts = serve.deployment(
+        Front, name="Front", num_replicas=max(1, settings.fronts), max_ongoing_requests=ANY_NUMBER,
+        ray_actor_options={"num_cpus": 1, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}},
+        health_check_period_s=2, graceful_shutdown_wait_loop_s=0.2, graceful_shutdown_timeout_s=ends_s,
+        logging_config=LOG).bind(given, engines, desk)
+    return fronts

@@ -1,0 +1,126 @@
+"""What all fronts must agree on: how many images a client has, the rates of keys, who is there, and when to drain.
+
+It holds counts only. If it dies another begins empty, and the next beat of each front tells it the counts again.
+"""
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import Metric, generate_latest
+
+from ..web.keys import Bucket, bucket_of
+
+Snapshot = list[Metric]  # the metrics of one process, as its registry collects them
+SILENT_S = 10.0  # without a beat, after which a process counts as gone
+
+
+@dataclass(slots=True)
+class _Process:
+    kind: str                    # front or replica
+    seen: float
+    clients: Mapping[str, int] = field(default_factory=dict)
+    snapshot: Snapshot = field(default_factory=list)
+    drained: bool = False
+
+
+class Desk:
+    """Of one event loop."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, _Process] = {}
+        self._buckets: dict[tuple[str, str], Bucket] = {}
+        self._draining = False
+
+    async def beat(self, name: str, kind: str, clients: Mapping[str, int], snapshot: Snapshot, drained: bool) -> bool:
+        """A process is there, with these images of each client and these metrics; returns whether it is to drain."""
+        process = self._seen(name, kind)
+        process.clients, process.snapshot, process.drained = Counter(clients), snapshot, drained
+        return self._draining
+
+    async def enter(self, front: str, client: str, here: int, images: int, limit: int) -> int | None:
+        """Count images of a client who has `here` at this front; or how many there are, where that is too many."""
+        process = self._seen(front, "front")
+        others = sum(other.clients.get(client, 0) for other in self._present().values() if other is not process)
+        if others + here + images > limit:
+            return others + here
+        process.clients = Counter(process.clients) | Counter({client: here + images})
+        return None
+
+    async def take(self, key: str, rate: str) -> float:
+        """Take a request of a key's rate; 0, or the seconds until there is one."""
+        bucket = self._buckets.setdefault((key, rate), bucket_of(rate))
+        return bucket.take(time.monotonic())
+
+    async def collected(self) -> dict[str, Snapshot]:
+        """The metrics of every process that is there."""
+        return {name: process.snapshot for name, process in self._present().items()}
+
+    async def drain(self) -> None:
+        """Have every front drain, from its next beat on."""
+        self._draining = True
+
+    async def drained(self) -> bool:
+        """Whether no front has anything left to do."""
+        return all(process.drained for process in self._present().values() if process.kind == "front")
+
+    async def fronts(self) -> int:
+        return sum(process.kind == "front" for process in self._present().values())
+
+    def _seen(self, name: str, kind: str) -> _Process:
+        process = self._processes.setdefault(name, _Process(kind, -math.inf))
+        process.seen = time.monotonic()
+        return process
+
+    def _present(self) -> dict[str, _Process]:
+        now = time.monotonic()
+        self._processes = {name: process for name, process in self._processes.items() if now - process.seen < SILENT_S}
+        return self._processes
+
+
+# --- the metrics of all processes as one exposition ---
+
+def merged(snapshots: Mapping[str, Snapshot]) -> list[Metric]:
+    """Families of the same name as one; each sample has the name of its process as the label `replica`."""
+    families: dict[str, Metric] = {}
+    for replica, found in snapshots.items():
+        for family in found:
+            whole = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            whole.samples += [sample._replace(labels={**sample.labels, "replica": replica})
+                              for sample in family.samples]
+    return list(families.values())
+
+
+class Together:
+    """The metrics of all processes, as Measured: `text` has them apart, `values` are sums."""
+
+    def __init__(self, snapshots: Mapping[str, Snapshot]) -> None:
+        self._snapshots = snapshots
+
+    def values(self, *names: str) -> dict[tuple[str, ...], float]:
+        sums: dict[tuple[str, ...], float] = defaultdict(float)
+        for found in self._snapshots.values():
+            for family in found:
+                for sample in family.samples:
+                    if sample.name in names:
+                        sums[sample.name, *sample.labels.values()] += sample.value
+        return sums
+
+    def text(self) -> bytes:
+        return generate_latest(_Families(merged(self._snapshots)))
+
+
+class _Families:
+    """What generate_latest takes for a registry."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)

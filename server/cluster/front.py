@@ -1,0 +1,220 @@
+"""HTTP without an engine: the ledger of a front, whose images are drawn by replicas."""
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from prometheus_client import Histogram
+
+from linpix.model.likelihood import Scoring
+
+from ..engine.decode.decoder import ImageSpec
+from ..engine.ledger import Ledger
+from ..engine.served import ServedModel
+from ..engine.thread import EngineThread
+from ..engine.ticket import Ticket
+from ..errors import (
+    ClientLimit,
+    DeadlinePassed,
+    Draining,
+    EngineGone,
+    QueueFull,
+    ServiceError,
+)
+from ..metrics import Measured, Metrics
+from ..settings import Settings
+from .desk import Together
+from .messages import Answer, Fleet, Hidden, Likelihood, Order, ReplicaLost, Took
+
+logger = logging.getLogger("linpix")
+RUNS = 2        # of an order: one whose replica died runs once more; were it what kills replicas, it must not kill all
+LATE_S = 0.5    # after a deadline a front ends its request by itself; the replica, which counts it, is first
+AGAIN_S = 1.0   # a client who has too many images may try again: how long its images take, only replicas know
+_HOPS_S = (0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.5)
+_ELSEWHERE = EngineGone, Draining  # what a replica says when it ends: another can draw the same
+
+
+class FrontLedger(Ledger):
+    """What a front's requests hold: a ticket here, and room at the replica that draws for them.
+
+    Replicas count the requests that they admit; a front counts what it refuses itself, and what died with a replica.
+    """
+
+    def __init__(self, name: str, models: dict[str, ServedModel], metrics: Metrics, fleet: Fleet, settings: Settings
+                 ) -> None:
+        super().__init__({}, metrics, EngineThread(), max_queue=settings.max_queue,  # a thread that never starts
+                         request_timeout_s=settings.request_timeout, client_images=settings.client_images)
+        self.name, self._fleet, self._models = name, fleet, models
+        self._hops = Histogram("linpix_hop_seconds", "From a front to a replica and back, of answers in one piece.",
+                               buckets=_HOPS_S, registry=metrics.registry)
+        self._orders: dict[str, asyncio.Task[None]] = {}
+        self._entered: Counter[str] = Counter()  # images, by client
+        self._held: dict[str, int] = {}          # and by request
+        metrics.requests_running.set_function(lambda: 0)  # replicas have them, and what waits there
+        metrics.requests_waiting.set_function(lambda: 0 if fleet.replicas else len(self._orders))
+
+    def start(self) -> None:
+        """Nothing: the replicas have started."""
+
+    async def stop(self) -> None:
+        self.draining = True
+        self.fail_all(Draining())
+
+    @property
+    def models(self) -> dict[str, ServedModel]:
+        return self._models
+
+    @property
+    def decoding(self) -> bool:
+        """Whether a replica can be reached."""
+        return self._fleet.replicas > 0
+
+    @property
+    def clients(self) -> Counter[str]:
+        """Images of each client here, waiting or running."""
+        return +self._entered
+
+    async def measured(self) -> Measured:
+        return Together(await self._fleet.collected() | {self.name: list(self.metrics.registry.collect())})
+
+    # --- a request ---
+
+    def has_room(self, client: str) -> bool:
+        return self._fleet.room > 0 and (not self._client_images or self._entered[client] < self._client_images)
+
+    def _admit(self, ticket: Ticket, served: ServedModel, images: int, bulk: bool = False, known: int | None = None,
+               group: int = 1, ranked: bool = False, *, check_deadline: bool) -> None:
+        """Keep what an order is made of; the replica that gets it says whether there is room.
+
+        A large upload, of which this is asked before it is read (ticket.images is 0 then), is refused here.
+        """
+        with self._refusing(ticket):
+            self.check_open()
+            if known is None and not ticket.images and not ticket.scores and self._fleet.room < images:
+                raise QueueFull(served.room.max_queue, images, served.room.max_queue, AGAIN_S)
+        ticket.images, ticket.bulk, ticket.known, ticket.group, ticket.ranked = images, bulk, known, group, ranked
+        self.tickets[ticket.id], self._at[ticket.id] = ticket, served
+
+    async def submit(self, ticket: Ticket, specs: Sequence[ImageSpec]) -> None:
+        """Have a replica draw; a stream waits until one has admitted it, for its answer begins then.
+
+        Raises DeadlinePassed, ClientLimit, and for a stream whatever a replica says.
+        """
+        served, first = self._at[ticket.id], specs[0]
+        config = served.decoder.config
+        ticket.check_time()
+        ticket.known = (first.known_count if config.patch else first.prefix) // config.token_size
+        ticket.given = first.prefix // (config.width * config.channels)
+        await self._order(ticket, served, specs=list(specs))
+
+    async def score(self, ticket: Ticket, scoring: Scoring) -> None:
+        ticket.check_time()
+        canvas, known, labels = scoring.asked
+        await self._order(ticket, self._at[ticket.id], hidden=Hidden(canvas=canvas, known=known, labels=labels),
+                          scoring=scoring)
+
+    async def _order(self, ticket: Ticket, served: ServedModel, *, specs: Sequence[ImageSpec] = (),
+                     hidden: Hidden | None = None, scoring: Scoring | None = None) -> None:
+        with self._refusing(ticket):
+            await self._enter(ticket)
+        loop, tokens = asyncio.get_running_loop(), served.decoder.config.length - (ticket.known or 0)
+        order = Order(id=ticket.id, endpoint=ticket.endpoint, client=ticket.client, front=self.name, model=served.name,
+                      images=ticket.images, work=float(ticket.images * tokens * served.decoder.net.multiplications),
+                      timeout_s=ticket.timeout_s, spent_s=0.0, stream=ticket.stream, bulk=ticket.bulk,
+                      ranked=ticket.ranked, group=ticket.group, known=ticket.known or 0, specs=specs, hidden=hidden)
+        ticket.expiry = loop.call_at(ticket.deadline + LATE_S, lambda: ticket.send(DeadlinePassed(ticket.timeout_s)))
+        admitted: asyncio.Future[None] = loop.create_future()
+        self._orders[ticket.id] = loop.create_task(self._run(ticket, order, scoring, admitted))
+        if ticket.stream:
+            async with ticket.in_time():
+                await admitted
+
+    async def _enter(self, ticket: Ticket) -> None:
+        """Count the images as the client's, at all fronts. Raises ClientLimit."""
+        client, images, limit = ticket.client, ticket.images, self._client_images
+        here = self._entered[client]
+        self._entered[client] += images
+        taken = await self._fleet.enter(client, here, images, limit) if limit else None
+        if taken is not None:
+            self._entered[client] -= images
+            raise ClientLimit(taken, images, limit, AGAIN_S)
+        self._held[ticket.id] = images
+
+    # --- its order ---
+
+    async def _run(self, ticket: Ticket, order: Order, scoring: Scoring | None, admitted: asyncio.Future[None]) -> None:
+        """Pass on what replicas answer. An order whose replica dies runs again, if nothing of it was passed on."""
+        for run in range(RUNS):
+            # an id of its own: should the same replica get it again, what it still says of the first is not for it
+            order = dataclasses.replace(order, spent_s=time.monotonic() - ticket.began,
+                                        id=f"{ticket.id}.{run}" if run else ticket.id)
+            passed = False
+            try:
+                if not order.stream:
+                    began = time.monotonic()
+                    self._pass_on(ticket, scoring, await self._fleet.draw(order), began)
+                    return
+                async for answers in self._fleet.stream(order):
+                    if not admitted.done():
+                        self._admitted(answers, admitted)
+                    self._pass_on(ticket, scoring, answers)
+                    passed |= bool(answers)
+                return
+            except ReplicaLost as lost:
+                again = run + 1 < RUNS and not passed
+                logger.warning("%s; request %s %s", lost, order.id, "runs again elsewhere" if again else "ends")
+                if not again:
+                    break
+            except Exception as failure:  # a bug, of ours or of what lies between
+                logger.exception("request %s is lost", order.id)
+                self._lose(ticket, admitted, f"the request was lost on its way ({type(failure).__name__})")
+                return
+        self._lose(ticket, admitted, "the replica that drew this request died")
+
+    def _admitted(self, answers: list[Answer], admitted: asyncio.Future[None]) -> None:
+        """Tell whether the first answer of a stream is that it was admitted."""
+        if answers and isinstance(answers[-1], ServiceError):
+            if isinstance(answers[-1], _ELSEWHERE):
+                raise ReplicaLost("a replica is ending")
+            admitted.set_exception(answers[-1])
+        else:
+            admitted.set_result(None)
+
+    def _pass_on(self, ticket: Ticket, scoring: Scoring | None, answers: list[Answer], began: float = 0.0) -> None:
+        """began: when the order was sent whose whole answer this is."""
+        if any(isinstance(answer, _ELSEWHERE) for answer in answers):
+            raise ReplicaLost("a replica ended")
+        for answer in answers:
+            if isinstance(answer, Took):
+                self._hops.observe(time.monotonic() - began - answer.seconds)
+            elif not isinstance(answer, Likelihood):
+                ticket.send(answer)
+            elif scoring is not None:
+                scoring.take(answer.log_probs, answer.priors)
+
+    def _lose(self, ticket: Ticket, admitted: asyncio.Future[None], why: str) -> None:
+        error = EngineGone(why)
+        self.metrics.requests.labels(ticket.endpoint, "failed").inc()
+        if ticket.stream and not admitted.done():
+            admitted.set_exception(error)
+        ticket.send(error)
+
+    def release(self, ticket: Ticket, outcome: str = "") -> None:
+        """Forget a request, and have the replica forget it too. Later calls do nothing."""
+        if ticket.released:
+            return
+        ticket.released = True
+        if ticket.expiry is not None:
+            ticket.expiry.cancel()
+        self.tickets.pop(ticket.id, None)
+        self._at.pop(ticket.id, None)
+        if (order := self._orders.pop(ticket.id, None)) is not None:
+            order.cancel()
+        if (images := self._held.pop(ticket.id, 0)):
+            self._entered[ticket.client] -= images
+        elif ticket.outcome:  # it failed before any replica had it
+            self.metrics.requests.labels(ticket.endpoint, ticket.outcome).inc()
+        ticket.outcome = outcome or ticket.outcome

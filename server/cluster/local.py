@@ -1,0 +1,150 @@
+"""`linpix serve --replicas`: a cluster of Ray on this machine alone, which begins and ends with the command."""
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from types import FrameType
+from typing import Any
+
+from linpix.model.team import usable_cores
+
+from .. import logs
+from ..engine.models import Catalogue
+from ..listening import listen
+from ..serve import warn_of_exposure
+from ..settings import Settings
+from ..web.keys import Keys
+
+QUIET = {  # what Ray reads before it begins; what a user has set stays
+    "RAY_USAGE_STATS_ENABLED": "0",               # it would report to its makers
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # its controller looks ten times a second otherwise, on our cores
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_prestart_worker_first_driver": "0",      # processes for tasks, which we have none of
+}
+STORE_BYTES = 80 * 2**20  # of shared memory for objects; ours are smaller than what it is for
+TRIES = 3  # Ray allows itself 30 s to start, which a machine that is busy may need
+LOOK_S = 0.1
+ENDS_S = 5.0  # after the fronts' --drain-timeout
+
+logger = logging.getLogger("linpix")
+
+
+class _Signals:
+    """SIGTERM and SIGINT: the first asks for a drain, the second for the end. While all starts, one is the end."""
+
+    def __init__(self) -> None:
+        self.asked, self.started = 0, False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked += 1
+        if not self.started and self.asked == 1:
+            raise KeyboardInterrupt
+
+
+def serve(settings: Settings) -> None:
+    """Run replicas and fronts until a signal ends them. Raises OSError, ValueError or ModuleNotFoundError with the
+    cure."""
+    for name, value in (QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}).items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+        from ray import serve as cluster
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"--replicas needs Ray Serve ({error}); install it with: pip install '.[ray]', or "
+                                  "leave --replicas out") from error
+    logs.configure(settings.log_format)
+    settings = _checked(settings)
+    warn_of_exposure(settings)
+    _Signals()
+    folder = tempfile.mkdtemp(prefix="linpix-ray-")  # its logs and sockets
+    try:
+        _begin(folder, settings.replicas * settings.replica_threads + settings.fronts + 1)
+        _run(settings, _Signals())  # Ray has put handlers of its own in the place of the first ones
+    finally:
+        if ray.is_initialized():
+            cluster.shutdown()
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _begin(folder: str, cores: int) -> None:
+    """Start Ray for this process alone, on addresses of this machine alone."""
+    import ray
+
+    for left in reversed(range(TRIES)):
+        try:
+            ray.init(address="local", num_cpus=cores, include_dashboard=False, object_store_memory=STORE_BYTES,
+                     log_to_driver=True, logging_level=logging.ERROR, _node_ip_address="127.0.0.1", _temp_dir=folder)
+            return
+        except Exception as error:  # of no class of its own
+            ray.shutdown()
+            if not left:
+                raise OSError(f"Ray did not start: {error}; if this machine was not just busy, look at what "
+                              "'ray start --head --block' says") from error
+            logger.warning("Ray did not start, and is started again: %s", error)
+
+
+def _checked(settings: Settings) -> Settings:
+    """The settings with the port that is free, and how many threads a replica has. What would make every replica fail
+    is told here, before there is one."""
+    if settings.api_keys:
+        Keys(settings.api_keys)
+    Catalogue(settings).check()
+    ports = {"port": _free(settings.host, settings.port)}
+    if settings.metrics_port is not None:
+        ports["metrics_port"] = _free(settings.metrics_host, settings.metrics_port, "metrics-")
+    threads = settings.replica_threads or max(1, usable_cores() // settings.replicas)
+    return settings.model_copy(update={**ports, "replica_threads": threads})
+
+
+def _free(host: str, port: int, of: str = "") -> int:
+    """The port, or one that the system chooses for 0. Raises OSError if another program has it, which fronts, who
+    share it, could not see."""
+    taken = listen(host, port, of)
+    port = taken[0].getsockname()[1]
+    for listening in taken:
+        listening.close()
+    return int(port)
+
+
+def _run(settings: Settings, signals: _Signals) -> None:
+    from ray import serve as cluster
+
+    from .deployments import app
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    cluster.start(proxy_location="Disabled", logging_config={"log_level": "ERROR", "enable_access_log": False})
+    try:
+        cluster.run(app(settings.model_dump(mode="json")), name="linpix", route_prefix=None)
+    except RuntimeError as error:
+        raise OSError(f"the replicas or fronts did not start ({error}); the log above says why") from error
+    desk = cluster.get_deployment_handle("Desk", "linpix")
+    while _said(desk.fronts) < settings.fronts:
+        time.sleep(LOOK_S)
+    signals.started = True
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host or "0.0.0.0"
+    logs.announce(f"LinPix serves {settings.replicas} replicas by {settings.fronts} fronts at "
+                  f"http://{host}:{settings.port}", settings.log_format)
+    while not signals.asked:
+        time.sleep(LOOK_S)
+    end = time.monotonic() + settings.drain_timeout + ENDS_S
+    while signals.asked < 2 and time.monotonic() < end and not _said(desk.drained):
+        _said(desk.drain)  # again, should the desk have died
+        time.sleep(LOOK_S)
+
+
+def _said(ask: Any) -> Any:
+    """What the desk says; 0 if it has just died."""
+    from ray.exceptions import RayActorError
+
+    try:
+        return ask.remote().result()
+    except RayActorError:
+        return 0

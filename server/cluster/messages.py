@@ -1,0 +1,115 @@
+"""What a front asks of a replica. Answers are the events of engine/ticket.py, or a ServiceError among them."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..compare.jobs import Job
+from ..engine.decode.decoder import ImageSpec
+from ..engine.ticket import Event
+from .desk import Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hidden:
+    """A picture whose likelihood is asked for; the fields are those of model/likelihood.py's Scoring."""
+
+    canvas: NDArray[np.uint8]
+    known: NDArray[np.bool_] | None
+    labels: Sequence[int | None] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One admitted request of a front: images to draw, or one picture to score."""
+
+    id: str
+    endpoint: str
+    client: str
+    front: str                 # which asks
+    model: str
+    images: int
+    work: float                # multiplications, as far as the known lengths tell
+    timeout_s: float           # from when its head was read,
+    spent_s: float             # of which so much has passed
+    stream: bool = False
+    bulk: bool = False
+    ranked: bool = False
+    group: int = 1             # as in Ticket
+    known: int = 0             # as in Ticket
+    specs: Sequence[ImageSpec] = ()
+    hidden: Hidden | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """A picture is scored: what its Scoring found."""
+
+    log_probs: NDArray[np.float32]  # (labels, T)
+    priors: NDArray[np.float64]     # (labels,)
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """How long the replica had the order, at the end of an answer in one piece: the rest of its time is the way."""
+
+    seconds: float
+
+
+Answer = Event | Likelihood | Took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """A model as a replica serves it: what a front must know of its decoder."""
+
+    facts: dict[str, str]  # of Decoder
+    backend: str
+    slots: int
+    skips: bool            # whether sub-pixels skip the layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a replica has to do."""
+
+    ahead: dict[str, float] = field(default_factory=dict)  # multiplications that each front's orders still need at most
+    pace: float = 0.0                                       # multiplications a second with full slots; 0: not measured
+    room: int = 0                                           # images that the model with most room would admit
+
+
+class ReplicaLost(Exception):
+    """The replica of an order died, or was ended, before it had answered all of it."""
+
+
+class Fleet(Protocol):
+    """How a front reaches the replicas and the desk. Raises ReplicaLost."""
+
+    @property
+    def room(self) -> int:
+        """Images that the replica with most room would admit, by what it last said; 0 if there is no replica."""
+
+    @property
+    def replicas(self) -> int:
+        """How many can be reached."""
+
+    async def draw(self, order: Order) -> list[Answer]:
+        """The whole answer of an order at once."""
+
+    def stream(self, order: Order) -> AsyncIterator[list[Answer]]:
+        """The answer of an order as it comes; first an empty list, when it is admitted."""
+
+    async def compare(self, what: str, *about: Any) -> Job | None:
+        """Begin, find or cancel a comparison, or tell of the latest, at the replica that has them."""
+
+    async def enter(self, client: str, here: int, images: int, limit: int) -> int | None:
+        """Count images of a client, who has so many at this front; or the number that keeps them out."""
+
+    async def take(self, key: str, rate: str) -> float:
+        """Count a request of a key; 0, or the seconds until it may have one."""
+
+    async def collected(self) -> dict[str, Snapshot]:
+        """The metrics of all other processes, by their names."""

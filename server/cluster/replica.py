@@ -1,0 +1,140 @@
+"""One engine that is given orders instead of HTTP requests: the Core of the plain server, and what fronts ask of it."""
+
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import torch
+
+from linpix.model.likelihood import Scoring
+
+from .. import logs
+from ..compare.jobs import Job
+from ..core import Core
+from ..engine.memory import collect
+from ..engine.ticket import Scored, Ticket
+from ..errors import EngineFailed, ModelNotFound, ServiceError
+from ..settings import Settings
+from .desk import Snapshot
+from .messages import Answer, Description, Likelihood, Load, Order, Took
+
+logger = logging.getLogger("linpix")
+
+
+class Replica:
+    """Of one event loop. Limits of clients are the fronts': a replica sees only some of a client's images."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Reads the models. Raises CheckpointError or ValueError with the cure."""
+        sys.setswitchinterval(0.0005)  # as server/serve.py
+        self._core = Core(settings.model_copy(update={"client_images": 0}))
+        self._ahead: Counter[str] = Counter()  # work of orders that have not ended, by front
+        self._core.ledger.start()
+        collect()
+
+    async def stop(self) -> None:
+        """End the engine thread; orders still here end with Draining."""
+        self._core.comparisons.stop()
+        await self._core.ledger.stop()
+
+    @property
+    def gone(self) -> str:
+        """Why this process decodes nothing any more, once that is so."""
+        return self._core.ledger.gone
+
+    def describe(self) -> tuple[str, dict[str, Description]]:
+        """The kernel in use, and the models, the default one first."""
+        return self._core.kernel, {
+            name: Description(facts=served.decoder.facts, backend=served.backend, slots=served.decoder.slots,
+                              skips=served.decoder.skips)
+            for name, served in self._core.ledger.models.items()}
+
+    def snapshot(self) -> Snapshot:
+        return list(self._core.ledger.metrics.registry.collect())
+
+    def load(self) -> Load:
+        """What there is to do, and how fast: by the step time of the model whose slots take longest to fill."""
+        served = self._core.ledger.models.values()
+        paces = [one.room.slots * one.decoder.net.multiplications / step_s for one in served
+                 if (step_s := one.step_time(one.room.slots))]
+        return Load(ahead=dict(+self._ahead), pace=min(paces, default=0.0),
+                    room=max(one.room_left() for one in served))
+
+    def fill(self) -> dict[str, float]:
+        """Images that wait or are drawn, and the slots for them, of the model that is busiest for its slots."""
+        fullest = max(self._core.ledger.models.values(),
+                      key=lambda one: (one.waiting() + one.slots_used) / one.room.slots)
+        return {"images": fullest.waiting() + fullest.slots_used, "slots": fullest.room.slots}
+
+    async def draw(self, order: Order) -> list[Answer]:
+        """The answer of an order at once, or the error that ended it; and how long that took."""
+        began = time.monotonic()
+        answers = [answer async for answers in self.stream(order) for answer in answers]
+        return [*answers, Took(time.monotonic() - began)]
+
+    async def stream(self, order: Order) -> AsyncIterator[list[Answer]]:
+        """The answer as it comes: an empty list once it is admitted, then events. An error is the last of them."""
+        logs.REQUEST_ID.set(order.id)
+        self._ahead[order.front] += order.work  # type: ignore[assignment]
+        try:
+            async for answers in self._answers(order):
+                yield answers
+        except ServiceError as error:
+            yield [error]
+        except Exception as failure:
+            logger.exception("an order failed")
+            yield [EngineFailed(f"the engine failed on this request ({type(failure).__name__})")]
+        finally:
+            self._ahead[order.front] -= order.work  # type: ignore[assignment]
+
+    async def _answers(self, order: Order) -> AsyncIterator[list[Answer]]:
+        ledger = self._core.ledger
+        with ledger.holding(order.id, order.endpoint, order.client, order.timeout_s) as ticket:
+            ticket.began -= order.spent_s
+            if (served := ledger.models.get(order.model)) is None:
+                raise ModelNotFound(order.model, ledger.models)
+            ledger.admit(ticket, served, order.images, stream=order.stream, bulk=order.bulk, known=order.known,
+                         scores=order.hidden is not None, group=order.group, ranked=order.ranked)
+            if order.hidden is not None:
+                async for answers in self._scored(ticket, Scoring(served.decoder.net, order.hidden.canvas,
+                                                                  order.hidden.known, order.hidden.labels)):
+                    yield answers
+            else:
+                await ledger.submit(ticket, order.specs)
+                yield []
+                async for events in ticket.batches():
+                    if isinstance(events[-1], ServiceError):
+                        ledger.release(ticket, "failed")
+                    yield list(events)
+            ledger.release(ticket, "completed")
+
+    async def _scored(self, ticket: Ticket, scoring: Scoring) -> AsyncIterator[list[Answer]]:
+        await self._core.ledger.score(ticket, scoring)
+        await ticket.scored()
+        yield [Likelihood(scoring.log_probs.cpu().numpy(), scoring.priors), Scored()]
+
+    async def compare(self, what: str, *about: Any) -> Job | ServiceError | None:
+        """begin, find, cancel or latest, as of Jobs; an error is returned."""
+        try:
+            found: Job | None = await getattr(self._core.comparisons, what)(*about)
+        except ServiceError as error:
+            return error
+        return found
+
+
+def take_cores(rank: int, threads: int) -> None:
+    """Use so many threads; and cores of its own, by a replica's rank on its machine, where there are enough of them.
+
+    Called before any engine is there: threads begun later have the same cores.
+    """
+    torch.set_num_threads(threads)
+    if not hasattr(os, "sched_setaffinity"):  # not Linux
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    mine = cores[rank * threads:(rank + 1) * threads]
+    if len(mine) == threads:
+        os.sched_setaffinity(0, mine)

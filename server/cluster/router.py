@@ -1,0 +1,51 @@
+"""The choice of a replica, as Ray Serve asks for it. It runs in every front, on the thread of Serve's routers.
+
+Serve copies this module into each process by value, so what is to be shared with the front is in another module.
+"""
+
+import time
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
+
+from . import choosing
+from .messages import Load, Order
+
+
+class DoneFirst(RequestRouter):  # type: ignore[misc]  # Ray's types are not read
+    """To the replica that will be done first. Comparisons go to one replica, the first by name, which has them all."""
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        self._outstanding = choosing.Outstanding()
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        for gone in choosing.LOADS.keys() - {replica.replica_id.unique_id for replica in replicas}:
+            del choosing.LOADS[gone]
+        for replica in replicas:
+            choosing.LOADS[replica.replica_id.unique_id] = Load(**(replica.routing_stats or {"room": 1}))
+
+    async def choose_replicas(self, candidate_replicas: list[RunningReplica],
+                              pending_request: PendingRequest | None = None) -> list[list[RunningReplica]]:
+        candidates = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        if pending_request is None or not candidates:
+            return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True  # where none of them can be reached
+        order = pending_request.args[0] if pending_request.args else None
+        if not isinstance(order, Order):
+            return [[candidates[name]] for name in sorted(candidates)]
+        loads = {name: choosing.LOADS.get(name) or Load(room=1) for name in candidates}
+        names = choosing.by_end(loads, self._outstanding, order.front, order.work)
+        self._give(names[0], pending_request, order)
+        return [[candidates[name]] for name in names]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
+        if pending_request.args and isinstance(order := pending_request.args[0], Order):
+            self._give(replica_id.unique_id, pending_request, order)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        self._outstanding.take(replica_id.unique_id, internal_request_id)
+
+    def _give(self, replica: str, request: PendingRequest, order: Order) -> None:
+        until = time.monotonic() + order.timeout_s - order.spent_s
+        self._outstanding.give(replica, request.metadata.internal_request_id, order.work, until)

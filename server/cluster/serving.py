@@ -1,0 +1,175 @@
+"""The HTTP server of one front, and what stands in it for models, comparisons and keys that are elsewhere."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from typing import Any, Protocol, cast
+
+from linpix.model import checkpoint
+from linpix.model.checkpoint import Checkpoint
+
+from .. import app as service_app
+from ..compare.backends import BACKENDS
+from ..compare.comparison import ComparisonPlan
+from ..compare.jobs import Job, Jobs
+from ..core import release
+from ..engine.decode.decoder import Decoder
+from ..engine.schedule.forecast import Room
+from ..engine.served import ServedModel
+from ..errors import RateLimited
+from ..listening import listen
+from ..metrics import Metrics
+from ..probes import Probes
+from ..serve import Server, configured
+from ..settings import Settings
+from ..web.keys import Key, Keys
+from ..web.middleware.bodies import UploadDrain
+from ..web.service import Service
+from .desk import Snapshot
+from .front import FrontLedger
+from .messages import Description, Fleet
+
+
+class _Elsewhere(Decoder):
+    """What a front knows of a decoder in other processes. It holds no slots, and draws nothing."""
+
+    def __init__(self, source: Checkpoint, told: Description) -> None:
+        self.checkpoint, self.net, self.config = source, source.net, source.net.config
+        self.slots, self.skips, self._engine = told.slots, told.skips, told.facts["engine"]
+        self.precision, self.device, self.state_format = (told.facts[name] for name in ("precision", "device", "state"))
+
+    @property
+    def name(self) -> str:
+        return self._engine
+
+    def _nothing(self, *about: Any) -> Any:
+        raise NotImplementedError("a front draws nothing")
+
+    prefill = keep = restore = quantum = cast(Any, _nothing)
+
+
+class FarModel(ServedModel):
+    """A model that replicas serve: its limits, and no queue, which each replica has for itself."""
+
+    def __init__(self, name: str, decoder: Decoder, backend: str, max_queue: int, fleet: Fleet) -> None:
+        self.name, self.decoder, self.backend, self._fleet = name, decoder, backend, fleet
+        self.room = Room(decoder.slots, max_queue)
+
+    def room_left(self, bulk: bool = False) -> int:
+        return self._fleet.room
+
+    def waiting(self, bulk: bool | None = None) -> int:
+        return 0
+
+
+def models_of(told: dict[str, Description], settings: Settings, fleet: Fleet) -> dict[str, ServedModel]:
+    """The models that replicas serve, the default one first. Raises CheckpointError if another is found here."""
+    found: dict[str, ServedModel] = {}
+    for name, about in told.items():
+        source = checkpoint.read(checkpoint.find(name, settings.checkpoints))
+        if source.digest != about.facts["checkpoint"]:
+            raise checkpoint.CheckpointError(f"{name}: this front reads another checkpoint than its replicas; give all "
+                                             "of them the same --checkpoints, and start them again")
+        found[name] = FarModel(name, _Elsewhere(source, about), about.backend, settings.max_queue, fleet)
+    return found
+
+
+class FarJobs(Jobs):
+    """Comparisons of the one replica that has them all."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    async def _ask(self, what: str, *about: Any) -> Job:
+        found = await self._fleet.compare(what, *about)
+        assert found is not None
+        return found
+
+    async def begin(self, model: str, plan: ComparisonPlan) -> Job:
+        return await self._ask("begin", model, plan)
+
+    async def find(self, id: str) -> Job:
+        return await self._ask("find", id)
+
+    async def cancel(self, id: str) -> Job:
+        return await self._ask("cancel", id)
+
+    async def latest(self) -> Job | None:
+        return await self._fleet.compare("latest")
+
+    def stop(self) -> None:
+        """Nothing: a front that ends does not end what others watch."""
+
+
+class SharedKeys(Keys):
+    """Keys whose rates hold over all fronts."""
+
+    def __init__(self, settings: Settings, fleet: Fleet) -> None:
+        assert settings.api_keys is not None
+        super().__init__(settings.api_keys)
+        self._fleet = fleet
+
+    async def count(self, key: Key) -> None:
+        if key.rate and (wait := await self._fleet.take(key.name, key.rate)):
+            raise RateLimited(key.name, key.rate, max(1, round(wait + 0.5)))
+
+
+class Beaten(Fleet, Protocol):
+    """A Fleet whose desk hears from this front."""
+
+    async def beat(self, clients: dict[str, int], snapshot: Snapshot, drained: bool) -> bool:
+        """Tell of this front; returns whether it is to drain."""
+
+
+class FrontServer(Server):
+    """uvicorn over a front's ledger, as in the plain server, but its signals come from the desk and from Ray Serve.
+
+    It runs in any thread.
+    """
+
+    def __init__(self, settings: Settings, name: str, kernel: str, told: dict[str, Description], fleet: Beaten,
+                 beat_s: float) -> None:
+        metrics = Metrics([(model, about.backend) for model, about in told.items()], BACKENDS, release(), kernel)
+        self._front = FrontLedger(name, models_of(told, settings, fleet), metrics, fleet, settings)
+        keys = SharedKeys(settings, fleet) if settings.api_keys else None
+        service = Service(settings, self._front, FarJobs(fleet), None, UploadDrain(), keys)
+        self._listening = listen(settings.host, settings.port, shared=True)
+        probed: list[socket.socket] | None = None
+        if settings.metrics_port is not None:
+            probed = listen(settings.metrics_host, settings.metrics_port, "metrics-", shared=True)
+        super().__init__(configured(service_app.application(service), settings), service,
+                         None if probed is None else Probes(service, probed))
+        self._fleet, self._beat_s, self.over = fleet, beat_s, False
+
+    @property
+    def draining(self) -> bool:
+        return self._front.draining
+
+    def snapshot(self) -> Snapshot:
+        return list(self._front.metrics.registry.collect())
+
+    def run_shared(self) -> None:
+        """Serve until it has drained."""
+        try:
+            self.run(self._listening)
+        finally:
+            self.over = True
+
+    def drain(self) -> None:
+        """From any thread: refuse new requests, finish the others, and end."""
+        if not self._front.draining:
+            self.handle_exit(signal.SIGTERM, None)
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
+
+    def _announce(self, sockets: list[Any], loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to beat; `linpix serve` itself says where the fronts are."""
+        self._begin(self._beat())
+
+    async def _beat(self) -> None:
+        while not self.over:
+            if await self._fleet.beat(dict(self._front.clients), self.snapshot(), False):
+                self.drain()
+            await asyncio.sleep(self._beat_s)

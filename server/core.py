@@ -1,0 +1,45 @@
+"""What decodes: the models, the engine thread, the ledger of what is admitted, and comparisons. HTTP is not here."""
+
+import logging
+from importlib.metadata import PackageNotFoundError, version
+
+from linpix.model import ops
+
+from .compare.backends import BACKENDS
+from .compare.jobs import Comparisons, Jobs
+from .engine.decode.faults import Faults
+from .engine.ledger import Ledger
+from .engine.models import Catalogue
+from .engine.thread import EngineThread
+from .metrics import Metrics
+from .settings import Settings
+
+logger = logging.getLogger("linpix")
+
+
+def release() -> str:
+    try:
+        return version("linpix")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class Core:
+    """The engine and the scheduler of one process: the same object in the plain server and in a replica's."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Read the models that the settings name. Raises CheckpointError or ValueError with the cure."""
+        faults = Faults(settings.faults) if settings.faults else None
+        if faults is not None:
+            logger.warning("THIS SERVICE BREAKS ON PURPOSE, as --faults (LINPIX_FAULTS) asks for: %s", settings.faults)
+        self.catalogue = Catalogue(settings, faults)
+        batchers = self.catalogue.read()
+        engines = {(batcher.decoder.name, batcher.decoder.device) for batcher in batchers.values()}
+        self.kernel = ("cuda" if ("compiled", "cuda") in engines else
+                       ops.kernel() if ("compiled", "cpu") in engines else "eager")
+        metrics = Metrics([(batcher.name, batcher.backend) for batcher in batchers.values()], BACKENDS, release(),
+                          self.kernel)
+        self.thread = EngineThread(settings.watchdog_timeout)
+        self.ledger = Ledger(batchers, metrics, self.thread, max_queue=settings.max_queue,
+                             request_timeout_s=settings.request_timeout, client_images=settings.client_images)
+        self.comparisons = Jobs(Comparisons(self.ledger, self.thread), self.ledger)

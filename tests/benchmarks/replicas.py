@@ -1,0 +1,85 @@
+"""What serving by replicas costs and gains: images/s against one plain server, and the hop from a front to a replica.
+
+    python -m tests.benchmarks.replicas [--preset mnist] [--clients 64] [--rounds 3] [--repeat 2]
+
+On one machine, one after the other: a plain server with all cores; then `--replicas 2 --fronts 2` with half of the
+cores each. Every client sends `rounds` requests of one image. The ratio is of medians. The hop is what each front
+measures (linpix_hop_seconds) of answers in one piece, for 1, 16 and 64 clients: p50 and p95 by the buckets.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
+from tests.benchmarks.http import served
+from tests.server.conftest import Process, serving
+
+HOPS = (1, 16, 64)  # clients
+
+
+def hops(server: Process) -> dict[float, float]:
+    """Answers so far by the upper end of their bucket, of all fronts."""
+    time.sleep(1.5)  # for the beats of all fronts
+    counts: dict[float, float] = {}
+    for family in text_string_to_metric_families(server.get("/metrics").text):
+        for sample in family.samples:
+            if sample.name == "linpix_hop_seconds_bucket":
+                end = float(sample.labels["le"])
+                counts[end] = counts.get(end, 0.0) + sample.value
+    return counts
+
+
+def quantile(before: dict[float, float], after: dict[float, float], part: float) -> float:
+    """Seconds, evenly within a bucket."""
+    counts = {end: count - before.get(end, 0.0) for end, count in sorted(after.items())}
+    wanted, low, below = part * max(counts.values()), 0.0, 0.0
+    for end, count in counts.items():
+        if count >= wanted:
+            return low + (end - low) * (wanted - below) / (count - below) if end < float("inf") else low
+        low, below = end, count
+    return low
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="mnist")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=2)
+    given = parser.parse_args()
+    rates: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made) / given.preset
+        torch.manual_seed(0)
+        checkpoint.save(folder, Transformer(PRESETS[given.preset]),
+                        {"data": "random weights", "class_names": list("0123456789")}, "# random\n")
+        for name, flags in (("one plain server", ()), ("2 replicas, 2 fronts", ("--replicas", "2", "--fronts", "2"))):
+            began = time.perf_counter()
+            with serving(folder.parent, "--models", folder.name, *flags) as server:
+                while httpx.get(server.url + "/readyz").status_code != 200:
+                    time.sleep(0.05)
+                print(f"{name}: ready after {time.perf_counter() - began:.1f} s", flush=True)
+                served(server.url, given.clients, 1, 1)  # warm
+                rates[name] = [served(server.url, given.clients, given.rounds, 1) for _ in range(given.repeat)]
+                print(f"{name}: {', '.join(f'{rate:.1f}' for rate in rates[name])} images/s", flush=True)
+                for clients in HOPS if flags else ():
+                    before = hops(server)
+                    served(server.url, clients, max(2, 64 // clients), 1)
+                    after = hops(server)
+                    print(f"hop, {clients} clients: p50 {quantile(before, after, 0.5) * 1e3:.1f} ms, "
+                          f"p95 {quantile(before, after, 0.95) * 1e3:.1f} ms", flush=True)
+    plain, cluster = (statistics.median(values) for values in rates.values())
+    print(f"ratio: {cluster / plain:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""deploy/ray.yaml and deploy/kubernetes.yaml: against their schemas, and against what LinPix knows."""
+
+import importlib
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from linpix.server.settings import Settings
+from tests.server.conftest import ROOT
+
+OBJECTS = {found["kind"]: found for found in yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text())}
+POD = OBJECTS["Deployment"]["spec"]["template"]["spec"]
+[CONTAINER] = POD["containers"]
+ENVIRONMENT = {variable["name"]: variable["value"] for variable in CONTAINER["env"]}
+
+
+@pytest.mark.parametrize("version", ["1.33", "1.37"])
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_kubernetes_takes_each_object(kind, version):
+    kubernetes_validate.validate(OBJECTS[kind], version, strict=True)
+
+
+def test_a_schema_that_refuses_nothing_would_prove_nothing():
+    wrong = {**OBJECTS["Service"], "spec": {**OBJECTS["Service"]["spec"], "ports": [{"port": "http"}]}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, "1.33", strict=True)
+
+
+def test_the_objects_belong_together():
+    labels = OBJECTS["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert OBJECTS["Deployment"]["spec"]["selector"]["matchLabels"] == labels
+    assert OBJECTS["Service"]["spec"]["selector"] == labels
+    assert OBJECTS["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    scaled = OBJECTS["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
+    assert scaled["name"] == OBJECTS["Deployment"]["metadata"]["name"]
+    [port] = CONTAINER["ports"]
+    assert OBJECTS["Service"]["spec"]["ports"][0]["targetPort"] == port["name"]
+    assert "replicas" not in OBJECTS["Deployment"]["spec"], "the autoscaler has them"
+
+
+def test_a_pod_has_the_settings_probes_and_time_that_the_server_needs():
+    settings = Settings(**{name.removeprefix("LINPIX_").lower(): value for name, value in ENVIRONMENT.items()})
+    assert {name.removeprefix("LINPIX_").lower() for name in ENVIRONMENT} <= set(Settings.model_fields)
+    pause = CONTAINER["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert POD["terminationGracePeriodSeconds"] >= pause + settings.drain_timeout + 10
+    assert {CONTAINER[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness")} == {"/readyz"}
+    assert CONTAINER["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert f"USER {POD['securityContext']['runAsUser']}:" in dockerfile
+    assert f"EXPOSE {CONTAINER['ports'][0]['containerPort']}" in dockerfile
+    assert settings.upload_space <= 512 * 2**20
+
+
+def test_it_scales_by_a_metric_that_there_is():
+    [metric] = OBJECTS["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    assert f'"{metric["pods"]["metric"]["name"]}"' in (ROOT / "server/metrics.py").read_text()
+
+
+def test_ray_serve_takes_its_file_and_builds_what_it_names():
+    schema = pytest.importorskip("ray.serve.schema", reason="the extra is not installed: pip install '.[ray]'")
+    config = yaml.safe_load((ROOT / "deploy/ray.yaml").read_text())
+    schema.ServeDeploySchema(**config)
+    assert config["proxy_location"] == "Disabled", "fronts listen themselves"
+    [found] = config["applications"]
+    module, name = found["import_path"].split(":")
+    built = getattr(importlib.import_module(module), name)(found["args"])
+    assert set(found["args"]) <= set(Settings.model_fields)
+    assert built._bound_deployment.name == "Front"
+    deployments = {deployment["name"]: deployment for deployment in found["deployments"]}
+    assert set(deployments) == {"Engine", "Front"}
+    engine = deployments["Engine"]
+    assert engine["ray_actor_options"]["num_cpus"] == found["args"]["replica_threads"]
+    module, name = engine["autoscaling_config"]["policy"]["policy_function"].split(":")
+    assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_what_serve_deploys_has_a_name_for_each_place_of_the_file():
+    pytest.importorskip("ray.serve", reason="the extra is not installed: pip install '.[ray]'")
+    from linpix.server.cluster.deployments import app
+
+    fronts = app({"replicas": 3, "fronts": 2, "replica_threads": 4})._bound_deployment
+    _, engines, desk = fronts.init_args
+    assert fronts.num_replicas == 2 and engines._bound_deployment.num_replicas == 3
+    assert engines._bound_deployment.ray_actor_options["num_cpus"] == 4
+    assert desk._bound_deployment.name == "Desk" and desk._bound_deployment.num_replicas == 1
+    for deployment in (fronts, engines._bound_deployment):
+        assert deployment._deployment_config.graceful_shutdown_timeout_s > Settings().drain_timeout
+        assert deployment.max_ongoing_requests > Settings().slots + Settings().max_queue

@@ -1,0 +1,253 @@
+"""A front over a real replica and a real desk, in one process without Ray: the same answers as the plain server's."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from linpix.server.app import application, create_app
+from linpix.server.cluster.desk import Desk
+from linpix.server.cluster.front import FrontLedger
+from linpix.server.cluster.messages import Answer, Order, ReplicaLost
+from linpix.server.cluster.replica import Replica
+from linpix.server.cluster.serving import FarJobs, SharedKeys, models_of
+from linpix.server.compare.backends import BACKENDS
+from linpix.server.metrics import Metrics
+from linpix.server.settings import Settings
+from linpix.server.web.middleware.bodies import UploadDrain
+from linpix.server.web.service import Service
+from tests.server.web.test_images import encode
+
+PICTURE = encode(np.random.default_rng(0).integers(0, 255, (8, 8), dtype=np.uint8))
+VOLATILE = {"created"}
+
+
+class Near:
+    """A Fleet without Ray: one replica, reached by calls, which may be lost after so many of its answers."""
+
+    def __init__(self, settings: Settings, front: str, desk: Desk) -> None:
+        self.replica, self.desk, self.front = Replica(settings), desk, front
+        self.lost_after: list[int] = []  # answers of the next orders, after which their replica is lost
+        self.orders: list[Order] = []
+        self.replicas = 1
+
+    @property
+    def room(self) -> int:
+        return self.replica.load().room if self.replicas else 0
+
+    async def draw(self, order: Order) -> list[Answer]:
+        return [answer async for answers in self.stream(order) for answer in answers]
+
+    async def stream(self, order: Order) -> AsyncIterator[list[Answer]]:
+        while not self.replicas:
+            await asyncio.sleep(0.01)
+        self.orders.append(order)
+        lost, passed = self.lost_after.pop(0) if self.lost_after else None, 0
+        async with contextlib.aclosing(self.replica.stream(order)) as answers:
+            async for some in answers:
+                for answer in some or [None]:
+                    if passed == lost:
+                        raise ReplicaLost("a replica is lost (test)")
+                    yield [] if answer is None else [answer]
+                    passed += answer is not None
+
+    async def compare(self, what: str, *about: Any) -> Any:
+        found = await self.replica.compare(what, *about)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def enter(self, client: str, here: int, images: int, limit: int) -> int | None:
+        return await self.desk.enter(self.front, client, here, images, limit)
+
+    async def take(self, key: str, rate: str) -> float:
+        return await self.desk.take(key, rate)
+
+    async def collected(self) -> dict:
+        return {"engine-1": self.replica.snapshot()}
+
+
+class Fronts:
+    """Two fronts of one replica and one desk, and a client of each."""
+
+    def __init__(self, settings: Settings) -> None:
+        desk = Desk()
+        self.fleets = [Near(settings, name, desk) for name in ("front-1", "front-2")]
+        self.fleets[1].replica = self.fleets[0].replica
+        kernel, told = self.fleets[0].replica.describe()
+        self.ledgers = [FrontLedger(fleet.front, models_of(told, settings, fleet),
+                                    Metrics([("tiny", "linear")], BACKENDS, "1", kernel), fleet, settings)
+                        for fleet in self.fleets]
+        self.clients = []
+        for fleet, ledger in zip(self.fleets, self.ledgers, strict=True):
+            keys = SharedKeys(settings, fleet) if settings.api_keys else None
+            app = application(Service(settings, ledger, FarJobs(fleet), None, UploadDrain(), keys))
+            self.clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost",
+                                                  timeout=30))
+
+
+@contextlib.asynccontextmanager
+async def fronts(tiny: Path, **flags: Any) -> AsyncIterator[Fronts]:
+    both = Fronts(Settings(checkpoints=tiny.parent, **flags))
+    try:
+        yield both
+    finally:
+        for client in both.clients:
+            await client.aclose()
+        await both.fleets[0].replica.stop()
+        assert not any(ledger.tickets or +ledger.clients or ledger._orders for ledger in both.ledgers)
+
+
+def facts(answer: httpx.Response) -> Any:
+    return answer.status_code, {name: value for name, value in answer.json().items() if name not in VOLATILE}
+
+
+def events(text: str) -> list[dict]:
+    return [{name: value for name, value in json.loads(line.removeprefix("data: ")).items() if name not in VOLATILE}
+            for line in text.splitlines() if line.startswith("data: ")]
+
+
+JSON = [{"seed": 3, "n": 3}, {"seed": 3, "label": 4, "temperature": 0.5, "size": "16x16"}, {"n": 99},
+        {"model": "none"}, {"seed": 1, "timeout": 1e-9}]
+FORMS = [{"keep_rows": 4, "seed": 5}, {"keep_rows": 4, "seed": 5, "n": 2}, {"keep_rows": 2, "candidates": 4, "seed": 1},
+         {"keep_rows": 9}]
+
+
+def test_answers_and_errors_are_those_of_the_plain_server(tiny):
+    with TestClient(create_app(Settings(checkpoints=tiny.parent)), base_url="http://localhost") as plain:
+
+        async def same() -> None:
+            async with fronts(tiny) as both:
+                client = both.clients[0]
+                for body in JSON:
+                    assert facts(await client.post("/v1/images/generations", json=body)) \
+                        == facts(plain.post("/v1/images/generations", json=body)), body
+                    streamed = body | {"stream": True}
+                    assert events((await client.post("/v1/images/generations", json=streamed)).text) \
+                        == events(plain.post("/v1/images/generations", json=streamed).text), body
+                for route in ("edits", "likelihoods"):
+                    for form in FORMS:
+                        ask = {"url": f"/v1/images/{route}", "data": form, "files": {"image": PICTURE}}
+                        assert facts(await client.post(**ask)) == facts(plain.post(**ask)), (route, form)
+                assert (await client.get("/v1/models")).json() == plain.get("/v1/models").json()
+                assert (await client.get("/readyz")).status_code == 200
+
+        asyncio.run(same())
+
+
+def test_a_request_whose_replica_dies_runs_again_and_has_the_same_image(tiny):
+    async def again() -> None:
+        async with fronts(tiny) as both:
+            [fleet, _], [client, _] = both.fleets, both.clients
+            for body in ({"seed": 7, "n": 2}, {"seed": 7, "stream": True}):
+                whole = await client.post("/v1/images/generations", json=body)
+                fleet.lost_after = [0]  # admitted, and nothing sent
+                assert events(whole.text) == events((await client.post("/v1/images/generations", json=body)).text)
+            fleet.lost_after = [1]  # one of two images, of an answer in one piece: nothing was sent either
+            answer = await client.post("/v1/images/generations", json={"seed": 7, "n": 2})
+            assert [image["seed"] for image in answer.json()["data"]] == [7, 8]
+            fleet.lost_after = [0, 0]
+            answer = await client.post("/v1/images/generations", json={"seed": 7})
+            assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_gone"
+            assert answer.headers["retry-after"]
+
+    asyncio.run(again())
+
+
+def test_a_stream_of_which_something_was_sent_ends_with_an_error(tiny):
+    async def ends() -> None:
+        async with fronts(tiny) as both:
+            both.fleets[0].lost_after = [3]
+            sent = events((await both.clients[0].post("/v1/images/generations", json={"seed": 7, "stream": True})).text)
+            assert [event.get("type") for event in sent] == ["image_generation.partial_image"] * 3 + [None]
+            assert sent[-1]["error"]["code"] == "engine_gone"
+            assert len(both.fleets[0].orders) == 1
+            values = both.ledgers[0].metrics.values("linpix_requests_total")
+            assert values["linpix_requests_total", "generations", "failed"] == 1
+
+    asyncio.run(ends())
+
+
+def test_limits_of_clients_and_keys_hold_over_all_fronts(tiny, tmp_path):
+    keys = tmp_path / "keys"
+    keys.touch(0o600)
+    key = "lpx_" + "a" * 43
+    keys.write_text(f"alice sha256:{hashlib.sha256(key.encode()).hexdigest()} rate=4/h\n")
+
+    async def held() -> None:
+        async with fronts(tiny, api_keys=keys, client_images=4) as both:
+            headers = {"authorization": f"Bearer {key}"}
+
+            async def ask(front: int, n: int) -> httpx.Response:
+                return await both.clients[front].post("/v1/images/generations", json={"n": n}, headers=headers)
+
+            three, two = await asyncio.gather(ask(0, 3), ask(1, 2))
+            assert {three.status_code, two.status_code} == {200, 429}
+            refused = (three if three.status_code == 429 else two)
+            assert refused.json()["error"]["code"] == "client_limit" and refused.headers["retry-after"]
+            codes = [(await ask(front, 1)).status_code for front in (0, 1, 0, 1)]
+            assert codes.count(200) + 1 <= 3 and codes[-1] == 429, "four requests an hour, at both together"
+
+    asyncio.run(held())
+
+
+def test_without_a_replica_it_is_not_ready_and_requests_wait_until_their_deadline(tiny):
+    async def waits() -> None:
+        async with fronts(tiny) as both:
+            [fleet, _], [client, _] = both.fleets, both.clients
+            fleet.replicas = 0
+            assert (await client.get("/readyz")).status_code == 503
+            late = await client.post("/v1/images/generations", json={"timeout": 0.2})
+            assert late.status_code == 504 and late.json()["error"]["code"] == "deadline_passed"
+            late = await client.post("/v1/images/generations", json={"timeout": 0.2, "stream": True})
+            assert late.status_code == 504
+            waiting = asyncio.ensure_future(client.post("/v1/images/generations", json={"seed": 1}))
+            await asyncio.sleep(0.1)
+            [value] = both.ledgers[0].metrics.values("linpix_requests_waiting").values()
+            assert value == 1 and not waiting.done()
+            fleet.replicas = 1
+            assert (await waiting).status_code == 200
+            both.ledgers[0].draining = True
+            assert (await client.post("/v1/images/generations", json={})).json()["error"]["code"] == "draining"
+
+    asyncio.run(waits())
+
+
+def test_a_client_that_leaves_ends_its_order(tiny):
+    async def leaves() -> None:
+        async with fronts(tiny, faults="slow:every=1:ms=20") as both:
+            asked = asyncio.ensure_future(both.clients[0].post("/v1/images/generations", json={"n": 16}))
+            while not both.fleets[0].replica.load().ahead:
+                await asyncio.sleep(0.005)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            await asyncio.sleep(0.1)
+            assert not both.fleets[0].replica.load().ahead
+
+    asyncio.run(leaves())
+
+
+def test_one_comparison_runs_at_a_time_whichever_front_is_asked(tiny):
+    async def compares() -> None:
+        async with fronts(tiny) as both:
+            first, second = both.clients
+            begun = await first.post("/v1/compare", json={"budget": 60, "batch": [1], "backends": ["linear"]})
+            id = begun.json()["id"]
+            assert (await second.post("/v1/compare", json={"budget": 1, "batch": [1]})).status_code == 409
+            assert (await second.get(f"/v1/compare/{id}")).json()["id"] == id
+            assert (await second.get("/v1/compare/cmp-9")).status_code == 404
+            assert (await second.delete(f"/v1/compare/{id}")).json()["status"] == "cancelled"
+            assert (await first.get("/v1/status")).json()["comparison"]["status"] == "cancelled"
+
+    asyncio.run(compares())
+
+

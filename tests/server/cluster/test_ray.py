@@ -1,0 +1,206 @@
+"""A real cluster of Ray on this machine: two fronts and two replicas of one thread, under load, and some are killed."""
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
+from tests.server.conftest import Process, eventually
+from tests.server.test_dashboard import ALERTS, ASKED, WINDOW, watching
+from tests.server.web.test_images import encode
+from tests.soak.client import Ask, Connection, Picture, Record
+from tests.soak.service import Oracle
+
+pytest.importorskip("ray.serve", reason="the extra is not installed: pip install '.[ray]'")
+pytestmark = pytest.mark.slow
+
+REQUESTS, CLIENTS, SEEDS = 300, 24, 20
+FLAGS = ("--replicas", "2", "--fronts", "2", "--replica-threads", "1", "--drain-timeout", "60")
+
+
+def processes(driver: int) -> dict[int, str]:
+    """The command lines of the processes that a driver began, and those that these began, by process id."""
+    parents, commands = {}, {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            except OSError:
+                continue  # it has ended
+    family = {driver}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return {pid: commands[pid] for pid in family - {driver}}
+
+
+class Cluster(SimpleNamespace):
+    server: Process
+    oracle: Oracle
+    picture: Picture
+
+    def replicas(self) -> set[str]:
+        """The labels `replica` of one scrape."""
+        families = text_string_to_metric_families(self.server.get("/metrics").text)
+        return {sample.labels["replica"] for family in families for sample in family.samples}
+
+    def pids(self, deployment: str) -> list[int]:
+        title = f"ray::ServeReplica:linpix:{deployment}"
+        return [pid for pid, command in processes(self.server.process.pid).items() if command.startswith(title)]
+
+    def whole(self) -> bool:
+        kinds = Counter(name.split("-")[0] for name in self.replicas())
+        return kinds == {"engine": 2, "front": 2}
+
+    def asks(self, count: int) -> list[Ask]:
+        """Samples and completions, in one piece and streamed."""
+        return [Ask(seed=at % SEEDS, stream=at % 3 == 0, n=1 + at % 2, picture=self.picture if at % 5 == 0 else None)
+                for at in range(count)]
+
+    def total(self, name: str) -> float:
+        """The sum of a metric over all replicas."""
+        return sum(sample.value for family in text_string_to_metric_families(self.server.get("/metrics").text)
+                   for sample in family.samples if sample.name == name)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster") / "small"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(PRESETS["mnist-small"])
+    checkpoint.save(folder, net, {"data": "random weights", "class_names": list("0123456789")}, "# small\n")
+    server = Process(folder.parent, *FLAGS)
+    try:
+        card = httpx.get(server.url + "/v1/models").json()["data"][0]
+        drawn = np.random.default_rng(0).integers(0, 255, (28, 28), dtype=np.uint8)
+        yield Cluster(server=server, oracle=Oracle(folder, card), picture=Picture(encode(drawn), keep_rows=14))
+    finally:
+        server.stop()
+
+
+async def load(cluster: Cluster, asks: list[Ask], events: dict[int, tuple[str, int]]) -> list[Record]:
+    """Ask them all, CLIENTS at a time. events: (deployment, which) to kill once so many are answered."""
+    waiting, answered = list(reversed(asks)), []
+    address = urlsplit(cluster.server.url)
+
+    async def client() -> None:
+        connection = Connection(str(address.hostname), int(address.port or 0))
+        while waiting:
+            answered.append(await connection.ask(waiting.pop()))
+            if (event := events.pop(len(answered), None)) is not None:
+                os.kill(cluster.pids(event[0])[event[1]], signal.SIGKILL)
+        connection.close()
+
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    return answered
+
+
+def every_image_is_that_of_the_plain_server(cluster: Cluster) -> None:
+    records = asyncio.run(load(cluster, cluster.asks(60), {}))
+    assert Counter(record.outcome for record in records) == {"completed": 60}
+    assert not [record for record in records if cluster.oracle.wrong(record)]
+    assert cluster.whole()
+    by_engine = {sample.labels["replica"]: sample.value
+                 for family in text_string_to_metric_families(cluster.server.get("/metrics").text)
+                 for sample in family.samples if sample.name == "linpix_images_completed_total"
+                 and sample.labels["outcome"] == "completed" and sample.labels["replica"].startswith("engine")}
+    assert len(by_engine) == 2 and min(by_engine.values()) > sum(by_engine.values()) / 4, "both share the work"
+
+
+def limits_errors_and_comparisons_are_those_of_one_service(cluster: Cluster) -> None:
+    url = cluster.server.url
+    assert httpx.post(url + "/v1/images/generations", json={"n": 1000}).json()["error"]["param"] == "n"
+    late = httpx.post(url + "/v1/images/generations", json={"n": 16, "timeout": 0.001})
+    assert late.status_code == 504, late.text
+    begun = httpx.post(url + "/v1/compare", json={"budget": 60, "batch": [1], "backends": ["linear"]})
+    assert begun.status_code == 202, begun.text
+    for _ in range(8):  # each on a connection of its own, so at either front
+        assert httpx.get(f"{url}/v1/compare/{begun.json()['id']}").status_code == 200
+        assert httpx.post(url + "/v1/compare", json={"budget": 60, "batch": [1]}).status_code == 409
+    assert httpx.delete(f"{url}/v1/compare/{begun.json()['id']}").json()["status"] == "cancelled"
+
+
+def a_client_that_leaves_frees_its_slots(cluster: Cluster) -> None:
+    before = cluster.total("linpix_images_completed_total")
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(cluster.server.url + "/v1/images/generations", json={"n": 16, "seed": 1}, timeout=0.05)
+    assert eventually(lambda: cluster.total("linpix_images_completed_total") >= before + 16
+                      and cluster.total("linpix_state_slots_used") == 0, 20)
+
+
+def a_real_prometheus_reads_all_replicas_in_one_scrape(cluster: Cluster, folder: Path) -> None:
+    with watching(cluster.server, folder) as prometheus:
+        asyncio.run(load(cluster, cluster.asks(30), {}))
+
+        def asked(query: str) -> list[dict]:
+            return prometheus.ask("query", query=query.replace("$__rate_interval", WINDOW))
+
+        assert eventually(lambda: len(asked("linpix_requests_running")) == 4, 20)
+        total = "linpix_requests_total"
+        assert eventually(lambda: float(asked(f"sum({total})")[0]["value"][1]) == cluster.total(total) >= 30, 20)
+        for name, query in ASKED.items():
+            asked(query)  # of several replicas, a match that takes one for many is an error
+            assert name not in ALERTS or not asked(query), f"{name} fires"
+
+
+def what_is_killed_is_replaced_and_every_request_is_answered(cluster: Cluster) -> None:
+    events = {REQUESTS // 3: ("Engine", 0), 2 * REQUESTS // 3: ("Front", 0)}
+    records = asyncio.run(load(cluster, cluster.asks(REQUESTS), events))
+    assert not events and len(records) == REQUESTS
+    assert not [record for record in records if cluster.oracle.wrong(record)]
+    ends = Counter(record.outcome for record in records)
+    assert ends["completed"] >= REQUESTS - CLIENTS, ends
+    for record in records:
+        if record.outcome == "failed":  # a stream of which something had been sent says that it ends
+            assert record.code == "engine_gone" and record.ask.stream
+        elif record.outcome != "completed":  # a dead front can say nothing: its connections end
+            assert record.outcome == "lost" and record.broken
+    assert ends["lost"] < CLIENTS, "the other front goes on"
+    assert eventually(cluster.whole, 60)
+
+
+def it_drains_and_leaves_nothing_behind(cluster: Cluster) -> None:
+    server, began = cluster.server, time.monotonic()
+    family = processes(server.process.pid)
+    assert any("gcs_server" in command for command in family.values())
+
+    async def last() -> Record:
+        address = urlsplit(server.url)
+        asked = asyncio.ensure_future(Connection(str(address.hostname), int(address.port or 0)).ask(Ask(seed=3, n=16)))
+        while not cluster.total("linpix_images_waiting") + cluster.total("linpix_state_slots_used"):
+            assert time.monotonic() < began + 20
+            await asyncio.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        return await asked
+
+    record = asyncio.run(last())
+    assert record.outcome == "completed" and not cluster.oracle.wrong(record)
+    assert server.process.wait(60) == 0
+    assert eventually(lambda: not [pid for pid in family if Path(f"/proc/{pid}").exists()], 20)
+
+
+def test_two_fronts_and_two_replicas_serve_as_one_while_some_are_killed(cluster, tmp_path):
+    # one test, since to start a cluster takes longer than all of this, and pytest-xdist may divide several
+    every_image_is_that_of_the_plain_server(cluster)
+    limits_errors_and_comparisons_are_those_of_one_service(cluster)
+    a_client_that_leaves_frees_its_slots(cluster)
+    if shutil.which("prometheus"):
+        a_real_prometheus_reads_all_replicas_in_one_scrape(cluster, tmp_path)
+    what_is_killed_is_replaced_and_every_request_is_answered(cluster)
+    it_drains_and_leaves_nothing_behind(cluster)
