@@ -30,7 +30,7 @@ LOGS = sorted((ROOT / "docs" / "log").glob("*.md"))
 LINKED = [*PAGES, DECISIONS, ROOT / "CHANGELOG.md", *LOGS]
 FOLDERS = ("csrc", "deploy", "docs", "examples", "model", "server", "tests", "training")
 NOT_RUN = [
-    ("README.md", "make run     # serves on http://127.0.0.1:8000; needs Python 3.11 or later and make"),
+    ("README.md", "git clone ADDRESS linpix && cd linpix   # ADDRESS: of this repository"),
     ("run.md", "make run"),
     ("run.md", "docker compose up"),
 ]
