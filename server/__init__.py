@@ -3,7 +3,7 @@
 cli/          the commands, most of which work without a server: serve, sample, complete, score, compare, doctor, key
 cluster/      several processes that serve as one, on Ray Serve: fronts for HTTP, replicas that decode, a desk
 app, serve    app.py puts routes and middleware over what decodes (core.py); serve.py runs them until a signal
-web/          HTTP: requests, admission, answers; probes.py serves metrics and health on a port of their own
+web/          HTTP: requests, admission, answers
   middleware/   what every request passes before a route
   routes/       one file for each group of routes
 compare/      the benchmark of attention kinds, live and from the command line

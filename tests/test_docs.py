@@ -33,12 +33,12 @@ NOT_RUN = [
     ("README.md", "git clone ADDRESS linpix && cd linpix   # ADDRESS: of this repository"),
     ("run.md", "make run"),
     ("run.md", "docker compose up"),
-    ("train.md", "torchrun --standalone --nproc-per-node=4 -m linpix train mnist --data data --batch 64 --out runs/m"),
     ("scale.md", "pip install '.[ray]'"),
     ("scale.md", "linpix serve --replicas 4 --fronts 2 --replica-threads 8"),
     ("scale.md", "linpix serve --replicas 4 --fronts 8 --device cuda --state fp16 --defer 8"),
     ("scale.md", "serve deploy deploy/ray.yaml"),
     ("scale.md", "kubectl apply --filename deploy/kubernetes.yaml"),
+    ("train.md", "torchrun --standalone --nproc-per-node=4 -m linpix train mnist --data data --batch 64 --out runs/m"),
 ]
 SHORTER = {
     "--minutes 45": "--minutes 45 --images 48 --batch 8 --warmup-images 8 --no-compile",

@@ -110,7 +110,7 @@ def test_a_step_of_the_eager_decoder_reads_in_under_sixty_lines():
 
 ABOVE = {  # a room of the server imports its own files, base files, and these rooms; the rest of the server is above it
     "pictures": set(), "engine": {"pictures"}, "compare": {"engine"}, "web": {"compare", "engine", "pictures"},
-    "cluster": {"app", "compare", "core", "engine", "pictures", "probes", "serve", "web"},
+    "cluster": {"app", "compare", "core", "engine", "pictures", "serve", "web"},
     "cli": {"cluster", "compare", "engine", "pictures", "web", "serve"}}
 BASE = {"errors", "fault_rules", "listening", "logs", "metrics", "origins", "settings"}
 
@@ -148,4 +148,4 @@ def test_a_plain_server_starts_without_ray():
 def test_only_web_and_what_assembles_the_service_know_fastapi():
     knowing = {server_room(names(path).removesuffix(".py").replace("/", ".")) for path in FILES
                if room_of(path) == "server" and tops(path) & {"fastapi", "starlette"}}
-    assert knowing == {"web", "app", "probes"}
+    assert knowing == {"web", "app", "serve"}

@@ -86,11 +86,14 @@ def _sample_shards(given: argparse.Namespace) -> None:
     if _kind(given.out) or given.candidates or given.preview == "always":
         raise ValueError("--shards writes every image that is drawn into a folder: leave out --candidates and "
                          "--preview always, and give a folder as --out")
+    if given.scale == "auto":
+        raise ValueError("--scale auto is for grids on a screen; with --shards give a number, or leave it out")
     order = bulk.Order(count=given.count, shards=given.shards, shard_format=given.shard_format or "tar",
-                       seed=given.seed, temperature=given.temperature, label=None, scale=given.scale or 1)
+                       seed=given.seed, temperature=1.0, label=None, scale=given.scale or 1)
     given.preview = "never"
     checkpoint, batcher = _batcher(given, min(given.count, given.batch))
-    order = dataclasses.replace(order, label=class_of(given.label, checkpoint))
+    order = dataclasses.replace(order, label=class_of(given.label, checkpoint),
+                                temperature=temperature_of(given.temperature, checkpoint))
     drawn, engine = bulk.draw_shards(Path(given.out), order, batcher), batcher.decoder
     speed = drawn.images / drawn.seconds if drawn.images else None
     result = {"images": given.count, "drawn": drawn.images, "seconds": drawn.seconds, "images_per_second": speed,

@@ -129,7 +129,7 @@ def _run(settings: Settings, signals: _Signals) -> None:
     while _said(desk.fronts) < settings.fronts:
         time.sleep(LOOK_S)
     signals.started = True
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host or "0.0.0.0"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host or "localhost"
     logs.announce(f"LinPix serves {settings.replicas} replicas by {settings.fronts} fronts at "
                   f"http://{host}:{settings.port}", settings.log_format)
     while not signals.asked:

@@ -20,8 +20,7 @@ from ..engine.served import ServedModel
 from ..errors import RateLimited
 from ..listening import listen
 from ..metrics import Metrics
-from ..probes import Probes
-from ..serve import Server, configured
+from ..serve import Probes, Server, configured
 from ..settings import Settings
 from ..web.keys import Key, Keys
 from ..web.middleware.bodies import UploadDrain

@@ -23,7 +23,7 @@ from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from linpix.server.app import create_app
 from linpix.server.compare.backends import BACKENDS
-from linpix.server.pictures import pictures
+from linpix.server.pictures import encode
 from linpix.server.settings import Settings
 from linpix.server.web.routes import responses
 from tests.server.conftest import EAGER, eventually, serving
@@ -95,13 +95,13 @@ def test_a_request_over_its_time_is_504_and_frees_its_slots(slow, stream):
 
 @pytest.mark.parametrize("size", ["native", "1024x1024"])
 def test_a_request_lasts_until_its_last_byte_is_made_and_so_does_its_deadline(tiny, monkeypatch, size):
-    png = pictures.png
+    encoded = encode.encoded
 
     def slowly(*arguments, **named):
         time.sleep(0.7)
-        return png(*arguments, **named)
+        return encoded(*arguments, **named)
 
-    monkeypatch.setattr(pictures, "png", slowly)
+    monkeypatch.setattr(encode, "encoded", slowly)
     body = {"size": size, "partial_images": 0}
     with TestClient(create_app(Settings(checkpoints=tiny.parent)), base_url="http://localhost") as client:
         assert client.post("/v1/images/generations", json=body).status_code == 200

@@ -57,7 +57,7 @@ class Judge(nn.Module):
 
 def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
     """On labelled pictures, each shifted by a pixel at most; one cycle of the rate. Leaves torch's generator alone."""
-    random = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     with torch.random.fork_rng(), torch.device("cpu"):
         torch.manual_seed(0)
         judge = Judge(config, len(data.classes))
@@ -65,8 +65,8 @@ def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
         size, shape = min(BATCH, len(data.images)), judge.shape
         for _ in range(steps):
-            chosen = random.choice(len(data.images), size, replace=False)
-            y, x = random.integers(-1, 2, 2)
+            chosen = generator.choice(len(data.images), size, replace=False)
+            y, x = generator.integers(-1, 2, 2)
             # what is shifted out comes in at the other side, where pictures seldom have what tells their class
             shifted = np.roll(data.images[chosen].reshape(-1, *shape), (y, x), (1, 2)).reshape(size, -1)
             optimizer.zero_grad()

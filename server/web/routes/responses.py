@@ -26,6 +26,7 @@ from .image_request import ImageRequest
 
 PING_S = 15.0    # of silence, after which a stream says that it is there: proxies cut off what is silent for a minute
 UNREAD_S = 10.0  # after a request's deadline, that the end of its stream may take to be read
+READABLE = "+ ;:,.'()"  # in a header that is a sentence
 T = TypeVar("T")
 logger = logging.getLogger("linpix")
 
@@ -64,7 +65,7 @@ async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, 
         told = request.served.decoder.facts | facts
         if request.warnings:
             told |= {"warnings": "; ".join(request.warnings)}
-        headers = {f"x-linpix-{name.replace('_', '-')}": quote(str(value), safe="+ ;:,.'()")
+        headers = {f"x-linpix-{name.replace('_', '-')}": quote(str(value), safe=READABLE if name == "warnings" else "+")
                    for name, value in told.items()}
         return Response(file, media_type=media_type, headers=headers)
 
