@@ -220,7 +220,7 @@ def test_prometheus_saw_what_was_done(query, prometheus, loaded):
 def test_every_metric_that_is_asked_for_has_the_labels_that_are_asked_for(name, prometheus, loaded):
     found = SELECTOR.findall(ASKED[name])
     assert found or "ALERTS" in ASKED[name], "this query asks for nothing of LinPix's"
-    carried = {"job", "instance", "le", "alertname"}
+    carried = {"job", "instance", "le", "alertname", "replica"}  # replica: of several engines only, nowhere else
     for metric, matchers in found:
         for label, operator, values in re.findall(r'(\w+)(=~?)"([^"]*)"', matchers):
             for value in values.split("|"):
