@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from linpix.__main__ import main
 from linpix.server import serve as service
+from linpix.server.cluster import local as cluster
 from linpix.server.engine.decode.faults import Faults
 from linpix.server.settings import Settings
 from tests.fuzz.harness import Target
@@ -42,7 +43,8 @@ def serve(told: Told) -> None:
     printed, given = io.StringIO(), []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")}
     with mock.patch.dict(os.environ, environment | dict(told.variables), clear=True), \
-            mock.patch.object(service, "serve", given.append), mock.patch("gc.disable"), \
+            mock.patch.object(service, "serve", given.append), mock.patch.object(cluster, "serve", given.append), \
+            mock.patch("gc.disable"), \
             contextlib.redirect_stderr(printed):
         try:
             status = main(["serve", *told.flags])
