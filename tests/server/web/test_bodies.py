@@ -165,7 +165,7 @@ def test_little_is_read_at_once_so_that_others_have_their_turn():
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body"})
 
-    server = uvicorn.Server(uvicorn.Config(answer, port=0, lifespan="off", log_config=None, http=Seen))
+    server = uvicorn.Server(uvicorn.Config(answer, port=0, lifespan="off", log_config=None, loop="asyncio", http=Seen))
     serving_it = threading.Thread(target=server.run)
     serving_it.start()
     try:
