@@ -16,14 +16,16 @@ CONFIGS = [ModelConfig(height=8, width=8), ModelConfig(height=8, width=8, channe
 PARAM = "(image|mask)"
 KINDS = {
     "corrupt": rf"{PARAM} is truncated or corrupt, and cannot be decoded; save it again as PNG, JPEG or WebP",
-    "no picture": rf"{PARAM} (must be a PNG, JPEG or WebP picture, got \d+ bytes that begin with .*|"
+    "no picture": rf"{PARAM} (must be a PNG, JPEG or WebP picture, got \d+ bytes(: | that begin with ).*|"
                   r"is empty: the upload has 0 bytes)",
     "animated": rf"{PARAM} is animated \(\d+ frames\); send one still picture",
-    "too large": rf"{PARAM} may have up to 16777216 pixels \(4096x4096\), got .*",
+    "too large": rf"{PARAM} may have up to 16777216 pixels \(4096x4096\), a JPEG in one scan, .* up to 67108864 "
+                 r"\(8192x8192\), got .*",
     "scans": rf"{PARAM} may have up to \d+ scans \(JPEG of \d+x\d+ pixels\), got \d+",
     "too small": r"image must have at least the model's \d+x\d+ pixels \(width x height\), got \d+x\d+",
     "no holes": r"mask has no alpha channel; .*|nothing says what to fill in: .*keep_rows",
-    "contradiction": r"mask and keep_rows both say what to fill in; send one of them|keep_rows must be from 0 to .*",
+    "contradiction": r"mask and keep_rows both say what to fill in; send one of them|keep_rows must be from 0 to .*|"
+                     r"keep_rows says what to fill in, and so do the transparent parts of the picture; send one .*",
 }
 
 
