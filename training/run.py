@@ -146,7 +146,7 @@ def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimi
             torch.optim.AdamW(others, lr=lr, betas=betas, fused=True)]
 
 
-def apply(net: Transformer, images: Tensor, start: Tensor, known: Tensor | None) -> object:
+def run_layers(net: Transformer, images: Tensor, start: Tensor, known: Tensor | None) -> object:
     """All tokens of a batch through the layers."""
     return net.predict(net.sequences(images, start, known)) if net.config.packed else net(images, start)
 
@@ -194,7 +194,7 @@ class Run:
             images, start, known = (None if each is None else each.to(net.device) for each in batch)
             assert images is not None and start is not None
             start = start.clamp(max=START + net.config.classes)  # of classes that it does not have, any will do
-            net = grown(net, self.model.layers, lambda net: apply(net, images, start, known))
+            net = grown(net, self.model.layers, lambda net: run_layers(net, images, start, known))
         if found := differences(net.config, self.model):
             raise ValueError(f"--init needs a checkpoint of the same architecture, and {other.name} differs in "
                              f"{'; '.join(found)}")
