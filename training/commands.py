@@ -30,6 +30,7 @@ from .run import Run, TrainConfig
 from .workers import Workers, count_for, launched, shared
 
 DRAWING = ("temperature", "temperature_range", "limits")  # flags of evaluate --write, and fields of config.json
+SHORT = {"unconditional": 0.1, "warmup_images": 1_000}  # of --preset auto: minutes are few, and classes must be learnt
 GROWTH_IMAGES = 64  # on which new layers are fitted
 
 
@@ -64,12 +65,14 @@ def _choose_preset(given: argparse.Namespace, out: Path) -> None:
     given.minutes = kept["minutes"] if given.minutes is None else given.minutes
     if given.preset != GREY:
         given.compile = False if given.compile is None else given.compile  # its sequences have any length
-    elif given.init is None:  # letters are more like digits than noise is
-        try:
+        return
+    for name, value in SHORT.items():
+        if getattr(given, name) is None:
+            setattr(given, name, value)
+    if given.init is None:  # letters are more like digits than noise is
+        with contextlib.suppress(checkpoints.CheckpointError):
             checkpoints.find(GREY, given.checkpoints)
-        except checkpoints.CheckpointError:
-            return
-        given.init = GREY
+            given.init = GREY
 
 
 def train(given: argparse.Namespace) -> None:

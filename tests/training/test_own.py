@@ -49,9 +49,9 @@ def test_weights_for_other_classes_draw_unconditionally_as_the_old_ones_do(confi
     if config is TINY:  # the other draws a class first
         images, start = torch.randint(0, 256, (2, 64), dtype=torch.uint8), torch.full((2,), 256)
         torch.testing.assert_close(new(images, start), old(images, start))
-    rows = old.inputs.table[257:267].mean(0)
-    if classes:
-        torch.testing.assert_close(new.inputs.table[257:257 + classes], rows.expand(classes, -1))
+    rows = old.inputs.table[257:267]
+    expected = torch.cat([rows, rows.mean(0).expand(2, -1)])[:classes]
+    torch.testing.assert_close(new.inputs.table[257:257 + classes], expected)
 
 
 @pytest.mark.parametrize("config", [TINY, dataclasses.replace(

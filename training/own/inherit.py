@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from linpix.model.config import ModelConfig
@@ -27,8 +28,8 @@ def inherited(old: dict[str, Tensor], there: ModelConfig, new: dict[str, Tensor]
               ) -> dict[str, Tensor]:
     """The old weights where they fit, new ones elsewhere. old, new: state_dicts of configs `there` and `here`.
 
-    Where the numbers of classes differ, each new class begins as the mean of the old ones, and what tells them apart
-    (the class head) as it is in `new`.
+    Where the numbers of classes differ, class c begins as the old class c, whatever that was: the network knows already
+    how to tell these apart. Classes beyond the old ones begin as their mean, and the class head as it is in `new`.
     """
     found = {name: old[name] if name in old and old[name].shape == weight.shape else weight
              for name, weight in new.items()}
@@ -42,11 +43,16 @@ def inherited(old: dict[str, Tensor], there: ModelConfig, new: dict[str, Tensor]
             if size == length:
                 table[first:first + size] = rows
             elif name == "class":  # row 0 stands for none
-                table[first], table[first + 1:first + size] = rows[0], rows[1:].mean(0)
+                table[first] = rows[0]
+                table[first + 1:first + size] = _of_classes(rows[1:], size - 1)
             else:
-                start = old[_TABLE][START] if not length else rows.mean(0)
-                table[first:first + size] = start
+                table[first:first + size] = _of_classes(rows if length else old[_TABLE][START:START + 1], size)
     return found | {_TABLE: table}
+
+
+def _of_classes(rows: Tensor, count: int) -> Tensor:
+    """Rows of so many classes: the given ones, then their mean."""
+    return torch.cat([rows[:count], rows.mean(0).expand(max(0, count - len(rows)), -1)])
 
 
 def inverted(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
