@@ -114,6 +114,9 @@ def test_a_photographed_digit_is_prepared_and_completed(tmp_path):
         linpix.complete(str(tmp_path / "grey"), paper, known, prepare="emnist")
     with pytest.raises(ValueError, match="known must be bool of shape"):
         linpix.complete(str(tmp_path / "grey"), paper, known[:9], prepare="mnist")
+    checkpoint.save(tmp_path / "colour", Transformer(dataclasses.replace(PRESETS["tiny"], channels=3)), {}, "#")
+    with pytest.raises(ValueError, match="prepare=mnist goes with models of 28x28 grey pixels"):
+        linpix.complete(str(tmp_path / "colour"), paper, known, prepare="mnist")
 
 
 def test_seeds_are_drawn_where_none_is_given(tiny):

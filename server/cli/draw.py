@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,7 +32,7 @@ from ..engine.decode.scoring import recognised_in
 from ..engine.messages import QuantumReport, Submission
 from ..errors import NotFinite
 from ..pictures import pictures
-from ..pictures.uploads import Preparation, reduce_and_prepare
+from ..pictures.uploads import Preparation, check_preparable, reduce_and_prepare
 
 Method = Literal["raster", "smc"]
 Pictures = NDArray[np.uint8]  # (N, height, width), or (N, height, width, 3) of colour models
@@ -176,15 +176,13 @@ def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, 
     """
     group = particles_for(method, particles, candidates=candidates,
                           temperature=1.0 if temperature is None else temperature)
-    if prepare == "mnist":
-        image, known = prepared(np.asarray(image), np.asarray(known))
-    elif prepare != "none":
+    if prepare not in get_args(Preparation):
         raise ValueError(f"prepare must be none or mnist, got {prepare!r}")
     return _draw(model, count, label, seed, temperature, batch, checkpoints, progress,
-                 (np.asarray(image), np.asarray(known)), candidates, group)
+                 (np.asarray(image), np.asarray(known)), candidates, group, prepare)
 
 
-def prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+def _prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """A grey picture of any size as MNIST shows digits, and what of it is known. Raises ValueError."""
     if image.dtype != np.uint8 or image.ndim != 2:
         raise ValueError(f"image must be uint8 of shape (height, width), got {image.dtype} of shape {image.shape}")
@@ -197,7 +195,7 @@ def prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[ND
 
 def _draw(model: str, count: int, label: int | str | None, seed: int | None, temperature: float | None, batch: int,
           folder: str | None, progress: bool | None, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None,
-          candidates: int | None = None, particles: int = 0) -> Pictures:
+          candidates: int | None = None, particles: int = 0, prepare: Preparation = "none") -> Pictures:
     for name, value in (("count", count), ("batch", batch)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
@@ -208,6 +206,9 @@ def _draw(model: str, count: int, label: int | str | None, seed: int | None, tem
     checkpoint = checkpoints.read(checkpoints.find(str(model), None if folder is None else Path(folder)))
     config, number = checkpoint.net.config, class_of(label, checkpoint)
     heat = temperature_of(temperature, checkpoint, filtered=particles > 0)
+    if given is not None and prepare == "mnist":
+        check_preparable(config)
+        given = _prepared(*given)
     occluded = None if given is None else _occluded(*given, config)
     known = None if occluded is None else occluded.known
     if known is None:
