@@ -6,6 +6,7 @@ import {Photograph} from "./photograph.js";
 
 export const EDITS = "v1/images/edits";
 const MNIST = "28,28,1";  // the shape of prepared digits
+const FORMATS = ["image/png", "image/jpeg", "image/webp", ""];  // what the API reads, or what no name says
 
 export class Upload {
   constructor(panel, board, task) {
@@ -53,10 +54,13 @@ export class Upload {
     task.notice.clear();
     let bitmap;
     try {
-      bitmap = await createImageBitmap(blob);
+      bitmap = FORMATS.includes(blob.type) && await createImageBitmap(blob);
     } catch {
+      bitmap = null;
+    }
+    if (!bitmap) {
       if (this.loading === blob) this.loading = null;
-      task.notice.show(new Problem(`${blob.name || "That"} is not a picture that this browser can read. Choose a PNG, JPEG or WebP.`));
+      task.notice.show(new Problem(`${blob.name || "That"} is not a picture that can be read here. Choose a PNG, JPEG or WebP.`));
       return;
     }
     if (this.loading === blob) {  // else another picture was chosen meanwhile

@@ -312,8 +312,11 @@ def test_strokes_can_be_taken_back_and_drawn_with_the_keyboard(shipped, visit):
 def test_what_cannot_be_completed_is_said_with_a_cure(shipped, visit, tmp_path):
     visitor, page = begin(visit, shipped)
     page.locator("#file").set_input_files(written(tmp_path, "notes.png", b"no picture"))
-    says(page, "#completion .notice", "notes.png is not a picture that this browser can read. Choose a PNG, JPEG or "
-                                      "WebP.")
+    says(page, "#completion .notice", "notes.png is not a picture that can be read here. Choose a PNG, JPEG or WebP.")
+    gif = io.BytesIO()
+    Image.new("L", (28, 28), 200).save(gif, "GIF")  # the browser could read it, the API not
+    page.locator("#file").set_input_files(written(tmp_path, "seven.gif", gif.getvalue()))
+    says(page, "#completion .notice", "seven.gif is not a picture that can be read here. Choose a PNG, JPEG or WebP.")
     page.get_by_role("button", name="Keep all").click()
     page.get_by_role("button", name="Complete", exact=True).click()
     says(page, "#completion .notice", "Every pixel is known. Erase something, or press Lower half.")
