@@ -207,8 +207,8 @@ class Ledger:
 
     def _check_client(self, ticket: Ticket, images: int) -> None:
         """Raise ClientLimit, with the time until it is not so, if so many images would be too many of one client."""
-        if not self._client_images:
-            return
+        if not self._client_images or sum(served.undone for served in self.pools.all()) + images <= self._client_images:
+            return  # all clients together have no more
         here = self._images_of(ticket.client)
         more = images - (ticket.images if ticket.id in self.tickets else 0)
         if (excess := here + more - self._client_images) > 0:

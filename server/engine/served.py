@@ -61,6 +61,11 @@ class ServedModel:
     def slots_used(self) -> int:
         return len(self._last.running) if self._last else 0
 
+    @property
+    def undone(self) -> int:
+        """Images of all tickets here that are not done."""
+        return self._in_slots + self._queue()[0]
+
     def room_left(self, bulk: bool = False) -> int:
         """Images of a class that would be admitted now."""
         return self.room.left(bulk, self.room.slots - self._in_slots, *self._queue())
@@ -149,9 +154,11 @@ class ServedModel:
         images = self.slots_used
         step_s, late = self.step_time(min(images + 1, self.room.slots)), []
         for ticket in self._queued.values():
+            if ticket.joined or ticket.late:
+                continue
             left_s = ticket.left_s - QUANTUM_S  # the next report comes so much later
             alone_s = self._passes(ticket.known or 0) * step_s
-            if ticket.joined or ticket.late or alone_s * MIN_FACTOR <= left_s:  # nearly always
+            if alone_s * MIN_FACTOR <= left_s:  # nearly always
                 continue
             if (self.step_time.confident(images + 1 if images else 0, left_s)
                     and self._outlook().until_done(ticket.id, self.step_time) * MIN_FACTOR > left_s):

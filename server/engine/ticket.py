@@ -131,9 +131,12 @@ class Ticket:
         done = 0
         while done < self.images:
             event: Event | None = None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(patience_s):
-                    event = await self._events.get()
+            if patience_s is None:
+                event = await self._events.get()
+            else:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(patience_s):
+                        event = await self._events.get()
             if isinstance(event, ServiceError):
                 self.late |= isinstance(event, DeadlinePassed)
                 raise event

@@ -1,5 +1,6 @@
 """The images routes from a request's head to the last byte of its answer: whatever it holds is free at the end."""
 
+import json
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from ..errors import InvalidRequest, shown
@@ -15,6 +17,7 @@ from .fields import Timeout
 from .middleware.bodies import LIKELIHOODS, UPLOADS, body_of
 from .service import service_of
 
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 HEADER = "X-Request-Timeout"
 _timeout: TypeAdapter[float] = TypeAdapter(Timeout)
 TIMEOUT_PARAMETER = {"name": HEADER, "in": "header", "required": False, "schema": {"title": HEADER,
@@ -28,13 +31,32 @@ class AdmittingRoute(APIRoute):
     others have: so a client learns before it sends megabytes that the queue is full.
     """
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
+        if self.path not in UPLOADS and self.body_field is not None:
+            handle = _directly(self.endpoint, TypeAdapter[Any](self.body_field.field_info.annotation or Any), handle)
 
         async def admitting(http: Request) -> Response:
             return _Holding(http, handle, self.path)
 
         return admitting
+
+
+def _directly(endpoint: Callable[..., Awaitable[Response]], body: TypeAdapter[Any], handle: Handler) -> Handler:
+    """Calls the function of a route that takes a request and its JSON, as FastAPI's handler does in 0.1 ms more.
+
+    What is not valid goes on to that handler, which says why.
+    """
+    async def handler(http: Request) -> Response:
+        try:
+            given = body.validate_python(json.loads(await http.body()))
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except (ValueError, RecursionError, MemoryError):
+            return await handle(http)
+        return await endpoint(body=given, http=http)
+
+    return handler
 
 
 class _Holding(Response):

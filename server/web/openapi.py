@@ -29,6 +29,7 @@ from ..errors import (
     Unauthorized,
     Unexpected,
 )
+from ..pictures.encode import NPY
 from .error_handlers import error_json
 from .fields import never_null
 from .middleware.bodies import PLAIN_BYTES
@@ -52,6 +53,10 @@ _BEGINS = {"image/png": "\x89PNG\r\n\x1a\n...", "image/webp": "RIFF....WEBPVP8L.
 PICTURES: dict[str, Any] = {kind: {"schema": {"type": "string", "contentMediaType": kind},
                                    "examples": {"the picture itself": {"value": begins}}}
                             for kind, begins in _BEGINS.items()}
+ARRAY = {NPY: {"schema": {"type": "string", "contentMediaType": NPY, "description": "uint8, (n, height, width), or "
+                          "(n, height, width, 3) in colours: numpy.load reads it. In the X-LinPix headers commas "
+                          "divide the values of several images"},
+               "examples": {"all pictures as an array": {"value": "\x93NUMPY..."}}}}
 PNG = {"image/png": PICTURES["image/png"]}
 
 _MEANING = {
@@ -123,16 +128,16 @@ def event_stream(data: type[BaseModel], events: dict[str, Any]) -> dict[str, Any
 def image_responses(kind: str, event: type[ImageEvent], *errors: ServiceError, links: Links | None = None) -> Responses:
     """The `responses` of a route of images, whose events are of this kind. errors: its own, beside those of both."""
     found = ok_response("the images, in the form that stream and Accept ask for", links=links, content={
-        **PICTURES, **event_stream(event, {f"{kind}.partial_image": {"partial_image_index": 0, "rows": 14},
+        **PICTURES, **ARRAY, **event_stream(event, {f"{kind}.partial_image": {"partial_image_index": 0, "rows": 14},
                                            f"{kind}.completed": {"usage": NO_USAGE}, "error": DeadlinePassed(30.0)})})
     found[200]["headers"] = png_headers(event) | {"X-LinPix-Warnings": {
-        "description": "of a picture alone: warnings, if there are any", "schema": {"type": "string"},
+        "description": "of an answer without JSON: warnings, if there are any", "schema": {"type": "string"},
         "example": "prompt: these words have no effect: green"}}
     return found | error_responses(*BODY, *DRAWING, *errors)
 
 
 def png_headers(*answers: type[BaseModel]) -> dict[str, Any]:
-    """The headers of an answer that is a PNG: what these answers in JSON have beside it."""
+    """The headers of an answer that is a picture or an array: what these answers in JSON have beside it."""
     fields: dict[str, Any] = {}
     for model in answers:
         schema = model.model_json_schema()
@@ -141,7 +146,7 @@ def png_headers(*answers: type[BaseModel]) -> dict[str, Any]:
     for field in fields.values():
         never_null(field)
     return {f"X-LinPix-{name.title().replace('_', '-')}": {
-                "description": f"of a picture alone: {fields[name]['description']}", "schema": fields[name]}
+                "description": f"of an answer without JSON: {fields[name]['description']}", "schema": fields[name]}
             for name in ("seed", "score", "effective_sample_size", "log_evidence", "model", "checkpoint", "engine",
                          "precision", "device", "state", "bits_per_dim", "log_likelihood") if name in fields}
 

@@ -1,61 +1,166 @@
-"""What HTTP costs: images/s of many clients at once, over that of `linpix sample` at the same batch size.
+"""What HTTP costs: images/s of 64 clients at once, as a share of what the engine draws in the same time alone.
 
-    python -m tests.benchmarks.http [--model mnist-small | --preset mnist] [--batch 64] [--rounds 4] [--repeat 3]
+    python -m tests.benchmarks.http [--model mnist-small | --preset mnist] [--batch 64] [--n 1,8] [--seconds 5]
+                                    [--repeat 3] [--other CHECKOUT] [--accept TYPE] [--python]
 
-So many clients as fill the batch each send `--rounds` requests, one after the other; sample makes as many images. One
-round is a single burst, most of which may be its beginning and its end. A preset has random weights, which does not
-change its speed.
-Both are measured in turn, as whole processes of this machine; the ratio is of medians.
+The engine alone, in this process, keeps `--batch` images in flight: a loop over the quanta that `linpix sample` runs.
+A server has as many images in flight for connections of wrk, a load generator in C (Debian: apt install wrk), each of
+which asks for n images again as soon as it has its answer. All of them take turns, `--repeat` times; a share is the
+median of the shares within a round. What comes before a run is steady, and what is under way at its end, is left out.
+The processor's time is that of server and clients together: where other programs use the same cores, the share by it,
+of the engine's own time for an image, still compares two servers. It leaves out what threads wait for.
+--other: another checkout, whose server takes turns too. --accept: of what media type the answers are to be. --python:
+httpx instead of wrk, whose clients take more of the same cores than the server does. A preset has random weights, which
+does not change its speed.
 """
 
 import argparse
 import json
+import math
+import resource
+import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import torch
 
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
+from linpix.model.team import limit_threads
 from linpix.model.transformer import Transformer
-from tests.server.conftest import serving
+from linpix.server.engine.batch import Batcher
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.decoder import ImageSpec
+from linpix.server.engine.messages import Submission
+from tests.benchmarks.decode import machine
+from tests.server.conftest import Process, serving
+
+Load = Callable[[str, int, int, float, str], tuple[float, int]]
+STEADY_S = 1  # after which the first requests, which came at once, have spread
+ROUTE = "/v1/images/generations"
+# Each answer must be 200 and, if it is JSON, have n pictures.
+SCRIPT = """
+local ffi = require("ffi")
+ffi.cdef("typedef struct { long s, ns; } span; int clock_gettime(int, span *);")
+local clock = ffi.new("span")
+local function now() ffi.C.clock_gettime(1, clock) return tonumber(clock.s) + tonumber(clock.ns) * 1e-9 end
+wrk.method, wrk.body = "POST", '{"n": %(n)d}'
+wrk.headers["content-type"], wrk.headers["accept"] = "application/json", "%(accept)s"
+local thread
+function setup(it) thread = it end
+function init() answers, wrong, began, ended = 0, 0, now() + %(steady)d, 0 end
+function response(status, headers, body)
+  local pictures = %(n)d
+  if "%(accept)s" == "*/*" then _, pictures = body:gsub('"b64_json":', "") end
+  if status ~= 200 or pictures ~= %(n)d or #body == 0 then wrong = wrong + 1 end
+  ended = now()
+  if ended > began then answers = answers + 1 end
+end
+function done(summary)
+  local lost = summary.errors.connect + summary.errors.read + summary.errors.write + summary.errors.timeout
+  io.write(string.format('\\n{"answers": %%d, "wrong": %%d, "seconds": %%.6f}\\n', thread:get("answers"),
+                         thread:get("wrong") + lost, thread:get("ended") - thread:get("began")))
+end
+"""
 
 
-def sampled(model: str, batch: int, rounds: int, folder: Path) -> float:
-    command = [sys.executable, "-m", "linpix", "sample", "--model", model, "--count", str(batch * rounds),
-               "--batch", str(batch), "--out", str(folder), "--json"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return float(json.loads(printed)["images_per_second"])
+class Result(NamedTuple):
+    rate: float         # images/s
+    processor_s: float  # of the processor for an image: of the engine, or of server and clients
+    loop_s: float = 0   # of it a request's on the event loop's thread
 
 
-def served(url: str, clients: int, rounds: int, n: int) -> float:
-    with httpx.Client(base_url=url, timeout=600, limits=httpx.Limits(max_connections=clients)) as http, \
-            ThreadPoolExecutor(clients) as pool:
+def bare(batcher: Batcher, batch: int, seconds: float) -> Result:
+    """The engine alone with so many images always in flight."""
+    began, used, subpixels, asked = time.perf_counter(), time.process_time(), 0, 0
+    while (passed := time.perf_counter() - began) < seconds:
+        running = len(batcher.scheduler.running) + len(batcher.scheduler.waiting)
+        for _ in range(batch - running):
+            batcher.submit(Submission(str(asked), [ImageSpec(seed=asked)]))
+            asked += 1
+        subpixels += batcher.run_quantum().subpixels
+    images, used = subpixels / batcher.decoder.config.subpixels, time.process_time() - used
+    for image in batcher.scheduler.running.copy().values():
+        batcher.cancel(image.request)
+    while batcher.busy:
+        batcher.run_quantum()
+    return Result(images / passed, used / images)
 
-        def ask(_: int) -> list[int]:
-            return [http.post("/v1/images/generations", json={"n": n}).status_code for _ in range(rounds)]
 
-        began = time.perf_counter()
-        answers = list(pool.map(ask, range(clients)))
-        seconds = time.perf_counter() - began
-    assert all(status == 200 for statuses in answers for status in statuses)
-    return clients * rounds * n / seconds
+def by_wrk(url: str, connections: int, n: int, seconds: float, accept: str) -> tuple[float, int]:
+    """Images/s, and the number of requests they took."""
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
+        script.write(SCRIPT % {"n": n, "accept": accept, "steady": STEADY_S})
+        script.flush()
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{math.ceil(STEADY_S + seconds)}s", "--timeout", "60s", "-s",
+                   script.name, url + ROUTE]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = json.loads(printed.splitlines()[-1])
+    assert not found["wrong"], printed
+    return found["answers"] * n / found["seconds"], found["answers"]
+
+
+def by_httpx(url: str, connections: int, n: int, seconds: float, accept: str) -> tuple[float, int]:
+    """The same with clients in Python."""
+    began = time.perf_counter() + STEADY_S
+    with httpx.Client(base_url=url, timeout=600, limits=httpx.Limits(max_connections=connections)) as http, \
+            ThreadPoolExecutor(connections) as pool:
+
+        def ask(_: int) -> int:
+            counted = 0
+            while time.perf_counter() < began + seconds:
+                answer = http.post(ROUTE, json={"n": n}, headers={"accept": accept})
+                assert answer.status_code == 200 and (accept != "*/*" or len(answer.json()["data"]) == n)
+                counted += began < time.perf_counter() < began + seconds
+            return counted
+
+        answers = sum(pool.map(ask, range(connections)))
+    return answers * n / seconds, answers
+
+
+def used_s(server: Process) -> tuple[float, float]:
+    """Seconds that all threads of a server, and clients that have ended, have had a core; and the event loop's thread.
+
+    Linux only, as wrk's measurements.
+    """
+    tasks = Path(f"/proc/{server.process.pid}/task")
+    used = {task.name: int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks.iterdir()}
+    clients = resource.getrusage(resource.RUSAGE_CHILDREN)
+    own = time.process_time()  # clients in Python are here
+    return sum(used.values()) + clients.ru_utime + clients.ru_stime + own, used[str(server.process.pid)]
+
+
+def served(server: Process, load: Load, given: argparse.Namespace, n: int) -> Result:
+    before = used_s(server)
+    rate, answers = load(server.url, given.batch // n, n, given.seconds, given.accept)
+    assert answers, "no answer came once the load was steady; measure for longer, with --seconds"
+    all_s, loop_s = (after - at for after, at in zip(used_s(server), before, strict=True))
+    part = given.seconds / (given.seconds + STEADY_S)  # of the answers, which are counted once steady
+    return Result(rate, all_s * part / answers / n, loop_s * part / answers)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="mnist-small", help="a checkpoint, by name or folder")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="instead of a checkpoint, with random weights")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=4, help="requests of each client")
+    parser.add_argument("--n", type=lambda text: [int(word) for word in text.split(",")], default=[1, 8])
+    parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--other", type=Path, help="another checkout, to compare with")
+    parser.add_argument("--accept", default="*/*", help="such as application/x-npy")
+    parser.add_argument("--python", action="store_true", help="clients in Python")
     given = parser.parse_args()
+    if not given.python and shutil.which("wrk") is None:
+        parser.error("there is no wrk here: install it (Debian: apt install wrk), or measure with --python")
     with tempfile.TemporaryDirectory() as made:
         if given.preset:
             folder = Path(made) / given.preset
@@ -64,23 +169,40 @@ def main() -> None:
             checkpoint.save(folder, Transformer(PRESETS[given.preset]), source, "# random\n")
         else:
             folder = checkpoint.find(given.model).resolve()
-        measure(folder, given.batch, given.rounds, given.repeat)
+        measure(folder, given)
 
 
-def measure(folder: Path, batch: int, rounds: int, repeat: int) -> None:
-    rates: dict[str, list[float]] = {"sample": [], "http, n=1": [], "http, n=8": []}
-    with serving(folder.parent, "--models", folder.name, "--slots", str(batch)) as server, \
-            tempfile.TemporaryDirectory() as out:
-        served(server.url, 1, 1, 1)  # warm
-        for _ in range(repeat):
-            rates["sample"].append(sampled(str(folder), batch, rounds, Path(out)))
-            rates["http, n=1"].append(served(server.url, batch, rounds, 1))
-            rates["http, n=8"].append(served(server.url, batch // 8, rounds, 8))
-    base = statistics.median(rates["sample"])
-    print(f"| {folder.name}, batch {batch} | images/s | of `linpix sample` |\n|---|---|---|")
-    for name, values in rates.items():
-        print(f"| {name} | {statistics.median(values):.1f} ({min(values):.1f}..{max(values):.1f}) "
-              f"| {statistics.median(values) / base:.2f} |")
+def measure(folder: Path, given: argparse.Namespace) -> None:
+    limit_threads()
+    batcher = Batcher(new_decoder(checkpoint.read(folder), given.batch, precision="auto"))
+    flags = ("--models", folder.name, "--slots", str(given.batch))
+    load: Load = by_httpx if given.python else by_wrk
+    alone: list[Result] = []
+    found: dict[str, list[Result]] = {}
+    with ExitStack() as stack:
+        servers = {"": stack.enter_context(serving(folder.parent, *flags))}
+        if given.other:
+            elsewhere = ["env", f"--chdir={given.other.resolve()}"]
+            servers[", the other checkout"] = stack.enter_context(serving(folder.parent, *flags, before=elsewhere))
+        bare(batcher, given.batch, STEADY_S)
+        for server in servers.values():
+            load(server.url, given.batch, 1, STEADY_S, given.accept)
+        for turn in range(given.repeat):
+            alone.append(bare(batcher, given.batch, given.seconds))
+            for name, server in list(servers.items())[::1 if turn % 2 else -1]:
+                for n in given.n:
+                    found.setdefault(f"n = {n}{name}", []).append(served(server, load, given, n))
+    print(f"{machine()}; commit {checkpoint.commit()}; {given.batch} in flight, {given.repeat} rounds of "
+          f"{given.seconds:g} s\n\n| {folder.name} | images/s | of the engine alone | processor, ms an image | of the "
+          "engine alone | event loop, ms a request |\n|---|---|---|---|---|---|")
+    for name, results in {"the engine alone": alone, **found}.items():
+        columns = [[result.rate for result in results],
+                   [result.rate / base.rate for result, base in zip(results, alone, strict=True)],
+                   [1e3 * result.processor_s for result in results],
+                   [base.processor_s / result.processor_s for result, base in zip(results, alone, strict=True)],
+                   [1e3 * result.loop_s for result in results]]
+        print(f"| {name} | " + " | ".join(f"{statistics.median(values):.3g} ({min(values):.3g}..{max(values):.3g})"
+                                         for values in columns) + " |")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from ..error_handlers import sendable
 from ..service import Service, preferred
 from .prompts import wish
 
+ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26  # most of an answer that is an array: their seeds are in one header
 SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30
 _PICTURE_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
 
@@ -79,13 +80,16 @@ class ImageRequest:
             self.warnings.append("response_format was ignored: events of a stream have b64_json")
         accepted = preferred(http.headers.get("accept", ""))
         self.alone = encode.MEDIA_TYPES.get(accepted)  # the picture itself is the answer, in this format
-        if self.alone and output_format not in (None, self.alone):
+        self.array = accepted == encode.NPY  # all pictures are the answer, as one array
+        if (self.alone or self.array) and output_format not in (None, self.alone):
             raise InvalidRequest(f"output_format {output_format} contradicts Accept: {accepted}; send one of them",
                                  param="output_format")
         self.format: encode.Format = self.alone or output_format or "png"
         if self.alone and (self.n != 1 or self.stream):
             raise InvalidRequest(f"Accept: {accepted} answers one picture: it goes with n=1 and without stream, "
                                  f"got n={self.n}, stream={str(self.stream).lower()}", param="n")
+        if self.array:
+            self._check_array()
         if self.chosen and self.stream and partial_images:
             raise InvalidRequest("which candidates or particles are the answer is known when all are drawn, so a "
                                  "stream of them has no partial images; leave partial_images out, got "
@@ -111,6 +115,16 @@ class ImageRequest:
             names = [sendable(name)[:40] for name in sorted(ignored)]
             more = f" and {len(names) - 20} more" if len(names) > 20 else ""
             self.warnings.append(f"ignored: {', '.join(names[:20])}{more}")
+
+    def _check_array(self) -> None:
+        """Raise InvalidRequest for an array that is too large, or a stream."""
+        if self.stream:
+            raise InvalidRequest(f"Accept: {encode.NPY} answers all pictures at once: it goes without stream",
+                                 param="stream")
+        size = self.n * math.prod(self.shape)
+        if self.n > ARRAY_IMAGES or size > ARRAY_BYTES:
+            raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {self.n} of "
+                                 f"{self.size} are {size:,} bytes. Ask for fewer or smaller ones", param="n")
 
     def _label(self, label: int | str | None, prompt: str | None) -> int | None:
         """The class asked for by label, or by a prompt that names one."""
@@ -177,6 +191,9 @@ class ImageRequest:
             with _suitable():
                 check_filter(self.served.decoder, self.occluded.known)
         if (overlay := upload.overlay) is not None:
+            if self.array:
+                raise InvalidRequest(f"lay_back answers pictures of the upload's size, and Accept: {encode.NPY} an "
+                                     "array; send one of them", param="lay_back")
             self._overlay, self.size, self.partial_images = overlay, overlay.size, 0
 
     @property
@@ -186,15 +203,21 @@ class ImageRequest:
         return self._occluded
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of a picture of the answer that is not laid back: (H, W, channels)."""
+        return self.frame.height, self.frame.width, self.config.channels
+
+    @property
     def soon(self) -> bool:
         """Whether a picture of the answer is encoded in a moment."""
         return self._overlay is None and self.frame.width * self.frame.height <= SOON_PIXELS
 
     def encode(self, canvas: NDArray[np.uint8], rows: int | None) -> bytes:
-        """In the format and size asked for; or laid back, which goes without `rows`."""
+        """In the format and size asked for, for an array its sub-pixels; or laid back, which goes without `rows`."""
         canvas = self._with_kept(canvas)
         if self._overlay is None:
-            return encode.encoded(encode.framed(canvas, self.config, self.frame, rows), self.format)
+            pixels = encode.framed(canvas, self.config, self.frame, rows)
+            return pixels.tobytes() if self.array else encode.encoded(pixels, self.format)
         shape = self.config.height, self.config.width, self.config.channels
         return self._overlay.encoded(canvas.reshape(shape), self.format)
 

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from ...engine.ledger import Ledger
 from ...engine.ticket import ImageDone, RowsDone, Ticket
 from ...errors import ServiceError
+from ...pictures import encode
 from ..error_handlers import error_json
 from ..schemas import NO_USAGE
 from .image_request import ImageRequest
@@ -57,21 +58,19 @@ async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: 
 
 async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, Any]) -> Response:
     """A response that is not a stream. Each image is encoded as soon as it is done. Raises ServiceError."""
-    files = {place: (await encoded(request, ticket, event.canvas), request.facts_of(event))
+    found = {place: (await encoded(request, ticket, event.canvas), request.facts_of(event))
              async for place, event in answered(request, ticket) if isinstance(event, ImageDone)}
+    files = [found[place] for place in sorted(found)]
     media_type = f"image/{request.format}"
     if request.alone:
-        file, facts = files[0]
-        told = request.served.decoder.facts | facts
-        if request.warnings:
-            told |= {"warnings": "; ".join(request.warnings)}
-        headers = {f"x-linpix-{name.replace('_', '-')}": quote(str(value), safe=READABLE if name == "warnings" else "+")
-                   for name, value in told.items()}
-        return Response(file, media_type=media_type, headers=headers)
+        return Response(files[0][0], media_type=media_type, headers=_told(request, [files[0][1]]))
 
     def answer() -> Response:
+        if request.array:
+            return Response(encode.npy([file for file, _ in files], request.shape), media_type=encode.NPY,
+                            headers=_told(request, [facts for _, facts in files]))
         data: list[dict[str, Any]] = []
-        for _, (file, facts) in sorted(files.items()):
+        for file, facts in files:
             text = base64.b64encode(file).decode()
             image = {"url": f"data:{media_type};base64,{text}"} if request.as_url else {"b64_json": text}
             revised = {} if request.revised_prompt is None else {"revised_prompt": request.revised_prompt}
@@ -79,6 +78,16 @@ async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, 
         return JSONResponse(common | {"usage": NO_USAGE, "data": data})
 
     return answer() if request.soon else await asyncio.to_thread(answer)
+
+
+def _told(request: ImageRequest, images: list[dict[str, int | float]]) -> dict[str, str]:
+    """The headers that tell what JSON would have beside its pictures. Of several images, values are divided by commas.
+    """
+    told = {name: quote(value, safe="+") for name, value in request.served.decoder.facts.items()}
+    told |= {name: ",".join(quote(str(facts[name]), safe="+") for facts in images) for name in images[0]}
+    if request.warnings:
+        told["warnings"] = quote("; ".join(request.warnings), safe=READABLE)
+    return {f"x-linpix-{name.replace('_', '-')}": value for name, value in told.items()}
 
 
 async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | None = None

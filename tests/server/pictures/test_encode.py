@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from linpix.model.config import ModelConfig
-from linpix.server.pictures.encode import encoded, enlarged, frame_of, framed, sizes
+from linpix.server.pictures.encode import encoded, enlarged, frame_of, framed, npy, sizes
 
 GREY, COLOUR = ModelConfig(), ModelConfig(height=32, width=32, channels=3)
 CANVAS = np.random.default_rng(0).integers(0, 256, 784, dtype=np.uint8)
@@ -67,6 +67,23 @@ def test_png_and_webp_are_exact_and_jpeg_is_close(config):
         found = np.asarray(picture.convert("L" if config.channels == 1 else "RGB")).reshape(pixels.shape)
         assert np.abs(found.astype(int) - pixels).max() <= (60 if kind == "jpeg" else 0)
         assert encoded(pixels, kind) == encoded(pixels, kind)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (28, 28, 1), (64, 64, 1), (65, 64, 1), (7, 13, 1), (32, 32, 3)])
+def test_a_png_of_any_size_has_its_pixels_and_passes_its_checks(shape):
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    data = encoded(pixels)
+    Image.open(io.BytesIO(data)).verify()  # sums of all chunks
+    picture = Image.open(io.BytesIO(data))
+    assert (picture.format, picture.mode) == ("PNG", "L" if shape[2] == 1 else "RGB")
+    assert np.array_equal(np.asarray(picture).reshape(shape), pixels)
+
+
+def test_an_array_is_what_numpy_reads_whatever_its_channels():
+    for channels in (1, 3):
+        images = np.random.default_rng(0).integers(0, 256, (5, 4, 6, channels), np.uint8)
+        found = np.load(io.BytesIO(npy([image.tobytes() for image in images], (4, 6, channels))), allow_pickle=False)
+        assert found.dtype == np.uint8 and np.array_equal(found, images[..., 0] if channels == 1 else images)
 
 
 def test_unfinished_rows_are_black():

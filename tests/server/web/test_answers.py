@@ -49,6 +49,54 @@ def test_a_picture_comes_in_the_format_asked_for(client, asked, kind):
     assert [opened(base64.b64decode(event["b64_json"]))[0] for event in events] == [kind, kind]
 
 
+def edited_array(client, **fields):
+    return client.post("/v1/images/edits", files={"image": ("picture.png", occluded())}, data=fields,
+                       headers={"accept": "application/x-npy"})
+
+
+def array_of(answer) -> np.ndarray:
+    assert answer.headers["content-type"] == "application/x-npy", answer.text
+    return np.load(io.BytesIO(answer.content), allow_pickle=False)
+
+
+@pytest.mark.parametrize("size", ["native", "24x24", "256x256"])
+def test_an_array_has_the_pixels_and_seeds_of_the_pictures(client, size):
+    body = {"n": 3, "seed": 5, "size": size, "prompt": "7 cats"}
+    data = generate(client, **body).json()["data"]
+    answer = client.post("/v1/images/generations", json=body, headers={"accept": "application/x-npy"})
+    array = array_of(answer)
+    assert array.dtype == np.uint8 and array.ndim == 3
+    assert np.array_equal(array, [opened(base64.b64decode(item["b64_json"]))[1] for item in data])
+    assert answer.headers["x-linpix-seed"] == "5,6,7"
+    assert answer.headers["x-linpix-model"] == "tiny" and "cats" in answer.headers["x-linpix-warnings"]
+
+
+def test_an_edit_answers_an_array_of_its_best_candidates(client):
+    fields = {"seed": 3, "n": 2, "candidates": 4}
+    data = edit(client, **fields).json()["data"]
+    answer = edited_array(client, **fields)
+    assert np.array_equal(array_of(answer), [opened(base64.b64decode(item["b64_json"]))[1] for item in data])
+    for name in ("seed", "score"):
+        assert [float(text) for text in answer.headers[f"x-linpix-{name}"].split(",")] == [item[name] for item in data]
+
+
+@pytest.mark.parametrize(("fields", "param", "told"), [
+    ({"stream": True}, "stream", "without stream"), ({"output_format": "png"}, "output_format", "send one of them"),
+    ({"size": "1:1"}, "size", "nearest"), ({"lay_back": True}, "lay_back", "send one of them"),
+])
+def test_what_does_not_go_with_an_array_is_refused(client, fields, param, told):
+    answer = edited_array(client, **fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert told in answer.json()["error"]["message"] or param == "size"
+
+
+def test_an_array_has_a_largest_size(tiny):
+    with serving(tiny.parent, "--max-n", "200") as process, process.client() as client:
+        for body in ({"n": 129}, {"n": 100, "size": "1024x1024"}):
+            answer = client.post("/v1/images/generations", json=body, headers={"accept": "application/x-npy"})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+
+
 def test_an_edit_has_its_format_too(client):
     for fields in ({}, {"lay_back": True}):
         found, pixels = picture_of(edit(client, seed=3, output_format="webp", **fields))
