@@ -20,38 +20,24 @@ import signal
 import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from http.client import HTTPConnection
-from multiprocessing import get_context
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 
 from linpix.model import checkpoint
-from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.team import usable_cores
 from linpix.model.transformer import Transformer
 from linpix.server.cluster.choosing import Outstanding, by_end
 from linpix.server.cluster.messages import Load
-from linpix.server.cluster.replica import take_cores
-from linpix.server.engine.batch import Batcher
-from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.decoder import ImageSpec
-from linpix.server.engine.messages import Submission
 from tests.benchmarks.decode import machine
-from tests.benchmarks.simulation import STATS_S, Costs, Served, served, simulate
-from tests.server.cluster.test_ray import processes
+from tests.benchmarks.simulation import Costs, Served, served, simulate
+from tests.benchmarks.spending import Spent, ask, steps_of_all
 from tests.server.conftest import serving
 
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # images of which a step is measured
-QUANTA = 6            # of each
 IDLE_S, FEW_S, WARM_S, CHECK_S = 4.0, 10.0, 6.0, 24.0
 FEW, CLIENTS = 8, 64  # of costs, and of the check
 BEATS = 2.0           # of each process to the desk in a second: server/cluster/deployments.py
@@ -82,94 +68,6 @@ class Measured:
 
 
 # --- what is measured ---
-
-def steps(preset: str, core: int) -> dict[int, float]:
-    """Seconds of a step on one thread, and of what comes between quanta, by the number of images."""
-    take_cores(core, 1)
-    torch.manual_seed(0)
-    net = Transformer(PRESETS[preset]).eval().requires_grad_(False)
-    batcher, found = Batcher(new_decoder(Checkpoint(preset, net, {}, "", ()), max(ROWS))), {}
-    for rows in ROWS:
-        batcher.submit(Submission(str(rows), [ImageSpec(seed=seed) for seed in range(rows)]))
-        for _ in range(2):  # to learn how many steps fit
-            batcher.run_quantum()
-        taken = []
-        for _ in range(QUANTA):
-            began = time.thread_time()
-            done = batcher.run_quantum().steps
-            taken.append((time.thread_time() - began) / done)
-        found[rows] = statistics.median(taken)
-        batcher.cancel(str(rows))
-        batcher.run_quantum()
-    return found
-
-
-def steps_of_all(preset: str, replicas: int) -> dict[int, float]:
-    """The mean of so many processes at once, which have the caches and the memory of a machine together."""
-    with ProcessPoolExecutor(replicas, get_context("spawn")) as pool:
-        all_of_them = list(pool.map(steps, [preset] * replicas, range(replicas)))
-    return {rows: statistics.mean(found[rows] for found in all_of_them) for rows in ROWS}
-
-
-def threads(driver: int) -> dict[tuple[str, int, int], float]:
-    """Seconds that each thread of a cluster has had of a core, by the kind of its process, process and thread."""
-    found = {}
-    for pid, command in processes(driver).items():
-        kind = command.removeprefix("ray::ServeReplica:linpix:").split(":")[0] if ":linpix:" in command else "others"
-        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            try:
-                found[kind, pid, int(task.parent.name)] = int(task.read_text().split()[0]) / 1e9
-            except OSError:
-                continue  # it has ended
-    return found
-
-
-class Spent:
-    """Seconds of a core, from its creation to its end, by the kind of process. Of each replica the busiest thread is
-    apart, as `decoding`: it is the engine's, which calls the compiled kernels."""
-
-    def __init__(self, driver: int) -> None:
-        self._driver, self._before, self._own = driver, threads(driver), time.process_time()
-
-    def end(self) -> Counter[str]:
-        found: Counter[str] = Counter(client=time.process_time() - self._own)  # type: ignore[arg-type]
-        engines: dict[int, float] = {}
-        for (kind, pid, thread), seconds in threads(self._driver).items():
-            taken = seconds - self._before.get((kind, pid, thread), 0.0)
-            found[kind] += taken  # type: ignore[assignment]
-            if kind == "Engine":
-                engines[pid] = max(engines.get(pid, 0.0), taken)
-        found["decoding"] = sum(engines.values())  # type: ignore[assignment]
-        found["Engine"] -= found["decoding"]
-        return found
-
-
-def ask(url: str, clients: int, seconds: float, warm_s: float = 0.0) -> tuple[list[float], int]:
-    """Clients that ask for one image again and again; seconds that those answered after warm_s took, and the bytes of
-    one answer."""
-    took: list[float] = []
-    sizes: list[int] = []
-    where, began = urlsplit(url), time.monotonic()
-
-    def client() -> None:
-        there = HTTPConnection(where.hostname or "", where.port, timeout=120)
-        while (asked := time.monotonic()) < began + warm_s + seconds:
-            there.request("POST", "/v1/images/generations", b'{"n": 1}', {"content-type": "application/json"})
-            answer = there.getresponse()
-            body = answer.read()
-            assert answer.status == 200, body
-            if began + warm_s <= (now := time.monotonic()) < began + warm_s + seconds:
-                took.append(now - asked)
-            sizes.append(len(body) + len(str(answer.headers)))
-        there.close()
-
-    threads = [threading.Thread(target=client) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return took, sizes[-1]
-
 
 def measure(preset: str, check: bool, file: Path) -> None:
     steps_s = steps_of_all(preset, 2)
@@ -286,27 +184,35 @@ def planned(found: Measured, rate: float, utilisation: float, slots: int) -> Pla
 
 
 def plan(found: Measured, given: argparse.Namespace) -> str:
-    lines = [f"{found.preset}, {found.machine}; utilisation {given.utilisation:.0%} at {given.peak:g} times the mean", "",
-             "| images a day | images/s | clusters | fronts | replicas of one thread | cores | p50, s | p99, s "
-             "| core-seconds an image | desks in use | answers, MB/s | H200s by the state's limit "
-             "| by their event loops | price of a million images: processors | GPUs |", "|---" * 15 + "|"]
-    for images in given.images:
-        rate = images / 86_400 * given.peak
-        p = planned(found, rate, given.utilisation, given.slots)
-        core_s = p.cores * 86_400 / images  # machines are paid for all day
-        gpus = max(p.gpus_by_state, p.gpus_by_loop)
-        on_gpus = gpus * given.gpu_hour + (p.fronts + p.clusters) * given.core_hour
-        lines.append(f"| {images:g} | {rate:.4g} | {p.clusters} | {p.fronts} | {p.replicas} | {p.cores} "
-                     f"| {p.served.p50_s:.2f} | {p.served.p99_s:.2f} | {core_s:.3f} | {p.desk:.0%} "
-                     f"| {rate * found.sent_bytes / 1e6:.3g} | {p.gpus_by_state} | {p.gpus_by_loop} "
-                     f"| {core_s / 3600 * 1e6 * given.core_hour:.3g} | {on_gpus * 24 / images * 1e6:.3g} |")
+    columns = [column(found, images, given) for images in given.images]
+    heads = " | ".join(f"{images:g} images a day" for images in given.images)
+    lines = [f"{found.preset}, {found.machine}; {given.utilisation:.0%} in use at {given.peak:g} times the mean", "",
+             f"| | {heads} |", "|---" * (1 + len(columns)) + "|"]
+    lines += [f"| {name} | " + " | ".join(each[name] for each in columns) + " |" for name in columns[0]]
     image_s = found.costs.step_s(given.slots) * found.length / given.slots
-    lines += ["", f"One image: engine {image_s * 1e3:.1f} ms of a core, replica {found.replica_s * 1e3:.2f}, front "
-              f"{found.front_s * 1e3:.2f}, desk {found.desk_s * 1e3:.2f}. Where each thread is full, a second: engine "
-              f"{1 / image_s:.0f} images, front {1 / found.front_s:.0f} requests, replica's event loop "
-              f"{1 / found.replica_s:.0f}, desk {1 / max(found.desk_s, 1e-9):.0f} requests or "
-              f"{1 / (BEATS * found.beat_s):.0f} processes."]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", (
+        f"One image, ms of a core: engine {image_s * 1e3:.1f}, replica {found.replica_s * 1e3:.1f}, front "
+        f"{found.front_s * 1e3:.1f}, desk {found.desk_s * 1e3:.1f}. Full, a second: engine {1 / image_s:.0f} images, "
+        f"front {1 / found.front_s:.0f} requests, replica's event loop {1 / found.replica_s:.0f}, desk "
+        f"{1 / found.desk_s:.0f} requests, or the beats of {1 / (BEATS * found.beat_s):.0f} processes.")])
+
+
+def column(found: Measured, images: float, given: argparse.Namespace) -> dict[str, str]:
+    """images: a day."""
+    rate = images / 86_400 * given.peak
+    p = planned(found, rate, given.utilisation, given.slots)
+    core_s = p.cores * 86_400 / images  # machines are there all day
+    gpus = max(p.gpus_by_state, p.gpus_by_loop)
+    on_gpus = (gpus * given.gpu_hour + (p.fronts + p.clusters) * given.core_hour) * 24 / images * 1e6
+    return {"images/s": f"{rate:.4g}", "replicas of one thread": str(p.replicas), "fronts": str(p.fronts),
+            "clusters, each with a desk": str(p.clusters), "cores": str(p.cores),
+            "p50, p99 of a cluster, simulated": f"{p.served.p50_s:.2f} s, {p.served.p99_s:.2f} s",
+            "of each desk in use": f"{p.desk:.0%}", "answers": f"{rate * found.sent_bytes / 1e6:.2g} MB/s",
+            "core-seconds an image": f"{core_s:.2f}",
+            "a million images on processors, price": f"{core_s / 3600 * 1e6 * given.core_hour:.3g}",
+            "H200s, by the limit of their memory": str(p.gpus_by_state),
+            "H200s, by the event loop of their replica": str(p.gpus_by_loop),
+            "a million images on H200s, price": f"{on_gpus:.3g}"}
 
 
 def main() -> None:
