@@ -3,6 +3,7 @@
 #   docker build --tag linpix .
 #   docker build --tag linpix:cuda --build-arg DEVICE=cuda .        then: docker run --gpus all ...
 #     (old versions of podman and buildah want --build-arg DEVICE=cpu spelled out as well)
+#   docker build --tag linpix:ray --build-arg EXTRAS=ray .          for serve --replicas, and for clusters of Ray
 #   docker run --init --read-only --tmpfs /tmp --publish 127.0.0.1:8000:8000 linpix      also: docker run linpix doctor
 #
 # On x86 pip's own index has only CUDA builds of torch: gigabytes, though they serve on a CPU as well. For a small
@@ -42,14 +43,20 @@ RUN index="${TORCH_INDEX_URL:-$INDEX_URL}" \
  && python -c "import importlib.metadata as m; print('torch==' + m.version('torch'))" > /opt/constraints.txt \
  && python -c "import sys, torch; sys.exit('$DEVICE' == 'cuda' and not torch.version.cuda and f'DEVICE=cuda, but torch {torch.__version__} has no CUDA: change TORCH_INDEX_URL')"
 
-# the dependencies next, so that a change of our code does not fetch them again
+# the dependencies next, so that a change of our code does not fetch them again. EXTRAS: of pyproject.toml, with spaces
+ARG EXTRAS=
 COPY pyproject.toml ./
-RUN python -c "import tomllib; all = tomllib.load(open('pyproject.toml', 'rb')); print(*all['build-system']['requires'], *all['project']['dependencies'], sep='\n')" > /opt/requirements.txt \
+RUN python -c "import tomllib; all = tomllib.load(open('pyproject.toml', 'rb')); extras = [all['project']['optional-dependencies'][name] for name in '$EXTRAS'.split()]; print(*all['build-system']['requires'], *all['project']['dependencies'], *sum(extras, []), sep='\n')" > /opt/requirements.txt \
  && pip install ${INDEX_URL:+--index-url "$INDEX_URL"} --constraint /opt/constraints.txt --requirement /opt/requirements.txt
 
 # without isolation: the kernels are compiled against the torch above, and the build fetches no other
 COPY . .
 RUN pip install --no-deps --no-build-isolation .
+
+# what nothing here runs: torch's own tests, its headers and compilers of protocols, and pip
+RUN torch="$(python -c "import torch; print(torch.__path__[0])")" \
+ && rm -rf "$torch/test" "$torch/include" "$torch/share" "$torch"/bin/protoc* \
+ && pip uninstall --yes pip
 
 # files of a checkout may be private to their owner; here everybody may read them
 COPY checkpoints /opt/linpix/checkpoints

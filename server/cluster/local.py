@@ -25,6 +25,7 @@ QUIET = {  # what Ray reads before it begins; what a user has set stays
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # its controller looks ten times a second otherwise, on our cores
     "RAY_DEDUP_LOGS": "0",
     "RAY_prestart_worker_first_driver": "0",      # processes for tasks, which we have none of
+    "RAY_worker_niceness": "0",                   # else 15: any other program would come before engines and fronts
 }
 STORE_BYTES = 80 * 2**20  # of shared memory for objects; ours are smaller than what it is for
 TRIES = 3  # Ray allows itself 30 s to start, which a machine that is busy may need

@@ -195,8 +195,16 @@ def it_drains_and_leaves_nothing_behind(cluster: Cluster) -> None:
     assert eventually(lambda: not [pid for pid in family if Path(f"/proc/{pid}").exists()], 20)
 
 
+def no_process_comes_after_other_programs(cluster: Cluster) -> None:
+    """Ray's own workers have a niceness of 15, with which they get 3 % of a core that another program wants."""
+    own = os.getpriority(os.PRIO_PROCESS, cluster.server.process.pid)
+    for deployment in ("Engine", "Front", "Desk"):
+        assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in cluster.pids(deployment)} == {own}
+
+
 def test_two_fronts_and_two_replicas_serve_as_one_while_some_are_killed(cluster, tmp_path):
     # one test, since to start a cluster takes longer than all of this, and pytest-xdist may divide several
+    no_process_comes_after_other_programs(cluster)
     every_image_is_that_of_the_plain_server(cluster)
     limits_errors_and_comparisons_are_those_of_one_service(cluster)
     a_client_that_leaves_frees_its_slots(cluster)
