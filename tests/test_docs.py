@@ -37,6 +37,7 @@ NOT_RUN = [
     ("scale.md", "linpix serve --replicas 4 --fronts 2 --replica-threads 8"),
     ("scale.md", "linpix serve --replicas 4 --fronts 8 --device cuda --state fp16 --defer 8"),
     ("scale.md", "serve deploy deploy/ray.yaml"),
+    ("scale.md", "python -m tests.benchmarks.capacity measure --check"),
     ("scale.md", "kubectl apply --filename deploy/kubernetes.yaml"),
     ("train.md", "torchrun --standalone --nproc-per-node=4 -m linpix train mnist --data data --batch 64 --out runs/m"),
 ]

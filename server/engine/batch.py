@@ -23,8 +23,6 @@ logger = logging.getLogger("linpix")
 RESTORED = 2       # images put back in one call: a prefill of everything they have, while the watchdog waits
 HOPELESS = 3       # quanta in a row in which nothing could be decoded, nor a test image: the engine is lost
 QUANTUM_S = 0.050  # longest quantum, and longest prefill where nothing is decoded: how late cancellations act
-UNWATCHED_S = 0.020  # up to this long, a quantum may have several image rows if no stream shows them: there are fewer
-                     # quanta then to report, and a request waits little longer for its slot
 
 
 class Batcher:
@@ -34,7 +32,7 @@ class Batcher:
         self.decoder, config = decoder, decoder.config
         self.name, self.backend = decoder.checkpoint.name, decoder.checkpoint.net.attention.steps_as
         self.beat: Callable[[], None] = lambda: None  # called before each call of the engine
-        self.image_row = config.row_length  # tokens; also the longest quantum of a stream, which shows rows
+        self.image_row = config.row_length  # tokens; also the longest quantum, as streams show rows
         self.scheduler = Scheduler(decoder.slots, config.length, self.image_row)
         self._submissions: dict[str, Submission] = {}
         self._unreported: Counter[str] = Counter()  # images of each request that no report has called finished
@@ -261,8 +259,7 @@ class Batcher:
     def _quantum(self, images: int) -> int:
         """Steps that fit in QUANTUM_S at the speed last measured for so many images, at most one image row.
 
-        Where no stream waits for image rows, they may be more: as many as fit in UNWATCHED_S. As many as the engine
-        runs in one go, or a multiple of them.
+        As many as the engine runs in one go, or a multiple of them.
         """
         stride = self.decoder.stride
         seconds = self._step_seconds.get(images.bit_length())
@@ -271,10 +268,7 @@ class Batcher:
             if not known:
                 return stride
             seconds = self._step_seconds[max(known)] * 2 ** (images.bit_length() - max(known))
-        most = min(self.image_row, int(QUANTUM_S / seconds))
-        if not any(self._submissions[image.request].stream for image in self.scheduler.decoding):
-            most = max(most, int(UNWATCHED_S / seconds))
-        return max(stride, most // stride * stride)
+        return max(stride, min(self.image_row, int(QUANTUM_S / seconds)) // stride * stride)
 
     def _learn(self, images: int, seconds: float) -> None:
         before = self._step_seconds.get(images.bit_length(), seconds)

@@ -311,17 +311,6 @@ def test_a_wait_for_a_slot_does_not_include_the_prefill_of_who_waited(monkeypatc
     assert batcher.run_quantum().joined_at <= begun[0]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_quantum_has_several_image_rows_unless_a_stream_shows_them(stream):
-    batcher = Batcher(EagerDecoder(loaded(), 2))
-    batcher._step_seconds = dict.fromkeys(range(1, 8), 1e-6)  # as if the engine were fast
-    batcher.submit(Submission("watched", [ImageSpec(seed=1)], stream=stream))
-    batcher.submit(Submission("other", [ImageSpec(seed=2)]))
-    report = batcher.run_quantum()
-    rows = {image.position // 8 for image in (*report.running, *report.finished)}
-    assert rows == ({1} if stream else {8})
-
-
 def test_bulk_work_makes_every_image_whatever_the_number_of_slots(tiny):
     for slots in (2, 7, 20):
         produced = produce(Batcher(tiny(slots)), specs())
