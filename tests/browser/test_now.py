@@ -54,7 +54,8 @@ def test_now_names_the_kernel_in_use(shipped, visit):
     [kernel] = re.findall(r'linpix_kernel_info{kernel="([^"]+)"', text)
     says(page, "#tile-kernel .value", f"^{kernel}$")
     for card in httpx.get(f"{shipped.url}/v1/models", timeout=60).json()["data"]:
-        says(page, f"#slots .slots:has-text('{card['id']}') .quiet", f"{card['state_bytes'] / 1024:.1f} KiB a slot")
+        size = f"{card['state_bytes'] / 1024:#.3g} KiB"  # three digits
+        says(page, f"#slots .slots:has-text('{card['id']}') .quiet", f"{size.replace('. ', ' ')} a slot")
 
 
 def test_refusals_are_counted(slow, visit):
