@@ -1,10 +1,11 @@
 """What serving by replicas costs and gains: images/s against one plain server, and the hop from a front to a replica.
 
-    python -m tests.benchmarks.replicas [--preset mnist] [--clients 64] [--rounds 3] [--repeat 2]
+    python -m tests.benchmarks.replicas [--preset mnist] [--clients 64] [--seconds 10] [--repeat 2]
 
 On one machine, one after the other: a plain server with all cores; then `--replicas 2 --fronts 2` with half of the
-cores each. Every client sends `rounds` requests of one image. The ratio is of medians. The hop is what each front
-measures (linpix_hop_seconds) of answers in one piece, for 1, 16 and 64 clients: p50 and p95 by the buckets.
+cores each. The clients, wrk's (Debian: apt install wrk), ask for one image again and again. The ratio is of medians.
+The hop is what each front measures (linpix_hop_seconds) of answers in one piece, for 1, 16 and 64 clients: p50 and p95
+by the buckets.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
-from tests.benchmarks.http import served
+from tests.benchmarks.http import by_wrk
 from tests.server.conftest import Process, serving
 
 HOPS = (1, 16, 64)  # clients
@@ -53,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--preset", choices=sorted(PRESETS), default="mnist")
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--repeat", type=int, default=2)
     given = parser.parse_args()
     rates: dict[str, list[float]] = {}
@@ -68,12 +69,12 @@ def main() -> None:
                 while httpx.get(server.url + "/readyz").status_code != 200:
                     time.sleep(0.05)
                 print(f"{name}: ready after {time.perf_counter() - began:.1f} s", flush=True)
-                served(server.url, given.clients, 1, 1)  # warm
-                rates[name] = [served(server.url, given.clients, given.rounds, 1) for _ in range(given.repeat)]
+                rates[name] = [by_wrk(server.url, given.clients, 1, given.seconds, "*/*")[0]
+                               for _ in range(given.repeat)]
                 print(f"{name}: {', '.join(f'{rate:.1f}' for rate in rates[name])} images/s", flush=True)
                 for clients in HOPS if flags else ():
                     before = hops(server)
-                    served(server.url, clients, max(2, 64 // clients), 1)
+                    by_wrk(server.url, clients, 1, given.seconds, "*/*")
                     after = hops(server)
                     print(f"hop, {clients} clients: p50 {quantile(before, after, 0.5) * 1e3:.1f} ms, "
                           f"p95 {quantile(before, after, 0.95) * 1e3:.1f} ms", flush=True)
