@@ -90,6 +90,20 @@ int sharers(const Model& m, int threads) {
   return std::min(threads, m.heads);
 }
 
+void fold_in(const Kernels& kernels, FoldIn fold, const Model& m, const Rows& rows, int threads) {
+  const bool split = rows.count < threads;
+  const int members = split ? sharers(m, threads) : threads;
+  Workplaces at(kernels, m, PREFILL_TOKENS, split, members);
+  Barrier barrier{members};
+  int next = 0;
+  run_together(members, [&](int i) {
+    const Share share = split ? Share{i, members, &barrier} : Share{0, 1, nullptr};
+    const auto claim = [&](int last) { return split ? last + 1 : __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED); };
+    for (int row = -1; (row = claim(row)) < rows.count;)
+      fold(m, rows, row, share, at.own[i].get(), at.common[split ? 0 : i].get());
+  });
+}
+
 }  // namespace
 
 void decode(const Kernels& kernels, const Model& m, const Rows& rows, int threads, double patience) {
@@ -122,17 +136,10 @@ void decode(const Kernels& kernels, const Model& m, const Rows& rows, int thread
 }
 
 void prefill(const Kernels& kernels, const Model& m, const Rows& rows, int threads) {
-  const bool split = rows.count < threads;
-  const int members = split ? sharers(m, threads) : threads;
-  Workplaces at(kernels, m, PREFILL_TOKENS, split, members);
-  Barrier barrier{members};
-  int next = 0;
-  run_together(members, [&](int i) {
-    const Share share = split ? Share{i, members, &barrier} : Share{0, 1, nullptr};
-    const auto claim = [&](int last) { return split ? last + 1 : __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED); };
-    for (int row = -1; (row = claim(row)) < rows.count;)
-      kernels.prefill(m, rows, row, share, at.own[i].get(), at.common[split ? 0 : i].get());
-  });
+  fold_in(kernels, kernels.prefill, m, rows, threads);
+}
+void read(const Kernels& kernels, const Model& m, const Rows& rows, int threads) {
+  fold_in(kernels, kernels.read, m, rows, threads);
 }
 
 }  // namespace linpix

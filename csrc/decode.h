@@ -81,6 +81,10 @@ struct Rows {
   const float* temperatures;                                 // (count)
   float* log_probs;  // (count, most_steps, token_size)
   bool* finite;      // (count)
+  // Of read alone, whose tokens are not looked up but given: what goes into the first layer, row after row.
+  const float* inputs;     // (offsets[count], d_model)
+  const int64_t* offsets;  // (count + 1): where each row's inputs begin
+  float* features;         // (count, d_model): the final features of each row's last token
 };
 
 double seconds_now();  // of a clock that only goes forward
@@ -124,6 +128,9 @@ struct SequenceKernel {
   void (*run)(const S&, int64_t sequence, int64_t head, void* scratch);
 };
 
+// Folds tokens of one row into its slot.
+using FoldIn = void (*)(const Model&, const Rows&, int row, Share, void* own, void* common);
+
 // One version of the kernels, compiled for one instruction set.
 struct Kernels {
   const char* name;
@@ -134,7 +141,8 @@ struct Kernels {
   // Returns the pass it came to: that of the piece, unless the share's threads keep each other waiting.
   int64_t (*decode)(const Model&, const Rows&, Piece, int most, Share, void* own, void* common);
   // The next `steps` tokens of one row from its position on, folded into its slot; token 0 is the start token.
-  void (*prefill)(const Model&, const Rows&, int row, Share, void* own, void* common);
+  FoldIn prefill;
+  FoldIn read;  // all inputs of one row
   // One layer's attention alone: see recurrent_step in model/ops.py. Row `row`, head `head`.
   void (*attend)(float* q, float* k, const float* v, float* S, float* z, int D, int M, float eps, float* y);
   SequenceKernel<CausalSequences> causal, causal_backward;  // see causal_attention in model/ops.py
@@ -143,9 +151,10 @@ struct Kernels {
 
 constexpr int PREFILL_TOKENS = 32;  // tokens of one row that go through the layers together
 
-// Every row by its number of steps; decoded, or with as many of its tokens folded in. patience: see Barrier.
+// Every row by its number of steps, or with as many of its tokens folded in, or all of its inputs. patience: see Barrier.
 void decode(const Kernels&, const Model&, const Rows&, int threads, double patience);
 void prefill(const Kernels&, const Model&, const Rows&, int threads);
+void read(const Kernels&, const Model&, const Rows&, int threads);
 
 // The best that this processor can run, or the one that LINPIX_KERNEL names.
 const Kernels& chosen_kernels();

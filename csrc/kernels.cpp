@@ -74,7 +74,20 @@ void prefill(const Model& m, const Rows& rows, int row, Share share, void* own, 
     if (!pass.tokens) return;
     const bool features = m.background >= 0;  // of the last token: those after it may be amid background
     pass.run(features);
-    if (features && share.index == 0) pass.keep_last();
+    if (features && share.index == 0) pass.finish_last();
+    wait(share);
+  }
+}
+
+template <class T>
+void read(const Model& m, const Rows& rows, int row, Share share, void* own, void* common) {
+  Pass<T> pass(m, rows, share, PREFILL_TOKENS, own, common);
+  for (int64_t next = rows.offsets[row]; next < rows.offsets[row + 1];) {
+    pass.tokens = 0;
+    for (; next < rows.offsets[row + 1] && pass.tokens < PREFILL_TOKENS; ++next)
+      pass.token[pass.tokens++] = {rows.slots[row], next, 0, true};
+    pass.run(true);
+    if (share.index == 0) memcpy(rows.features + row * m.d_model, pass.finish_last(), m.d_model * sizeof(float));
     wait(share);
   }
 }
@@ -90,6 +103,9 @@ int64_t decode_any(const Model& m, const Rows& rows, Piece piece, int most, Shar
 }
 void prefill_any(const Model& m, const Rows& rows, int row, Share share, void* own, void* common) {
   (m.bf16 ? prefill<bfloat16> : prefill<float>)(m, rows, row, share, own, common);
+}
+void read_any(const Model& m, const Rows& rows, int row, Share share, void* own, void* common) {
+  (m.bf16 ? read<bfloat16> : read<float>)(m, rows, row, share, own, common);
 }
 
 }  // namespace
@@ -108,7 +124,7 @@ const Kernels LINPIX_JOIN(kernels_, LINPIX_ISA) = {
 #else
     false,
 #endif
-    LINPIX_ISA::sizes, LINPIX_ISA::decode_any, LINPIX_ISA::prefill_any,
+    LINPIX_ISA::sizes, LINPIX_ISA::decode_any, LINPIX_ISA::prefill_any, LINPIX_ISA::read_any,
     LINPIX_ISA::attend, {LINPIX_ISA::scratch_bytes<LINPIX_ISA::Forward>, LINPIX_ISA::run<LINPIX_ISA::Forward>},
     {LINPIX_ISA::scratch_bytes<LINPIX_ISA::Backward>, LINPIX_ISA::run<LINPIX_ISA::Backward>},
     {LINPIX_ISA::scratch_bytes<LINPIX_ISA::DeltaForward>, LINPIX_ISA::run<LINPIX_ISA::DeltaForward>},

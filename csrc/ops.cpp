@@ -119,23 +119,18 @@ Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
   return y;
 }
 
-// --- decode_quantum, prefill -----------------------------------------------------------------------------------------
+// --- decode_quantum, prefill, read -----------------------------------------------------------------------------------
 
 using Maybe = std::optional<Tensor>;
 
-// The pools and what both operators are told of every row.
-Rows rows_of(const char* op, const Model& m, int64_t classes, const Tensor& canvas, const Tensor& known, const Tensor& S,
-             const Tensor& z, const Maybe& last, const Maybe& told, const Tensor& slots, const Tensor& positions,
-             const Tensor& start, int64_t threads) {
+// The pools of N states, and the slots of a call's rows.
+Rows states_of(const char* op, const Model& m, int64_t N, const Tensor& S, const Tensor& z, const Maybe& last,
+               const Tensor& slots, int64_t threads) {
   STD_TORCH_CHECK(slots.dim() == 1, op, ": slots must have shape (B,), got ", text(sizes_of(slots)));
-  STD_TORCH_CHECK(canvas.dim() == 2, op, ": canvas must have shape (N, T), got ", text(sizes_of(canvas)));
   STD_TORCH_CHECK(threads >= 1 && threads <= 1024, op, ": threads must be in 1..1024, got ", threads);
-  const int64_t B = slots.size(0), N = canvas.size(0);
+  const int64_t B = slots.size(0);
   Rows rows{};
   rows.count = (int)B;
-  rows.canvas = checked<uint8_t>(canvas, op, "canvas", ScalarType::Byte, {N, m.subpixels});
-  rows.known = checked<bool>(known, op, "known", ScalarType::Bool, {N, m.subpixels});
-  if (told) rows.told = checked<bool>(*told, op, "told", ScalarType::Bool, {B});
   rows.S = checked<float>(S, op, "S", ScalarType::Float, {N, m.layers, m.heads, m.key_dim, m.value_dim});
   rows.z = checked<float>(z, op, "z", ScalarType::Float, {N, m.layers, m.heads, m.key_dim});
   if (m.background >= 0) {
@@ -143,9 +138,23 @@ Rows rows_of(const char* op, const Model& m, int64_t classes, const Tensor& canv
     rows.last = checked<float>(*last, op, "last", ScalarType::Float, {N, m.project.columns});
   }
   rows.slots = checked<int64_t>(slots, op, "slots", ScalarType::Long, {B});
+  check_slots(rows.slots, B, N, op);
+  return rows;
+}
+
+// These, and what decode_quantum and prefill are told of every row.
+Rows rows_of(const char* op, const Model& m, int64_t classes, const Tensor& canvas, const Tensor& known, const Tensor& S,
+             const Tensor& z, const Maybe& last, const Maybe& told, const Tensor& slots, const Tensor& positions,
+             const Tensor& start, int64_t threads) {
+  STD_TORCH_CHECK(canvas.dim() == 2, op, ": canvas must have shape (N, T), got ", text(sizes_of(canvas)));
+  const int64_t N = canvas.size(0);
+  Rows rows = states_of(op, m, N, S, z, last, slots, threads);
+  const int64_t B = rows.count;
+  rows.canvas = checked<uint8_t>(canvas, op, "canvas", ScalarType::Byte, {N, m.subpixels});
+  rows.known = checked<bool>(known, op, "known", ScalarType::Bool, {N, m.subpixels});
+  if (told) rows.told = checked<bool>(*told, op, "told", ScalarType::Bool, {B});
   rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {B});
   rows.start = checked<int64_t>(start, op, "start", ScalarType::Long, {B});
-  check_slots(rows.slots, B, N, op);
   for (int64_t i = 0; i < B; ++i)
     STD_TORCH_CHECK(256 <= rows.start[i] && rows.start[i] <= 256 + classes, op, ": start must be in 256..",
                     256 + classes, ", got ", rows.start[i], " in row ", i);
@@ -221,6 +230,28 @@ void prefill_slots(const Tensor& canvas, const Tensor& known, Tensor S, Tensor z
   prefill(chosen_kernels(), parts.model, rows, (int)threads);
 }
 
+Tensor read_into(Tensor S, Tensor z, Maybe last, const Tensor& slots, const Tensor& inputs, const Tensor& offsets,
+                 const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t threads) {
+  const char* op = "read";
+  const Parts parts(op, weights, sizes, eps);
+  const Model& m = parts.model;
+  STD_TORCH_CHECK(S.dim() == 5, op, ": S must have shape (N, L, H, D, M), got ", text(sizes_of(S)));
+  Rows rows = states_of(op, m, S.size(0), S, z, last, slots, threads);
+  STD_TORCH_CHECK(inputs.dim() == 2, op, ": inputs must have shape (n, d_model), got ", text(sizes_of(inputs)));
+  const int64_t n = inputs.size(0);
+  rows.inputs = checked<float>(inputs, op, "inputs", ScalarType::Float, {n, m.d_model});
+  rows.offsets = checked<int64_t>(offsets, op, "offsets", ScalarType::Long, {rows.count + 1});
+  STD_TORCH_CHECK(rows.offsets[0] == 0 && rows.offsets[rows.count] == n, op, ": offsets must go from 0 to ", n, ", got ",
+                  rows.offsets[0], " and ", rows.offsets[rows.count]);
+  for (int i = 0; i < rows.count; ++i)
+    STD_TORCH_CHECK(rows.offsets[i] < rows.offsets[i + 1], op, ": row ", i, " must have an input, but goes from ",
+                    rows.offsets[i], " to ", rows.offsets[i + 1]);
+  Tensor features = torch::stable::new_empty(inputs, {rows.count, m.d_model});
+  rows.features = (float*)features.data_ptr();
+  read(chosen_kernels(), m, rows, (int)threads);
+  return features;
+}
+
 }  // namespace
 }  // namespace linpix
 
@@ -228,6 +259,7 @@ STABLE_TORCH_LIBRARY_IMPL(linpix, CPU, library) {
   library.impl("recurrent_step", TORCH_BOX(&linpix::recurrent_step));
   library.impl("decode_quantum", TORCH_BOX(&linpix::decode_quantum));
   library.impl("prefill", TORCH_BOX(&linpix::prefill_slots));
+  library.impl("read", TORCH_BOX(&linpix::read_into));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(linpix, CompositeExplicitAutograd, library) {

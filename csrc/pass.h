@@ -101,10 +101,12 @@ class Pass {
     if (m.background >= 0) keep(0);
   }
 
-  // Of the last token, after run(true): what those that skip the layers know of it.
-  void keep_last() {
-    normalise(x + (tokens - 1) * m.d_model, m.norm, features + (tokens - 1) * m.d_model);
-    keep(tokens - 1);
+  // The final features of the last token, after run(true); what those that skip the layers know of it is kept.
+  const float* finish_last() {
+    float* found = features + (tokens - 1) * m.d_model;
+    normalise(x + (tokens - 1) * m.d_model, m.norm, found);
+    if (m.background >= 0) keep(tokens - 1);
+    return found;
   }
 
   // Mixture parameters of a sub-pixel amid background, in `skipped`: those of model/background.py.
@@ -170,8 +172,12 @@ class Pass {
   void embed() {
     for (int r = 0; r < tokens; ++r) {
       const Token& k = token[r];
-      const uint8_t* image = rows.canvas + k.slot * m.subpixels;
       float* to = x + r * m.d_model;
+      if (rows.inputs) {
+        memcpy(to, rows.inputs + k.t * m.d_model, m.d_model * sizeof(float));
+        continue;
+      }
+      const uint8_t* image = rows.canvas + k.slot * m.subpixels;
       for (int i = 0; i < look_ups(m); ++i) {
         const float* from = m.table + row_of(m, k, image, i) * m.d_model;
         for (int c = 0; c < m.d_model; c += LANES) store(to + c, i ? load(to + c) + load(from + c) : load(from + c));

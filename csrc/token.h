@@ -8,7 +8,7 @@ namespace linpix::LINPIX_ISA {
 
 struct Token {
   int64_t slot;
-  int64_t t;      // the position being predicted, in tokens
+  int64_t t;      // the position being predicted, in tokens; of read, which of the inputs
   int64_t start;  // start index of its image
   bool folded;    // false at position 0 of a model without a start token: there is nothing to fold in
   const bool* known = nullptr;  // (T): what the model was told of the image; null: nothing

@@ -2,7 +2,7 @@
 
 The reference is definition, fallback and test oracle. A compiled library that is present adds
 its implementation of the same schema, and everything that calls the operator gets faster.
-decode_quantum and prefill have no reference here: theirs is Transformer.step and Transformer.prefill.
+decode_quantum, prefill and read have no reference here: theirs are Transformer.step, prefill and read.
 LINPIX_KERNEL=portable|avx2|avx512|avx512vnni|avx512bf16 chooses among the versions that a processor can run.
 """
 
@@ -23,7 +23,7 @@ GPU_HEADS = (8, 16, 32)  # key and value dims, alike, that the CUDA kernels are 
 GPU_MAX_HEAD = 64  # either, of attention over whole sequences
 SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 # raised with every change of a schema below, or of what is packed: a library made for others is not found, nor loaded
-SCHEMAS = 11
+SCHEMAS = 12
 
 _library = torch.library.Library("linpix", "DEF")
 RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"
@@ -45,6 +45,9 @@ PREFILL = (
     "prefill(Tensor canvas, Tensor known, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor? scale,"
     " Tensor(d!)? saturated, Tensor(e!)? last, Tensor(f!)? tokens, Tensor? told, Tensor slots, Tensor positions,"
     " Tensor steps, Tensor start, Tensor[] weights, int[] sizes, float eps, int most, int threads) -> ()")
+# inputs (n, d_model): what goes into the first layer, of one row after the other; those of row i from offsets[i] on.
+READ = ("read(Tensor(a!) S, Tensor(b!) z, Tensor(c!)? last, Tensor slots, Tensor inputs, Tensor offsets,"
+        " Tensor[] weights, int[] sizes, float eps, int threads) -> Tensor")
 # Attention over whole sequences, packed one after the other, for training and prefill; its second result is the
 # normaliser (N, H).
 CAUSAL_ATTENTION = "causal_attention(Tensor q, Tensor k, Tensor v, Tensor offsets, float eps) -> (Tensor, Tensor)"
@@ -58,6 +61,7 @@ GATED_DELTA_BACKWARD = (
 _library.define(RECURRENT_STEP)
 _library.define(DECODE_QUANTUM)
 _library.define(PREFILL)
+_library.define(READ)
 _library.define(CAUSAL_ATTENTION)
 _library.define(CAUSAL_ATTENTION_BACKWARD)
 _library.define(GATED_DELTA)
@@ -337,6 +341,12 @@ def _prefill_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, pairs: T
                    slots: Tensor, positions: Tensor, steps: Tensor, start: Tensor, weights: list[Tensor],
                    sizes: list[int], eps: float, most: int, threads: int) -> None:
     return None
+
+
+@torch.library.register_fake("linpix::read")
+def _read_shape(S: Tensor, z: Tensor, last: Tensor | None, slots: Tensor, inputs: Tensor, offsets: Tensor,
+                weights: list[Tensor], sizes: list[int], eps: float, threads: int) -> Tensor:
+    return inputs.new_empty(slots.shape[0], inputs.shape[1])
 
 
 def find_library(kind: str) -> Path | None:

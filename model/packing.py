@@ -1,7 +1,9 @@
 """Models for the compiled engine: which of them it can run, and their weights in the layout that csrc reads."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -136,6 +138,18 @@ class Packed:
         """
         torch.ops.linpix.prefill(canvas, known, S, z, None, None, None, last, None, told, slots, positions, steps,
                                  start, self.weights, self.sizes, self.eps, int(steps.max()), torch.get_num_threads())
+
+    def read(self, inputs: Sequence[Tensor], S: Tensor, z: Tensor, slots: Tensor, *, last: Tensor | None = None
+             ) -> Tensor:
+        """Fold what goes into the first layer of each row, (n, d_model) float32, into its slot.
+
+        inputs: of B rows, one at least of each · pools and slots as in decode · returns the final features of each
+        row's last token, (B, d_model) float32.
+        """
+        offsets = torch.tensor([0, *accumulate(map(len, inputs))])
+        features: Tensor = torch.ops.linpix.read(S, z, last, slots, torch.cat([*inputs]), offsets, self.weights,
+                                                 self.sizes, self.eps, torch.get_num_threads())
+        return features
 
 
 @torch.no_grad()

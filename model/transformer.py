@@ -281,7 +281,24 @@ class Transformer(nn.Module):
         start = torch.full((1,), START)
         features = [self._fold(self.sequences(canvas[i:i + 1], start, known[i:i + 1], end=0), state, slot)
                     for i, slot in enumerate(slots)]
-        return torch.empty(len(slots), 0) if self.class_head is None else self.class_head(torch.cat(features))
+        return self.class_scores(torch.cat(features))
+
+    @torch.inference_mode()
+    def inputs_read(self, canvas: Tensor, known: Tensor) -> list[Tensor]:
+        """What `read` gives to the first layer of each image, (n, d_model) each.
+
+        It does not depend on the other images, bit for bit. canvas, known: as of read.
+        """
+        assert self.patches is not None
+        query, found = self.patches.query[None], []
+        for image, told in enumerate(self.patches.told(known)):
+            [patch] = told.nonzero(as_tuple=True)
+            found.append(torch.cat([self.patches(canvas, known, torch.full_like(patch, image), patch), query]))
+        return found
+
+    def class_scores(self, features: Tensor) -> Tensor:
+        """Of each image whose last token has these final features, (B, d_model): (B, classes), see read."""
+        return torch.empty(len(features), 0) if self.class_head is None else self.class_head(features)
 
     @torch.inference_mode()
     def parameters_between(self, canvas: Tensor, begin: int, end: int, start: Tensor, state: State, slots: Tensor,

@@ -256,6 +256,75 @@ def test_prefill_leaves_what_the_transformers_prefill_leaves(shape):
     torch.testing.assert_close((pool.S, pool.z), (state.S, state.z), rtol=1e-4, atol=1e-5)
 
 
+READERS = [name for name, config in SHAPES.items() if config.patch]
+
+
+def known_of(config: ModelConfig, count: int) -> Tensor:
+    """Of each image another part: of the first one sub-pixel's token, of the last all."""
+    tokens = torch.rand(count, config.length, generator=torch.Generator().manual_seed(3))
+    known = tokens < torch.linspace(0, 1, count)[:, None]
+    known[:, 5], known[-1] = True, True
+    return known.repeat_interleave(config.token_size, 1)
+
+
+@pytest.mark.parametrize("shape", READERS)
+def test_reading_leaves_what_the_transformers_reading_leaves(shape):
+    net, images = net_of(SHAPES[shape]), images_of(SHAPES[shape], 5)
+    known, slots = known_of(net.config, 5), torch.tensor([3, 1, 5, 2, 4])
+    pool, state = Pool(net.config, pack(net, torch.float32), 5), RecurrentState(net.config, 5)
+    features = pool.packed.read(net.inputs_read(images, known), pool.S, pool.z, slots, last=pool.last)
+    expected = net.read(images, known, state, slots)
+    torch.testing.assert_close(net.class_scores(features), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close((pool.S, pool.z, pool.last), (state.S, state.z, state.last), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("shape", READERS)
+def test_what_is_read_does_not_depend_on_what_else_is_read_nor_on_the_threads(shape, precision):
+    config = SHAPES[shape]
+    net, images, known = net_of(config), images_of(config, 7), known_of(config, 7)
+    packed = pack(net, PRECISIONS[precision])
+
+    def read(rows: list[int], threads: int) -> tuple[Pool, Tensor]:
+        pool, before = Pool(config, packed, 7), torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            inputs = net.inputs_read(images[rows], known[rows])
+            return pool, packed.read(inputs, pool.S, pool.z, torch.tensor(rows) + 1, last=pool.last)
+        finally:
+            torch.set_num_threads(before)
+
+    together, features = read([*range(7)], 2)
+    for row in range(7):
+        for threads in (1, 2):
+            alone, own = read([row], threads)
+            assert torch.equal(own[0], features[row]) and same(alone.holds(row + 1), together.holds(row + 1))
+            assert not bool(alone.S[[slot for slot in range(8) if slot != row + 1]].any())
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"inputs": lambda x: x[:, 1:].contiguous()}, r"inputs must have shape \(\d+, 16\)"),
+    ({"inputs": lambda x: x[0]}, r"inputs must have shape \(n, d_model\)"),
+    ({"offsets": lambda x: x[1:]}, r"offsets must have shape \(3\)"),
+    ({"offsets": lambda x: x + 1}, "offsets must go from 0 to"),
+    ({"offsets": lambda x: torch.tensor([0, 0, int(x[2])])}, "row 0 must have an input, but goes from 0 to 0"),
+    ({"offsets": lambda x: torch.tensor([0, 2**40, int(x[2])])}, "row 1 must have an input"),
+    ({"slots": lambda x: x + 9}, "slots"),
+    ({"S": lambda x: x[0]}, "S must have shape"),
+    ({"last": lambda x: None}, "wants the pool `last`, got None"),
+], ids=lambda x: next(iter(x)) if isinstance(x, dict) else "")
+def test_what_cannot_be_read_is_an_error_that_says_what_it_saw(change, message):
+    net = net_of(SHAPES["conditional"])
+    pool = Pool(net.config, pack(net, torch.float32), 2)
+    inputs = net.inputs_read(images_of(net.config, 2), known_of(net.config, 2))
+    given = {"S": pool.S, "z": pool.z, "last": pool.last, "slots": torch.tensor([1, 2]), "inputs": torch.cat(inputs),
+             "offsets": torch.tensor([0, len(inputs[0]), len(inputs[0]) + len(inputs[1])])}
+    [(name, to)] = change.items()
+    given |= {name: to(given[name])}
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.linpix.read(*given.values(), pool.packed.weights, pool.packed.sizes, 1e-6, 2)
+
+
 @pytest.mark.parametrize("shape", ["tiny", "pixels", "pixels, published scale"])
 def test_what_is_known_is_kept_and_log_probabilities_are_those_of_the_whole_image(shape):
     """Drawn tokens, and known ones between them: by the parallel form of what came out, in float64."""
@@ -483,6 +552,13 @@ def test_the_schemas_say_what_the_operators_do():
                           (*(given[name] for name in ("canvas", "known", "S", "z")), *[None] * 6,
                            *(given[name] for name in ("slots", "positions", "steps", "start", "weights", "sizes")),
                            1e-6, 4, 2))
+    net = net_of(SHAPES["conditional"])
+    pool = Pool(net.config, pack(net, torch.float32), 2)
+    inputs = net.inputs_read(images_of(net.config, 2), known_of(net.config, 2))
+    torch.library.opcheck(torch.ops.linpix.read.default, (
+        pool.S, pool.z, pool.last, torch.tensor([1, 2]), torch.cat(inputs),
+        torch.tensor([0, len(inputs[0]), len(inputs[0]) + len(inputs[1])]), pool.packed.weights, pool.packed.sizes,
+        1e-6, 2))
 
 
 def test_auto_is_the_compiled_engine_for_what_it_can_run_and_the_eager_one_else():
