@@ -197,11 +197,13 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
                             help="instead: of N drawn images (1,000), how many a CNN trained on the same data takes "
                             "for the class asked for")
     evaluating.add_argument("--write", action="store_true", help="with --classes: put that share into the checkpoint, "
-                            "and what the next three flags say (default: what it has, or what fits its data)")
+                            "and what the next four flags say (default: what it has, or what fits its data)")
     evaluating.add_argument("--temperature", type=_number(float, 0, 10), help="what it is drawn with, where a request "
                             "says none")
     evaluating.add_argument("--temperature-range", type=_heats, metavar="LOW,HIGH", help="temperatures that are worth "
                             "trying")
+    evaluating.add_argument("--attempts", type=_number(int, 1, 16), help="how often an image is drawn at most, until "
+                            "the model recognises its class, where a request says nothing")
     evaluating.add_argument("--limits", help="a sentence of what the model cannot do")
     evaluating.add_argument("--grid", help="write a grid of samples to this .png file")
 
@@ -281,6 +283,9 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--candidates", type=_number(int, 1), help="draw so many images and keep the --count best; "
                         "without a picture to complete, by a model that draws the class first; default: "
                         "draw --count")
+    parser.add_argument("--attempts", type=_number(int, 1, 16), help="draw an image again until the model recognises "
+                        "its class, at most so often in all; by a model that draws the class first; default: as the "
+                        "model has it")
     parser.add_argument("--batch", type=_number(int, 1, 4096), default=64, help="largest number of images decoded at "
                                                                                 "once")
     parser.add_argument("--seed", type=_number(int, 0, 2**53 - 1), help="image i uses seed + i; default: a random seed")

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from .attempts import MAX_ATTEMPTS
 from .config import ModelConfig
 from .transformer import Transformer
 
@@ -56,6 +57,11 @@ class Checkpoint:
         """The lowest and the highest temperature at which its images are still worth looking at."""
         low, high = self.provenance.get("temperature_range") or TEMPERATURE_RANGE
         return float(low), float(high)
+
+    @property
+    def attempts(self) -> int:
+        """Attempts at an image, at most, where a request says nothing."""
+        return int(self.provenance.get("attempts", 1))
 
     @property
     def limits(self) -> str | None:
@@ -218,14 +224,14 @@ def _checked(provenance: Any, config: ModelConfig) -> dict[str, Any]:
     bits = provenance.get("bits_per_dim") or {}
     if not isinstance(bits, dict) or not all(len(name) <= 40 and _is_quantity(bits[name]) for name in bits):
         raise ValueError(f"bits_per_dim must give numbers by short names, got {bits!r:.80}")
-    _check_drawing(provenance)
+    _check_drawing(provenance, config)
     for name in ("created", "images", "steps", "minutes"):
         if not _is_quantity(provenance.get(name, 0)):
             raise ValueError(f"{name} must be a number of at least 0, got {provenance[name]!r:.80}")
     return dict(provenance)
 
 
-def _check_drawing(provenance: dict[str, Any]) -> None:
+def _check_drawing(provenance: dict[str, Any], config: ModelConfig) -> None:
     """Of what is told beside the weights' history; all of it may be absent. Raises ValueError."""
     heat, bounds = provenance.get("temperature", 1.0), provenance.get("temperature_range") or list(TEMPERATURE_RANGE)
     share, limits = provenance.get("class_agreement"), provenance.get("limits")
@@ -234,6 +240,10 @@ def _check_drawing(provenance: dict[str, Any]) -> None:
                          f"{bounds!r:.80}")
     if not _is_heat(heat):
         raise ValueError(f"temperature must be a number from 0 to {HOTTEST:g}, got {heat!r:.80}")
+    attempts = provenance.get("attempts", 1)
+    if type(attempts) is not int or not 1 <= attempts <= (MAX_ATTEMPTS if config.class_first else 1):
+        raise ValueError(f"attempts must be 1, or up to {MAX_ATTEMPTS} of a model that draws the class first, got "
+                         f"{attempts!r:.80}")
     if share is not None and not (_is_quantity(share) and share <= 1):
         raise ValueError(f"class_agreement must be a share from 0 to 1, got {share!r:.80}")
     if limits is not None and not (isinstance(limits, str) and limits.isprintable() and len(limits) <= 200):

@@ -130,7 +130,18 @@ def uniform_prior(classes: int) -> float:
 
 
 @torch.inference_mode()
-def class_log_probs(net: Transformer, canvas: NDArray[np.uint8]) -> NDArray[np.float64]:
+def class_log_probs(scores: Tensor) -> NDArray[np.float64]:
+    """Log-probabilities in nats, (B, classes), of scores that Transformer.read gives.
+
+    Raises FloatingPointError if the model gives NaN.
+    """
+    if not bool(scores.isfinite().all()):
+        raise FloatingPointError(NOT_FINITE)
+    found: NDArray[np.float64] = scores.double().log_softmax(-1).cpu().numpy()
+    return found
+
+
+def class_log_probs_of(net: Transformer, canvas: NDArray[np.uint8]) -> NDArray[np.float64]:
     """Log-probabilities in nats of the classes of a whole image, (classes,), by a model that draws the class first.
 
     It reads the image as it reads what is known of an occluded one. Its class head was trained to tell classes apart:
@@ -139,9 +150,7 @@ def class_log_probs(net: Transformer, canvas: NDArray[np.uint8]) -> NDArray[np.f
     """
     image = torch.from_numpy(canvas.copy()).to(net.device)[None]
     scores = net.read(image, torch.ones_like(image, dtype=torch.bool), net.attention.new_state(1), torch.tensor([1]))
-    if not bool(scores.isfinite().all()):
-        raise FloatingPointError(NOT_FINITE)
-    found: NDArray[np.float64] = scores.double().log_softmax(-1)[0].cpu().numpy()
+    found: NDArray[np.float64] = class_log_probs(scores)[0]
     return found
 
 

@@ -47,6 +47,9 @@ class Metrics:
         registry = self.registry = CollectorRegistry()
         self.images_completed = Counter(
             "linpix_images_completed", "Images that ended, by how.", ("model", "backend", "outcome"), registry=registry)
+        self.images_drawn_again = Counter(
+            "linpix_images_drawn_again", "Images that were drawn again, since the model did not recognise their class.",
+            ("model", "backend"), registry=registry)
         self.pixels_generated = Counter(
             "linpix_pixels_generated", "Sub-pixels decoded, known ones included.", ("model", "backend"),
             registry=registry)
@@ -128,6 +131,7 @@ class Metrics:
             self.faults_isolated.labels(model, fault)
         for outcome in OUTCOMES:
             self.images_completed.labels(model, backend, outcome)
+        self.images_drawn_again.labels(model, backend)
 
     def set_slots(self, model: str, slots: int, used: int) -> None:
         """slots: of all pools of a model's name; 0 removes the gauges."""

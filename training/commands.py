@@ -29,7 +29,7 @@ from .own.judge import agreement, trained
 from .run import Run, TrainConfig
 from .workers import Workers, count_for, launched, shared
 
-DRAWING = ("temperature", "temperature_range", "limits")  # flags of evaluate --write, and fields of config.json
+DRAWING = ("temperature", "temperature_range", "attempts", "limits")  # flags of evaluate --write, fields of config.json
 SHORT = {"unconditional": 0.1, "warmup_images": 1_000}  # of --preset auto: minutes are few, and classes must be learnt
 GROWTH_IMAGES = 64  # on which new layers are fitted
 
@@ -145,8 +145,8 @@ def _test_images(folder: str, config: ModelConfig) -> Dataset:
 
 def evaluate(given: argparse.Namespace) -> None:
     if not given.classes and (given.write or any(getattr(given, name) is not None for name in DRAWING)):
-        raise ValueError("--write, --temperature, --temperature-range and --limits go with --classes, which measures "
-                         "what is written beside them")
+        raise ValueError("--write, --temperature, --temperature-range, --attempts and --limits go with --classes, "
+                         "which measures what is written beside them")
     if given.engine == "eager":
         _choose_device(given)
     elif given.device == "cuda":
@@ -195,7 +195,8 @@ def _class_agreement(given: argparse.Namespace, found: Checkpoint, test: Dataset
     facts |= {name: value for name in DRAWING if (value := getattr(given, name)) is not None}
     judge = trained(load(Path(given.data), "train", config), config)
     measured = agreement(found.net, judge, test, count=given.classes, packed=packed,
-                         temperature=facts.get("temperature", found.temperature))
+                         temperature=facts.get("temperature", found.temperature),
+                         attempts=facts.get("attempts", 1))
     text = (f"{measured.class_agreement:.3f} +- {measured.interval:.3f} (95 %) of {measured.drawn:,} drawn images are "
             f"of the class asked for, to a CNN that is right for {measured.judge:.3f} of {len(test.images):,} test "
             "images")

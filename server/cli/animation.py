@@ -56,7 +56,8 @@ class Film:
 
     def advance(self, progress: Iterable[tuple[int, int]]) -> None:
         """progress: indices of images, and how many rows of them are finished by now."""
-        for index, rows in progress:
+        for index, finished in progress:
+            rows = max(finished, int(self.rows[index]))  # of an image that is drawn again, fewer are finished
             self._drawn += rows - int(self.rows[index])
             self.rows[index] = rows
         interval = self._drawn * self._intervals // max(1, self._total)

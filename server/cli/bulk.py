@@ -46,6 +46,7 @@ class Order:
     shard_format: ShardFormat
     seed: int | None  # of image 0; None: that of the folder's first call, which drew one
     temperature: float
+    attempts: int
     label: int | None
     scale: int
 
@@ -112,7 +113,7 @@ class _Drawing:
             for image in report.finished:
                 assert image.canvas is not None
                 self._finished[int(image.request) + image.index] = image.canvas, image.label
-            self._bar.update(report.subpixels / decoder.config.subpixels)
+            self._bar.update(report.subpixels / decoder.config.subpixels - report.again)
         canvas, label = self._finished.pop(index)
         names = decoder.checkpoint.class_names
         facts = {"seed": self._seed + index, "label": label,
@@ -135,8 +136,8 @@ class _Drawing:
             if part is None:
                 return
             self._batcher.submit(Submission(str(part[0]), [
-                ImageSpec(seed=self._seed + index, temperature=self._order.temperature, label=self._order.label)
-                for index in part]))
+                ImageSpec(seed=self._seed + index, temperature=self._order.temperature, label=self._order.label,
+                          attempts=self._order.attempts) for index in part]))
 
 
 # --- settings of a folder ---
@@ -171,7 +172,7 @@ def _settle(folder: Path, order: Order, batcher: Batcher) -> int:
         _published(temporary, file)
         return first
     try:
-        begun = json.loads(file.read_text())
+        begun = {"attempts": 0} | json.loads(file.read_text())  # older releases made one
         first = int(begun["seed"])
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{file} is damaged; restore it, or give another --out") from None
@@ -188,8 +189,9 @@ def _settings(order: Order, batcher: Batcher) -> dict[str, object]:
     decoder = batcher.decoder
     of_eager = {"batch": decoder.slots, "threads": torch.get_num_threads()}
     return {"count": order.count, "shards": order.shards, "shard_format": order.shard_format,
-            "temperature": order.temperature, "label": order.label, "scale": order.scale, **decoder.facts,
-            "kernel": ops.kernel(), "torch": torch.__version__, "pillow": importlib.metadata.version("pillow"),
+            "temperature": order.temperature, "attempts": order.attempts, "label": order.label, "scale": order.scale,
+            **decoder.facts, "kernel": ops.kernel(), "torch": torch.__version__,
+            "pillow": importlib.metadata.version("pillow"),
             **(of_eager if decoder.name.startswith("eager") else {})}
 
 

@@ -33,6 +33,7 @@ from ..engine.batch import Batcher
 from ..engine.decode.choice import new_decoder
 from ..engine.decode.decoder import ImageSpec
 from ..engine.decode.particles import answer_seed, check_filter, particles_for, particles_of
+from ..engine.decode.ranking import attempts_for
 from ..pictures import pictures, uploads
 from ..pictures.overlay import Overlay
 from ..settings import Settings
@@ -77,8 +78,8 @@ def sample(given: argparse.Namespace) -> None:
     checkpoint, batcher = _batcher(given, min(drawn, given.batch))
     heat = temperature_of(given.temperature, checkpoint)
     check_recognises(given.candidates, checkpoint)
-    label = class_of(given.label, checkpoint)
-    _produce(given, checkpoint, batcher, [ImageSpec(seed=seed, temperature=heat, label=label)
+    label, attempts = class_of(given.label, checkpoint), _attempts(given, checkpoint, heat)
+    _produce(given, checkpoint, batcher, [ImageSpec(seed=seed, temperature=heat, label=label, attempts=attempts)
                                           for seed in seeds_from(given.seed, drawn)])
 
 
@@ -89,11 +90,12 @@ def _sample_shards(given: argparse.Namespace) -> None:
     if given.scale == "auto":
         raise ValueError("--scale auto is for grids on a screen; with --shards give a number, or leave it out")
     order = bulk.Order(count=given.count, shards=given.shards, shard_format=given.shard_format or "tar",
-                       seed=given.seed, temperature=1.0, label=None, scale=given.scale or 1)
+                       seed=given.seed, temperature=1.0, attempts=0, label=None, scale=given.scale or 1)
     given.preview = "never"
     checkpoint, batcher = _batcher(given, min(given.count, given.batch))
-    order = dataclasses.replace(order, label=class_of(given.label, checkpoint),
-                                temperature=temperature_of(given.temperature, checkpoint))
+    heat = temperature_of(given.temperature, checkpoint)
+    order = dataclasses.replace(order, label=class_of(given.label, checkpoint), temperature=heat,
+                                attempts=_attempts(given, checkpoint, heat))
     drawn, engine = bulk.draw_shards(Path(given.out), order, batcher), batcher.decoder
     speed = drawn.images / drawn.seconds if drawn.images else None
     result = {"images": given.count, "drawn": drawn.images, "seconds": drawn.seconds, "images_per_second": speed,
@@ -116,6 +118,7 @@ def complete(given: argparse.Namespace) -> None:
     checkpoint, batcher = _batcher(given, min(answers * max(1, particles), max(given.batch, particles)))
     label = class_of(given.label, checkpoint)
     heat = temperature_of(given.temperature, checkpoint, filtered=particles > 0)
+    attempts = _attempts(given, checkpoint, heat)
     with in_own_words():
         upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
                               preparation=given.prepare, lay_back=given.lay_back)
@@ -128,9 +131,14 @@ def complete(given: argparse.Namespace) -> None:
     if upload.prepared is not None:
         facts["prepared"] = {"inverted": upload.prepared.inverted, "box": upload.box}
     _produce(given, checkpoint, batcher,
-             particles_of([ImageSpec(seed=seed, temperature=heat, label=label, canvas=occluded.canvas,
-                                     known=occluded.known) for seed in seeds_from(given.seed, answers)], particles),
+             particles_of([ImageSpec(seed=seed, temperature=heat, label=label, attempts=attempts,
+                                     canvas=occluded.canvas, known=occluded.known)
+                           for seed in seeds_from(given.seed, answers)], particles),
              upload.overlay, conditioning=occluded.conditioning, known=occluded.known_count, **facts)
+
+
+def _attempts(given: argparse.Namespace, checkpoint: Checkpoint, heat: float) -> int:
+    return attempts_for(given.attempts, checkpoint, candidates=given.candidates, temperature=heat)
 
 
 def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher]:
@@ -175,6 +183,9 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
     if estimates := produced.estimates.values():
         facts |= {"effective_sample_sizes": [one.effective_sample_size for one in estimates],
                   "log_evidences": [one.log_evidence for one in estimates]}
+    if specs[0].attempts > 1:
+        facts |= {"attempts": [one.attempts for one in produced.recognised.values()],
+                  "confidences": [one.confidence for one in produced.recognised.values()]}
     if candidates is not None:
         began = time.perf_counter()
         best = ranked(checkpoint.net, produced, specs[0].known, given.count)

@@ -1,6 +1,5 @@
 """Draw and complete images without a server: the work of `linpix sample` and `complete`, and of the same in Python."""
 
-import math
 import re
 import secrets
 import sys
@@ -16,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from tqdm import tqdm
 
 from linpix.model import checkpoint as checkpoints
+from linpix.model.attempts import Recognised
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
 from linpix.model.likelihood import Scoring
@@ -27,8 +27,7 @@ from ..engine.batch import Batcher
 from ..engine.decode.choice import new_decoder
 from ..engine.decode.decoder import ImageSpec
 from ..engine.decode.particles import Estimate, check_filter, particles_for, particles_of
-from ..engine.decode.ranking import NOT_RANKED, best, likelihoods, recognised
-from ..engine.decode.scoring import recognised_in
+from ..engine.decode.ranking import NOT_RANKED, attempts_for, best, likelihoods, recognised
 from ..engine.messages import QuantumReport, Submission
 from ..errors import NotFinite
 from ..pictures import pictures
@@ -44,6 +43,7 @@ class Produced:
     labels: list[int | None]         # their classes, asked for or drawn first
     seconds: float                   # of decoding, prefills included
     estimates: dict[int, Estimate]   # of particles: those that are answers, by index
+    recognised: dict[int, Recognised]  # of what was looked at, by index
 
 
 def produce(batcher: Batcher, specs: Sequence[ImageSpec],
@@ -58,6 +58,7 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
     images: dict[int, NDArray[np.uint8]] = {}
     labels: dict[int, int | None] = {}
     estimates: dict[int, Estimate] = {}
+    looked: dict[int, Recognised] = {}
     seconds = 0.0
     while batcher.busy:
         began = time.perf_counter()
@@ -68,11 +69,13 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
             images[image.index], labels[image.index] = image.canvas, image.label
             if image.estimate is not None:
                 estimates[image.index] = image.estimate
+            if image.recognised is not None:
+                looked[image.index] = image.recognised
             done(image.index, image.canvas)
         advanced(report)
     order = range(len(specs))
     return Produced([images[index] for index in order], [labels[index] for index in order], seconds,
-                    dict(sorted(estimates.items())))
+                    dict(sorted(estimates.items())), dict(sorted(looked.items())))
 
 
 def quantum_of(batcher: Batcher) -> QuantumReport:
@@ -89,10 +92,8 @@ def quantum_of(batcher: Batcher) -> QuantumReport:
 def ranked(net: Transformer, produced: Produced, known: NDArray[np.bool_] | None, count: int
            ) -> dict[int, dict[str, float]]:
     """The best `count` of these images, the best first: what is known of each, by its index. known: (T,)."""
-    if net.config.class_first:
-        classes = [recognised_in(net, image, label)
-                   for image, label in zip(produced.images, produced.labels, strict=True)]
-        return {index: {"confidence": math.exp(classes[index].log_prob)} for index in recognised(classes, count)}
+    if classes := [*produced.recognised.values()]:
+        return {index: {"confidence": classes[index].confidence} for index in recognised(classes, count)}
     assert known is not None
     found = [likelihoods(Scoring(net, image, labels=[label]).complete().log_probs[0].cpu().numpy(), known)
              for image, label in zip(produced.images, produced.labels, strict=True)]
@@ -150,22 +151,24 @@ def temperature_of(given: float | None, checkpoint: Checkpoint, *, filtered: boo
 
 def sample(model: str, count: int = 1, *, label: int | str | None = None, seed: int | None = None,
            temperature: float | None = None, batch: int = 64, checkpoints: str | None = None,
-           progress: bool | None = None, candidates: int | None = None) -> Pictures:
+           progress: bool | None = None, candidates: int | None = None, attempts: int | None = None) -> Pictures:
     """Draw images, uint8 (count, height, width), or (count, height, width, 3) of colour models.
 
     model: a name under checkpoints/, or a checkpoint folder · label: a class, by name or number; None: any · seed: of
     the first image; image i has seed + i, and a server gives the same image for it · temperature: 1 as trained, lower
     for calmer images; None: the model's own · batch: images drawn together at most · checkpoints: folder of models, if
     not that of LinPix · progress: a bar on standard error; None: on a terminal or in a notebook only · candidates: draw
-    so many, and return the `count` best of them.
+    so many, and return the `count` best of them · attempts: draw an image again until the model recognises its class,
+    at most so often in all; None: as the model has it, 1 of most.
     Raises ValueError, of which CheckpointError is one.
     """
-    return _draw(model, count, label, seed, temperature, batch, checkpoints, progress, None, candidates)
+    return _draw(model, count, label, seed, temperature, batch, checkpoints, progress, None, candidates, attempts)
 
 
 def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, label: int | str | None = None,
              seed: int | None = None, temperature: float | None = None, batch: int = 64, checkpoints: str | None = None,
              progress: bool | None = None, prepare: Preparation = "none", candidates: int | None = None,
+             attempts: int | None = None,
              method: Method | None = None, particles: int | None = None) -> Pictures:
     """Complete an image: known pixels stay, and the others are drawn `count` times. As `sample` in everything else.
 
@@ -179,7 +182,7 @@ def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, 
     if prepare not in get_args(Preparation):
         raise ValueError(f"prepare must be none or mnist, got {prepare!r}")
     return _draw(model, count, label, seed, temperature, batch, checkpoints, progress,
-                 (np.asarray(image), np.asarray(known)), candidates, group, prepare)
+                 (np.asarray(image), np.asarray(known)), candidates, attempts, group, prepare)
 
 
 def _prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
@@ -195,7 +198,8 @@ def _prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[N
 
 def _draw(model: str, count: int, label: int | str | None, seed: int | None, temperature: float | None, batch: int,
           folder: str | None, progress: bool | None, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None,
-          candidates: int | None = None, particles: int = 0, prepare: Preparation = "none") -> Pictures:
+          candidates: int | None = None, attempts: int | None = None, particles: int = 0,
+          prepare: Preparation = "none") -> Pictures:
     for name, value in (("count", count), ("batch", batch)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
@@ -213,7 +217,8 @@ def _draw(model: str, count: int, label: int | str | None, seed: int | None, tem
     known = None if occluded is None else occluded.known
     if known is None:
         check_recognises(candidates, checkpoint)
-    specs = particles_of([ImageSpec(seed=one, temperature=heat, label=number, known=known,
+    most = attempts_for(attempts, checkpoint, candidates=candidates, temperature=heat)
+    specs = particles_of([ImageSpec(seed=one, temperature=heat, label=number, attempts=most, known=known,
                                     canvas=occluded.canvas if occluded else None)
                           for one in seeds_from(seed, candidates or count)], particles)
     decoder = new_decoder(checkpoint, min(len(specs), max(batch, particles)))
@@ -222,7 +227,8 @@ def _draw(model: str, count: int, label: int | str | None, seed: int | None, tem
     todo = len(specs) * (config.subpixels - specs[0].prefix)
     with tqdm(total=todo, unit="sub-pixel", unit_scale=True, disable=None if progress is None else not progress,
               file=sys.stderr) as bar:
-        produced = produce(Batcher(decoder), specs, advanced=lambda report: bar.update(report.subpixels))
+        produced = produce(Batcher(decoder), specs, advanced=lambda report: bar.update(
+            report.subpixels - report.again * todo // len(specs)))
     images = [produced.images[index] for index in produced.estimates] or produced.images
     if candidates is not None:
         images = [images[index] for index in ranked(checkpoint.net, produced, known, count)]

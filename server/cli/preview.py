@@ -116,7 +116,8 @@ class Progress:
         if first.canvas is not None:
             self._canvas[:] = first.canvas
         self._finished, self._drawn_at = 0, 0.0
-        self._bar = tqdm(total=len(specs) * (config.subpixels - first.prefix), file=stream, disable=not self._live,
+        self._each = config.subpixels - first.prefix  # to draw of an image
+        self._bar = tqdm(total=len(specs) * self._each, file=stream, disable=not self._live,
                          desc=f"0/{len(specs)} images", bar_format="{l_bar}{bar}| [{elapsed}<{remaining}]")
 
     def __enter__(self) -> "Progress":
@@ -143,7 +144,7 @@ class Progress:
                 self._canvas[image.index] = image.canvas
         if self._preview and self._live and time.perf_counter() - self._drawn_at >= REDRAWN_S:
             self._draw()
-        self._bar.update(report.subpixels)
+        self._bar.update(report.subpixels - report.again * self._each)
 
     def _draw(self) -> None:
         if self._preview:

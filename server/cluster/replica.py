@@ -98,7 +98,8 @@ class Replica:
             if (served := ledger.models.get(order.model)) is None:
                 raise ModelNotFound(order.model, ledger.models)
             ledger.admit(ticket, served, order.images, stream=order.stream, bulk=order.bulk, known=order.known,
-                         scores=order.hidden is not None, group=order.group, ranked=order.ranked)
+                         scores=order.hidden is not None, group=order.group, ranked=order.ranked,
+                         attempts=order.specs[0].attempts if order.specs else 0)
             if order.hidden is not None:
                 async for answers in self._scored(ticket, Scoring(served.decoder.net, order.hidden.canvas,
                                                                   order.hidden.known, order.hidden.labels)):

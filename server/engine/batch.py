@@ -8,13 +8,16 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+
+from linpix.model.attempts import Attempts
 
 from .. import logs
 from ..errors import EngineLost, NotFinite
 from .decode.bisect import Outcome, Plan, isolate
 from .decode.decoder import Decoder, ImageSpec
 from .decode.particles import Estimate, ParticleFilter, answer_seed
-from .decode.prefill import Prefills
+from .decode.prefill import Looked, Prefills
 from .messages import Progress, QuantumReport, Submission
 from .schedule.passes import PassesLearned, expected_passes
 from .schedule.scheduler import ScheduledImage, Scheduler
@@ -22,6 +25,7 @@ from .schedule.scheduler import ScheduledImage, Scheduler
 logger = logging.getLogger("linpix")
 RESTORED = 2       # images put back in one call: a prefill of everything they have, while the watchdog waits
 HOPELESS = 3       # quanta in a row in which nothing could be decoded, nor a test image: the engine is lost
+REPEATS_FORGET = 0.05  # weight of one image in the mean of how often one is drawn again
 QUANTUM_S = 0.050  # longest quantum, and longest prefill where nothing is decoded: how late cancellations act
 
 
@@ -40,6 +44,8 @@ class Batcher:
         self._ended, self._went_on = 0.0, False     # when the last quantum ended, and whether there was more to do
         self._prefills = Prefills(decoder)
         self._filters: list[ParticleFilter] = []
+        self._attempts: dict[int, Attempts] = {}  # of images that may be drawn again, by slot
+        self._repeats = 0.0                       # times that one of them is, smoothed
         self._decoded_s = QUANTUM_S  # of the last quantum
         self._advances: dict[int, tuple[int, int]] = {}  # of a quantum: where each slot's image got, in how many passes
         self._passes = PassesLearned(config.length)
@@ -54,8 +60,8 @@ class Batcher:
         self._submissions[submission.request] = submission
         self._unreported[submission.request] = len(submission.specs)
         first = submission.specs[0]
-        self.scheduler.enqueue(submission.request, len(submission.specs),
-                               first.prefix // self.decoder.config.token_size, submission.bulk, max(1, first.particles))
+        self.scheduler.enqueue(submission.request, len(submission.specs), self._prefix(first), submission.bulk,
+                               max(1, first.particles))
 
     def cancel(self, request: str) -> None:
         """Forget a request, or do nothing if it is not here. Slots of its images are free after the next quantum."""
@@ -73,8 +79,9 @@ class Batcher:
         joined, failed = self._join()
         joined_at = time.monotonic()
         beside = bool(self.scheduler.decoding)
-        prefilled, threw = self._prefills.run(self._decoded_s if beside else QUANTUM_S, self.beat, beside=beside)
-        failed |= threw
+        prefills = self._prefills.run(self._decoded_s if beside else QUANTUM_S, self.beat, beside=beside)
+        failed |= prefills.failed
+        again = sum(self._drawn_again(looked) for looked in prefills.looked)
         for request in failed:
             self.cancel(request)
         plan = self.scheduler.plan(self._quantum(len(self.scheduler.decoding)))
@@ -87,8 +94,12 @@ class Batcher:
         plan, steps = self._done(plan)
         finished = self.scheduler.advance(plan)
         answers = self._advance_filters()
-        for image in finished if self.decoder.skips else []:
-            self._passes.finish(image.slot, bool(self.decoder.told[image.slot]))
+        drawn = [image for image, _ in plan if image.held and image.position >= self.scheduler.length]
+        for image in drawn:
+            self._prefills.look(image)
+        for image in drawn + [image for image in finished if image.slot not in self._attempts]:
+            if self.decoder.skips:
+                self._passes.finish(image.slot, bool(self.decoder.told[image.slot]))
         if steps:
             self._check_hope(plan, outcome)
             if not outcome.retries:
@@ -99,11 +110,11 @@ class Batcher:
         self._ended, self._went_on = time.perf_counter(), self.busy
         report = QuantumReport(
             joined, joined_at, self._running(plan),
-            [Progress(image.request, image.index, image.position, 0, self.decoder.image(image.slot),
-                      self.decoder.label(image.slot), answers.get(image.slot)) for image in finished],
+            [self._answer(image, answers.get(image.slot)) for image in finished],
             failed, self.scheduler.waiting.overtaken, len(plan), steps,
             sum(count for _, count in plan) * self.decoder.config.token_size, seconds, self._ended - since,
-            self.decoder.saturated - saturated, outcome.retries, self._passes.ratios, prefilled)
+            self.decoder.saturated - saturated, outcome.retries, self._passes.ratios, prefills.done,
+            [looked.seconds for looked in prefills.looked], again, self._repeats)
         for image in finished:
             self._unreported[image.request] -= 1
             if not self._unreported[image.request]:
@@ -115,6 +126,7 @@ class Batcher:
         self.scheduler.running.clear()
         self._prefills.clear()
         self._filters.clear()
+        self._attempts.clear()
         self._went_on = False
         waiting = Counter(image.request for image in self.scheduler.waiting)
         lost = [request for request, images in self._unreported.items() if waiting[request] < images]
@@ -150,13 +162,56 @@ class Batcher:
         self.beat()
         self.decoder.take([image.slot for image in images], [specs[image.index] for image in images])
         for image in images:
-            self._passes.begin(image.slot)
+            self._begin(image, specs[image.index])
         if group := specs[0].particles:
             self._filters += [ParticleFilter(images[first:first + group], answer_seed(specs[images[first].index]))
                               for first in range(0, len(images), group)]
+        self._fold_in(images)
+
+    def _begin(self, image: ScheduledImage, spec: ImageSpec) -> None:
+        """What is counted of an image that has got a slot."""
+        self._passes.begin(image.slot)
+        self._attempts.pop(image.slot, None)  # of one that was cancelled
+        image.held = spec.attempts > 0
+        if image.held:
+            self._attempts[image.slot] = Attempts(spec.seed, spec.attempts)
+
+    def _fold_in(self, images: list[ScheduledImage]) -> None:
         told, position = bool(self.decoder.told[images[0].slot]), images[0].position
         if (told or position) and position < self.scheduler.length:  # else there is nothing to fold in, or to draw
             self._prefills.append(images, position, read=told)
+
+    def _drawn_again(self, looked: Looked) -> bool:
+        """Begin an image again whose class the model does not recognise; else let it leave. Whether it is begun again.
+        """
+        image = looked.image
+        if image.cancelled:
+            return False
+        attempts, spec = self._attempts[image.slot], self._submissions[image.request].specs[image.index]
+        more, position = attempts.judge(self.decoder.image(image.slot), looked.found), self._prefix(spec)
+        if not more or position == self.scheduler.length:  # there: nothing is drawn
+            image.held = False
+            if spec.attempts > 1:
+                self._repeats += REPEATS_FORGET * (attempts.made - 1 - self._repeats)
+            return False
+        image.position = position
+        self.decoder.take([image.slot], [replace(spec, seed=attempts.next_seed,
+                                                 label=looked.found.label if spec.known is None else spec.label)])
+        self._passes.begin(image.slot)
+        self._fold_in([image])
+        return True
+
+    def _answer(self, image: ScheduledImage, estimate: Estimate | None) -> Progress:
+        """A finished image."""
+        canvas, label, recognised = self.decoder.image(image.slot), self.decoder.label(image.slot), None
+        if (attempts := self._attempts.pop(image.slot, None)) is not None:
+            assert attempts.canvas is not None and attempts.best is not None, "it has been looked at"
+            canvas, label, recognised = attempts.canvas, attempts.best.label, attempts.best
+        return Progress(image.request, image.index, image.position, 0, canvas, label, estimate, recognised)
+
+    def _prefix(self, spec: ImageSpec) -> int:
+        """Tokens of an image that are known from the start, and before all others."""
+        return spec.prefix // self.decoder.config.token_size
 
     def _decode(self, plan: Plan) -> Outcome:
         """Run one quantum; every image ends where _done says, except those that the outcome names."""
@@ -248,11 +303,17 @@ class Batcher:
         for slot, image in self.scheduler.running.items():
             new_row = image.position // self.image_row > (image.position - steps.get(slot, 0)) // self.image_row
             shown = new_row and self._submissions[image.request].stream
-            left = expected_passes(self._passes.ratios, self.decoder.left(slot, image.position), self.scheduler.length,
-                                   bool(self.decoder.told[slot]))
+            left, spec = self._left(slot, image.position), self._submissions[image.request].specs[image.index]
+            if spec.attempts > 1:
+                left += self._repeats * self._left(slot, self._prefix(spec))
             running.append(Progress(image.request, image.index, image.position, left,
                                     self.decoder.image(slot) if shown else None))
         return running
+
+    def _left(self, slot: int, position: int) -> float:
+        """Passes that the image of a slot probably needs from a position on, if it is not drawn again."""
+        return expected_passes(self._passes.ratios, self.decoder.left(slot, position), self.scheduler.length,
+                               bool(self.decoder.told[slot]))
 
     # --- how many steps fit in a quantum ---
 

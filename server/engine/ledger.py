@@ -20,7 +20,7 @@ from ..metrics import Measured, Metrics
 from ..pictures.turns import Decoders
 from .batch import Batcher
 from .decode.decoder import ImageSpec
-from .decode.scoring import Recognition, ScoringJob, judgement_of
+from .decode.scoring import ScoringJob
 from .messages import Progress, QuantumReport, Submission
 from .pools import Pools
 from .served import ServedModel
@@ -109,14 +109,15 @@ class Ledger:
 
     def admit(self, ticket: Ticket, served: ServedModel, images: int, *, stream: bool = False, bulk: bool = False,
               timeout_s: float = math.inf, known: int | None = None, scores: bool = False, group: int = 1,
-              ranked: bool = False) -> None:
+              ranked: bool = False, attempts: int = 0) -> None:
         """Give a request room for all its images, now that it is read. timeout_s: from its head.
 
-        known, scores, group, ranked: as in Ticket; known is None if the picture is not decoded yet.
+        known, scores, group, ranked, attempts: as in Ticket; known is None if the picture is not decoded yet.
         Raises Draining, EngineGone, DeadlinePassed, ClientLimit, QueueFull or DeadlineUnreachable; it then holds
         nothing.
         """
         ticket.timeout_s, ticket.stream, ticket.scores = min(ticket.timeout_s, timeout_s), stream, scores
+        ticket.attempts = attempts
         ticket.check_time()
         self._admit(ticket, served, images, bulk, known, group, ranked, check_deadline=not scores)
 
@@ -257,11 +258,12 @@ class Ledger:
         """An image has left its slot: it is done, or to be scored first."""
         assert image.canvas is not None
         if not ticket.ranked:
-            self._done(served, ticket, ImageDone(image.index, image.canvas, estimate=image.estimate))
+            self._done(served, ticket, ImageDone(image.index, image.canvas, recognised=image.recognised,
+                                                 estimate=image.estimate))
             return
         served.drawn(ticket)
-        judged = judgement_of(served.decoder.net, image.canvas, image.label)
-        self._thread.score(ScoringJob(ticket.id, ticket.client, judged, image))
+        scoring = Scoring(served.decoder.net, image.canvas, labels=[image.label])
+        self._thread.score(ScoringJob(ticket.id, ticket.client, scoring, image))
 
     def _done(self, served: ServedModel, ticket: Ticket, image: ImageDone) -> None:
         ticket.send(image)
@@ -278,10 +280,7 @@ class Ledger:
             ticket.send(Scored())
         else:
             served.scored(score.seconds)
-            judged = score.scoring
-            self._done(served, ticket, ImageDone(image.index, image.canvas, recognised=judged.found)
-                       if isinstance(judged, Recognition) else
-                       ImageDone(image.index, image.canvas, judged.log_probs[0].cpu().numpy()))
+            self._done(served, ticket, ImageDone(image.index, image.canvas, score.scoring.log_probs[0].cpu().numpy()))
 
     def batch_lost(self, batcher: Batcher | None, requests: Sequence[str], error: ServiceError) -> None:
         self.metrics.engine_restarts.inc()

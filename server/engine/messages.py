@@ -1,10 +1,12 @@
 """What the event loop and the engine thread tell each other: submissions down, one report a quantum up."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from linpix.model.attempts import Recognised
 
 from .decode.decoder import ImageSpec
 from .decode.particles import Estimate
@@ -33,6 +35,7 @@ class Progress:
     canvas: NDArray[np.uint8] | None = None  # (T,): of a finished image, or of a stream's with a new image row
     label: int | None = None  # of a finished image: the class that was asked for, or that the model drew first
     estimate: Estimate | None = None  # of a finished particle: it is the answer
+    recognised: Recognised | None = None  # of a finished image that was looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +57,6 @@ class QuantumReport:
     retries: int              # runs of the quantum after the first
     ratios: Ratios            # for expected_passes
     prefilled: list[Prefilled]  # requests whose images may decode from now on
+    looks: list[float] = field(default_factory=list)  # seconds of each look at a drawn image
+    again: int = 0            # images of these that are drawn again
+    repeats: float = 0.0      # times that an image is drawn again, on average

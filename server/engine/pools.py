@@ -86,6 +86,7 @@ class Pools:
             metrics.state_saturations.labels(served.name).inc(report.saturated)
         for _, seconds in report.prefilled:
             metrics.prefill.labels(served.name).observe(seconds)
+        metrics.images_drawn_again.labels(*model).inc(report.again)
         if report.retries:
             metrics.quanta_retried.labels(served.name).inc()
         elif report.steps:

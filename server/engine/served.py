@@ -32,10 +32,11 @@ class ServedModel:
         self._waiting = [0, 0]                  # images that have had no slot yet: interactive, bulk
         self._unscored = [0, 0]                 # that wait for their score: they hold room, and never need a slot again
         self._in_slots = 0
-        self._score_s = 0.0                     # of computing one candidate's score, smoothed
+        self._score_s = 0.0                     # of scoring one candidate, or a look at one image, smoothed
         self._scored_at = -math.inf             # when this was last measured
         self._prefill_s = 0.0                   # of one token of a prefill, or of one reading, smoothed
         self._prefilled_at = -math.inf
+        self._repeats = 0.0                     # times that an image which may be drawn again is, on average
         self._last: QuantumReport | None = None
         self._last_at = 0.0
         self._ratios = UNKNOWN
@@ -125,15 +126,16 @@ class ServedModel:
     def _predict(self, ticket: Ticket) -> None:
         """Raise DeadlineUnreachable if the ticket would probably not be done in time; it then leaves."""
         ticket.promised = math.inf
-        # the images that are drawn last, one in each slot, are scored after all are drawn
+        # the images that are drawn last, one in each slot, are scored or looked at after all are drawn
         running = self._running()
-        more_s = min(ticket.images, self.room.slots) * self.score_s if ticket.ranked else 0.0
+        judged = ticket.ranked or ticket.attempts > 0
+        more_s = min(ticket.images, self.room.slots) * self.score_s if judged else 0.0
         more_s += self.prefill_s(ticket.known or 0) * (2 if running else 1)  # it gets half of the time beside others
         left_s, factor = ticket.left_s - more_s, self.safety.value
         images = min(self.room.slots, len(running) + sum(self._waiting)) if running else 0
         if not self.step_time.confident(images, left_s):
             return
-        longest = max(self._length * max(ratios) for ratios in self._ratios)
+        longest = max(self._length * max(ratios) for ratios in self._ratios) * (1 + self._repeats)
         group = max((other.group for other in chain(self._queued.values(), self._reserved.values())), default=1)
         bound = latest_end(self.room.slots, longest, sum(image.steps for image in running), sum(self._waiting), group)
         if bound * self.step_time.slowest(self.room.slots) * factor <= left_s:  # nearly always
@@ -157,7 +159,7 @@ class ServedModel:
             if ticket.joined or ticket.late:
                 continue
             left_s = ticket.left_s - QUANTUM_S  # the next report comes so much later
-            alone_s = self._passes(ticket.known or 0) * step_s
+            alone_s = self._passes(ticket.known or 0, ticket) * step_s
             if alone_s * MIN_FACTOR <= left_s:  # nearly always
                 continue
             if (self.step_time.confident(images + 1 if images else 0, left_s)
@@ -195,13 +197,13 @@ class ServedModel:
         self._unscored[ticket.bulk] -= 1
 
     def scored(self, seconds: float) -> None:
-        """One candidate's score is computed. seconds: that its own pieces took."""
+        """One image's score is computed, or it was looked at. seconds: that its own pieces took."""
         self._score_s = 0.7 * (self.score_s or seconds) + 0.3 * seconds
         self._scored_at = time.monotonic()
 
     @property
     def score_s(self) -> float:
-        """Seconds that computing one candidate's score takes; 0 if none was measured lately."""
+        """Seconds that scoring one image takes, or a look at it; 0 if none was measured lately."""
         return self._score_s if time.monotonic() - self._scored_at <= STALE_S else 0.0
 
     def prefill_s(self, known: int) -> float:
@@ -215,7 +217,10 @@ class ServedModel:
         for tokens, seconds in report.prefilled:
             self._prefill_s = 0.7 * (self._prefill_s or seconds / tokens) + 0.3 * seconds / tokens
             self._prefilled_at = time.monotonic()
+        for seconds in report.looks:
+            self.scored(seconds)
         self._last, self._last_at, self._ratios = report, time.monotonic(), report.ratios
+        self._repeats = report.repeats
         self._in_progress = None
         if report.steps and not report.retries:
             self.step_time.learn(report.images, report.steps, report.cycle_s)
@@ -224,10 +229,11 @@ class ServedModel:
         """The slots are empty: the engine thread was restarted."""
         self._last = self._in_progress = None
 
-    def _passes(self, known: int) -> float:
-        """Passes that an image will probably need of which so many tokens are known."""
+    def _passes(self, known: int, ticket: Ticket) -> float:
+        """Passes that an image of a ticket will probably need of which so many tokens are known."""
         told = bool(known and self.decoder.config.patch)
-        return expected_passes(self._ratios, self._length - known, self._length, told)
+        once = expected_passes(self._ratios, self._length - known, self._length, told)
+        return once * (1 + self._repeats) if ticket.attempts > 1 else once
 
     def _running(self) -> list[Remaining]:
         """Images in slots. Counted once a report, though every admission asks."""
@@ -243,6 +249,7 @@ class ServedModel:
         for other in chain(self._queued.values(), self._reserved.values()):
             known = other.known if other.known is not None else self._length if other is ticket else 0
             classes[other.bulk].extend(
-                [Remaining(other.id, self._passes(known), other.bulk, min(other.group, other.waiting))] * other.waiting)
+                [Remaining(other.id, self._passes(known, other), other.bulk, min(other.group, other.waiting))]
+                * other.waiting)
         overtaken = self._last.overtaken if self._last else 0
         return Outlook(self.room.slots, self._length, self._running(), queue_order(*classes, overtaken))

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from linpix.model.attempts import Recognised
+
 from ..errors import DeadlinePassed, ServiceError
 from .decode.particles import Estimate
-from .decode.ranking import Recognised
 from .messages import Progress
 
 
@@ -28,10 +29,9 @@ class RowsDone:
 class ImageDone:
     index: int
     canvas: NDArray[np.uint8]
-    # of a ranked request's image, one of the first two; of a particle that is the answer, the last:
-    log_probs: NDArray[np.float32] | None = None  # (T,), as of Scoring, nothing known
-    recognised: Recognised | None = None
-    estimate: Estimate | None = None
+    log_probs: NDArray[np.float32] | None = None  # (T,), as of Scoring, nothing known: if it was scored
+    recognised: Recognised | None = None          # if the model has looked at it
+    estimate: Estimate | None = None              # of a particle that is the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class Ticket:
     known: int | None = None       # tokens of each image that need no step; None: not read yet
     given: int = 0                 # image rows that are known from the start
     ranked: bool = False           # each of its images is scored once it is drawn, and holds its place until then
+    attempts: int = 0              # at each of its images, as of ImageSpec
     joined: int = 0                # images that have had a slot
     drawn: int = 0                 # images that have left it
     done: int = 0                  # images that are finished: drawn and, if ranked, scored
@@ -68,6 +69,7 @@ class Ticket:
     late: bool = False             # its deadline has passed
     released: bool = False
     expiry: asyncio.TimerHandle | None = None  # sends DeadlinePassed at the deadline, once its images are queued
+    _again: set[int] = field(default_factory=set)  # images that were drawn again
     _events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
 
     @property
@@ -98,12 +100,17 @@ class Ticket:
 
     def progressed(self, image: Progress, rows: int) -> bool:
         """So many image rows of an image are finished; a stream is told of new ones. Whether its first is among them.
+
+        An image that is drawn again has fewer rows than before, and a stream is told of all of them again.
         """
         before, self.rows[image.index] = self.rows[image.index], rows
+        if rows < before:
+            self._again.add(image.index)
+            before = self.given
         if self.stream and image.canvas is not None:
             for finished in range(before + 1, rows + 1):
                 self.send(RowsDone(image.index, finished, image.canvas))
-        return before == self.given < rows
+        return before == self.given < rows and image.index not in self._again
 
     def check_time(self) -> None:
         """Raise DeadlinePassed, after work that the event loop could not interrupt."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from linpix.model.attempts import MAX_ATTEMPTS
 from linpix.model.philox import MAX_SEED
 
 from ..pictures import encode
@@ -40,6 +41,10 @@ Count = Annotated[int, Field(ge=1, description="number of images, up to max_n of
 Candidates = Annotated[int, Field(ge=1, description="draw so many images and answer with the n best, n to max_n of "
                                   "/v1/status; of generations, by a model that draws the class first; default: draw "
                                   "n, and rank nothing", examples=[8]), Plain]
+Attempts = Annotated[int, Field(ge=1, le=MAX_ATTEMPTS, description="draw an image again until the model recognises "
+                                "its class, at most so many times in all; by models that draw the class first; "
+                                "default: the model's own, in /v1/models; 1 with candidates and at temperature 0",
+                                examples=[4]), Plain]
 Method = Annotated[Literal["raster", "smc"],
                    Field(description="raster (the default): known pixels influence what is drawn after them; smc, for "
                          "models that are not conditional: also what is drawn before them, by sequential Monte Carlo",
@@ -109,8 +114,10 @@ LogLikelihood = Annotated[float, Field(description="the same of all sub-pixels f
                                        "absent without candidates, and of models that draw the class first",
                                        examples=[-409.5])]
 Confidence = Annotated[float, Field(description="probability of its class, to a model that has read the whole image as "
-                                    "it drew it; there with candidates of a model that draws the class first",
-                                    examples=[0.97])]
+                                    "it drew it; there with candidates or attempts of a model that draws the class "
+                                    "first", examples=[0.97])]
+AttemptsMade = Annotated[int, Field(description="times that this image was drawn; absent where one attempt was asked "
+                                    "for", examples=[1])]
 SampleSize = Annotated[float, Field(description="effective sample size of the particles, the least at the end of an "
                                     "image row: near 1, one of them had nearly all the weight; absent without method "
                                     "smc", examples=[3.2])]

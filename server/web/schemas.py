@@ -22,6 +22,7 @@ class GenerateBody(BaseModel):
     prompt: fields.Prompt | None = None
     n: fields.Count | None = None
     candidates: fields.Candidates | None = None
+    attempts: fields.Attempts | None = None
     size: fields.Size | None = None
     response_format: fields.Format | None = None
     output_format: fields.OutputFormat | None = None
@@ -93,6 +94,7 @@ class ImageData(BaseModel):
                                        examples=["7"], json_schema_extra=fields.never_null)
     seed: fields.DrawnSeed
     confidence: fields.Confidence | None = Field(None, json_schema_extra=fields.never_null)
+    attempts: fields.AttemptsMade | None = Field(None, json_schema_extra=fields.never_null)
 
 
 class Chosen(BaseModel):
@@ -194,6 +196,7 @@ class ImageEvent(Drawn):
     image_index: int = Field(description="number of the image, from 0", examples=[0])
     seed: fields.DrawnSeed
     confidence: fields.Confidence | None = Field(None, json_schema_extra=fields.never_null)
+    attempts: fields.AttemptsMade | None = Field(None, json_schema_extra=fields.never_null)
     partial_image_index: int | None = Field(None, description="number of the partial image, from 0; absent when it is "
                                             "completed", examples=[0], json_schema_extra=fields.never_null)
     rows: int | None = Field(None, description="finished image rows; the others are black; absent when it is "
@@ -239,6 +242,8 @@ class ModelCard(BaseModel):
                                examples=[1.0])
     temperature_range: list[float] = Field(min_length=2, max_length=2, description="the lowest and the highest "
                                            "temperature that are worth trying", examples=[[0.3, 1.5]])
+    attempts: int = Field(description="how often an image is drawn at most, until the model recognises its class, "
+                          "where a request says nothing", examples=[1])
     limits: str | None = Field(description="a sentence of what it cannot do; null: none is known", examples=[
         "It draws one handwritten digit in the middle, and nothing else."])
     class_agreement: float | None = Field(description="share of its images of a class that a classifier, trained on "

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from linpix.model.attempts import Attempts, Recognised
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import ModelConfig
 from linpix.model.generate import generate
+from linpix.model.likelihood import class_log_probs_of
 from linpix.model.packing import Packed
 from linpix.model.transformer import Transformer
 
@@ -76,13 +78,27 @@ def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
     return judge.eval()
 
 
-def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temperature: float,
+def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temperature: float, attempts: int = 1,
               packed: Packed | None = None) -> Agreement:
-    """Of `count` images with seeds 0, 1, ..., class after class in turn. packed: draw by the compiled engine."""
-    classes = net.config.classes
-    labels = np.arange(count) % classes
-    images = np.concatenate([_drawn(net, range(at, min(at + TOGETHER, count)), labels[at:at + TOGETHER], temperature,
-                                    packed) for at in range(0, count, TOGETHER)])
+    """Of `count` images with seeds 0, 1, ..., class after class in turn.
+
+    attempts: at an image, at most, until the model recognises its class · packed: draw by the compiled engine.
+    """
+    labels = np.arange(count) % net.config.classes
+    all_of_them = [Attempts(seed, attempts) for seed in range(count)]
+    todo = np.arange(count)
+    while len(todo):
+        again: list[int] = []
+        for at in range(0, len(todo), TOGETHER):
+            part = todo[at:at + TOGETHER]
+            canvases = _drawn(net, [all_of_them[i].next_seed for i in part], labels[part], temperature, packed)
+            for i, canvas in zip(part.tolist(), canvases, strict=True):
+                label = int(labels[i])
+                sure = class_log_probs_of(net, canvas)[label] if attempts > 1 else 0.0
+                if all_of_them[i].judge(canvas, Recognised(label, sure)):
+                    again.append(i)
+        todo = np.array(again, np.int64)
+    images = np.stack([one.canvas for one in all_of_them if one.canvas is not None])
     right = judge.share_right(images, labels)
     share = float(right.mean())
     return Agreement(round(share, 4), round(1.96 * math.sqrt(share * (1 - share) / count), 4), count,

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, from_numpy
 
+from linpix.model.attention import State
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.cuda import GpuPool
@@ -28,7 +29,7 @@ class BitwiseDecoder(Decoder):
         for slot in slots:
             self.pool.clear(slot)
             if self.told[slot]:
-                self.read([slot])
+                self.read([[slot]])
         at, lengths = np.array(slots), np.array(positions)
         if (begun := lengths > 0).any():
             self.prefill(at[begun], np.zeros_like(lengths[begun]), lengths[begun])
@@ -54,7 +55,7 @@ class BitwiseDecoder(Decoder):
 class CompiledDecoder(BitwiseDecoder):
     """csrc's kernels on a processor. An image does not depend on what else is in the batch, bit for bit."""
 
-    name = "compiled"
+    name, reads_together = "compiled", 8
 
     def __init__(self, checkpoint: Checkpoint, slots: int, *, precision: str = "fp32",
                  fill_freed_with_nan: bool = False) -> None:
@@ -67,6 +68,11 @@ class CompiledDecoder(BitwiseDecoder):
         self.packed.prefill(from_numpy(self.canvas), from_numpy(self.known), self.S, self.z,
                             *map(from_numpy, (slots, positions, steps, self.start[slots])), last=self.state.last,
                             told=from_numpy(self.told[slots]))
+
+    def read_known(self, canvas: Tensor, known: Tensor, state: State, places: Tensor) -> Tensor:
+        assert isinstance(state, RecurrentState)
+        features = self.packed.read(self.net.inputs_read(canvas, known), state.S, state.z, places, last=state.last)
+        return self.net.class_scores(features)
 
     @torch.inference_mode()
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
@@ -105,15 +111,18 @@ class CudaDecoder(BitwiseDecoder):
         with _on_gpu():
             super().copy(slots)
 
-    def read(self, slots: Sequence[int]) -> None:
+    def read(self, requests: Sequence[Sequence[int]]) -> None:
         with _on_gpu():
-            super().read(slots)
+            super().read(requests)
 
-    def read_into(self, slot: int) -> Tensor:
-        state = RecurrentState(self.config, 1)
-        scores = self.read_known(slot, state, 1)
-        self.pool.load(slot, state, 1)
+    def read_into(self, slots: Sequence[int]) -> Tensor:
+        state, places = RecurrentState(self.config, len(slots)), range(1, len(slots) + 1)
+        scores = self.read_known(from_numpy(self.canvas[slots]), from_numpy(self.known[slots]), state,
+                                 torch.tensor(places))
+        for slot, place in zip(slots, places, strict=True):
+            self.pool.load(slot, state, place)
         return scores
+
 
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
                passes: int) -> tuple[NDArray[np.bool_], Numbers, Numbers]:

@@ -13,11 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, from_numpy
 
+from linpix.model.attempts import Recognised
 from linpix.model.attention import PADDING_SLOT, SlotPool, State, attention_for
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.generate import decode_threads, draw_token, noise_of, starts_of
 from linpix.model.inputs import START, check_known
+from linpix.model.likelihood import class_log_probs
 from linpix.model.mixture import log_likelihood
 from linpix.model.transformer import PREFILL_TOKENS
 
@@ -34,6 +36,7 @@ class ImageSpec:
     canvas: NDArray[np.uint8] | None = None  # (T,), with `known` where an image is to be completed
     known: NDArray[np.bool_] | None = None   # (T,)
     particles: int = 0                     # of the answer that this image is a particle of; 0: an answer itself
+    attempts: int = 0                      # at most, until the model recognises its class; 0: it is not looked at
 
     @property
     def prefix(self) -> int:
@@ -60,6 +63,7 @@ class Decoder(ABC):
     precision, device, state_format = "fp32", "cpu", "fp32"
     stride = 1     # a quantum of so many steps costs no more than one step
     prefill_stride = PREFILL_TOKENS  # and prefill of so many tokens little more than of one
+    reads_together = 1  # requests whose images it reads, or images that it looks at, in one call
     saturated = 0  # elements of state so far that float16 could not hold
 
     def __init__(self, checkpoint: Checkpoint, slots: int, *, fill_freed_with_nan: bool = False,
@@ -125,15 +129,15 @@ class Decoder(ABC):
             self.log_probs[slots[row], begin:begin + count] = log_probs[row, :count]
 
     @torch.inference_mode()
-    def read(self, slots: Sequence[int]) -> None:
-        """Have a conditional model read what is known of images that differ in seed and temperature only.
+    def read(self, requests: Sequence[Sequence[int]]) -> None:
+        """Have a conditional model read what is known of each request's images: some fifty tokens.
 
-        Those without a class get one that fits. In torch in every engine, once for all of them: some fifty tokens.
+        requests: slots, whose images differ in seed and temperature only. Those without a class get one that fits.
         """
-        with decode_threads(self.net, self.config.patches + 1, 0):
-            scores = self.read_into(slots[0])
-        self.copy(slots)
-        self._set_classes(slots, scores)
+        scores = self.read_into([slots[0] for slots in requests])
+        for row, slots in enumerate(requests):
+            self.copy(slots)
+            self._set_classes(slots, scores[row:row + 1])
 
     def _set_classes(self, slots: Sequence[int], scores: Tensor) -> None:
         """Give images that have no class one that fits. scores: (1, classes), see starts_of."""
@@ -141,14 +145,32 @@ class Decoder(ABC):
         self.start[at] = starts_of(self.net, scores.expand(len(slots), -1), self.seed[at],
                                    from_numpy(self.start[at])).numpy()
 
-    def read_into(self, slot: int) -> Tensor:
-        """Fold what is known of a slot's image into it; returns class scores, (1, classes)."""
-        return self.read_known(slot, self.state, slot)
+    @torch.inference_mode()
+    def look(self, slots: Sequence[int]) -> list[Recognised]:
+        """How sure the model is of the class of each image, all of which is drawn, now that it reads it.
 
-    def read_known(self, slot: int, state: State, place: int) -> Tensor:
-        """The same, into a place of any state."""
-        known = from_numpy(self.canvas[[slot]]), from_numpy(self.known[[slot]])
-        return self.net.read(*known, state, torch.tensor([place]))
+        Of one that has no class, since nothing had to be drawn: of the most probable one.
+        """
+        canvas, places = from_numpy(self.canvas[slots]), torch.arange(1, len(slots) + 1)
+        scores = self.read_known(canvas, torch.ones_like(canvas, dtype=torch.bool), self.new_state(len(slots)), places)
+        log_probs = class_log_probs(scores)
+        labels = [int(row.argmax()) if (label := self.label(slot)) is None else label
+                  for slot, row in zip(slots, log_probs, strict=True)]
+        return [Recognised(label, float(row[label])) for label, row in zip(labels, log_probs, strict=True)]
+
+    def read_into(self, slots: Sequence[int]) -> Tensor:
+        """Fold what is known of images into their slots; returns class scores, (B, classes)."""
+        return self.read_known(from_numpy(self.canvas[slots]), from_numpy(self.known[slots]), self.state,
+                               torch.tensor(slots))
+
+    def read_known(self, canvas: Tensor, known: Tensor, state: State, places: Tensor) -> Tensor:
+        """The same into places of any state, (B,). canvas: (B, T) uint8 · known: (B, T) bool. Here in torch."""
+        with decode_threads(self.net, self.config.patches + 1, 0):
+            return self.net.read(canvas, known, state, places)
+
+    def new_state(self, slots: int) -> State:
+        """A state that is not this decoder's pool."""
+        return attention_for(self.config).new_state(slots)
 
     def left(self, slot: int, position: int) -> int:
         """Tokens of a slot's image to be decoded from a position on; known ones that were read are not."""

@@ -24,6 +24,7 @@ from linpix.model.philox import MAX_SEED, uniforms
 
 from ..schedule.scheduler import ScheduledImage
 from .decoder import Decoder, ImageSpec
+from .ranking import Unsuitable
 
 PARTICLES = 16             # where nothing else is asked for
 MAX_PARTICLES = 2**10 - 1  # a particle's number is in the ten bits of its seed above the 53 of its answer's
@@ -49,14 +50,6 @@ def particles_of(answers: Sequence[ImageSpec], count: int) -> list[ImageSpec]:
 def answer_seed(image: ImageSpec) -> int:
     """The seed that was asked for."""
     return image.seed & MAX_SEED
-
-
-class Unsuitable(ValueError):
-    """What cannot be drawn by particles; param is the option to blame."""
-
-    def __init__(self, message: str, param: str) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 def particles_for(method: str | None, particles: int | None, *, candidates: int | None, temperature: float,

@@ -1,13 +1,19 @@
-"""Prefill by pieces of a quantum, so that nobody's decoding stands still while a long one goes on."""
+"""Prefill by pieces of a quantum, so that nobody's decoding stands still while a long one goes on.
+
+A look at a whole image, to see whether the model recognises its class, takes as long as a reading and has its turn
+with them.
+"""
 
 import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+
+from linpix.model.attempts import Recognised
 
 from ... import logs
 from ...errors import EngineLost
@@ -22,14 +28,17 @@ class Prefill:
     """What the rows of a request that joined together share: `length` inputs, of which `position` are folded in.
 
     read: or all that is known of their image, as one input, for a conditional model to read.
+    look: or all of one image that is drawn, for the model to recognise its class.
     """
 
     rows: list[ScheduledImage]
     length: int
     position: int = 0
     read: bool = False
+    look: bool = False
     threw: bool = False  # once, and was begun again
     seconds: float = 0.0  # that its pieces took so far
+    found: Recognised | None = None  # by a look
 
 
 class Prefilled(NamedTuple):
@@ -37,6 +46,23 @@ class Prefilled(NamedTuple):
 
     tokens: int     # that were folded in; 1 for all that a conditional model read
     seconds: float  # that it took
+
+
+class Looked(NamedTuple):
+    """An image that is drawn, how sure the model is of its class, and the seconds that this took."""
+
+    image: ScheduledImage
+    found: Recognised
+    seconds: float
+
+
+@dataclass(slots=True)
+class PrefillsRun:
+    """What was done in the time of one quantum."""
+
+    done: list[Prefilled] = field(default_factory=list)
+    looked: list[Looked] = field(default_factory=list)
+    failed: dict[str, Exception] = field(default_factory=dict)  # requests that threw, and again from the beginning
 
 
 class Prefills:
@@ -53,56 +79,90 @@ class Prefills:
             row.prefilled = False
         self._waiting.append(Prefill(rows, 1 if read else length, read=read))
 
+    def look(self, image: ScheduledImage) -> None:
+        """Have the model look at an image that is drawn. It decodes nothing until then."""
+        image.prefilled = False
+        self._waiting.append(Prefill([image], 1, look=True))
+
     def clear(self) -> None:
         self._waiting.clear()
 
-    def run(self, seconds: float, beat: Callable[[], None], *, beside: bool
-            ) -> tuple[list[Prefilled], dict[str, Exception]]:
-        """Go on for so long. Returns requests that are done, and those whose prefill threw, and again from the
-        beginning.
+    def run(self, seconds: float, beat: Callable[[], None], *, beside: bool) -> PrefillsRun:
+        """Go on for so long.
 
         beside: other images are decoded. A piece that takes longer than it was given is then paid back by the next
         quanta, so that they get their share also where a piece is longer than a quantum.
         beat is called before each piece. Raises EngineLost.
         """
-        done: list[Prefilled] = []
-        failed: dict[str, Exception] = {}
+        result = PrefillsRun()
         seconds -= self._overdrawn_s if beside else 0.0
         self._waiting = deque(prefill for prefill in self._waiting if not prefill.rows[0].cancelled)
         left_s, end = seconds, time.perf_counter() + seconds
         while self._waiting and left_s > 0:
-            prefill = self._waiting[0]
-            first = prefill.rows[0]
+            some = self._next()
             beat()
             began = time.perf_counter()
             try:
-                self._advance(prefill, left_s)
+                self._advance(some, left_s)
             except EngineLost:
                 raise
             except Exception as error:
-                logger.exception("prefill of %s threw%s", self._decoder.checkpoint.name,
-                                 " again" if prefill.threw else ", and is begun again", extra=logs.of(first.request))
-                if prefill.threw:
-                    failed[first.request] = error
-                    self._waiting.popleft()
-                else:
-                    prefill.position, prefill.threw = 0, True
-                    self._decoder.pool.clear(first.slot)
-            prefill.seconds += time.perf_counter() - began
-            if prefill.position == prefill.length:
-                done.append(Prefilled(prefill.length, prefill.seconds))
-                self._waiting.popleft()
-                for row in prefill.rows:
-                    row.prefilled = True
+                self._begin_again(some, error, result)
+            spent_s = (time.perf_counter() - began) / len(some)
+            for prefill in some:
+                prefill.seconds += spent_s
+                if prefill.position == prefill.length:
+                    self._end(prefill, result)
             left_s = end - time.perf_counter()
         self._overdrawn_s = max(0.0, -left_s)
-        return done, failed
+        return result
 
-    def _advance(self, prefill: Prefill, left_s: float) -> None:
-        """One piece: as many tokens as fit in so long, in the decoder's own measure."""
+    def _next(self) -> list[Prefill]:
+        """The first, and with a reading or a look those behind it that the decoder takes in the same call.
+
+        What threw before is alone.
+        """
+        first, *others = self._waiting
+        some, most = [first], 1 if first.threw or not (first.read or first.look) else self._decoder.reads_together
+        for other in others:
+            if len(some) == most or other.threw or (other.read, other.look) != (first.read, first.look):
+                break
+            some.append(other)
+        return some
+
+    def _end(self, prefill: Prefill, result: PrefillsRun) -> None:
+        self._waiting.remove(prefill)
+        for row in prefill.rows:
+            row.prefilled = True
+        if prefill.found is None:
+            result.done.append(Prefilled(prefill.length, prefill.seconds))
+        else:
+            result.looked.append(Looked(prefill.rows[0], prefill.found, prefill.seconds))
+
+    def _begin_again(self, some: list[Prefill], error: Exception, result: PrefillsRun) -> None:
+        """Once, after an exception; then a request fails."""
+        for prefill in some:
+            request = prefill.rows[0].request
+            logger.exception("prefill of %s threw%s", self._decoder.checkpoint.name,
+                             " again" if prefill.threw else ", and is begun again", extra=logs.of(request))
+            if prefill.threw:
+                result.failed[request] = error
+                self._waiting.remove(prefill)
+            else:
+                prefill.position, prefill.threw = 0, True
+                self._decoder.pool.clear(prefill.rows[0].slot)
+
+    def _advance(self, some: list[Prefill], left_s: float) -> None:
+        """One piece: as many tokens as fit in so long, in the decoder's own measure; or readings or looks, together."""
+        prefill = some[0]
+        if prefill.look:
+            for one, found in zip(some, self._decoder.look([one.rows[0].slot for one in some]), strict=True):
+                one.found, one.position = found, 1
+            return
         if prefill.read:
-            self._decoder.read([row.slot for row in prefill.rows])
-            prefill.position = 1
+            self._decoder.read([[row.slot for row in one.rows] for one in some])
+            for one in some:
+                one.position = 1
             return
         stride = self._decoder.prefill_stride
         most = int(left_s / self._token_s) // stride * stride if self._token_s else 0

@@ -21,11 +21,39 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-TEMPERATURE = 10.0  # nats; at 1 the largest weight is nearly all, since errors of a model add up over an image
+from linpix.model.attempts import RECOGNISED, Recognised
+from linpix.model.checkpoint import Checkpoint
 
-RECOGNISED = 0.9    # probability of its class from which on an image is taken
+TEMPERATURE = 10.0  # nats; at 1 the largest weight is nearly all, since errors of a model add up over an image
 NOT_RANKED = ("candidates of generations are those in which the model recognises their class, and {} cannot: leave "
               "candidates out, or use a model that draws the class first, such as mnist-conditional")
+
+
+class Unsuitable(ValueError):
+    """What a model does not do, or not together; param is the option to blame."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def attempts_for(attempts: int | None, checkpoint: Checkpoint, *, candidates: int | None, temperature: float) -> int:
+    """ImageSpec.attempts of a request's images. Raises Unsuitable."""
+    ranked = candidates is not None
+    if attempts is None:
+        attempts = 1 if ranked or temperature == 0 else checkpoint.attempts
+    if attempts == 1:
+        return int(ranked and checkpoint.net.config.class_first)  # these are looked at
+    if not checkpoint.net.config.class_first:
+        raise Unsuitable("an image is drawn again until the model recognises its class, which "
+                         f"{checkpoint.name} cannot; leave attempts out, or use a model that draws the class first, "
+                         "such as mnist-conditional", "attempts")
+    if ranked:
+        raise Unsuitable(f"of {candidates} candidates the best are chosen, and each is drawn once; leave attempts out, "
+                         f"or candidates, got {attempts} attempts", "attempts")
+    if temperature == 0:
+        raise Unsuitable(f"at temperature 0 every attempt is the same; leave attempts out, got {attempts}", "attempts")
+    return attempts
 
 
 class Likelihoods(NamedTuple):
@@ -40,11 +68,6 @@ def likelihoods(log_probs: NDArray[np.float32], known: NDArray[np.bool_]) -> Lik
     first = int(np.argmin(np.append(known, False)))
     counted, given = log_probs[first:].astype(np.float64), known[first:]
     return Likelihoods(float(counted.sum()), float(counted[given].sum()))
-
-
-class Recognised(NamedTuple):
-    label: int       # the class that the image was drawn with
-    log_prob: float  # of it, in nats
 
 
 def recognised(images: Sequence[Recognised], count: int) -> list[int]:

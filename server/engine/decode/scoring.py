@@ -11,42 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.likelihood import Scoring, class_log_probs, posterior
-from linpix.model.transformer import Transformer
+from linpix.model.likelihood import Scoring, posterior
 
 from ... import logs
 from ...errors import Impossible
 from ..messages import Progress
-from .ranking import Recognised
 
 logger = logging.getLogger("linpix")
-
-
-class Recognition:
-    """How sure a model that draws the class first is of the class of an image that it drew, having read all of it."""
-
-    found: Recognised  # there once `advance` has returned
-
-    def __init__(self, net: Transformer, canvas: NDArray[np.uint8], label: int | None) -> None:
-        """canvas: (T,) · label: its class; None if nothing had to be drawn: then it is what it is taken for."""
-        self._net, self._canvas, self._label = net, canvas, label
-
-    def advance(self) -> bool:
-        """As Scoring.advance; there is one piece, of as many tokens as there are patches."""
-        self.found = recognised_in(self._net, self._canvas, self._label)
-        return False
-
-
-def judgement_of(net: Transformer, canvas: NDArray[np.uint8], label: int | None) -> Scoring | Recognition:
-    """What a drawn candidate is ranked by. canvas: (T,) · label: its class, if it has one."""
-    return Recognition(net, canvas, label) if net.config.class_first else Scoring(net, canvas, labels=[label])
-
-
-def recognised_in(net: Transformer, canvas: NDArray[np.uint8], label: int | None) -> Recognised:
-    """How probable the class of an image is, as of Recognition."""
-    log_probs = class_log_probs(net, canvas)
-    label = int(log_probs.argmax()) if label is None else label
-    return Recognised(label, float(log_probs[label]))
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +26,7 @@ class ScoringJob:
 
     request: str
     client: str
-    scoring: Scoring | Recognition
+    scoring: Scoring
     drawn: Progress | None = None  # the image, if the request drew it
     seconds: float = 0.0           # that its pieces took so far
 

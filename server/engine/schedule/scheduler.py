@@ -23,6 +23,7 @@ class ScheduledImage:
     bulk: bool = False
     prefilled: bool = True  # false while the inputs before its position are being folded in: it does not decode yet
     group: int = 1        # images of its request, in a row, that get their slots at once and stay at one position
+    held: bool = False    # keeps its slot when all of it is drawn, since it may have to be drawn again
 
 
 def bulk_is_next(interactive: int, bulk: int, overtaken: int) -> bool:
@@ -140,7 +141,8 @@ class Scheduler:
         """Record that a plan was carried out; returns the finished images that were not cancelled meanwhile."""
         for image, steps in plan:
             image.position += steps
-        over = [image for image in self.running.values() if image.position >= self.length or image.cancelled]
+        over = [image for image in self.running.values()
+                if image.cancelled or (image.position >= self.length and not image.held)]
         for image in over:
             del self.running[image.slot]
         return [image for image in over if not image.cancelled]

@@ -14,8 +14,8 @@ from linpix.model.config import ModelConfig
 from linpix.model.philox import MAX_SEED
 
 from ...engine.decode.decoder import ImageSpec
-from ...engine.decode.particles import Unsuitable, check_filter, particles_for, particles_of
-from ...engine.decode.ranking import best, likelihoods, recognised
+from ...engine.decode.particles import check_filter, particles_for, particles_of
+from ...engine.decode.ranking import Unsuitable, attempts_for, best, likelihoods, recognised
 from ...engine.ticket import ImageDone, RowsDone
 from ...errors import (
     InvalidRequest,
@@ -43,8 +43,9 @@ class ImageRequest:
     def __init__(self, service: Service, http: Request, *, model: str | None, n: int | None, size: str | None,
                  response_format: str | None, stream: bool | None, partial_images: int | None, seed: int | None,
                  temperature: float | None, label: int | str | None, prompt: str | None, timeout: float | None,
-                 priority: str | None, ignored: list[str], candidates: int | None = None, method: str | None = None,
-                 particles: int | None = None, output_format: encode.Format | None = None) -> None:
+                 priority: str | None, ignored: list[str], candidates: int | None = None, attempts: int | None = None,
+                 method: str | None = None, particles: int | None = None,
+                 output_format: encode.Format | None = None) -> None:
         self.warnings: list[str] = []
         self.served = service.find(model)
         self.config: ModelConfig = self.served.decoder.config
@@ -61,6 +62,8 @@ class ImageRequest:
         with _suitable():
             self.particles = particles_for(method, particles, candidates=candidates, temperature=self.temperature,
                                            answers=self.n, limit=min(max_n, self.served.room.slots))
+            self.attempts = attempts_for(attempts, self.served.decoder.checkpoint, candidates=candidates,
+                                         temperature=self.temperature)
         self.ranked, self.images = candidates is not None, candidates or self.n * max(1, self.particles)
         self.chosen = self.ranked or self.particles > 0  # not all that is drawn is answered
         http.state.model, http.state.images = self.served.name, self.images  # for the log
@@ -110,7 +113,7 @@ class ImageRequest:
         self._overlay: Overlay | None = None
         self._occluded: pictures.Occluded | None = None  # what the model is given
         self._kept: pictures.Occluded | None = None      # what the answer keeps, if that is more
-        self._judged: dict[int, dict[str, float]] = {}   # of ranked candidates
+        self._judged: dict[int, dict[str, float]] = {}   # of candidates that are ranked by their likelihoods
         if ignored:
             names = [sendable(name)[:40] for name in sorted(ignored)]
             more = f" and {len(names) - 20} more" if len(names) > 20 else ""
@@ -154,7 +157,8 @@ class ImageRequest:
     def specs(self) -> list[ImageSpec]:
         occluded = self._occluded
         specs = [ImageSpec(seed=self.seed + index, temperature=self.temperature, label=self.label,
-                           canvas=occluded.canvas if occluded else None, known=occluded.known if occluded else None)
+                           attempts=self.attempts, canvas=occluded.canvas if occluded else None,
+                           known=occluded.known if occluded else None)
                  for index in range(self.images // max(1, self.particles))]
         return particles_of(specs, self.particles)
 
@@ -163,8 +167,6 @@ class ImageRequest:
         drawn = sorted(drawn, key=lambda image: image.index)
         if self.config.class_first:
             classes = [image.recognised for image in drawn if image.recognised is not None]
-            self._judged = {image.index: {"confidence": math.exp(one.log_prob)}
-                            for image, one in zip(drawn, classes, strict=True)}
             return [drawn[index] for index in recognised(classes, self.n)]
         found = [likelihoods(image.log_probs, self.occluded.known) for image in drawn if image.log_probs is not None]
         self._judged = {image.index: one._asdict() for image, one in zip(drawn, found, strict=True)}
@@ -176,6 +178,10 @@ class ImageRequest:
         found: dict[str, int | float] = {"seed": self.seed + image.index // max(1, self.particles)}
         if isinstance(image, ImageDone) and image.estimate is not None:
             found |= image.estimate._asdict()
+        if isinstance(image, ImageDone) and (recognised := image.recognised) is not None:
+            found["confidence"] = recognised.confidence
+            if self.attempts > 1:
+                found["attempts"] = recognised.attempts
         return found | self._judged.get(image.index, {})
 
     def complete(self, upload: Upload, conditioning: Literal["prefix"] | None = None) -> None:

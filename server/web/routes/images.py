@@ -61,7 +61,7 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
     if request.ranked and not request.config.class_first:
         raise InvalidRequest(NOT_RANKED.format(request.served.name), param="candidates")
     service.ledger.admit(ticket, request.served, request.images, stream=request.stream and not request.ranked,
-                         bulk=request.bulk, timeout_s=request.timeout_s, known=0, ranked=request.ranked)
+                         bulk=request.bulk, timeout_s=request.timeout_s, known=0, attempts=request.attempts)
     await service.ledger.submit(ticket, request.specs())
     return await respond(service.ledger, http, request, ticket, "image_generation", {"candidates": body.candidates})
 
@@ -88,6 +88,7 @@ async def edit(
         prompt: Annotated[fields.Prompt | None, Form()] = None,
         n: Annotated[fields.Count | None, Form()] = None,
         candidates: Annotated[fields.Candidates | None, Form()] = None,
+        attempts: Annotated[fields.Attempts | None, Form()] = None,
         method: Annotated[fields.Method | None, Form()] = None,
         particles: Annotated[fields.Particles | None, Form()] = None,
         size: Annotated[fields.Size | None, Form()] = None,
@@ -109,12 +110,13 @@ async def edit(
     request = ImageRequest(service, http, model=model, n=n, size=size, response_format=response_format, stream=stream,
                            partial_images=partial_images, seed=seed, temperature=temperature, label=label,
                            prompt=prompt, timeout=timeout, priority=priority, ignored=ignored,
-                           candidates=candidates, method=method, particles=particles, output_format=output_format)
+                           candidates=candidates, attempts=attempts, method=method, particles=particles,
+                           output_format=output_format)
     upload = only(image, image_list)
     check_options(request, prepare, lay_back, size)
     service.ledger.admit(ticket, request.served, request.images, stream=request.stream and not request.chosen,
                          bulk=request.bulk, timeout_s=request.timeout_s, group=request.particles or 1,
-                         ranked=request.ranked)
+                         ranked=request.ranked and not request.attempts, attempts=request.attempts)
 
     def read() -> uploads.Upload:
         return uploads.read(upload.file.read(), request.config, mask=None if mask is None else mask.file.read(),

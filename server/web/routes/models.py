@@ -24,7 +24,8 @@ def card_of(served: ServedModel, aliases: dict[str, str]) -> ModelCard:
         width=config.width, height=config.height, channels=config.channels, conditional=bool(config.patch),
         classes=list(engine.checkpoint.class_names), sizes=encode.sizes(config),
         temperature=engine.checkpoint.temperature, temperature_range=list(engine.checkpoint.temperature_range),
-        limits=engine.checkpoint.limits, class_agreement=engine.checkpoint.class_agreement,
+        attempts=engine.checkpoint.attempts, limits=engine.checkpoint.limits,
+        class_agreement=engine.checkpoint.class_agreement,
         aliases=[alias for alias, name in aliases.items() if name == served.name],
         state_bytes=engine.checkpoint.net.attention.state_bytes, slots=engine.slots)
 

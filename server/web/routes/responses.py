@@ -148,8 +148,9 @@ async def unless_gone(http: Request, work: Awaitable[T]) -> T | None:
 async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, kind: str,
                         common: dict[str, Any]) -> AsyncIterator[bytes]:
     """Server-sent events of one request."""
-    shown = dict.fromkeys(range(request.n), 0)
-    rows = partial_rows(request.partial_images, ticket.given, request.config.height)
+    # a picture that is drawn again has its partial images again, with the same numbers
+    rows = {rows: index for index, rows in enumerate(
+        sorted(partial_rows(request.partial_images, ticket.given, request.config.height)))}
     try:
         async for place, event in answered(request, ticket, PING_S):
             if event is None:
@@ -161,9 +162,8 @@ async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, k
                 data |= {"type": f"{kind}.completed", "b64_json": base64.b64encode(png).decode(), "usage": NO_USAGE}
             elif event.rows in rows:
                 png = await encoded(request, ticket, event.canvas, event.rows)
-                data |= {"type": f"{kind}.partial_image", "partial_image_index": shown[place],
+                data |= {"type": f"{kind}.partial_image", "partial_image_index": rows[event.rows],
                          "rows": event.rows, "b64_json": base64.b64encode(png).decode()}
-                shown[place] += 1
             else:
                 continue
             yield format_sse_event(event=data["type"], data_str=json.dumps(data))

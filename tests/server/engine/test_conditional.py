@@ -93,7 +93,7 @@ def test_what_is_known_in_each_square_changes_what_is_drawn_first(decoder):
     def state_of(picture):
         one = decoder(1)
         one.take([1], edits(5, picture=picture, label=3))
-        one.read([1])
+        one.read([[1]])
         assert one.start[1] == 256 + 1 + 3
         return one.pool.S[1].float()
 
@@ -119,7 +119,7 @@ def test_an_image_is_the_same_in_any_company_and_however_many_share_a_reading(de
 def test_images_that_share_a_reading_have_classes_of_their_own(decoder):
     some = decoder(32)
     some.take(list(range(1, 33)), edits(*range(32)))
-    some.read(list(range(1, 33)))
+    some.read([[*range(1, 33)]])
     assert len(set(some.start[1:].tolist())) > 3
     assert (some.start[1:] > 256).all()
 

@@ -23,10 +23,11 @@ def prefills(clock, token_s: float = 0.0, reading_s: float = 0.0) -> Prefills:
     def fold(slots, positions, steps) -> None:
         clock[0] += token_s * int(steps[0])
 
-    def read(slots) -> None:
+    def read(requests) -> None:
         clock[0] += reading_s
 
-    return Prefills(SimpleNamespace(prefill=fold, read=read, copy=lambda slots: None, prefill_stride=STRIDE))
+    return Prefills(SimpleNamespace(prefill=fold, read=read, copy=lambda slots: None, prefill_stride=STRIDE,
+                                    reads_together=1))
 
 
 def rows(count: int = 1) -> list[ScheduledImage]:
@@ -39,9 +40,9 @@ def test_a_request_is_told_when_it_is_done_with_all_its_pieces(clock):
     told = []
     for _ in range(3):
         assert not any(image.prefilled for image in images)
-        done, failed = waiting.run(0.01, lambda: None, beside=False)  # less than a piece takes
-        assert not failed
-        told += done
+        ran = waiting.run(0.01, lambda: None, beside=False)  # less than a piece takes
+        assert not ran.failed
+        told += ran.done
     assert [(one.tokens, pytest.approx(one.seconds)) for one in told] == [(3 * STRIDE, 3 * STRIDE * 1e-3)]
     assert all(image.prefilled for image in images)
 
@@ -65,8 +66,7 @@ def test_where_nothing_is_drawn_nothing_is_paid_back(clock):
     waiting = prefills(clock, reading_s=1.0)
     for _ in range(3):
         waiting.append(rows(), 1, read=True)
-        done, _ = waiting.run(0.05, lambda: None, beside=False)
-        assert len(done) == 1
+        assert len(waiting.run(0.05, lambda: None, beside=False).done) == 1
 
 
 def test_what_was_not_used_is_not_saved(clock):
@@ -75,5 +75,4 @@ def test_what_was_not_used_is_not_saved(clock):
         waiting.run(0.05, lambda: None, beside=True)
     for _ in range(100):
         waiting.append(rows(), 1, read=True)
-    done, _ = waiting.run(0.010, lambda: None, beside=True)
-    assert len(done) == pytest.approx(5, abs=1)
+    assert len(waiting.run(0.010, lambda: None, beside=True).done) == pytest.approx(5, abs=1)

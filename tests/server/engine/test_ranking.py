@@ -5,7 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from linpix.server.engine.decode.ranking import TEMPERATURE, Recognised, best, likelihoods, recognised
+from linpix.model.attempts import Recognised
+from linpix.server.engine.decode.ranking import TEMPERATURE, best, likelihoods, recognised
 
 
 def images(count: int, seed: int = 0) -> list[np.ndarray]:

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from linpix.model import checkpoint, mixture
+from linpix.model.attempts import Recognised
 from linpix.model.config import PRESETS
 from linpix.model.generate import starts_of
 from linpix.model.inputs import START
-from linpix.model.likelihood import class_log_probs
+from linpix.model.likelihood import class_log_probs_of
 from linpix.model.transformer import Transformer
-from linpix.server.engine.decode.ranking import Recognised, best, likelihoods, recognised
+from linpix.server.engine.decode.ranking import best, likelihoods, recognised
 from tests.server.conftest import eventually, serving
 from tests.server.web.test_images import PICTURE, edit, encode, events_of, images_of, pixels
 
@@ -157,7 +158,7 @@ def others(tmp_path_factory):
                 net.class_head.weight.data[3] = 3e38
             names = [str(i) for i in range(net.config.classes)]
             checkpoint.save(folder / name, net, {"class_names": names}, f"# {name}")
-    with serving(folder) as process:
+    with serving(folder, "--precision", "fp32") as process:  # as what it is compared with
         process.folder = folder
         yield process
 
@@ -275,7 +276,7 @@ def test_of_a_model_that_draws_the_class_first_those_are_answered_whose_class_it
                   net.read(canvas, known, net.attention.new_state(1), torch.tensor([1])).expand(8, -1))
         starts = starts_of(net, scores, np.arange(3, 11), torch.full((8,), START))
         labels = (starts - START - 1).tolist()
-    log_probs = [class_log_probs(net, image)[of] for image, of in zip(drawn, labels, strict=True)]
+    log_probs = [class_log_probs_of(net, image)[of] for image, of in zip(drawn, labels, strict=True)]
     chosen = recognised([*map(Recognised, labels, log_probs)], 3)
     assert (answer.json()["candidates"], every.json()["candidates"]) == (8, None)
     assert [item["seed"] for item in answer.json()["data"]] == [3 + index for index in chosen]
@@ -304,5 +305,5 @@ def test_with_nothing_to_draw_the_confidence_is_of_what_the_picture_is_taken_for
     with others.client() as client:
         answer = edit(client, whole, model="conditional", seed=3, n=1, candidates=2)
     assert np.array_equal(images_of(answer)[0], PICTURE)
-    expected = np.exp(class_log_probs(net, PICTURE.reshape(-1)).max())
+    expected = np.exp(class_log_probs_of(net, PICTURE.reshape(-1)).max())
     assert answer.json()["data"][0]["confidence"] == pytest.approx(expected, rel=1e-4)
