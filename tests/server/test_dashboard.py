@@ -35,6 +35,7 @@ WINDOW = "1m"  # what Grafana would put for $__rate_interval; long enough to hol
 
 METRICS = {  # the design's section 8, and what came after: type and labels
     "linpix_images_completed": ("counter", {"model", "backend", "outcome"}),
+    "linpix_images_drawn_again": ("counter", {"model", "backend"}),
     "linpix_pixels_generated": ("counter", {"model", "backend"}),
     "linpix_requests": ("counter", {"endpoint", "outcome"}),
     "linpix_requests_rejected": ("counter", {"reason"}),
