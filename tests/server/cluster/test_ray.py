@@ -182,15 +182,19 @@ def it_drains_and_leaves_nothing_behind(cluster: Cluster) -> None:
 
     async def last() -> Record:
         address = urlsplit(server.url)
-        asked: asyncio.Future[Record] | None = None
-        while not cluster.total("linpix_images_waiting") + cluster.total("linpix_state_slots_used"):
+
+        def ask() -> asyncio.Future[Record]:
+            connection = Connection(str(address.hostname), int(address.port or 0))
+            return asyncio.ensure_future(connection.ask(Ask(seed=3, n=16)))
+
+        asked, busy = ask(), 0.0
+        while not busy:
             assert time.monotonic() < began + 20
-            if asked is None or asked.done():  # drawn before a replica told what it does
-                asked = asyncio.ensure_future(
-                    Connection(str(address.hostname), int(address.port or 0)).ask(Ask(seed=3, n=16)))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            busy = cluster.total("linpix_images_waiting") + cluster.total("linpix_state_slots_used")
+            if not busy and asked.done():  # drawn before a replica told what it does
+                asked = ask()
         server.process.send_signal(signal.SIGTERM)
-        assert asked is not None
         return await asked
 
     record = asyncio.run(last())
