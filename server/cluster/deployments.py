@@ -91,7 +91,7 @@ class Handles:
     """A front's Fleet, over Serve's handles."""
 
     def __init__(self, front: str, engines: DeploymentHandle, desk: DeploymentHandle) -> None:
-        self._front, self._engines, self._desk = front, engines, desk
+        self._front, self._engines, self._desk, self._elsewhere = front, engines, desk, dict[str, int]()
         self._streams = engines.options(stream=True)
 
     @property
@@ -133,6 +133,9 @@ class Handles:
         assert found is None or isinstance(found, Job)
         return found
 
+    def elsewhere(self, client: str) -> int:
+        return self._elsewhere.get(client, 0)
+
     async def enter(self, client: str, here: int, images: int, limit: int) -> int | None:
         taken = await _told(self._desk.enter.remote(self._front, client, here, images, limit))
         return None if taken is None else int(taken)
@@ -144,7 +147,11 @@ class Handles:
         return await _told(self._desk.collected.remote()) or {}
 
     async def beat(self, clients: dict[str, int], snapshot: Snapshot, drained: bool) -> bool:
-        return bool(await _told(self._desk.beat.remote(self._front, "front", clients, snapshot, drained)))
+        told = await _told(self._desk.beat.remote(self._front, "front", clients, snapshot, drained))
+        if told is None:
+            return False
+        self._elsewhere = told.elsewhere
+        return bool(told.draining)
 
 
 async def _told(answer: Any) -> Any:

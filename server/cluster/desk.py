@@ -8,7 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import Metric, generate_latest
 
@@ -27,6 +27,13 @@ class _Process:
     drained: bool = False
 
 
+class Told(NamedTuple):
+    """What the desk answers a beat with."""
+
+    draining: bool             # whether the front is to drain
+    elsewhere: dict[str, int]  # images of each client at other fronts
+
+
 class Desk:
     """Of one event loop."""
 
@@ -35,16 +42,16 @@ class Desk:
         self._buckets: dict[tuple[str, str], Bucket] = {}
         self._draining = False
 
-    async def beat(self, name: str, kind: str, clients: Mapping[str, int], snapshot: Snapshot, drained: bool) -> bool:
-        """A process is there, with these images of each client and these metrics; returns whether it is to drain."""
+    async def beat(self, name: str, kind: str, clients: Mapping[str, int], snapshot: Snapshot, drained: bool) -> Told:
+        """A process is there, with these images of each client and these metrics."""
         process = self._seen(name, kind)
         process.clients, process.snapshot, process.drained = Counter(clients), snapshot, drained
-        return self._draining
+        return Told(self._draining, self._elsewhere(process) if kind == "front" else {})
 
     async def enter(self, front: str, client: str, here: int, images: int, limit: int) -> int | None:
         """Count images of a client who has `here` at this front; or how many there are, where that is too many."""
         process = self._seen(front, "front")
-        others = sum(other.clients.get(client, 0) for other in self._present().values() if other is not process)
+        others = self._elsewhere(process).get(client, 0)
         if others + here + images > limit:
             return others + here
         process.clients = Counter(process.clients) | Counter({client: here + images})
@@ -74,6 +81,11 @@ class Desk:
         process = self._processes.setdefault(name, _Process(kind, -math.inf))
         process.seen = time.monotonic()
         return process
+
+    def _elsewhere(self, process: _Process) -> dict[str, int]:
+        """Images of each client at the other processes."""
+        return dict(sum((Counter(other.clients) for other in self._present().values() if other is not process),
+                        Counter[str]()))
 
     def _present(self) -> dict[str, _Process]:
         now = time.monotonic()

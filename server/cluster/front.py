@@ -32,6 +32,7 @@ from .messages import Answer, Fleet, Hidden, Likelihood, Order, ReplicaLost, Too
 logger = logging.getLogger("linpix")
 RUNS = 2        # of an order: one whose replica died runs once more; were it what kills replicas, it must not kill all
 LATE_S = 0.5    # after a deadline a front ends its request by itself; the replica, which counts it, is first
+NEAR = 4        # times a client's images, from where on the desk is asked: bursts beyond the limit end with a beat
 AGAIN_S = 1.0   # a client who has too many images may try again: how long its images take, only replicas know
 _HOPS_S = (0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.5)
 _ELSEWHERE = EngineGone, Draining  # what a replica says when it ends: another can draw the same
@@ -133,11 +134,16 @@ class FrontLedger(Ledger):
                 await admitted
 
     async def _enter(self, ticket: Ticket) -> None:
-        """Count the images as the client's, at all fronts. Raises ClientLimit."""
+        """Count the images as the client's, at all fronts. Raises ClientLimit.
+
+        The desk, which is one for all requests, is asked where the client comes near the limit; else the next beat
+        tells it.
+        """
         client, images, limit = ticket.client, ticket.images, self._client_images
         here = self._entered[client]
         self._entered[client] += images
-        taken = await self._fleet.enter(client, here, images, limit) if limit else None
+        near = limit and NEAR * (self._fleet.elsewhere(client) + here + images) > limit
+        taken = await self._fleet.enter(client, here, images, limit) if near else None
         if taken is not None:
             self._entered[client] -= images
             raise ClientLimit(taken, images, limit, AGAIN_S)

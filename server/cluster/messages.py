@@ -105,6 +105,9 @@ class Fleet(Protocol):
     async def compare(self, what: str, *about: Any) -> Job | None:
         """Begin, find or cancel a comparison, or tell of the latest, at the replica that has them."""
 
+    def elsewhere(self, client: str) -> int:
+        """Images of a client at other fronts, by what the desk last said."""
+
     async def enter(self, client: str, here: int, images: int, limit: int) -> int | None:
         """Count images of a client, who has so many at this front; or the number that keeps them out."""
 

@@ -5,12 +5,17 @@ import asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from linpix.server.cluster import desk as desks
-from linpix.server.cluster.desk import Desk, Together
+from linpix.server.cluster.desk import Desk, Together, Told
 from linpix.server.metrics import Metrics
 
 
-def beaten(desk: Desk, name: str, kind: str = "front", clients=None, drained: bool = False) -> bool:
+def told(desk: Desk, name: str, kind: str = "front", clients=None, drained: bool = False) -> Told:
     return asyncio.run(desk.beat(name, kind, clients or {}, [], drained))
+
+
+def beaten(*about, **facts) -> bool:
+    """Whether it is to drain."""
+    return told(*about, **facts).draining
 
 
 def entered(desk: Desk, front: str, client: str, here: int, images: int, limit: int = 10) -> int | None:
@@ -25,6 +30,16 @@ def test_the_images_of_a_client_count_at_all_fronts():
     assert entered(desk, "b", "bob", 0, 10) is None
     beaten(desk, "a", clients={"alice": 5})  # one is done
     assert entered(desk, "b", "alice", 4, 1) is None
+
+
+def test_a_front_hears_what_its_clients_have_at_the_others():
+    desk = Desk()
+    told(desk, "a", clients={"alice": 5, "bob": 1})
+    told(desk, "b", clients={"alice": 2})
+    told(desk, "engine-1", "engine")
+    assert told(desk, "c").elsewhere == {"alice": 7, "bob": 1}
+    assert told(desk, "a", clients={"alice": 4}).elsewhere == {"alice": 2}
+    assert told(desk, "engine-1", "engine").elsewhere == {}
 
 
 def test_a_front_that_died_holds_nothing_and_a_new_desk_hears_the_counts_again(monkeypatch):

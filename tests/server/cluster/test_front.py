@@ -37,7 +37,7 @@ class Near:
         self.replica, self.desk, self.front = Replica(settings), desk, front
         self.lost_after: list[int] = []  # answers of the next orders, after which their replica is lost
         self.orders: list[Order] = []
-        self.replicas = 1
+        self.replicas, self.asked, self.told = 1, 0, {}
 
     @property
     def room(self) -> int:
@@ -65,7 +65,11 @@ class Near:
             raise found
         return found
 
+    def elsewhere(self, client: str) -> int:
+        return self.told.get(client, 0)
+
     async def enter(self, client: str, here: int, images: int, limit: int) -> int | None:
+        self.asked += 1
         return await self.desk.enter(self.front, client, here, images, limit)
 
     async def take(self, key: str, rate: str) -> float:
@@ -197,6 +201,22 @@ def test_limits_of_clients_and_keys_hold_over_all_fronts(tiny, tmp_path):
             assert codes.count(200) + 1 <= 3 and codes[-1] == 429, "four requests an hour, at both together"
 
     asyncio.run(held())
+
+
+def test_the_desk_is_asked_where_a_client_comes_near_its_limit(tiny):
+    async def asks() -> None:
+        async with fronts(tiny, client_images=16) as both:
+            [fleet, _], [client, _] = both.fleets, both.clients
+
+            async def ask(n: int) -> int:
+                assert (await client.post("/v1/images/generations", json={"n": n})).status_code == 200
+                return fleet.asked
+
+            assert (await ask(4), await ask(5)) == (0, 1)
+            [fleet.told] = [{"127.0.0.1": 3}]
+            assert (await ask(1), await ask(2)) == (1, 2)
+
+    asyncio.run(asks())
 
 
 def test_without_a_replica_it_is_not_ready_and_requests_wait_until_their_deadline(tiny):
