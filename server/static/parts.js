@@ -39,7 +39,7 @@ export function size(bytes) {
   return bytes >= 2 ** 20 ? `${figure(bytes / 2 ** 20)} MiB` : bytes >= 1024 ? `${figure(bytes / 1024)} KiB` : `${bytes} B`;
 }
 
-/** The loaded models, one of them chosen in every panel at once. */
+/** The loaded models, one of them chosen in every panel at once; the race follows where it can. */
 export const models = {
   cards: [],
   chosen: null,
@@ -55,7 +55,7 @@ export const models = {
       input.max = limits.max_n;
       input.value = Math.min(input.value, limits.max_n);
     }
-    this.choose((cards.find((card) => card.id === this.chosen?.id) ?? cards[0]).id);
+    this.choose((cards.find((card) => card.id === this.chosen?.id) ?? surest(cards)).id);
   },
   /** Choose the model of this id in every panel; its temperature and what is said of it come with it. */
   choose(id) {
@@ -84,6 +84,12 @@ export const models = {
     document.dispatchEvent(new CustomEvent("model", {detail: this.chosen}));
   },
 };
+
+/** The model to begin with: of the first one's shape, the one with most images of the class asked for. */
+function surest([first, ...others]) {
+  const alike = others.filter((card) => shapeOf(card) === shapeOf(first));
+  return alike.reduce((best, card) => (card.class_agreement ?? 0) > (best.class_agreement ?? 0) ? card : best, first);
+}
 
 /** The fields of a form as the API names them; an empty field is left out. */
 export function fieldsOf(form) {

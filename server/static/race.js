@@ -1,6 +1,6 @@
 // The race: backends measured one after the other, then replayed side by side at the speeds that were measured.
 import {call, decode, events, json, patiently, Problem} from "./service.js";
-import {$, counted, duration, el, fieldsOf, figure, models, size, Task, whole} from "./parts.js";
+import {$, counted, duration, el, fieldsOf, figure, models, shapeOf, size, Task, whole} from "./parts.js";
 
 const PATH = "v1/compare";
 const BUDGETS = [15, 30, 60, 120, 300];
@@ -30,7 +30,8 @@ export class Race {
     this.form.addEventListener("submit", () => this.compare({}));
     this.again.addEventListener("click", () => this.task.start((signal) => this.run(signal)));
     this.skip.addEventListener("click", () => { this.skipped = true; });
-    document.addEventListener("model", ({detail: card}) => this.idle(card));
+    this.form.elements.model.addEventListener("change", ({target}) => models.choose(target.value));
+    document.addEventListener("model", ({detail: card}) => this.take(card));
     this.images = {};  // by model: drawn once, for all its races
   }
 
@@ -40,6 +41,17 @@ export class Race {
     const before = select.value;
     select.replaceChildren(...choices.map((seconds) => el("option", {value: seconds}, `${seconds} s`)));
     select.value = choices.includes(Number(before)) ? before : choices.find((seconds) => seconds >= 30) ?? budget;
+  }
+
+  /** Take the model chosen in the other panels, or stay with one that can be compared: conditional ones cannot. */
+  take(chosen) {
+    const able = models.cards.filter((card) => !card.conditional);
+    const cards = able.length ? able : models.cards;
+    const near = [chosen, this.card, ...cards].map((one) => cards.find((card) => card.id === one?.id)).filter(Boolean);
+    this.card = near.find((card) => shapeOf(card) === shapeOf(chosen)) ?? near[0];
+    this.form.elements.model.replaceChildren(
+      ...cards.map((card) => el("option", {value: card.id, selected: card === this.card}, card.id)));
+    this.idle(this.card);
   }
 
   /** Lanes at the speeds of another machine, before this one was measured. */
@@ -62,7 +74,7 @@ export class Race {
   async open(comparison) {
     if (this.task.running || this.report) return;
     if (comparison?.status === "running") await this.compare({id: comparison.id, ours: false});
-    else if (!comparison && !models.chosen.conditional) await this.compare({});  // conditional ones cannot be compared
+    else if (!comparison && !this.card.conditional) await this.compare({});
     else {
       await this.task.start(async (signal) => {
         const report = comparison && (await json(`${PATH}/${comparison.id}`, {signal})).report;
@@ -74,8 +86,8 @@ export class Race {
   /** A comparison, followed to its end beside a race at the speeds known before, and its race. job: its id, and whose it is, once they are known. */
   compare(job) {
     return this.task.start(async (signal) => {
-      const {images} = await this.draw(models.chosen.id, signal);
-      if (!this.report || this.report.model === models.chosen.id) this.replay(images, signal).catch(() => {});
+      const {images} = await this.draw(this.card.id, signal);
+      if (!this.report || this.report.model === this.card.id) this.replay(images, signal).catch(() => {});
     }, (signal) => this.follow(job, signal), (signal) => this.run(signal));
   }
 
@@ -148,7 +160,7 @@ export class Race {
     this.report = report;
     const kinds = report.results.filter((result) => result.batch === 1).map((result) => [result.backend, result.engine]);
     const words = new Map(KINDS.map(([backend, engine, text]) => [`${backend} ${engine}`, text]));
-    const card = models.cards.find((one) => one.id === report.model) ?? models.chosen;
+    const card = models.cards.find((one) => one.id === report.model) ?? this.card;
     this.setUp(kinds.map(([backend, engine]) => [backend, engine, words.get(`${backend} ${engine}`) ?? ""]), card);
     for (const lane of this.all) {
       const result = report.results.find((one) => one.batch === 1 && one.backend === lane.backend && one.engine === lane.engine);
@@ -262,7 +274,7 @@ export class Race {
 
   async run(signal, measured = "") {
     if (!this.all.some((lane) => lane.total)) throw new Problem("There was no time to measure anything. Choose a longer time.");
-    const {images, seed} = await this.draw(this.report?.model ?? models.chosen.id, signal);
+    const {images, seed} = await this.draw(this.report?.model ?? this.card.id, signal);
     signal.throwIfAborted();
     this.task.say(`Every lane draws the same image, seed ${seed}, and goes on. One dot is one image. ${measured}`);
     await this.replay(images, signal);

@@ -93,9 +93,13 @@ def png(pixels: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-def begin(visit, server, **options) -> tuple[Visit, Page]:
+def begin(visit, server, *, model: str = "", **options) -> tuple[Visit, Page]:
+    """model: to be chosen instead of the page's own choice, mnist-conditional."""
     visitor = visit(server.url, panel="completion", **options)
-    return visitor, visitor.ready()
+    page = visitor.ready()
+    if model:
+        page.locator("#completion-form [name=model]").select_option(model)
+    return visitor, page
 
 
 def test_a_drawn_half_digit_is_completed_in_several_ways(shipped, visit):
@@ -124,7 +128,7 @@ def test_a_drawn_half_digit_is_completed_in_several_ways(shipped, visit):
 
 
 def test_what_is_erased_is_filled_in_and_the_page_tells_what_was_not_used(shipped, visit):
-    visitor, page = begin(visit, shipped)
+    visitor, page = begin(visit, shipped, model="mnist-small")
     page.get_by_role("button", name="Take a sample").click()
     says(page, "#completion .status", "A sample of seed")
     page.get_by_role("button", name="Keep all").click()
@@ -242,7 +246,7 @@ def test_a_loaded_picture_goes_along_to_another_model(shipped, visit, tmp_path):
 
 
 def test_a_drawing_is_still_there_when_its_model_is_chosen_again(shipped, visit, tmp_path):
-    visitor, page = begin(visit, shipped)
+    visitor, page = begin(visit, shipped, model="mnist-small")
     stroke(page, TOP_OF_SEVEN)
     drawn = visitor.picture("#editor")
     page.get_by_role("tab", name="Samples").click()
@@ -263,7 +267,7 @@ def test_a_drawing_is_still_there_when_its_model_is_chosen_again(shipped, visit,
 
 
 def test_a_sample_of_a_model_that_was_left_meanwhile_replaces_no_drawing(shipped, visit):
-    visitor, page = begin(visit, shipped)
+    visitor, page = begin(visit, shipped, model="mnist-small")
     stroke(page, TOP_OF_SEVEN)
     drawn, held = visitor.picture("#editor"), []
     choose = page.locator("#completion-form [name=model]").select_option
@@ -447,7 +451,7 @@ def test_a_completion_can_be_pinned_erased_again_and_taken_back(shipped, visit):
 
 
 def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipped, visit, tmp_path):
-    visitor, page = begin(visit, shipped)
+    visitor, page = begin(visit, shipped, model="mnist-small")
     stroke(page, TOP_OF_SEVEN)
     page.get_by_role("button", name="Prefix or all").click()
     says(page, "#completion .notice", "All known pixels come before the first hole.* Erase something above them")

@@ -31,7 +31,7 @@ def judge(page: Page, said: str) -> str:
 
 
 def test_the_map_of_a_picture_shows_where_the_model_was_surprised(shipped, visit, tmp_path):
-    visitor, page = begin(visit, shipped)
+    visitor, page = begin(visit, shipped, model="mnist-small")
     pixels = digit(shipped.url, 7)
     page.locator("#file").set_input_files(written(tmp_path, "seven.png", png(pixels)))
     says(page, "#completion .status", "seven.png is loaded")

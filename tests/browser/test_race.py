@@ -303,6 +303,51 @@ def test_a_race_of_another_model_is_called_so(tiny, tmp_path, visit):
         says(page, "#race .status", r"Measured with first\. Measure to see second\.")
 
 
+def chosen(page: Page, panel: str) -> str:
+    return page.locator(f"#{panel}-form [name=model]").input_value()
+
+
+def test_a_model_that_can_be_compared_races_while_a_conditional_one_is_chosen_elsewhere(visit):
+    models = "mnist-small,cifar10-small,mnist-conditional"
+    with serving(ROOT / "checkpoints", "--compare-budget", "10", "--models", models) as server:
+        page = visit(server.url, panel="race").ready()
+        assert page.locator("#race-form [name=model] option").all_inner_texts() == ["mnist-small", "cifar10-small"]
+        assert [chosen(page, panel) for panel in ("samples", "completion", "race")] == [
+            "mnist-conditional", "mnist-conditional", "mnist-small"]
+        says(page, "#race .status", "Every lane draws the same image")
+        latest = told(server, "status")["comparison"]
+        assert told(server, f"compare/{latest['id']}")["report"]["model"] == "mnist-small"
+        assert chosen(page, "samples") == "mnist-conditional"
+
+
+def test_what_the_race_chooses_is_chosen_everywhere_and_conditional_models_leave_its_choice_alone(shipped, visit):
+    page = visit(shipped.url, panel="race").ready()
+    page.locator("#race-form").get_by_role("button", name="Stop").click()
+    for model in ("cifar10-small", "mnist-small"):
+        page.locator("#race-form [name=model]").select_option(model)
+        assert [chosen(page, panel) for panel in ("samples", "completion", "race")] == [model] * 3
+    page.get_by_role("tab", name="Samples").click()
+    for model, racing in (("mnist-conditional", "mnist-small"), ("cifar10-small", "cifar10-small"),
+                          ("mnist-conditional", "mnist-small")):  # of the same shape
+        page.locator("#samples-form [name=model]").select_option(model)
+        assert [chosen(page, panel) for panel in ("samples", "completion", "race")] == [model, model, racing]
+
+
+def test_where_no_model_can_be_compared_the_race_has_them_all(shipped, visit):
+    def only_conditional(route) -> None:
+        cards = route.fetch().json()
+        route.fulfill(json=cards | {"data": [card for card in cards["data"] if card["conditional"]]})
+
+    visitor = visit(shipped.url, panel="now")
+    visitor.page.route("**/v1/models", only_conditional)
+    visitor.page.reload()
+    page = visitor.ready()
+    assert chosen(page, "race") == "mnist-conditional"
+    page.get_by_role("tab", name="Race").click()
+    says(page, "#race .status", "Every lane draws the same image")
+    page.locator("#race-form").get_by_role("button", name="Stop").click()
+
+
 def test_the_race_of_the_shipped_models_can_be_looked_at(visit):
     """With screenshots; the figures are this machine's."""
     with serving(ROOT / "checkpoints", "--compare-budget", "10", "--models", "mnist-small") as server:

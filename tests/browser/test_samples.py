@@ -62,12 +62,31 @@ def test_a_new_visitor_sees_images_without_a_click_and_is_told_what_they_are(shi
     page = visitor.ready()
     says(page, "#samples .status", "16 images in")
     assert rows(page) == [28] * 16
+    expect(page.locator("#samples-form [name=model]")).to_have_value("mnist-conditional")
+    says(page, "#samples .facts", "99 % are of the class asked for")
     seed = int(page.locator("#samples .status").inner_text().split("seed ")[1].split(".")[0])
-    np.testing.assert_array_equal(drawn(page, 3), asked(shipped.url, seed=seed + 3, temperature=1))
+    np.testing.assert_array_equal(drawn(page, 3), asked(shipped.url, seed=seed + 3, model="mnist-conditional"))
     says(page, ".intro", "^LinPix writes pictures pixel by pixel")
     expect(page.get_by_role("link", name="paper")).to_have_attribute("href", "https://arxiv.org/abs/2006.16236")
     expect(page.get_by_role("link", name="Documentation")).to_have_attribute("href", "/docs")
     visitor.keep("samples-1280-light")
+
+
+@pytest.mark.parametrize(("agreement", "chosen"), [
+    ({"mnist-small": None, "cifar10-small": 0.9, "mnist-conditional": 0.1}, "mnist-conditional"),  # of the same shape
+    ({"mnist-small": 0.5, "cifar10-small": 0.9, "mnist-conditional": 0.5}, "mnist-small"),  # of equals the first
+    ({"mnist-small": None, "cifar10-small": 0.9, "mnist-conditional": None}, "mnist-small")])
+def test_the_page_begins_with_the_model_that_has_most_images_of_the_class_asked_for(shipped, visit, agreement, chosen):
+    def told(route) -> None:
+        cards = route.fetch().json()
+        for card in cards["data"]:
+            card["class_agreement"] = agreement[card["id"]]
+        route.fulfill(json=cards)
+
+    visitor = visit(shipped.url, panel="now")
+    visitor.page.route("**/v1/models", told)
+    visitor.page.reload()
+    expect(visitor.ready().locator("#samples-form [name=model]")).to_have_value(chosen)
 
 
 def test_the_grid_is_in_the_middle_of_its_field(shipped, visit):
@@ -119,7 +138,7 @@ def test_stop_frees_the_slots_and_says_what_was_finished(slow, visit):
 
 def test_class_temperature_and_seed_reach_the_service(shipped, visit):
     page = visit(shipped.url).ready()
-    page.locator("#samples-form [name=label]").select_option("7")
+    choose(page, model="mnist-small", label="7")
     draw(page, n=2, seed=1234, temperature=0.5)
     says(page, "#samples .status", "2 images in .* from seed 1234")
     expect(page.locator("#samples output")).to_have_text("0.50")
@@ -133,7 +152,7 @@ def test_class_temperature_and_seed_reach_the_service(shipped, visit):
 def test_an_image_can_be_enlarged_downloaded_told_as_curl_and_drawn_again(shipped, visit, tmp_path):
     visitor = visit(shipped.url)
     page = visitor.ready()
-    page.locator("#samples-form [name=label]").select_option("3")
+    choose(page, model="mnist-small", label="3")
     draw(page, n=6, seed=40, temperature=0.9)
     says(page, "#samples .status", "6 images in")
     expected = drawn(page, 2)
@@ -199,7 +218,7 @@ def test_earlier_draws_come_back_at_a_click_and_after_a_reload(shipped, visit):
     says(page, "#samples .status", "16 images in")
     earlier = page.locator("#samples .draw")
     expect(earlier).to_have_count(1)
-    choose(page, label="7")
+    choose(page, model="mnist-small", label="7")
     draw(page, n=3, seed=11)
     says(page, "#samples .status", "3 images in")
     expect(earlier).to_have_count(2)
@@ -253,7 +272,7 @@ def test_all_images_come_in_one_archive(shipped, visit):
 
 def test_a_link_brings_model_class_seed_and_temperature_back(shipped, visit):
     page = visit(shipped.url).ready()
-    choose(page, model="mnist-conditional", label="4")
+    choose(page, model="mnist-small", label="4")
     draw(page, n=4, temperature=0.8)  # with a seed of its own
     says(page, "#samples .status", "4 images in")
     page.get_by_role("button", name="Copy link").click()
@@ -263,7 +282,7 @@ def test_a_link_brings_model_class_seed_and_temperature_back(shipped, visit):
     other = visit(shipped.url, panel=link.split("#/")[1]).ready()
     seed = re.search(r"seed=(\d+)", link)[1]
     says(other, "#samples .status", f"4 images in .* from seed {seed}")
-    for name, value in (("model", "mnist-conditional"), ("label", "4"), ("temperature", "0.8"), ("seed", seed)):
+    for name, value in (("model", "mnist-small"), ("label", "4"), ("temperature", "0.8"), ("seed", seed)):
         expect(other.locator(f"#samples-form [name={name}]")).to_have_value(value)
     for index, picture in enumerate(pictures):
         np.testing.assert_array_equal(drawn(other, index), picture)
