@@ -10,11 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from starlette.testclient import TestClient
 
 import linpix
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
+from linpix.server.app import create_app
+from linpix.server.settings import Settings
 from tests.server.conftest import Process, serving
 from tests.server.web.test_images import encode, images_of, occluded
 
@@ -99,6 +102,57 @@ def test_answers_of_particles_are_those_of_a_server(tiny, server):
         linpix.complete(str(tiny), picture, known, method="gibbs")
     with pytest.raises(ValueError, match="known after the first hole, and there are none"):
         linpix.complete(str(tiny), picture, np.arange(64).reshape(8, 8) < 20, method="smc")
+
+
+@pytest.fixture(scope="module")
+def class_first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that draws the class first, of which three attempts are made where nothing is said."""
+    folder = tmp_path_factory.mktemp("attempts") / "first"
+    config = dataclasses.replace(PRESETS["tiny"], patch=4, look_ups=("previous", "row", "column", "class"))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(config)
+        for parameter in net.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    checkpoint.save(folder, net, {"attempts": 3}, "#")
+    return folder
+
+
+@pytest.mark.parametrize("attempts", [None, 1, 2, 16])
+def test_images_that_are_drawn_again_are_those_of_a_server(class_first, attempts):
+    picture, asked = np.arange(64, dtype=np.uint8).reshape(8, 8), {} if attempts is None else {"attempts": attempts}
+    known = np.arange(8)[:, None].repeat(8, axis=1) < 3
+    with TestClient(create_app(Settings(checkpoints=class_first.parent)), base_url="http://localhost") as client:
+        drawn = linpix.sample(str(class_first), 3, seed=7, batch=2, **asked)
+        assert np.array_equal(drawn, images_of(client.post(GENERATE, json={"n": 3, "seed": 7} | asked)))
+        completed = linpix.complete(str(class_first), picture, known, 2, seed=7, **asked)
+        answer = client.post("/v1/images/edits", files={"image": ("a.png", occluded(3, picture))},
+                             data={"n": 2, "seed": 7} | asked)
+        assert np.array_equal(completed, images_of(answer)) and (completed[:, known] == picture[known]).all()
+    own = linpix.sample(str(class_first), 3, seed=7, attempts=3)
+    assert np.array_equal(drawn, own) == (attempts is None)
+
+
+def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total(class_first, capsys):
+    linpix.sample(str(class_first), 5, seed=7, batch=2, progress=True)
+    assert "100%" in (said := capsys.readouterr().err) and "320/320" in said
+    linpix.complete(str(class_first), np.zeros((8, 8), np.uint8), np.arange(64).reshape(8, 8) < 20, 2, progress=True)
+    assert "100%" in (said := capsys.readouterr().err) and "88.0/88.0" in said
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"temperature": 0}, "at temperature 0 every attempt is the same"), ({"candidates": 4}, "of 4 candidates the best"),
+    ({"model": "tiny"}, "tiny cannot; leave attempts out")])
+def test_attempts_that_cannot_be_are_refused(class_first, tiny, options, words):
+    options = options | ({"model": str(tiny)} if "model" in options else {})
+    with pytest.raises(ValueError, match=words):
+        linpix.sample(**{"model": str(class_first), "attempts": 2} | options)
+
+
+@pytest.mark.parametrize("attempts", [0, -1, 17, 2.5])
+def test_a_number_of_attempts_out_of_range_is_refused(class_first, attempts):
+    with pytest.raises(ValueError, match=f"attempts must be 1..16, got {attempts}"):
+        linpix.sample(str(class_first), attempts=attempts)
 
 
 def test_a_photographed_digit_is_prepared_and_completed(tmp_path):

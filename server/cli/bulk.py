@@ -101,7 +101,8 @@ class _Drawing:
         self._finished: dict[int, tuple[NDArray[np.uint8], int | None]] = {}  # sub-pixels (T,), and class, by number
 
     def _parts_of(self, images: range) -> list[range]:
-        slots = self._batcher.decoder.slots
+        # when an image is drawn again depends on the clock, and with it the eager engine's batches: see _submit
+        slots = 1 if self._eager and self._order.attempts > 1 else self._batcher.decoder.slots
         return [images[first:first + slots] for first in range(0, len(images), slots)]
 
     def write(self, index: int, files: "_Files") -> None:

@@ -81,7 +81,7 @@ class Batcher:
         beside = bool(self.scheduler.decoding)
         prefills = self._prefills.run(self._decoded_s if beside else QUANTUM_S, self.beat, beside=beside)
         failed |= prefills.failed
-        again = sum(self._drawn_again(looked) for looked in prefills.looked)
+        again = sum(self._drawn_again(looked, failed) for looked in prefills.looked)
         for request in failed:
             self.cancel(request)
         plan = self.scheduler.plan(self._quantum(len(self.scheduler.decoding)))
@@ -181,8 +181,10 @@ class Batcher:
         if (told or position) and position < self.scheduler.length:  # else there is nothing to fold in, or to draw
             self._prefills.append(images, position, read=told)
 
-    def _drawn_again(self, looked: Looked) -> bool:
+    def _drawn_again(self, looked: Looked, failed: dict[str, Exception]) -> bool:
         """Begin an image again whose class the model does not recognise; else let it leave. Whether it is begun again.
+
+        failed: gets its request if the engine raises.
         """
         image = looked.image
         if image.cancelled:
@@ -194,9 +196,16 @@ class Batcher:
             if spec.attempts > 1:
                 self._repeats += REPEATS_FORGET * (attempts.made - 1 - self._repeats)
             return False
+        label = spec.label if self.decoder.told[image.slot] else looked.found.label
+        try:
+            self.decoder.take([image.slot], [replace(spec, seed=attempts.next_seed, label=label)])
+        except EngineLost:
+            raise
+        except Exception as error:
+            logger.exception("an image of %s could not be begun again", self.name, extra=logs.of(image.request))
+            failed[image.request] = error
+            return False
         image.position = position
-        self.decoder.take([image.slot], [replace(spec, seed=attempts.next_seed,
-                                                 label=looked.found.label if spec.known is None else spec.label)])
         self._passes.begin(image.slot)
         self._fold_in([image])
         return True

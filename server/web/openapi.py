@@ -147,8 +147,9 @@ def png_headers(*answers: type[BaseModel]) -> dict[str, Any]:
         never_null(field)
     return {f"X-LinPix-{name.title().replace('_', '-')}": {
                 "description": f"of an answer without JSON: {fields[name]['description']}", "schema": fields[name]}
-            for name in ("seed", "score", "effective_sample_size", "log_evidence", "model", "checkpoint", "engine",
-                         "precision", "device", "state", "bits_per_dim", "log_likelihood") if name in fields}
+            for name in ("seed", "score", "confidence", "attempts", "effective_sample_size", "log_evidence", "model",
+                         "checkpoint", "engine", "precision", "device", "state", "bits_per_dim", "log_likelihood")
+            if name in fields}
 
 
 def describe(app: FastAPI, *, keys: bool, compare_budget: float) -> None:

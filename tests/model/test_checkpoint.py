@@ -177,6 +177,12 @@ FIELDS = {
                        "bits_per_dim must give numbers"),
     "infinite bits/dim": (lambda fields: fields["provenance"].update(bits_per_dim={"test_1000": float("inf")}),
                           "config.json: holds Infinity, which is not a JSON number"),
+    "attempts of a model that cannot": (lambda fields: fields["provenance"].update(attempts=2),
+                                        "attempts must be 1, or up to 16 of a model that draws the class first, got 2"),
+    "no attempts": (lambda fields: fields["provenance"].update(attempts=0), "attempts must be 1, .*got 0"),
+    "half an attempt": (lambda fields: fields["provenance"].update(attempts=1.0), "attempts must be 1, .*got 1.0"),
+    "attempts in words": (lambda fields: fields["provenance"].update(attempts="1"), "attempts must be 1, .*got '1'"),
+    "true attempts": (lambda fields: fields["provenance"].update(attempts=True), "attempts must be 1, .*got True"),
     "wrong time": (lambda fields: fields["provenance"].update(created="today"), "created must be a number"),
     "wrong twin": (lambda fields: fields["architecture"].update(twin_of=["mnist"]), "twin_of must be a name"),
     "a list of one": (lambda fields: fields["architecture"].update(look_ups="previous"), "look_ups must be a list"),
@@ -191,6 +197,19 @@ def test_a_wrong_configuration_is_refused_with_the_field(change, message, folder
     with pytest.raises(CheckpointError, match=message) as error:
         read(folder)
     assert str(folder / "config.json") in str(error.value)
+
+
+@pytest.mark.parametrize("attempts", [1, 3, 16, 0, 17, -1, 2.0, True, None, "3"])
+def test_a_model_that_draws_the_class_first_may_have_up_to_sixteen_attempts(attempts, tmp_path):
+    config = dataclasses.replace(PRESETS["tiny"], patch=4, look_ups=("previous", "row", "column", "class"))
+    checkpoint.save(tmp_path / "first", net_of(0, config), PROVENANCE, "# first\n")
+    assert read(tmp_path / "first").attempts == 1, "where it says nothing"
+    change_fields(tmp_path / "first", lambda fields: fields["provenance"].update(attempts=attempts))
+    if attempts in (1, 3, 16) and attempts is not True:
+        assert read(tmp_path / "first").attempts == attempts
+    else:
+        with pytest.raises(CheckpointError, match=f"attempts must be 1, or up to 16 .*got {attempts!r}"):
+            read(tmp_path / "first")
 
 
 @pytest.mark.parametrize("change", [

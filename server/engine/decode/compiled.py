@@ -72,7 +72,8 @@ class CompiledDecoder(BitwiseDecoder):
     def read_known(self, canvas: Tensor, known: Tensor, state: State, places: Tensor) -> Tensor:
         assert isinstance(state, RecurrentState)
         features = self.packed.read(self.net.inputs_read(canvas, known), state.S, state.z, places, last=state.last)
-        return self.net.class_scores(features)
+        # one by one: a matrix product rounds differently for another number of rows
+        return torch.cat([self.net.class_scores(row) for row in features.split(1)])
 
     @torch.inference_mode()
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
@@ -122,7 +123,6 @@ class CudaDecoder(BitwiseDecoder):
         for slot, place in zip(slots, places, strict=True):
             self.pool.load(slot, state, place)
         return scores
-
 
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
                passes: int) -> tuple[NDArray[np.bool_], Numbers, Numbers]:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from linpix.model.attempts import RECOGNISED, Recognised
+from linpix.model.attempts import MAX_ATTEMPTS, RECOGNISED, Recognised
 from linpix.model.checkpoint import Checkpoint
 
 TEMPERATURE = 10.0  # nats; at 1 the largest weight is nearly all, since errors of a model add up over an image
@@ -42,6 +42,8 @@ def attempts_for(attempts: int | None, checkpoint: Checkpoint, *, candidates: in
     ranked = candidates is not None
     if attempts is None:
         attempts = 1 if ranked or temperature == 0 else checkpoint.attempts
+    if attempts not in range(1, MAX_ATTEMPTS + 1):
+        raise Unsuitable(f"attempts must be 1..{MAX_ATTEMPTS}, got {attempts}", "attempts")
     if attempts == 1:
         return int(ranked and checkpoint.net.config.class_first)  # these are looked at
     if not checkpoint.net.config.class_first:

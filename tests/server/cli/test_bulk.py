@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from linpix.__main__ import main
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
+from linpix.server.cli import bulk
 from tests.server.cli.test_commands import on_terminal
 
 ENGINES = [pytest.param("compiled", marks=pytest.mark.skipif(not ops.compiled, reason="there are no kernels")), "eager"]
@@ -175,6 +177,52 @@ def test_other_settings_are_refused_by_name_and_change_nothing(succeeds, refuses
     (tmp_path / "linpix.json").unlink()
     assert "has shards, but no linpix.json" in refuses(*asked)
     assert contents(tmp_path) == {name: raw for name, raw in before.items() if name != "linpix.json"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_second_command_goes_on_with_images_that_are_drawn_again(succeeds, skipping, tmp_path, engine):
+    """The eager engine draws these one by one: its batches would depend on the clock."""
+    asked = ("sample", "--model", skipping, "--batch", 2, "--engine", engine, "--attempts", 2, "--seed")
+    shards = (7, "--count", 4, "--shards", 2, "--out")
+    assert succeeds(*asked, *shards, tmp_path / "unbroken")["drawn"] == 4
+    unbroken = contents(tmp_path / "unbroken")
+    shutil.copytree(tmp_path / "unbroken", tmp_path / "broken")
+    (tmp_path / "broken/shard-00001.tar").unlink()
+    again = succeeds(*asked, *shards, tmp_path / "broken")
+    assert again["drawn"] == 2 and contents(tmp_path / "broken") == unbroken
+    alone = succeeds(*asked, 10, "--count", 1, "--out", f"{tmp_path}/one/")
+    assert alone["attempts"] == [2], "else it was not drawn again"
+    with tarfile.open(tmp_path / "unbroken/shard-00001.tar") as tar:
+        assert tar.extractfile("000000003.png").read() == Path(alone["files"][0]).read_bytes()
+        assert json.loads(tar.extractfile("000000003.json").read())["seed"] == 10
+
+
+def test_a_folder_from_before_there_were_attempts_goes_on_with_one(succeeds, refuses, skipping, tmp_path):
+    asked = ("sample", "--model", skipping, "--count", 4, "--shards", 2, "--seed", 1, "--out", tmp_path)
+    succeeds(*asked)
+    unbroken = contents(tmp_path)
+    settings = json.loads(unbroken["linpix.json"])
+    assert settings.pop("attempts") == 0
+    (tmp_path / "linpix.json").write_text(json.dumps(settings))
+    (tmp_path / "shard-00001.tar").unlink()
+    assert "attempts 0, now 3; go on with those of the first call" in refuses(*asked, "--attempts", 3)
+    assert succeeds(*asked, "--attempts", 1)["drawn"] == 2
+    assert contents(tmp_path) | {"linpix.json": b""} == unbroken | {"linpix.json": b""}
+
+
+def test_the_bar_of_images_that_are_drawn_again_ends_at_their_number(succeeds, skipping, tmp_path, monkeypatch):
+    bars = []
+
+    class Bar(bulk.tqdm):
+        def __init__(self, **options) -> None:
+            super().__init__(**options | {"disable": False})
+            bars.append(self)
+
+    monkeypatch.setattr(bulk, "tqdm", Bar)
+    succeeds("sample", "--model", skipping, "--count", 5, "--shards", 2, "--attempts", 4, "--batch", 2, "--out",
+             tmp_path)
+    [bar] = bars
+    assert bar.n == pytest.approx(bar.total) and bar.total == 5
 
 
 def test_two_commands_at_once_in_one_folder_are_refused(refuses, tiny, tmp_path):

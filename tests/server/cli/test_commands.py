@@ -2,9 +2,12 @@
 
 import dataclasses
 import fcntl
+import io
 import json
+import math
 import os
 import pty
+import shutil
 import struct
 import subprocess
 import sys
@@ -19,8 +22,14 @@ from PIL import Image
 from linpix.__main__ import main
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
+from linpix.model.likelihood import class_log_probs_of
 from linpix.model.transformer import Transformer
 from linpix.server.cli.animation import UNDRAWN
+from linpix.server.cli.draw import produce
+from linpix.server.cli.preview import Progress
+from linpix.server.engine.batch import Batcher
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.decoder import ImageSpec
 from tests.server.cli.test_animation import enlarged, frames_of, read_half_blocks, screen_pixels
 from tests.test_linpix import pixels
 
@@ -173,6 +182,90 @@ def test_particles_that_would_change_nothing_are_refused(linpix, tiny, tmp_path)
                          (("--particles", 4), "particles are for method smc")):
         status, _, said = linpix(*asked, *flags)
         assert status and words in said
+
+
+# --- images that are drawn again ---
+
+@pytest.fixture(scope="module")
+def class_first(tmp_path_factory):
+    """A checkpoint that draws the class first, with random weights."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "first"
+    config = dataclasses.replace(PRESETS["tiny"], patch=4, look_ups=("previous", "row", "column", "class"))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(config)
+        for parameter in net.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    checkpoint.save(folder, net, {}, "# first\n")
+    return folder
+
+
+@pytest.mark.parametrize("command", ["sample", "complete"])
+def test_attempts_and_how_sure_the_model_is_are_told_of_each_image(succeeds, class_first, tmp_path, command):
+    picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
+    Image.fromarray(picture).save(tmp_path / "picture.png")
+    given = () if command == "sample" else (tmp_path / "picture.png", "--keep-rows", 4)
+    asked = (command, *given, "--model", class_first, "--count", 3, "--seed", 7, "--label", 4, "--batch", 2,
+             "--precision", "fp32", "--json")
+    told, once = (json.loads(succeeds(*asked, *more, "--out", f"{tmp_path}/out{len(more)}/")[0])
+                  for more in (("--attempts", 3), ()))
+    assert told["attempts"] == [3, 3, 3] and told["images"] == told["drawn"] == 3
+    net = checkpoint.load(class_first)
+    sure = [math.exp(class_log_probs_of(net, pixels(file).reshape(-1))[4]) for file in told["files"]]
+    assert told["confidences"] == pytest.approx(sure, rel=1e-4)
+    assert "attempts" not in once and "confidences" not in once
+    assert [pixels(file).tolist() for file in told["files"]] != [pixels(file).tolist() for file in once["files"]]
+
+
+def test_a_checkpoint_says_how_many_attempts_are_made_where_the_command_does_not(succeeds, class_first, tmp_path):
+    shutil.copytree(class_first, tmp_path / "thrice")
+    checkpoint.describe(tmp_path / "thrice", {"attempts": 3})
+    asked = ("sample", "--count", 2, "--seed", 7, "--json", "--out", tmp_path / "out.png", "--model")
+    own, said = (json.loads(succeeds(*asked, *more)[0]) for more in
+                 ((tmp_path / "thrice",), (class_first, "--attempts", 3)))
+    assert own["attempts"] == [3, 3] and own["confidences"] == said["confidences"]
+    for more in (("--attempts", 1), ("--temperature", 0)):
+        assert "attempts" not in json.loads(succeeds(*asked, tmp_path / "thrice", *more)[0])
+    ranked = json.loads(succeeds(*asked, tmp_path / "thrice", "--candidates", 4)[0])
+    assert "attempts" not in ranked and len(ranked["confidences"]) == 2
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    (("--attempts", 2, "--candidates", 4), "of 4 candidates the best are chosen"), (("--attempts", 17), "--attempts"),
+    (("--attempts", 2, "--temperature", 0), "at temperature 0 every attempt is the same")])
+def test_attempts_that_cannot_be_are_refused(capsys, class_first, tmp_path, flags, words):
+    try:
+        status = main(["sample", "--model", str(class_first), "--out", str(tmp_path / "out.png"), *map(str, flags)])
+    except SystemExit as refused:
+        status = refused.code
+    assert status == 2 and words in capsys.readouterr().err
+    assert not (tmp_path / "out.png").exists()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("known", [0, 20])
+def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total_and_the_film_with_all_rows(class_first, known):
+    mask = np.arange(64) < known
+    specs = [ImageSpec(seed=seed, attempts=4, **({"canvas": np.zeros(64, np.uint8), "known": mask} if known else {}))
+             for seed in range(5)]
+    read = checkpoint.read(class_first)
+    with Progress(specs, read.net.config, Terminal(), colours=0, frames=60) as progress:
+        produced = produce(Batcher(new_decoder(read, 2)), specs, progress.done, progress.advanced)
+        assert progress._bar.n == progress._bar.total == 5 * (64 - known)
+    assert [one.attempts for one in produced.recognised.values()] == [4] * 5
+    moments = np.stack(progress.film.moments)
+    assert (moments[-1] == 8).all() and (np.diff(moments, axis=0) >= 0).all()
+
+
+def test_an_animation_of_images_that_are_drawn_again_ends_as_the_png(succeeds, class_first, tmp_path):
+    asked = ("sample", "--model", class_first, "--count", 3, "--seed", 7, "--attempts", 3, "--scale", 1, "--out")
+    succeeds(*asked, tmp_path / "out.webp")
+    succeeds(*asked, tmp_path / "out.png")
+    assert np.array_equal(frames_of((tmp_path / "out.webp").read_bytes(), "L")[-1][0], pixels(tmp_path / "out.png"))
 
 
 def test_fewer_candidates_than_are_wanted_are_refused_before_the_model_is_read(linpix, tmp_path):

@@ -312,3 +312,60 @@ def test_how_long_a_prefill_takes_is_forgotten_when_there_are_none(tiny, monkeyp
         assert model.prefill_s(0) == 0
     clock[0] += 6.0
     assert model.prefill_s(32) == 0
+
+
+# --- images that may be drawn again ---
+
+def drawn_again(model: ServedModel, repeats: float) -> None:
+    """Tell a model that images of several attempts are drawn again so often."""
+    ask(model, "first")
+    while model.batcher.busy:
+        run(model)
+    report = model.batcher.run_quantum()
+    model.apply(dataclasses.replace(report, repeats=repeats))
+
+
+def with_attempts(name: str, attempts: int, within_s: float = math.inf) -> Ticket:
+    asked = ticket(name, within_s)
+    asked.attempts = attempts
+    return asked
+
+
+@pytest.mark.parametrize("repeats", [0.0, 0.25, 1.5])
+def test_an_image_that_may_be_drawn_again_is_forecast_so_many_times_its_passes(tiny, repeats):
+    model, ends = served(tiny, slots=1, max_queue=4), {}
+    drawn_again(model, repeats)
+    steps_take(model, 0.1)
+    for attempts in (0, 1, 3):
+        asked = with_attempts("asked", attempts)
+        model.admit(asked, 1, known=0)
+        [ends[attempts]] = model.ends([asked])
+        model.leave(asked)
+    assert ends[0] == ends[1] > 0
+    assert ends[3] == pytest.approx(ends[0] * (1 + repeats), rel=0.01)
+
+
+def test_the_attempts_and_looks_of_a_request_take_time_of_their_own(tiny):
+    for attempts, fits in ((0, True), (1, True), (3, False)):
+        model = served(tiny, slots=1, max_queue=4)
+        drawn_again(model, 1.0)
+        steps_take(model, 0.1)  # an image takes 6.4 s, drawn once
+        asked = with_attempts("asked", attempts, within_s=9.0)
+        with contextlib.nullcontext() if fits else pytest.raises(DeadlineUnreachable):
+            model.admit(asked, 1, known=0)
+    for attempts, fits in ((0, True), (1, False)):
+        model = served(tiny, slots=1, max_queue=4)
+        drawn_again(model, 0.0)
+        steps_take(model, 0.1)
+        model.scored(3.0)  # as a look is
+        asked = with_attempts("asked", attempts, within_s=9.0)
+        with contextlib.nullcontext() if fits else pytest.raises(DeadlineUnreachable):
+            model.admit(asked, 1, known=0)
+
+
+def test_looks_are_measured_as_scores_are(tiny):
+    model = served(tiny, slots=1, max_queue=4)
+    drawn_again(model, 0.0)
+    assert model.score_s == 0
+    model.apply(dataclasses.replace(model.batcher.run_quantum(), looks=[0.5]))
+    assert model.score_s == 0.5

@@ -1,0 +1,42 @@
+"""A small conditional model with random weights, and each engine that draws it."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from linpix.model import checkpoint, ops
+from linpix.model.config import PRESETS
+from linpix.model.cuda import GpuPool, StateFormat
+from linpix.model.transformer import Transformer
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.compiled import CudaDecoder
+
+CONFIG = dataclasses.replace(
+    PRESETS["tiny"], height=8, width=8, background=0, background_dim=16, patch=4, following=((0, 1, 0), (1, 0, 0)),
+    look_ups=("previous", "row", "column", "class"))
+FORMATS = {"gpu": StateFormat(), "gpu, fp16": StateFormat(precision="fp16", defer=8)}
+
+
+@pytest.fixture(scope="package")
+def source() -> checkpoint.Checkpoint:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(CONFIG).eval()
+        for parameter in net.parameters():  # away from zeros and ones, so that what is read matters
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return checkpoint.Checkpoint("tiny", net, {}, "", tuple("0123456789"))
+
+
+@pytest.fixture(params=["eager", "compiled", "int8", *[pytest.param(kind, marks=pytest.mark.slow) for kind in FORMATS]])
+def decoder(request, source):
+    """Makes one of so many slots. int8: compiled too. gpu: emulated."""
+    if request.param in ("compiled", "int8") and not ops.compiled:
+        pytest.skip(ops.why())
+    if request.param in FORMATS:
+        place = {"device": "cpu", "operators": request.getfixturevalue("emulated").operators}
+        return lambda slots: CudaDecoder(source, slots, GpuPool(source.net, slots, precision="fp32",
+                                                                state=FORMATS[request.param], **place))
+    if request.param == "int8":
+        return lambda slots: new_decoder(source, slots, "compiled", "int8")
+    return lambda slots: new_decoder(source, slots, request.param, "fp32")

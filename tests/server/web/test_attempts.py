@@ -1,0 +1,206 @@
+"""Images that are drawn again until the model recognises their class, over HTTP."""
+
+import base64
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.likelihood import class_log_probs_of
+from linpix.model.transformer import Transformer
+from linpix.server.app import create_app
+from linpix.server.settings import Settings
+from tests.server.web.test_images import PICTURE, edit, encode, events_of, generate, images_of, pixels
+
+CLASS_FIRST = replace(PRESETS["tiny"], patch=4, following=((0, 1, 0), (1, 0, 0)),
+                      look_ups=("previous", "row", "column", "class"))
+HIDDEN = np.full((8, 8), 255, np.uint8)
+HIDDEN[4:] = 0
+HALF = encode(np.stack([PICTURE, HIDDEN], -1))
+AGAIN = 'linpix_images_drawn_again_total{backend="linear",model="%s"}'
+FIRST_ROWS = "linpix_first_row_seconds_count"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """`once` and `thrice` draw the class first; `thrice` says itself that three attempts are made. `plain` does not."""
+    folder = tmp_path_factory.mktemp("attempts")
+    for name, config, own in (("once", CLASS_FIRST, {}), ("thrice", CLASS_FIRST, {"attempts": 3}),
+                              ("plain", PRESETS["tiny"], {})):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            net = Transformer(config)
+            for parameter in net.parameters():
+                parameter.data += 0.1 * torch.randn_like(parameter)
+        checkpoint.save(folder / name, net, {"class_names": list("0123456789"), **own}, f"# {name}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(folder):
+    with TestClient(create_app(Settings(checkpoints=folder, precision="fp32")),
+                    base_url="http://localhost") as client:
+        yield client
+
+
+def metric(client, name: str) -> float:
+    [value] = [line.rsplit(" ", 1)[1] for line in client.get("/metrics").text.splitlines()
+               if line.rsplit(" ", 1)[0] == name]
+    return float(value)
+
+
+def ask(client, route: str, **fields):
+    return generate(client, **fields) if route == "generations" else edit(client, HALF, **fields)
+
+
+@pytest.mark.parametrize("route", ["generations", "edits"])
+def test_an_answer_has_its_attempts_and_how_sure_the_model_is_of_it(client, folder, route):
+    data = ask(client, route, model="once", seed=3, n=3, label=4, attempts=3)
+    net = checkpoint.load(folder / "once")
+    assert data.status_code == 200, data.text
+    for number, (item, image) in enumerate(zip(data.json()["data"], images_of(data), strict=True)):
+        assert item.keys() == {"b64_json", "seed", "confidence", "attempts"}
+        assert (item["seed"], item["attempts"]) == (3 + number, 3)
+        assert item["confidence"] == pytest.approx(np.exp(class_log_probs_of(net, image.reshape(-1))[4]), rel=1e-4)
+        assert route == "generations" or np.array_equal(image[:4], PICTURE[:4])
+
+
+@pytest.mark.parametrize("route", ["generations", "edits"])
+def test_more_attempts_never_make_an_answer_less_sure(client, route):
+    sure = [[item["confidence"] for item in ask(client, route, model="once", seed=3, n=4, **fields).json()["data"]]
+            for fields in ({"attempts": 2}, {"attempts": 16})]
+    assert all(few <= many for few, many in zip(*sure, strict=True)) and sure[0] != sure[1]
+
+
+def test_the_seed_that_is_told_draws_the_same_bytes_alone_with_as_many_attempts(client):
+    every = generate(client, model="once", seed=3, n=3, attempts=3).json()["data"]
+    for item in every:
+        assert generate(client, model="once", seed=item["seed"], attempts=3).json()["data"] == [item]
+
+
+def test_the_picture_itself_tells_it_in_its_headers(client):
+    [item] = generate(client, model="once", seed=5, attempts=3).json()["data"]
+    png = client.post("/v1/images/generations", json={"model": "once", "seed": 5, "attempts": 3},
+                      headers={"accept": "image/png"})
+    assert png.content == base64.b64decode(item["b64_json"])
+    assert (png.headers["x-linpix-attempts"], png.headers["x-linpix-seed"]) == ("3", "5")
+    assert float(png.headers["x-linpix-confidence"]) == item["confidence"]
+    array = client.post("/v1/images/generations", json={"model": "once", "seed": 5, "n": 2, "attempts": 3},
+                        headers={"accept": "application/x-npy"})
+    assert array.headers["x-linpix-attempts"] == "3,3"
+
+
+def test_fields_and_headers_of_attempts_are_documented_where_they_are(client):
+    document = client.get("/openapi.json").json()
+    for route in ("edits", "generations"):
+        headers = document["paths"][f"/v1/images/{route}"]["post"]["responses"]["200"]["headers"]
+        assert headers["X-LinPix-Attempts"]["schema"]["type"] == "integer"
+        assert headers["X-LinPix-Confidence"]["schema"]["type"] == "number"
+    schemas = document["components"]["schemas"]
+    asked = str(schemas["GenerateBody"]["properties"]["attempts"])
+    assert "'minimum': 1" in asked and "'maximum': 16" in asked and "until the model recognises" in asked
+    for name in ("ImageData", "ModelCard"):
+        assert schemas[name]["properties"]["attempts"]["type"] == "integer"
+
+
+# --- streams ---
+
+@pytest.mark.parametrize("route", ["generations", "edits"])
+@pytest.mark.parametrize("partial", [0, 2, None])
+def test_a_stream_has_the_partial_images_of_every_attempt_and_then_the_answer(client, route, partial):
+    asked = {"model": "once", "seed": 3, "n": 2, "attempts": 3}
+    data = ask(client, route, **asked).json()["data"]
+    events = events_of(ask(client, route, **asked, stream=True,
+                           **({} if partial is None else {"partial_images": partial})).text)
+    rows = 8 if route == "generations" else 4
+    for number, item in enumerate(data):
+        *parts, last = [event for event in events if event["image_index"] == number]
+        assert last["type"].endswith(".completed") and item.items() <= last.items()
+        numbers = [event["partial_image_index"] for event in parts]
+        assert numbers == 3 * [*range(rows if partial is None else partial)]
+        shown = [event["rows"] for event in parts]
+        assert len(set(zip(numbers, shown, strict=True))) == len(set(numbers)), "a number stands for one row"
+        assert all("confidence" not in event and "attempts" not in event for event in parts)
+    assert {event["type"].rsplit(".", 1)[1] for event in events[-1:]} == {"completed"}
+
+
+def test_partial_images_of_the_attempt_that_is_the_answer_are_parts_of_it(client):
+    """With a class, and seeds of which the first attempt is not the surest."""
+    asked, whole = {"model": "once", "label": 4, "attempts": 3}, set()
+    for seed in range(4):
+        *parts, last = events_of(generate(client, **asked, seed=seed, stream=True, partial_images=1).text)
+        halves = [_top_half(event) for event in parts]
+        assert len(halves) == 3 and _top_half(last) in halves
+        whole.add(halves.index(_top_half(last)))
+    assert len(whole) > 1
+
+
+def _top_half(event) -> bytes:
+    return pixels(base64.b64decode(event["b64_json"]))[:4].tobytes()
+
+
+# --- what is asked for ---
+
+@pytest.mark.parametrize("route", ["generations", "edits"])
+@pytest.mark.parametrize(("fields", "status", "words"), [
+    ({"model": "plain", "attempts": 2}, 400, "which plain cannot; leave attempts out"),
+    ({"model": "once", "attempts": 2, "candidates": 4}, 400, "of 4 candidates the best are chosen"),
+    ({"model": "once", "attempts": 2, "temperature": 0}, 400, "at temperature 0 every attempt is the same"),
+    ({"model": "once", "attempts": 0}, 400, "greater than or equal to 1"),
+    ({"model": "once", "attempts": 17}, 400, "less than or equal to 16"),
+    ({"model": "once", "attempts": "many"}, 400, "valid integer")])
+def test_attempts_that_cannot_be_are_refused_with_what_is_allowed(client, route, fields, status, words):
+    answer = ask(client, route, **fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, "attempts")
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("route", ["generations", "edits"])
+@pytest.mark.parametrize(("fields", "keys"), [
+    ({"model": "plain"}, set()), ({"model": "once"}, set()), ({"model": "thrice"}, set()),
+    ({"model": "once", "temperature": 0}, set()), ({"model": "once", "candidates": 4}, {"confidence"})])
+def test_one_attempt_is_accepted_everywhere_and_draws_as_ever(client, route, fields, keys):
+    once, plain = (ask(client, route, seed=3, **fields, **more).json()["data"]
+                   for more in ({"attempts": 1}, {} if fields["model"] != "thrice" else {"attempts": 1}))
+    assert once == plain and once[0].keys() == {"b64_json", "seed"} | keys
+
+
+@pytest.mark.parametrize("route", ["generations", "edits"])
+def test_a_request_that_says_nothing_gets_the_attempts_of_its_model(client, route):
+    own, said, once = (ask(client, route, seed=3, **fields).json()["data"] for fields in (
+        {"model": "thrice"}, {"model": "once", "attempts": 3}, {"model": "once"}))
+    assert own == said and own[0]["attempts"] == 3 and "attempts" not in once[0]
+    for fields, keys in (({"candidates": 4}, {"confidence"}), ({"temperature": 0}, set())):
+        answer = ask(client, route, model="thrice", seed=3, **fields)
+        assert answer.json()["data"][0].keys() == {"b64_json", "seed"} | keys, "they have no use for it"
+
+
+def test_models_tell_their_attempts(client):
+    assert {card["id"]: card["attempts"] for card in client.get("/v1/models").json()["data"]} \
+        == {"once": 1, "thrice": 3, "plain": 1}
+
+
+@pytest.mark.parametrize(("fields", "again"), [
+    ({"model": "once", "attempts": 4, "n": 2}, 6), ({"model": "thrice"}, 2), ({"model": "once"}, 0),
+    ({"model": "once", "candidates": 4}, 0)])
+def test_images_that_are_drawn_again_are_counted_and_first_rows_once_an_image(client, fields, again):
+    name, images = AGAIN % fields["model"], fields.get("candidates", fields.get("n", 1))
+    before = metric(client, name), metric(client, FIRST_ROWS)
+    assert generate(client, seed=3, **fields).status_code == 200
+    assert metric(client, name) - before[0] == again
+    assert metric(client, FIRST_ROWS) - before[1] == images
+
+
+def test_a_whole_picture_is_answered_with_how_sure_the_model_is_and_was_drawn_once(client, folder):
+    whole = encode(np.stack([PICTURE, np.full((8, 8), 255, np.uint8)], -1))
+    before = metric(client, AGAIN % "once")
+    answer = edit(client, whole, model="once", seed=3, attempts=9)
+    assert np.array_equal(images_of(answer)[0], PICTURE)
+    expected = np.exp(class_log_probs_of(checkpoint.load(folder / "once"), PICTURE.reshape(-1)).max())
+    assert answer.json()["data"][0]["confidence"] == pytest.approx(expected, rel=1e-4)
+    assert answer.json()["data"][0]["attempts"] == 1 and metric(client, AGAIN % "once") == before
