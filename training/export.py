@@ -121,8 +121,8 @@ def drawing_rows(source: dict[str, Any]) -> dict[str, str]:
     if "temperature" in source:
         low, high = source["temperature_range"]
         rows["temperature; useful range"] = f"{source['temperature']:g}; {low:g} to {high:g}"
-    if source.get("attempts", 1) > 1:
-        rows["attempts at an image"] = f"{source['attempts']}, until the model recognises its class"
+    if (attempts := source.get("attempts")) is not None:  # 1 too: with_rows takes no row away
+        rows["attempts at an image"] = f"{attempts}, until the model recognises its class" if attempts > 1 else "1"
     if (share := source.get("class_agreement")) is not None:
         rows["images of the class asked for"] = f"{share:.3f}, to a CNN trained on the same pictures"
     return rows

@@ -44,7 +44,7 @@ Candidates = Annotated[int, Field(ge=1, description="draw so many images and ans
 Attempts = Annotated[int, Field(ge=1, le=MAX_ATTEMPTS, description="draw an image again until the model recognises "
                                 "its class, at most so many times in all; by models that draw the class first; "
                                 "default: the model's own, in /v1/models; 1 with candidates and at temperature 0",
-                                examples=[4]), Plain]
+                                examples=[1]), Plain]
 Method = Annotated[Literal["raster", "smc"],
                    Field(description="raster (the default): known pixels influence what is drawn after them; smc, for "
                          "models that are not conditional: also what is drawn before them, by sequential Monte Carlo",

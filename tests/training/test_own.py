@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,9 +14,12 @@ from PIL import Image
 from linpix.__main__ import main
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
+from linpix.model.generate import generate
+from linpix.model.likelihood import class_log_probs_of
 from linpix.model.mixture import log_likelihood
 from linpix.model.packing import choose, pack
 from linpix.model.transformer import Transformer
+from linpix.training import commands
 from linpix.training.datasets import Dataset
 from linpix.training.evaluate import Evaluation
 from linpix.training.export import with_rows
@@ -26,6 +31,7 @@ from linpix.training.run import Run, TrainConfig
 TINY = PRESETS["tiny"]
 CONDITIONAL = dataclasses.replace(TINY, patch=4, following=((0, 1, 0), (1, 0, 0)),
                                   look_ups=("previous", "row", "column", "class"))
+SHARPER = 8.0
 
 
 def shapes(count: int, size: int, colours: int = 1) -> Dataset:
@@ -172,6 +178,76 @@ def test_a_judge_tells_classes_apart_and_judges_what_a_model_draws():
     for one in measured:
         assert 0 <= one.class_agreement <= 1 and one.drawn == 70 and one.judge > 0.95
     assert abs(measured[0].class_agreement - measured[-1].class_agreement) < 0.1, "both engines draw alike"
+
+
+class Watched:
+    """A judge, and the images that it is asked about."""
+
+    def __init__(self, of: judge.Judge) -> None:
+        self.of, self.seen = of, []
+
+    def share_right(self, images, labels):
+        self.seen.append((images, labels))
+        return self.of.share_right(images, labels)
+
+
+@pytest.mark.parametrize("attempts", [1, 4])
+def test_images_that_the_model_does_not_recognise_are_drawn_again_before_they_are_judged(attempts):
+    data, net = shapes(60, 8), class_first()
+    watched, count = Watched(judge.trained(data, TINY, steps=1)), 9
+    judge.agreement(net, watched, data, count=count, temperature=1.0, attempts=attempts)
+    [images, labels] = next(seen for seen in watched.seen if len(seen[0]) == count)
+    assert labels.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0]
+    todo, best = [*range(count)], {}
+    for number in range(attempts):
+        drawn = generate(net, [index + 2**53 * number for index in todo], labels=[index % 2 for index in todo]).numpy()
+        sure = [float(class_log_probs_of(net, canvas)[index % 2]) for index, canvas in zip(todo, drawn, strict=True)]
+        for index, canvas, one in zip(todo, drawn, sure, strict=True):
+            if index not in best or one > best[index][0]:
+                best[index] = one, canvas, number
+        todo = [index for index, one in zip(todo, sure, strict=True) if one < math.log(0.9)]
+        assert 0 < len(todo) < count, "some are recognised, and some are not"
+    assert np.array_equal(images, np.stack([best[index][1] for index in range(count)]))
+    assert (len({number for _, _, number in best.values()}) > 1) == (attempts > 1)
+
+
+def class_first() -> Transformer:
+    """A model of two classes that it recognises in some of its images."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(dataclasses.replace(CONDITIONAL, classes=2)).eval()
+        for parameter in net.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        net.class_head.weight.data *= SHARPER
+    return net
+
+
+def test_attempts_are_measured_with_and_written_with_their_row_of_the_card(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(commands, "trained", partial(judge.trained, steps=1))  # its opinion does not matter
+    measured_with = []
+    monkeypatch.setattr(commands, "agreement", lambda *given, attempts, **named: (
+        measured_with.append(attempts) or judge.agreement(*given, attempts=attempts, **named)))
+    data = shapes(40, 8)
+    for index, (values, label) in enumerate(zip(data.images, data.labels, strict=True)):
+        place = tmp_path / "pictures" / ("train" if index < 30 else "test") / data.classes[label]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values.reshape(8, 8)).save(place / f"{index}.png")
+    checkpoint.save(tmp_path / "mine", class_first(), {"data": "pictures", "class_names": ["bright", "dark"]},
+                    "# mine\n\n| | |\n|---|---|\n| layers | 2 |\n\nText.\n")
+    asked = ["evaluate", str(tmp_path / "mine"), "--data", str(tmp_path / "pictures"), "--classes", "8"]
+    assert main([*asked, "--attempts", "4", "--write", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    after, card = checkpoint.read(tmp_path / "mine"), (tmp_path / "mine" / "README.md").read_text()
+    assert after.attempts == 4 and after.class_agreement == told["class_agreement"]
+    assert "| attempts at an image | 4, until the model recognises its class |" in card
+    assert main([*asked, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == told, "what it has is what it is measured with"
+    assert main([*asked, "--attempts", "1", "--write", "--json"]) == 0
+    capsys.readouterr()
+    assert checkpoint.read(tmp_path / "mine").attempts == 1
+    assert "| attempts at an image | 1 |" in (tmp_path / "mine" / "README.md").read_text()
+    assert measured_with == [4, 4, 1]
+    assert main([*asked[:-2], "--attempts", "4"]) != 0 and "go with --classes" in capsys.readouterr().err
 
 
 def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_path, capsys):

@@ -95,9 +95,9 @@ def test_frames_do_not_depend_on_the_length_of_quanta(count, batch):
 
 def test_an_image_that_is_drawn_again_loses_no_row_and_adds_no_frame():
     film = Film(2, 0, 8, frames=60)
-    for progress in ([(0, 4), (1, 8)], [(0, 8), (1, 0)], [(0, 2), (1, 5)], [(0, 8), (1, 8)]):
+    for progress in ([(0, 4), (1, 8)], [(0, 5), (1, 0)], [(0, 6), (1, 5)], [(0, 2), (1, 8)], [(0, 8), (1, 8)]):
         film.advance(progress)
-    assert [moment.tolist() for moment in film.moments] == [[0, 0], [4, 8], [8, 8]]
+    assert [moment.tolist() for moment in film.moments] == [[0, 0], [4, 8], [5, 8], [6, 8], [8, 8]]
 
 
 def test_images_that_are_whole_from_the_start_have_one_frame():

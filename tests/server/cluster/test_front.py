@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import json
 from collections.abc import AsyncIterator
@@ -11,8 +12,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from starlette.testclient import TestClient
 
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
 from linpix.server.app import application, create_app
 from linpix.server.cluster.desk import Desk
 from linpix.server.cluster.front import FrontLedger
@@ -145,6 +150,59 @@ def test_answers_and_errors_are_those_of_the_plain_server(tiny):
                 assert (await client.get("/readyz")).status_code == 200
 
         asyncio.run(same())
+
+
+@pytest.fixture
+def class_first(tmp_path: Path) -> Path:
+    """A checkpoint folder, also named tiny, that draws the class first and makes three attempts."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(dataclasses.replace(PRESETS["tiny"], patch=4,
+                                              look_ups=("previous", "row", "column", "class")))
+        for parameter in net.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    checkpoint.save(tmp_path / "tiny", net, {"attempts": 3}, "#")
+    return tmp_path / "tiny"
+
+
+def test_images_that_are_drawn_again_are_those_of_the_plain_server_and_admitted_as_such(class_first, monkeypatch):
+    settings = Settings(checkpoints=class_first.parent)
+    bodies = [{"seed": 3, "n": 3}, {"seed": 3, "label": 4, "attempts": 5}, {"seed": 3, "attempts": 1},
+              {"seed": 3, "candidates": 4}, {"seed": 3, "attempts": 2, "candidates": 4}]
+    admitted = []
+    with TestClient(create_app(settings), base_url="http://localhost") as plain:
+
+        async def same() -> None:
+            async with fronts(class_first) as both:
+                client, ledger = both.clients[0], both.fleets[0].replica._core.ledger
+                admit = ledger.admit
+                monkeypatch.setattr(ledger, "admit", lambda ticket, *given, **named: (
+                    admit(ticket, *given, **named), admitted.append(ticket.attempts)))
+                for body in bodies:
+                    answer = await client.post("/v1/images/generations", json=body)
+                    assert facts(answer) == facts(plain.post("/v1/images/generations", json=body)), body
+                    streamed = body | {"stream": True}
+                    assert events((await client.post("/v1/images/generations", json=streamed)).text) \
+                        == events(plain.post("/v1/images/generations", json=streamed).text), body
+                    form = {"url": "/v1/images/edits", "data": {"keep_rows": 4} | body, "files": {"image": PICTURE}}
+                    assert facts(await client.post(**form)) == facts(plain.post(**form)), body
+                assert [order.specs[0].attempts for order in both.fleets[0].orders] == admitted
+                assert (await client.get("/v1/models")).json() == plain.get("/v1/models").json()
+
+        asyncio.run(same())
+    assert admitted == [3] * 3 + [5] * 3 + [0] * 3 + [1] * 3, "the last is refused by the front"
+
+
+def test_an_order_whose_replica_dies_has_the_same_attempts_when_it_runs_again(class_first):
+    async def again() -> None:
+        async with fronts(class_first) as both:
+            [fleet, _], [client, _] = both.fleets, both.clients
+            whole = facts(await client.post("/v1/images/generations", json={"seed": 7, "n": 2}))
+            fleet.lost_after = [1]
+            assert facts(await client.post("/v1/images/generations", json={"seed": 7, "n": 2})) == whole
+            assert [image["attempts"] for image in whole[1]["data"]] == [3, 3] and len(fleet.orders) == 3
+
+    asyncio.run(again())
 
 
 def test_a_request_whose_replica_dies_runs_again_and_has_the_same_image(tiny):
