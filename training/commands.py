@@ -25,12 +25,13 @@ from .export import export as export_run
 from .loop import Batches
 from .loop import train as train_run
 from .own.automatic import GREY, plan
+from .own.inherit import negative
 from .own.judge import agreement, trained
 from .run import Run, TrainConfig
 from .workers import Workers, count_for, launched, shared
 
 DRAWING = ("temperature", "temperature_range", "attempts", "limits")  # flags of evaluate --write, fields of config.json
-SHORT = {"unconditional": 0.1, "warmup_images": 1_000}  # of --preset auto: minutes are few, and classes must be learnt
+SHORT_WARMUP = 1_000  # images, of --preset auto: minutes are few
 GROWTH_IMAGES = 64  # on which new layers are fitted
 
 
@@ -63,16 +64,16 @@ def _choose_preset(given: argparse.Namespace, out: Path) -> None:
     kept = json.loads((beside / "plan.json").read_text())
     given.preset, given.data = kept["preset"], str(beside / "pictures")
     given.minutes = kept["minutes"] if given.minutes is None else given.minutes
+    given.compile = False if given.compile is None else given.compile  # its sequences have any length
     if given.preset != GREY:
-        given.compile = False if given.compile is None else given.compile  # its sequences have any length
         return
-    for name, value in SHORT.items():
-        if getattr(given, name) is None:
-            setattr(given, name, value)
-    if given.init is None:  # letters are more like digits than noise is
-        with contextlib.suppress(checkpoints.CheckpointError):
-            checkpoints.find(GREY, given.checkpoints)
+    given.warmup_images = SHORT_WARMUP if given.warmup_images is None else given.warmup_images
+    with contextlib.suppress(checkpoints.CheckpointError):
+        start = checkpoints.find(GREY, given.checkpoints)
+        if given.init is None:  # letters are more like digits than noise is
             given.init = GREY
+        if given.init == GREY and given.layers is None:
+            given.layers = checkpoints.config_of(start).layers
 
 
 def train(given: argparse.Namespace) -> None:
@@ -102,6 +103,9 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
                                  feature_map=given.feature_map, lsh_rounds=given.lsh_rounds,
                                  layers=given.layers or preset.layers, classes=len(data.classes), look_ups=tuple(
                                      name for name in preset.look_ups if data.classes or name != "class"))
+    light = bool(data.images.mean() > 127.5)  # ink on paper, not light on dark as digits are
+    if light:
+        config = negative(config)
     if given.reversible:
         config = dataclasses.replace(config, residual="reversible", norm="pre")
     if config.class_first and given.unconditional is not None:
@@ -116,9 +120,9 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
     else:
         run = Run(config, TrainConfig(**changes))
         if given.init:
-            light = given.init == GREY and bool(data.images.mean() > 127.5)  # ink on paper, not light on dark
+            other = checkpoints.read(checkpoints.find(given.init, given.checkpoints))
             examples = Batches(data, TrainConfig(batch=GROWTH_IMAGES, seed=run.config.seed), config)(0)
-            run.start_from(checkpoints.read(checkpoints.find(given.init, given.checkpoints)), examples, invert=light)
+            run.start_from(other, examples, invert=light and other.provenance.get("data") == "mnist")
     batch, accumulate, processes = run.config.batch, run.config.accumulate, 1
     if workers is None:
         processes = count_for(batch, given.processes, run.net.device.type, accumulate)

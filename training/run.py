@@ -21,7 +21,7 @@ from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 
 from .grow import grown
-from .own.inherit import differences, inherited, inverted
+from .own.inherit import differences, inherited, inverted, negative
 
 Optimizer = Literal["adamw", "radam", "muon"]
 STATE_VERSION = 1
@@ -195,11 +195,12 @@ class Run:
             assert images is not None and start is not None
             start = start.clamp(max=START + net.config.classes)  # of classes that it does not have, any will do
             net = grown(net, self.model.layers, lambda net: run_layers(net, images, start, known))
-        if found := differences(net.config, self.model):
+        there = negative(net.config) if invert else net.config
+        if found := differences(there, self.model):
             raise ValueError(f"--init needs a checkpoint of the same architecture, and {other.name} differs in "
                              f"{'; '.join(found)}")
         old = inverted(net.state_dict(), net.config) if invert else net.state_dict()
-        weights = inherited(old, net.config, self.net.state_dict(), self.model)
+        weights = inherited(old, there, self.net.state_dict(), self.model)
         self.net.load_state_dict(weights)
         self.exported.load_state_dict(weights)
         self.inherited = {name: other.provenance.get(name, 0) for name in self.inherited}

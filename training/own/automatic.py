@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 
 from linpix.model.config import PRESETS
 
-GREY, COLOUR = "mnist-small", "cifar10-small"
+GREY, COLOUR = "mnist-conditional", "cifar10-small"
 _LOOKED_AT = 64            # pictures, to tell whether they are in colour
 _COLOURED = 12             # mean distance between channels, of 255, from which a picture counts as coloured
 _SHORT, _LONG = 5.0, 45.0  # minutes: for 300 pictures, and for 10,000 and more

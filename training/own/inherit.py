@@ -9,7 +9,8 @@ from torch import Tensor
 from linpix.model.config import ModelConfig
 from linpix.model.inputs import FOLLOWING_OUTSIDE, OUTSIDE, START
 
-_TABLE = "inputs.table"  # of Transformer.state_dict; its blocks of rows are described in model/inputs.py
+# Of Transformer.state_dict; the tables' blocks of rows are described in model/inputs.py and model/background.py.
+_TABLE, _PATCHES, _SKIPPED = "inputs.table", "patches.linear.weight", "background.table"
 
 
 def differences(there: ModelConfig, here: ModelConfig) -> list[str]:
@@ -47,7 +48,12 @@ def inherited(old: dict[str, Tensor], there: ModelConfig, new: dict[str, Tensor]
                 table[first + 1:first + size] = _of_classes(rows[1:], size - 1)
             else:
                 table[first:first + size] = _of_classes(rows if length else old[_TABLE][START:START + 1], size)
-    return found | {_TABLE: table}
+    found[_TABLE] = table
+    if _SKIPPED in found and there.classes != here.classes:  # positions, no class, each class, what follows
+        rows, first = old[_SKIPPED], there.subpixels + 1
+        found[_SKIPPED] = torch.cat([rows[:first], _of_classes(rows[first:first + there.classes], here.classes),
+                                     rows[first + there.classes:]])
+    return found
 
 
 def _of_classes(rows: Tensor, count: int) -> Tensor:
@@ -58,19 +64,29 @@ def _of_classes(rows: Tensor, count: int) -> Tensor:
 def inverted(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Weights that give 255 - v the probability that these give v: for ink on paper instead of light on dark.
 
-    Exact: values are looked up in the other order, and means change their sign. Not for models with patches.
+    Exact: values are looked up in the other order, means change their sign, and of a patch's sub-pixels, v / 255 where
+    known, the weights do: 1 - v / 255 is what is known less that. They are for the config that `negative` gives.
     """
-    if config.patch or config.first_marginal or config.background is not None:
-        raise ValueError("only models without patches, background and first marginal can be inverted")
+    if config.first_marginal:
+        raise ValueError("only models without first marginal can be inverted")
     table, found = weights[_TABLE].clone(), dict(weights)
     for name, (first, _) in _blocks(config):
         if name == "values" or name.startswith(("neighbour", "following")):
             table[first:first + 256] = table[first:first + 256].flip(0)
     means = slice(config.mixtures, config.mixtures * (1 + config.token_size))
-    for name in ("head.weight", "head.bias"):
+    heads = ("head", "background.head") if config.background is not None else ("head",)
+    for name in (f"{head}.{part}" for head in heads for part in ("weight", "bias")):
         found[name] = weights[name].clone()
         found[name][means] *= -1
+    if config.patch:
+        values, known = weights[_PATCHES].chunk(2, 1)
+        found[_PATCHES] = torch.cat([-values, known + values], 1)
     return found | {_TABLE: table}
+
+
+def negative(config: ModelConfig) -> ModelConfig:
+    """Of a model that draws what another draws, 255 - v for v."""
+    return config if config.background is None else dataclasses.replace(config, background=255 - config.background)
 
 
 def _blocks(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
