@@ -38,6 +38,11 @@ DRAWN: dict[str, dict[str, Any]] = {
 }
 
 
+def attempts_of(config: ModelConfig) -> dict[str, int]:
+    """What a new checkpoint says of attempts. Colour models hardly know the classes of what they draw."""
+    return {"attempts": 4} if config.class_first and config.channels == 1 else {}
+
+
 def sample_grid(net: Transformer, count: int, temperature: float = 1.0) -> bytes:
     """A PNG of `count` samples with seeds 0, 1, ..., ten a line; of class 0, 1, ... by column, if there are any."""
     return grid(samples(net, count, temperature), net.config)
@@ -161,7 +166,7 @@ def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *,
                    progress=progress)
     figures = {f"test_{count}": round(float(bits[:count].mean()), 5) for count in sorted({1_000, len(bits)})
                if count <= len(bits)}
-    source = DRAWN.get(found.provenance.get("data", ""), {}) | found.provenance
+    source = DRAWN.get(found.provenance.get("data", ""), {}) | attempts_of(config) | found.provenance
     source |= {"bits_per_dim": figures, "weights": str(dtype).removeprefix("torch.")}
     checkpoint.save(out, found.net, source, card(out.name, found.net.config, source), dtype,
                     {"samples.png": sample_grid(found.net, 100, source.get("temperature", 1.0))}

@@ -30,7 +30,7 @@ from linpix.model.transformer import Transformer
 
 from .datasets import Dataset
 from .evaluate import evaluate
-from .export import card, grid, provenance, samples
+from .export import attempts_of, card, grid, provenance, samples
 from .masks import known_of
 from .own.progress import Progress
 from .run import Run, TrainConfig, stop_signals
@@ -220,7 +220,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
             sheet, images = side / f"samples-{run.images:08}.png", samples(run.exported, 20)
             sheet.write_bytes(grid(images, run.model))
         progress.evaluated(found, sheet, images)
-        source = provenance(data.name, data.classes, **run.history,
+        source = provenance(data.name, data.classes, **run.history, **attempts_of(run.model),
                             seed=config.seed, command=command, settings=dataclasses.asdict(config), bits_per_dim=bits)
         checkpoint.save(folder, run.exported, source, card(folder.name, run.model, source))
         torch.set_num_threads(share)

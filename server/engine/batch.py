@@ -8,25 +8,22 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
-
-from linpix.model.attempts import Attempts
 
 from .. import logs
 from ..errors import EngineLost, NotFinite
 from .decode.bisect import Outcome, Plan, isolate
 from .decode.decoder import Decoder, ImageSpec
-from .decode.particles import Estimate, ParticleFilter, answer_seed
+from .decode.looks import Looks
+from .decode.particles import Estimate, ParticleFilters
 from .decode.prefill import Looked, Prefills
 from .messages import Progress, QuantumReport, Submission
 from .schedule.passes import PassesLearned, expected_passes
+from .schedule.quantum import QUANTUM_S, QuantumLength
 from .schedule.scheduler import ScheduledImage, Scheduler
 
 logger = logging.getLogger("linpix")
 RESTORED = 2       # images put back in one call: a prefill of everything they have, while the watchdog waits
 HOPELESS = 3       # quanta in a row in which nothing could be decoded, nor a test image: the engine is lost
-REPEATS_FORGET = 0.05  # weight of one image in the mean of how often one is drawn again
-QUANTUM_S = 0.050  # longest quantum, and longest prefill where nothing is decoded: how late cancellations act
 
 
 class Batcher:
@@ -40,12 +37,11 @@ class Batcher:
         self.scheduler = Scheduler(decoder.slots, config.length, self.image_row)
         self._submissions: dict[str, Submission] = {}
         self._unreported: Counter[str] = Counter()  # images of each request that no report has called finished
-        self._step_seconds: dict[int, float] = {}   # of decoding alone, smoothed, by images in powers of two
+        self._length = QuantumLength(decoder.stride, self.image_row)
         self._ended, self._went_on = 0.0, False     # when the last quantum ended, and whether there was more to do
         self._prefills = Prefills(decoder)
-        self._filters: list[ParticleFilter] = []
-        self._attempts: dict[int, Attempts] = {}  # of images that may be drawn again, by slot
-        self._repeats = 0.0                       # times that one of them is, smoothed
+        self._filters = ParticleFilters()
+        self._looks = Looks(decoder)
         self._decoded_s = QUANTUM_S  # of the last quantum
         self._advances: dict[int, tuple[int, int]] = {}  # of a quantum: where each slot's image got, in how many passes
         self._passes = PassesLearned(config.length)
@@ -84,7 +80,7 @@ class Batcher:
         again = sum(self._drawn_again(looked, failed) for looked in prefills.looked)
         for request in failed:
             self.cancel(request)
-        plan = self.scheduler.plan(self._quantum(len(self.scheduler.decoding)))
+        plan = self.scheduler.plan(self._length.steps(len(self.scheduler.decoding)))
         saturated = self.decoder.saturated
         began = time.perf_counter()
         outcome = self._decode(plan) if plan and plan[0][1] else Outcome()
@@ -93,17 +89,17 @@ class Batcher:
         failed |= self._failures(plan, outcome)
         plan, steps = self._done(plan)
         finished = self.scheduler.advance(plan)
-        answers = self._advance_filters()
-        drawn = [image for image, _ in plan if image.held and image.position >= self.scheduler.length]
+        answers = self._filters.advance(self.decoder)
+        drawn = self.scheduler.drawn
         for image in drawn:
             self._prefills.look(image)
-        for image in drawn + [image for image in finished if image.slot not in self._attempts]:
+        for image in drawn + [image for image in finished if not self._looks.has(image.slot)]:
             if self.decoder.skips:
                 self._passes.finish(image.slot, bool(self.decoder.told[image.slot]))
         if steps:
             self._check_hope(plan, outcome)
             if not outcome.retries:
-                self._learn(len(plan), seconds / steps)
+                self._length.learn(len(plan), seconds / steps)
         if self.decoder.fill_freed_with_nan:
             for slot in self.scheduler.free:
                 self.decoder.pool.fill_with_nan(slot)
@@ -114,7 +110,7 @@ class Batcher:
             failed, self.scheduler.waiting.overtaken, len(plan), steps,
             sum(count for _, count in plan) * self.decoder.config.token_size, seconds, self._ended - since,
             self.decoder.saturated - saturated, outcome.retries, self._passes.ratios, prefills.done,
-            [looked.seconds for looked in prefills.looked], again, self._repeats)
+            [looked.seconds for looked in prefills.looked], again, self._looks.repeats)
         for image in finished:
             self._unreported[image.request] -= 1
             if not self._unreported[image.request]:
@@ -126,7 +122,6 @@ class Batcher:
         self.scheduler.running.clear()
         self._prefills.clear()
         self._filters.clear()
-        self._attempts.clear()
         self._went_on = False
         waiting = Counter(image.request for image in self.scheduler.waiting)
         lost = [request for request, images in self._unreported.items() if waiting[request] < images]
@@ -162,19 +157,10 @@ class Batcher:
         self.beat()
         self.decoder.take([image.slot for image in images], [specs[image.index] for image in images])
         for image in images:
-            self._begin(image, specs[image.index])
-        if group := specs[0].particles:
-            self._filters += [ParticleFilter(images[first:first + group], answer_seed(specs[images[first].index]))
-                              for first in range(0, len(images), group)]
+            self._passes.begin(image.slot)
+            self._looks.begin(image, specs[image.index])
+        self._filters.begin(images, specs)
         self._fold_in(images)
-
-    def _begin(self, image: ScheduledImage, spec: ImageSpec) -> None:
-        """What is counted of an image that has got a slot."""
-        self._passes.begin(image.slot)
-        self._attempts.pop(image.slot, None)  # of one that was cancelled
-        image.held = spec.attempts > 0
-        if image.held:
-            self._attempts[image.slot] = Attempts(spec.seed, spec.attempts)
 
     def _fold_in(self, images: list[ScheduledImage]) -> None:
         told, position = bool(self.decoder.told[images[0].slot]), images[0].position
@@ -189,16 +175,12 @@ class Batcher:
         image = looked.image
         if image.cancelled:
             return False
-        attempts, spec = self._attempts[image.slot], self._submissions[image.request].specs[image.index]
-        more, position = attempts.judge(self.decoder.image(image.slot), looked.found), self._prefix(spec)
-        if not more or position == self.scheduler.length:  # there: nothing is drawn
-            image.held = False
-            if spec.attempts > 1:
-                self._repeats += REPEATS_FORGET * (attempts.made - 1 - self._repeats)
+        spec = self._submissions[image.request].specs[image.index]
+        position = self._prefix(spec)
+        if (following := self._looks.judge(looked, spec, position)) is None:
             return False
-        label = spec.label if self.decoder.told[image.slot] else looked.found.label
         try:
-            self.decoder.take([image.slot], [replace(spec, seed=attempts.next_seed, label=label)])
+            self.decoder.take([image.slot], [following])
         except EngineLost:
             raise
         except Exception as error:
@@ -213,7 +195,7 @@ class Batcher:
     def _answer(self, image: ScheduledImage, estimate: Estimate | None) -> Progress:
         """A finished image."""
         canvas, label, recognised = self.decoder.image(image.slot), self.decoder.label(image.slot), None
-        if (attempts := self._attempts.pop(image.slot, None)) is not None:
+        if (attempts := self._looks.answer(image.slot)) is not None:
             assert attempts.canvas is not None and attempts.best is not None, "it has been looked at"
             canvas, label, recognised = attempts.canvas, attempts.best.label, attempts.best
         return Progress(image.request, image.index, image.position, 0, canvas, label, estimate, recognised)
@@ -252,22 +234,6 @@ class Batcher:
             done.append((image, position - image.position))
             most = max(most, passes)
         return done, most
-
-    def _advance_filters(self) -> dict[int, Estimate]:
-        """Weigh and resample particles whose image row has ended. Returns the estimates of the answers by their slots.
-        """
-        answers, going_on = {}, []
-        for particles in self._filters:
-            if particles.cancelled:
-                continue
-            particles.advance(self.decoder)
-            if particles.position < self.scheduler.length:
-                going_on.append(particles)
-            else:
-                image, estimate = particles.answer()
-                answers[image.slot] = estimate
-        self._filters = going_on
-        return answers
 
     def _restore(self, plan: Plan) -> None:
         for first in range(0, len(plan), RESTORED):
@@ -314,7 +280,7 @@ class Batcher:
             shown = new_row and self._submissions[image.request].stream
             left, spec = self._left(slot, image.position), self._submissions[image.request].specs[image.index]
             if spec.attempts > 1:
-                left += self._repeats * self._left(slot, self._prefix(spec))
+                left += self._looks.repeats * self._left(slot, self._prefix(spec))
             running.append(Progress(image.request, image.index, image.position, left,
                                     self.decoder.image(slot) if shown else None))
         return running
@@ -323,23 +289,3 @@ class Batcher:
         """Passes that the image of a slot probably needs from a position on, if it is not drawn again."""
         return expected_passes(self._passes.ratios, self.decoder.left(slot, position), self.scheduler.length,
                                bool(self.decoder.told[slot]))
-
-    # --- how many steps fit in a quantum ---
-
-    def _quantum(self, images: int) -> int:
-        """Steps that fit in QUANTUM_S at the speed last measured for so many images, at most one image row.
-
-        As many as the engine runs in one go, or a multiple of them.
-        """
-        stride = self.decoder.stride
-        seconds = self._step_seconds.get(images.bit_length())
-        if seconds is None:  # from the next smaller size, as if each image cost the same
-            known = [size for size in self._step_seconds if size < images.bit_length()]
-            if not known:
-                return stride
-            seconds = self._step_seconds[max(known)] * 2 ** (images.bit_length() - max(known))
-        return max(stride, min(self.image_row, int(QUANTUM_S / seconds)) // stride * stride)
-
-    def _learn(self, images: int, seconds: float) -> None:
-        before = self._step_seconds.get(images.bit_length(), seconds)
-        self._step_seconds[images.bit_length()] = 0.7 * before + 0.3 * seconds

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from itertools import chain
 
 from ..errors import DeadlineUnreachable, QueueFull
-from .batch import QUANTUM_S, Batcher
+from .batch import Batcher
 from .messages import QuantumReport
 from .schedule.forecast import Outlook, Remaining, Room, latest_end, queue_order
 from .schedule.passes import UNKNOWN, expected_passes
+from .schedule.quantum import QUANTUM_S
 from .schedule.step_time import MIN_FACTOR, SafetyFactor, StepTimeEstimate
 from .ticket import Ticket
 

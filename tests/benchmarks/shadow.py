@@ -20,9 +20,10 @@ from linpix.model import checkpoint, ops
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
-from linpix.server.engine.batch import QUANTUM_S, RESTORED
+from linpix.server.engine.batch import RESTORED
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.decoder import Decoder, ImageSpec
+from linpix.server.engine.schedule.quantum import QUANTUM_S
 from tests.benchmarks.decode import machine, rounded
 
 

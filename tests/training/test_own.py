@@ -24,7 +24,7 @@ from linpix.training.datasets import Dataset
 from linpix.training.evaluate import Evaluation
 from linpix.training.export import with_rows
 from linpix.training.own import automatic, judge
-from linpix.training.own.inherit import differences, inherited, inverted
+from linpix.training.own.inherit import differences, inherited, inverted, negative
 from linpix.training.own.progress import Progress, drawn
 from linpix.training.run import Run, TrainConfig
 
@@ -69,8 +69,26 @@ def test_inverted_weights_give_the_negative_the_probability_of_the_picture(confi
     images, start = torch.randint(0, 256, (2, config.subpixels), dtype=torch.uint8), torch.tensor([256, 258])
     torch.testing.assert_close(log_likelihood(new(255 - images, start), 255 - images),
                                log_likelihood(old(images, start), images), rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match="without patches"):
-        inverted(old.state_dict(), CONDITIONAL)
+    with pytest.raises(ValueError, match="without first marginal"):
+        inverted(old.state_dict(), dataclasses.replace(TINY, classes=0, first_marginal=(1.0,) + (0.0,) * 255))
+
+
+def test_so_they_do_of_what_is_known_and_where_background_skips_the_layers():
+    config = dataclasses.replace(CONDITIONAL, background=3, background_dim=16)
+    torch.manual_seed(0)
+    old, new = Transformer(config), Transformer(negative(config))
+    for parameter in old.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    new.load_state_dict(inverted(old.state_dict(), config))
+    images = torch.where(torch.rand(3, 64) < 0.3, torch.randint(0, 256, (3, 64)), 3).to(torch.uint8)
+    known, start = torch.rand(3, 64) < torch.tensor([[0.0], [0.5], [0.9]]), torch.tensor([257, 259, 260])
+    expected = old.predict(old.sequences(images, start, known))
+    found = new.predict(new.sequences(255 - images, start, known))
+    torch.testing.assert_close(found.class_scores, expected.class_scores, rtol=1e-4, atol=1e-4)
+    hidden = ~known
+    torch.testing.assert_close(log_likelihood(found.parameters, 255 - images)[hidden],
+                               log_likelihood(expected.parameters, images)[hidden], rtol=1e-3, atol=1e-3)
+    assert len(old.sequences(images, start, known).skipped_t) > 10
 
 
 def test_the_same_classes_keep_their_weights():
@@ -132,7 +150,7 @@ def put(folder, count, colour):
         picture.save(place / f"{index}.{'png' if index % 3 else 'jpg'}")
 
 
-@pytest.mark.parametrize(("colour", "preset", "size", "mode"), [(False, "mnist-small", (28, 28), "L"),
+@pytest.mark.parametrize(("colour", "preset", "size", "mode"), [(False, "mnist-conditional", (28, 28), "L"),
                                                                (True, "cifar10-small", (32, 32), "RGB")])
 def test_pictures_are_looked_at_and_made_one_size(tmp_path, colour, preset, size, mode):
     put(tmp_path / "mine", 12, colour)

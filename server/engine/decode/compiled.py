@@ -73,7 +73,7 @@ class CompiledDecoder(BitwiseDecoder):
         assert isinstance(state, RecurrentState)
         features = self.packed.read(self.net.inputs_read(canvas, known), state.S, state.z, places, last=state.last)
         # one by one: a matrix product rounds differently for another number of rows
-        return torch.cat([self.net.class_scores(row) for row in features.split(1)])
+        return torch.cat([self.net.class_scores(row) for row in features[:, None]])
 
     @torch.inference_mode()
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,

@@ -141,6 +141,41 @@ class ParticleFilter:
         return float(uniforms(np.array(self._seed), np.array(self._weighed), RESAMPLING_STREAM)[0])
 
 
+class ParticleFilters:
+    """Of all answers that are drawn by particles now."""
+
+    def __init__(self) -> None:
+        self._filters: list[ParticleFilter] = []
+
+    def __len__(self) -> int:
+        return len(self._filters)
+
+    def clear(self) -> None:
+        self._filters.clear()
+
+    def begin(self, images: Sequence[ScheduledImage], specs: Sequence[ImageSpec]) -> None:
+        """Images of a request have got their slots; those that are no particles are left alone."""
+        if group := specs[0].particles:
+            self._filters += [ParticleFilter(images[first:first + group], answer_seed(specs[images[first].index]))
+                              for first in range(0, len(images), group)]
+
+    def advance(self, decoder: Decoder) -> dict[int, Estimate]:
+        """Weigh and resample particles whose image row has ended. Returns the estimates of the answers by their slots.
+        """
+        answers, going_on = {}, []
+        for particles in self._filters:
+            if particles.cancelled:
+                continue
+            particles.advance(decoder)
+            if particles.position < decoder.config.length:
+                going_on.append(particles)
+            else:
+                image, estimate = particles.answer()
+                answers[image.slot] = estimate
+        self._filters = going_on
+        return answers
+
+
 def branch(decoder: Decoder, slots: Sequence[int], parents: NDArray[np.int64]) -> None:
     """Give each parent as many slots as it has children: its own, and those of images without any.
 

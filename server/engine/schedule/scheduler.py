@@ -126,12 +126,19 @@ class Scheduler:
         """Running images that may take steps."""
         return [image for image in self.running.values() if image.prefilled and not image.cancelled]
 
+    @property
+    def drawn(self) -> list[ScheduledImage]:
+        """Images that are held, all of which is drawn, and at which nobody looks yet."""
+        return [image for image in self.running.values()
+                if image.held and image.prefilled and image.position >= self.length]
+
     def plan(self, quantum: int) -> list[tuple[ScheduledImage, int]]:
         """Each decoding image with its number of steps in the next quantum, most steps first.
 
         Images of a group go no further than to the end of their image row.
         """
-        plan = [(image, min(quantum, self._until(image) - image.position)) for image in self.decoding]
+        plan = [(image, min(quantum, self._until(image) - image.position)) for image in self.decoding
+                if image.position < self.length]
         return sorted(plan, key=lambda part: (-part[1], part[0].slot))
 
     def _until(self, image: ScheduledImage) -> int:

@@ -8,10 +8,11 @@ import pytest
 
 from linpix.model import attempts
 from linpix.model.attempts import Recognised
-from linpix.server.engine.batch import REPEATS_FORGET, Batcher
+from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.decoder import Decoder, ImageSpec
 from linpix.server.engine.decode.faults import Faults, with_faults
+from linpix.server.engine.decode.looks import FORGET
 from linpix.server.engine.messages import Progress, QuantumReport, Submission
 from linpix.server.engine.schedule.passes import expected_passes
 from tests.server.engine.test_conditional import KNOWN, PICTURE
@@ -315,7 +316,7 @@ def test_reports_count_looks_repeats_and_the_sub_pixels_of_all_attempts(best):
     assert min(seconds for report in reports for seconds in report.looks) > 0
     assert sum(report.subpixels for report in reports) == (3 * 4 + 2) * 64
     assert sum(len(report.joined) for report in reports) == 3 + 2, "an image gets its slot once"
-    assert reports[-1].repeats == pytest.approx(3 * (1 - (1 - REPEATS_FORGET)**3)), "one attempt is not counted"
+    assert reports[-1].repeats == pytest.approx(3 * (1 - (1 - FORGET)**3)), "one attempt is not counted"
 
 
 def test_what_is_left_of_an_image_counts_the_times_that_it_will_be_drawn_again(best):

@@ -29,6 +29,7 @@ from linpix.server.engine.decode.particles import (
     resampled,
 )
 from linpix.server.engine.messages import Submission
+from linpix.server.engine.schedule.quantum import QuantumLength
 
 CANVAS = np.array([0, 255, 0, 0, 0, 255, 0, 0], np.uint8)
 KNOWN = np.array([False, True] * 4)  # the right column of 2 x 4 pixels
@@ -123,7 +124,7 @@ def test_the_evidence_is_unbiased(engine, attention, particles):
 def test_the_length_of_a_quantum_changes_nothing(engine, attention, monkeypatch):
     model, found = decoder(engine, 64, attention), []
     for quantum in (1, 2, 8):
-        monkeypatch.setattr(Batcher, "_quantum", lambda self, images, quantum=quantum: quantum)
+        monkeypatch.setattr(QuantumLength, "steps", lambda self, images, quantum=quantum: quantum)
         found.append(answers_of(produce(Batcher(model), specs(8, 8))))
     assert found[0] == found[1] == found[2]
     assert len({evidence for *_, evidence in found[0]}) == 8
@@ -149,7 +150,7 @@ def finish(batcher: Batcher, arrivals: list[Submission], quanta=1) -> dict[str, 
 @pytest.mark.parametrize("quanta", [1, 3])
 def test_the_same_bytes_in_any_company(quanta, monkeypatch):
     """Of filters that begin at other times, and wait for slots, beside images that are drawn in raster order."""
-    monkeypatch.setattr(Batcher, "_quantum", lambda self, images: 1)
+    monkeypatch.setattr(QuantumLength, "steps", lambda self, images: 1)
     requests = {"a": specs(2, 6), "b": specs(3, 0, 50), "c": specs(1, 12, 9), "d": specs(4, 2, 70), "e": specs(2, 5, 3)}
     alone = {name: answers_of(produce(Batcher(decoder(slots=12)), given)) for name, given in requests.items()}
     found = finish(Batcher(decoder(slots=12)), [Submission(name, given) for name, given in requests.items()], quanta)
@@ -159,7 +160,7 @@ def test_the_same_bytes_in_any_company(quanta, monkeypatch):
 
 @pytest.mark.parametrize("engine", ["compiled", "eager"])
 def test_quanta_that_throw_are_run_again_from_where_resampling_has_put_the_particles(engine, monkeypatch):
-    monkeypatch.setattr(Batcher, "_quantum", lambda self, images: 1)
+    monkeypatch.setattr(QuantumLength, "steps", lambda self, images: 1)
     expected = answers_of(produce(Batcher(decoder(engine, 64)), specs(4, 8)))
     broken = Batcher(with_faults(decoder(engine, 64), Faults("glitch:every=2")))
     found = answers_of(produce(broken, specs(4, 8)))
@@ -183,7 +184,7 @@ def test_a_particle_whose_quantum_throws_ends_its_request_alone():
 
 
 def test_cancelling_frees_all_slots_of_a_filter_and_the_next_one_is_not_disturbed(monkeypatch):
-    monkeypatch.setattr(Batcher, "_quantum", lambda self, images: 1)
+    monkeypatch.setattr(QuantumLength, "steps", lambda self, images: 1)
     batcher = Batcher(decoder(slots=8))
     expected = answers_of(produce(Batcher(decoder(slots=8)), specs(1, 8, 5)))
     for quanta in range(1, 8):

@@ -1,0 +1,52 @@
+"""Images that the model looks at once they are drawn, and that it may draw again; see model/attempts.py."""
+
+from dataclasses import replace
+
+from linpix.model.attempts import Attempts
+
+from ..schedule.scheduler import ScheduledImage
+from .decoder import Decoder, ImageSpec
+from .prefill import Looked
+
+FORGET = 0.05  # weight of one image in the mean of how often one is drawn again
+
+
+class Looks:
+    """Of the engine thread only."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._attempts: dict[int, Attempts] = {}  # by slot, from an image's first attempt to its answer
+        self.repeats = 0.0                        # times that an image which may be drawn again is, smoothed
+
+    def begin(self, image: ScheduledImage, spec: ImageSpec) -> None:
+        """An image has got its slot."""
+        self._attempts.pop(image.slot, None)  # of one that was cancelled
+        image.held = spec.attempts > 0
+        if image.held:
+            self._attempts[image.slot] = Attempts(spec.seed, spec.attempts)
+
+    def judge(self, looked: Looked, spec: ImageSpec, position: int) -> ImageSpec | None:
+        """What is to be drawn next in an image's slot; None if its answer is known, and it leaves.
+
+        position: where an attempt begins; at the end nothing is to be drawn.
+        """
+        image = looked.image
+        attempts = self._attempts[image.slot]
+        again = attempts.judge(self._decoder.image(image.slot), looked.found)
+        if again and position < self._decoder.config.length:
+            # a completion's class may not have fitted what is known
+            label = spec.label if self._decoder.told[image.slot] else looked.found.label
+            return replace(spec, seed=attempts.next_seed, label=label)
+        image.held = False
+        if spec.attempts > 1:
+            self.repeats += FORGET * (attempts.made - 1 - self.repeats)
+        return None
+
+    def answer(self, slot: int) -> Attempts | None:
+        """Of an image that leaves; None if it was not looked at."""
+        return self._attempts.pop(slot, None)
+
+    def has(self, slot: int) -> bool:
+        """Whether the image of a slot is looked at."""
+        return slot in self._attempts
