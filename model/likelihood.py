@@ -129,11 +129,10 @@ def uniform_prior(classes: int) -> float:
     return -math.log(classes)
 
 
-@torch.inference_mode()
 def class_log_probs(scores: Tensor) -> NDArray[np.float64]:
     """Log-probabilities in nats, (B, classes), of scores that Transformer.read gives.
 
-    Raises FloatingPointError if the model gives NaN.
+    Raises FloatingPointError if the model gives NaN or infinity.
     """
     if not bool(scores.isfinite().all()):
         raise FloatingPointError(NOT_FINITE)
@@ -141,6 +140,7 @@ def class_log_probs(scores: Tensor) -> NDArray[np.float64]:
     return found
 
 
+@torch.inference_mode()
 def class_log_probs_of(net: Transformer, canvas: NDArray[np.uint8]) -> NDArray[np.float64]:
     """Log-probabilities in nats of the classes of a whole image, (classes,), by a model that draws the class first.
 

@@ -24,7 +24,7 @@ from .export import DRAWN, card, drawing_rows, first_marginal, provenance, sampl
 from .export import export as export_run
 from .loop import Batches
 from .loop import train as train_run
-from .own.automatic import GREY, plan
+from .own.automatic import GREY, PLAIN, plan
 from .own.inherit import negative
 from .own.judge import agreement, trained
 from .run import Run, TrainConfig
@@ -58,14 +58,16 @@ def _choose_preset(given: argparse.Namespace, out: Path) -> None:
         return
     beside = out.with_name(out.name + ".training")
     if not given.resume or not (beside / "plan.json").exists():
-        chosen = plan(Path(given.data), beside / "pictures")
+        plain = given.attention != "linear" or given.reversible or given.unconditional is not None
+        chosen = plan(Path(given.data), beside / "pictures", grey=PLAIN if plain else GREY)
         (beside / "plan.json").write_text(json.dumps({"preset": chosen.preset, "minutes": chosen.minutes}))
         print(chosen, file=sys.stderr, flush=True)
     kept = json.loads((beside / "plan.json").read_text())
     given.preset, given.data = kept["preset"], str(beside / "pictures")
     given.minutes = kept["minutes"] if given.minutes is None else given.minutes
-    given.compile = False if given.compile is None else given.compile  # its sequences have any length
-    if given.preset != GREY:
+    if given.compile is None and PRESETS[given.preset].packed:
+        given.compile = False  # its sequences have any length
+    if given.preset != GREY or (beside / "state.pt").exists():
         return
     given.warmup_images = SHORT_WARMUP if given.warmup_images is None else given.warmup_images
     with contextlib.suppress(checkpoints.CheckpointError):
@@ -116,13 +118,16 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
     if "betas" in changes:
         changes["betas"] = tuple(changes["betas"])
     if state.exists():
-        run = Run.resumed(state, config, changes)
+        run = Run.resumed(state, config, changes, layers=given.layers)
     else:
         run = Run(config, TrainConfig(**changes))
         if given.init:
             other = checkpoints.read(checkpoints.find(given.init, given.checkpoints))
             examples = Batches(data, TrainConfig(batch=GROWTH_IMAGES, seed=run.config.seed), config)(0)
-            run.start_from(other, examples, invert=light and other.provenance.get("data") == "mnist")
+            ground = other.net.config.background
+            invert = (light and other.provenance.get("data") == "mnist" if None in (ground, config.background)
+                      else ground != config.background)
+            run.start_from(other, examples, invert=invert)
     batch, accumulate, processes = run.config.batch, run.config.accumulate, 1
     if workers is None:
         processes = count_for(batch, given.processes, run.net.device.type, accumulate)
@@ -197,6 +202,8 @@ def _class_agreement(given: argparse.Namespace, found: Checkpoint, test: Dataset
     facts = {name: found.provenance[name] for name in DRAWING if name in found.provenance}
     facts = DRAWN.get(found.provenance.get("data", ""), {}) | facts
     facts |= {name: value for name in DRAWING if (value := getattr(given, name)) is not None}
+    if facts.get("attempts", 1) > 1 and not config.class_first:
+        raise ValueError(f"--attempts {facts['attempts']}: {found.name} cannot recognise classes; leave it out")
     judge = trained(load(Path(given.data), "train", config), config)
     measured = agreement(found.net, judge, test, count=given.classes, packed=packed,
                          temperature=facts.get("temperature", found.temperature),

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal, get_args
@@ -222,12 +222,20 @@ class Run:
         os.replace(temporary, path)
 
     @classmethod
-    def resumed(cls, path: Path, model: ModelConfig, changes: dict[str, Any]) -> "Run":
-        """Continue from a save with its settings, but for changes. Raises ValueError where that cannot be."""
+    def resumed(cls, path: Path, model: ModelConfig, changes: dict[str, Any], *, layers: int | None = None) -> "Run":
+        """Continue from a save with its settings, but for changes. Raises ValueError where that cannot be.
+
+        model: but for its background, which was chosen by looking at the pictures, and for its layers where `layers`,
+        those that were asked for, is None.
+        """
         try:
             state = torch.load(path, weights_only=True, map_location="cpu")
             saved = json.loads(state["config"])
-            same = state["version"] == STATE_VERSION and ModelConfig.from_json(json.loads(state["model"])) == model
+            was = ModelConfig.from_json(json.loads(state["model"]))
+            if None not in (model.background, was.background):
+                model = replace(model, background=was.background)
+            model = replace(model, layers=layers or was.layers)
+            same = state["version"] == STATE_VERSION and was == model
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
             raise ValueError(f"{path} is damaged ({type(error).__name__}); restore it, or begin again with another "
                              "--out and --init") from error

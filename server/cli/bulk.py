@@ -119,7 +119,8 @@ class _Drawing:
         names = decoder.checkpoint.class_names
         facts = {"seed": self._seed + index, "label": label,
                  "class": None if label is None or label >= len(names) else names[label],
-                 "temperature": self._order.temperature, "model": decoder.checkpoint.name,
+                 "temperature": self._order.temperature, "attempts": max(1, self._order.attempts),
+                 "model": decoder.checkpoint.name,
                  "digest": decoder.checkpoint.digest, "engine": decoder.name, "precision": decoder.precision}
         key = f"{index:09}"  # without a dot: what follows the first one tells WebDataset the files of a sample apart
         files.add(f"{key}.png", pictures.png(canvas, decoder.config, self._order.scale))
@@ -173,7 +174,7 @@ def _settle(folder: Path, order: Order, batcher: Batcher) -> int:
         _published(temporary, file)
         return first
     try:
-        begun = {"attempts": 0} | json.loads(file.read_text())  # older releases made one
+        begun = {"attempts": 1} | json.loads(file.read_text())  # older releases made one
         first = int(begun["seed"])
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{file} is damaged; restore it, or give another --out") from None
@@ -190,8 +191,8 @@ def _settings(order: Order, batcher: Batcher) -> dict[str, object]:
     decoder = batcher.decoder
     of_eager = {"batch": decoder.slots, "threads": torch.get_num_threads()}
     return {"count": order.count, "shards": order.shards, "shard_format": order.shard_format,
-            "temperature": order.temperature, "attempts": order.attempts, "label": order.label, "scale": order.scale,
-            **decoder.facts, "kernel": ops.kernel(), "torch": torch.__version__,
+            "temperature": order.temperature, "attempts": max(1, order.attempts), "label": order.label,
+            "scale": order.scale, **decoder.facts, "kernel": ops.kernel(), "torch": torch.__version__,
             "pillow": importlib.metadata.version("pillow"),
             **(of_eager if decoder.name.startswith("eager") else {})}
 

@@ -159,7 +159,7 @@ def sample(model: str, count: int = 1, *, label: int | str | None = None, seed: 
     for calmer images; None: the model's own · batch: images drawn together at most · checkpoints: folder of models, if
     not that of LinPix · progress: a bar on standard error; None: on a terminal or in a notebook only · candidates: draw
     so many, and return the `count` best of them · attempts: draw an image again until the model recognises its class,
-    at most so often in all; None: as the model has it, 1 of most.
+    at most so often in all; None: as the model has it, 1 for most models.
     Raises ValueError, of which CheckpointError is one.
     """
     return _draw(model, count, label, seed, temperature, batch, checkpoints, progress, None, candidates, attempts)

@@ -51,7 +51,7 @@ class Desk:
     async def enter(self, front: str, client: str, here: int, images: int, limit: int) -> int | None:
         """Count images of a client who has `here` at this front; or how many there are, where that is too many."""
         process = self._seen(front, "front")
-        others = self._elsewhere(process).get(client, 0)
+        others = sum(other.clients.get(client, 0) for other in self._present().values() if other is not process)
         if others + here + images > limit:
             return others + here
         process.clients = Counter(process.clients) | Counter({client: here + images})
@@ -84,8 +84,11 @@ class Desk:
 
     def _elsewhere(self, process: _Process) -> dict[str, int]:
         """Images of each client at the other processes."""
-        return dict(sum((Counter(other.clients) for other in self._present().values() if other is not process),
-                        Counter[str]()))
+        counts = Counter[str]()
+        for other in self._present().values():
+            if other is not process:
+                counts.update(other.clients)
+        return dict(counts)
 
     def _present(self) -> dict[str, _Process]:
         now = time.monotonic()

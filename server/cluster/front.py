@@ -32,7 +32,7 @@ from .messages import Answer, Fleet, Hidden, Likelihood, Order, ReplicaLost, Too
 logger = logging.getLogger("linpix")
 RUNS = 2        # of an order: one whose replica died runs once more; were it what kills replicas, it must not kill all
 LATE_S = 0.5    # after a deadline a front ends its request by itself; the replica, which counts it, is first
-NEAR = 4        # times a client's images, from where on the desk is asked: bursts beyond the limit end with a beat
+NEAR = 4        # from one part in so many of a client's limit on the desk is asked; until the next beat, bursts pass it
 AGAIN_S = 1.0   # a client who has too many images may try again: how long its images take, only replicas know
 _HOPS_S = (0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.5)
 _ELSEWHERE = EngineGone, Draining  # what a replica says when it ends: another can draw the same

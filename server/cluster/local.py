@@ -23,7 +23,7 @@ QUIET = {  # what Ray reads before it begins; what a user has set stays
     "RAY_USAGE_STATS_ENABLED": "0",               # it would report to its makers
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # its controller looks ten times a second otherwise, on our cores
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",         # between fronts and replicas: half of the time of an actor's call
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",         # between fronts and replicas: quicker than calls of actors
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # a replica's own work is in the engine thread already
     "RAY_DEDUP_LOGS": "0",
     "RAY_prestart_worker_first_driver": "0",      # processes for tasks, which we have none of

@@ -179,6 +179,7 @@ class Batcher:
         position = self._prefix(spec)
         if (following := self._looks.judge(looked, spec, position)) is None:
             return False
+        self.beat()
         try:
             self.decoder.take([image.slot], [following])
         except EngineLost:

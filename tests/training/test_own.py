@@ -91,6 +91,21 @@ def test_so_they_do_of_what_is_known_and_where_background_skips_the_layers():
     assert len(old.sequences(images, start, known).skipped_t) > 10
 
 
+@pytest.mark.parametrize(("before", "after"), [(0, 3), (3, 0), (2, 4)])
+def test_background_keeps_what_it_knows_of_positions_and_of_classes(before, after):
+    def config(classes):
+        names = tuple(name for name in CONDITIONAL.look_ups if classes or name != "class")
+        return dataclasses.replace(CONDITIONAL, background=3, background_dim=16, classes=classes, look_ups=names)
+
+    old, new = Transformer(config(before)), Transformer(config(after))
+    found = inherited(old.state_dict(), old.config, new.state_dict(), new.config)["background.table"]
+    rows = old.background.table
+    assert torch.equal(found[:65], rows[:65]) and torch.equal(found[-3:], rows[-3:])
+    assert found.isfinite().all()
+    assert not before or not after or torch.equal(found[65:67], rows[65:67])
+    assert before or torch.equal(found[65], rows[64]), "where there were none, as an image without one"
+
+
 def test_the_same_classes_keep_their_weights():
     old, new = Transformer(CONDITIONAL), Transformer(CONDITIONAL)
     found = inherited(old.state_dict(), CONDITIONAL, new.state_dict(), CONDITIONAL)
@@ -104,6 +119,15 @@ def test_an_error_names_only_what_differs(tiny, tmp_path):
     run = Run(dataclasses.replace(TINY, layers=3), TrainConfig())
     with pytest.raises(ValueError, match=r"tiny differs in layers 2 there and 3 here$"):
         run.start_from(checkpoint.read(tiny))
+
+
+def test_a_run_goes_on_with_the_layers_and_the_background_that_it_began_with(tmp_path):
+    config = dataclasses.replace(CONDITIONAL, background=0, background_dim=16, layers=3)
+    Run(config, TrainConfig(compile=False)).save(tmp_path / "state.pt")
+    now = dataclasses.replace(config, background=255, layers=2)
+    assert Run.resumed(tmp_path / "state.pt", now, {}).model == config
+    with pytest.raises(ValueError, match="another architecture"):
+        Run.resumed(tmp_path / "state.pt", now, {}, layers=2)
 
 
 # --- signs of life ---

@@ -51,8 +51,8 @@ def inherited(old: dict[str, Tensor], there: ModelConfig, new: dict[str, Tensor]
     found[_TABLE] = table
     if _SKIPPED in found and there.classes != here.classes:  # positions, no class, each class, what follows
         rows, first = old[_SKIPPED], there.subpixels + 1
-        found[_SKIPPED] = torch.cat([rows[:first], _of_classes(rows[first:first + there.classes], here.classes),
-                                     rows[first + there.classes:]])
+        classes = rows[first:first + there.classes] if there.classes else rows[first - 1:first]
+        found[_SKIPPED] = torch.cat([rows[:first], _of_classes(classes, here.classes), rows[first + there.classes:]])
     return found
 
 

@@ -38,7 +38,7 @@ class Unsuitable(ValueError):
 
 
 def attempts_for(attempts: int | None, checkpoint: Checkpoint, *, candidates: int | None, temperature: float) -> int:
-    """ImageSpec.attempts of a request's images. Raises Unsuitable."""
+    """ImageSpec.attempts of a request's images; 0: drawn once, and not looked at. Raises Unsuitable."""
     ranked = candidates is not None
     if attempts is None:
         attempts = 1 if ranked or temperature == 0 else checkpoint.attempts

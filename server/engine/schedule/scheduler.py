@@ -128,7 +128,7 @@ class Scheduler:
 
     @property
     def drawn(self) -> list[ScheduledImage]:
-        """Images that are held, all of which is drawn, and at which nobody looks yet."""
+        """Images that are held, all of which is drawn, and which are not being looked at yet."""
         return [image for image in self.running.values()
                 if image.held and image.prefilled and image.position >= self.length]
 

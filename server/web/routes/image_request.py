@@ -163,7 +163,10 @@ class ImageRequest:
         return particles_of(specs, self.particles)
 
     def best(self, drawn: list[ImageDone]) -> list[ImageDone]:
-        """Of all candidates the n that are answered, the best first; their images' facts are known from then on."""
+        """Of all candidates the n that are answered, the best first.
+
+        Of models that rank by likelihoods, their images' facts are known from then on.
+        """
         drawn = sorted(drawn, key=lambda image: image.index)
         if self.config.class_first:
             classes = [image.recognised for image in drawn if image.recognised is not None]

@@ -202,10 +202,10 @@ def test_a_folder_from_before_there_were_attempts_goes_on_with_one(succeeds, ref
     succeeds(*asked)
     unbroken = contents(tmp_path)
     settings = json.loads(unbroken["linpix.json"])
-    assert settings.pop("attempts") == 0
+    assert settings.pop("attempts") == 1
     (tmp_path / "linpix.json").write_text(json.dumps(settings))
     (tmp_path / "shard-00001.tar").unlink()
-    assert "attempts 0, now 3; go on with those of the first call" in refuses(*asked, "--attempts", 3)
+    assert "attempts 1, now 3; go on with those of the first call" in refuses(*asked, "--attempts", 3)
     assert succeeds(*asked, "--attempts", 1)["drawn"] == 2
     assert contents(tmp_path) | {"linpix.json": b""} == unbroken | {"linpix.json": b""}
 
