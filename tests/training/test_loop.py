@@ -292,7 +292,7 @@ def test_a_save_of_another_architecture_or_optimizer_is_refused(stripes, tmp_pat
     train(Run(TINY, SETTINGS), stripes, tmp_path / "run", command="test", max_images=8)
     state = tmp_path / "run.training" / "state.pt"
     with pytest.raises(ValueError, match="another architecture"):
-        Run.resumed(state, dataclasses.replace(TINY, layers=1), {})
+        Run.resumed(state, dataclasses.replace(TINY, layers=1), {}, layers=1)
     for name, value, had in (("optimizer", "adamw", "muon"), ("batch", 4, "8"), ("seed", 1, "0")):
         with pytest.raises(ValueError, match=f"saved with --{name} {had}"):
             Run.resumed(state, TINY, {name: value})
