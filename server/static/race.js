@@ -74,7 +74,7 @@ export class Race {
   async open(comparison) {
     if (this.task.running || this.report) return;
     if (comparison?.status === "running") await this.compare({id: comparison.id, ours: false});
-    else if (!comparison && !this.card.conditional) await this.compare({});
+    else if ((!comparison || comparison.status === "cancelled") && !this.card.conditional) await this.compare({});
     else {
       await this.task.start(async (signal) => {
         const report = comparison && (await json(`${PATH}/${comparison.id}`, {signal})).report;
