@@ -1,6 +1,7 @@
 """What tests of several rooms need: real data, golden vectors, a tiny checkpoint, an emulated GPU."""
 
 import ctypes
+import dataclasses
 import fcntl
 import os
 import subprocess
@@ -34,6 +35,20 @@ def _shared(variable: str, default: str, what: str) -> Path:
 def data() -> Path:
     """The folder of mnist/ and cifar10/."""
     return _shared("LINPIX_DATA", "../shared/data", "MNIST and CIFAR-10")
+
+
+@pytest.fixture(scope="session")
+def class_first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that draws the class first, with random weights."""
+    folder = tmp_path_factory.mktemp("class-first") / "first"
+    config = dataclasses.replace(PRESETS["tiny"], patch=4, look_ups=("previous", "row", "column", "class"))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(config)
+        for parameter in net.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    checkpoint.save(folder, net, {}, "# first\n")
+    return folder
 
 
 @pytest.fixture(scope="session")

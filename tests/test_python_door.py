@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,54 +106,48 @@ def test_answers_of_particles_are_those_of_a_server(tiny, server):
 
 
 @pytest.fixture(scope="module")
-def class_first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint that draws the class first, of which three attempts are made where nothing is said."""
-    folder = tmp_path_factory.mktemp("attempts") / "first"
-    config = dataclasses.replace(PRESETS["tiny"], patch=4, look_ups=("previous", "row", "column", "class"))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(config)
-        for parameter in net.parameters():
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    checkpoint.save(folder, net, {"attempts": 3}, "#")
+def thrice(class_first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of which three attempts are made where nothing is said."""
+    folder = shutil.copytree(class_first, tmp_path_factory.mktemp("attempts") / "first")
+    checkpoint.describe(folder, {"attempts": 3})
     return folder
 
 
 @pytest.mark.parametrize("attempts", [None, 1, 2, 16])
-def test_images_that_are_drawn_again_are_those_of_a_server(class_first, attempts):
+def test_images_that_are_drawn_again_are_those_of_a_server(thrice, attempts):
     picture, asked = np.arange(64, dtype=np.uint8).reshape(8, 8), {} if attempts is None else {"attempts": attempts}
     known = np.arange(8)[:, None].repeat(8, axis=1) < 3
-    with TestClient(create_app(Settings(checkpoints=class_first.parent)), base_url="http://localhost") as client:
-        drawn = linpix.sample(str(class_first), 3, seed=7, batch=2, **asked)
+    with TestClient(create_app(Settings(checkpoints=thrice.parent)), base_url="http://localhost") as client:
+        drawn = linpix.sample(str(thrice), 3, seed=7, batch=2, **asked)
         assert np.array_equal(drawn, images_of(client.post(GENERATE, json={"n": 3, "seed": 7} | asked)))
-        completed = linpix.complete(str(class_first), picture, known, 2, seed=7, **asked)
+        completed = linpix.complete(str(thrice), picture, known, 2, seed=7, **asked)
         answer = client.post("/v1/images/edits", files={"image": ("a.png", occluded(3, picture))},
                              data={"n": 2, "seed": 7} | asked)
         assert np.array_equal(completed, images_of(answer)) and (completed[:, known] == picture[known]).all()
-    own = linpix.sample(str(class_first), 3, seed=7, attempts=3)
+    own = linpix.sample(str(thrice), 3, seed=7, attempts=3)
     assert np.array_equal(drawn, own) == (attempts is None)
 
 
-def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total(class_first, capsys):
-    linpix.sample(str(class_first), 5, seed=7, batch=2, progress=True)
+def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total(thrice, capsys):
+    linpix.sample(str(thrice), 5, seed=7, batch=2, progress=True)
     assert "100%" in (said := capsys.readouterr().err) and "320/320" in said
-    linpix.complete(str(class_first), np.zeros((8, 8), np.uint8), np.arange(64).reshape(8, 8) < 20, 2, progress=True)
+    linpix.complete(str(thrice), np.zeros((8, 8), np.uint8), np.arange(64).reshape(8, 8) < 20, 2, progress=True)
     assert "100%" in (said := capsys.readouterr().err) and "88.0/88.0" in said
 
 
 @pytest.mark.parametrize(("options", "words"), [
     ({"temperature": 0}, "at temperature 0 every attempt is the same"), ({"candidates": 4}, "of 4 candidates the best"),
     ({"model": "tiny"}, "tiny cannot; leave attempts out")])
-def test_attempts_that_cannot_be_are_refused(class_first, tiny, options, words):
+def test_attempts_that_cannot_be_are_refused(thrice, tiny, options, words):
     options = options | ({"model": str(tiny)} if "model" in options else {})
     with pytest.raises(ValueError, match=words):
-        linpix.sample(**{"model": str(class_first), "attempts": 2} | options)
+        linpix.sample(**{"model": str(thrice), "attempts": 2} | options)
 
 
 @pytest.mark.parametrize("attempts", [0, -1, 17, 2.5])
-def test_a_number_of_attempts_out_of_range_is_refused(class_first, attempts):
+def test_a_number_of_attempts_out_of_range_is_refused(thrice, attempts):
     with pytest.raises(ValueError, match=f"attempts must be 1..16, got {attempts}"):
-        linpix.sample(str(class_first), attempts=attempts)
+        linpix.sample(str(thrice), attempts=attempts)
 
 
 def test_a_photographed_digit_is_prepared_and_completed(tmp_path):

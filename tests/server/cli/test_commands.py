@@ -186,20 +186,6 @@ def test_particles_that_would_change_nothing_are_refused(linpix, tiny, tmp_path)
 
 # --- images that are drawn again ---
 
-@pytest.fixture(scope="module")
-def class_first(tmp_path_factory):
-    """A checkpoint that draws the class first, with random weights."""
-    folder = tmp_path_factory.mktemp("checkpoints") / "first"
-    config = dataclasses.replace(PRESETS["tiny"], patch=4, look_ups=("previous", "row", "column", "class"))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(config)
-        for parameter in net.parameters():
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    checkpoint.save(folder, net, {}, "# first\n")
-    return folder
-
-
 @pytest.mark.parametrize("command", ["sample", "complete"])
 def test_attempts_and_how_sure_the_model_is_are_told_of_each_image(succeeds, class_first, tmp_path, command):
     picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
