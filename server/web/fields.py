@@ -104,8 +104,8 @@ State = Annotated[str, Field(description="format of the recurrent states: fp32, 
 Slots = Annotated[int, Field(description="images that can be decoded at once", examples=[64])]
 Picture = Annotated[str, Field(description="the picture in base64, in the format of output_format",
                                examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABX..."])]
-DrawnSeed = Annotated[int, Field(description="draws this image again, alone; with method smc, if "
-                                  "particles are as many", examples=[1])]
+DrawnSeed = Annotated[int, Field(description="draws this image again, alone, with as many attempts; with "
+                                  "method smc, if particles are as many", examples=[1])]
 Score = Annotated[float, Field(description="natural logarithm of the probability of the known sub-pixels after the "
                                "first hole, given what was drawn before them, by which candidates have their weight; "
                                "absent without candidates, and of models that draw the class first",
