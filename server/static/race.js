@@ -78,7 +78,7 @@ export class Race {
     else {
       await this.task.start(async (signal) => {
         const report = comparison && (await json(`${PATH}/${comparison.id}`, {signal})).report;
-        if (report) this.show(report);
+        if (report) this.show(report, comparison.status !== "completed");
       }, (signal) => this.run(signal, this.report ? `Measured before, with ${this.report.model}.` : ""));
     }
   }
