@@ -13,14 +13,26 @@ from linpix.model.attention import State
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.cuda import GpuPool
-from linpix.model.packing import PRECISIONS, pack
+from linpix.model.packing import PRECISIONS, Packed, choose, pack
 
 from ...errors import EngineLost
 from .decoder import Advance, Decoder, ImageSpec, Numbers
 
+READS_TOGETHER = 8  # requests, or images, in one call of the kernels
+
 
 class BitwiseDecoder(Decoder):
     """Prefills what it would have decoded, bit for bit: an image up to its position is all the shadow it needs."""
+
+    reader: Packed | None = None  # the weights as the processor's kernels have them: they read what is known
+
+    def read_known(self, canvas: Tensor, known: Tensor, state: State, places: Tensor) -> Tensor:
+        if self.reader is None:
+            return super().read_known(canvas, known, state, places)
+        assert isinstance(state, RecurrentState)
+        features = self.reader.read(self.net.inputs_read(canvas, known), state.S, state.z, places, last=state.last)
+        # one by one: a matrix product rounds differently for another number of rows
+        return torch.cat([self.net.class_scores(row) for row in features[:, None]])
 
     def keep(self, slots: Sequence[int]) -> None:
         pass
@@ -55,25 +67,20 @@ class BitwiseDecoder(Decoder):
 class CompiledDecoder(BitwiseDecoder):
     """csrc's kernels on a processor. An image does not depend on what else is in the batch, bit for bit."""
 
-    name, reads_together = "compiled", 8
+    name, reads_together = "compiled", READS_TOGETHER
 
     def __init__(self, checkpoint: Checkpoint, slots: int, *, precision: str = "fp32",
                  fill_freed_with_nan: bool = False) -> None:
         super().__init__(checkpoint, slots, fill_freed_with_nan=fill_freed_with_nan)
         assert isinstance(self.state, RecurrentState)
         self.precision = precision
-        self.packed, self.S, self.z = pack(self.net, PRECISIONS[precision]), self.state.S, self.state.z
+        self.packed = self.reader = pack(self.net, PRECISIONS[precision])
+        self.S, self.z = self.state.S, self.state.z
 
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
         self.packed.prefill(from_numpy(self.canvas), from_numpy(self.known), self.S, self.z,
                             *map(from_numpy, (slots, positions, steps, self.start[slots])), last=self.state.last,
                             told=from_numpy(self.told[slots]))
-
-    def read_known(self, canvas: Tensor, known: Tensor, state: State, places: Tensor) -> Tensor:
-        assert isinstance(state, RecurrentState)
-        features = self.packed.read(self.net.inputs_read(canvas, known), state.S, state.z, places, last=state.last)
-        # one by one: a matrix product rounds differently for another number of rows
-        return torch.cat([self.net.class_scores(row) for row in features[:, None]])
 
     @torch.inference_mode()
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
@@ -87,7 +94,10 @@ class CompiledDecoder(BitwiseDecoder):
 
 
 class CudaDecoder(BitwiseDecoder):
-    """csrc's kernels on a GPU: state, known sub-pixels and weights are there; images come back after every quantum."""
+    """csrc's kernels on a GPU: state, known sub-pixels and weights are there; images come back after every quantum.
+
+    What is known is read on the processor: some fifty tokens, of few images at a time, leave a GPU waiting.
+    """
 
     name, device = "compiled", "cuda"
     prefill_stride = 128
@@ -97,6 +107,8 @@ class CudaDecoder(BitwiseDecoder):
                  fill_freed_with_nan: bool = False) -> None:
         super().__init__(checkpoint, slots, fill_freed_with_nan=fill_freed_with_nan, pool=pool)
         self.precision, self.stride, self.state_format = precision, pool.stride, str(pool.format)
+        if self.net.patches is not None and choose(self.config).engine == "compiled":
+            self.reader, self.reads_together = pack(self.net, PRECISIONS[precision]), READS_TOGETHER
 
     def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
         with _on_gpu():

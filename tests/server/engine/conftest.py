@@ -36,7 +36,8 @@ def decoder(request, source):
     if request.param in FORMATS:
         place = {"device": "cpu", "operators": request.getfixturevalue("emulated").operators}
         return lambda slots: CudaDecoder(source, slots, GpuPool(source.net, slots, precision="fp32",
-                                                                state=FORMATS[request.param], **place))
+                                                                state=FORMATS[request.param], **place),
+                                         precision="fp32")
     if request.param == "int8":
         return lambda slots: new_decoder(source, slots, "compiled", "int8")
     return lambda slots: new_decoder(source, slots, request.param, "fp32")
