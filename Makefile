@@ -39,9 +39,9 @@ $(VENV)/node_modules/.installed: | $(ALL)
 	npm install --silent --no-save --no-package-lock --no-audit --no-fund --prefix $(VENV) 'openai@6' && touch $@ || \
 	  echo "npm could not install openai: its example is not tested"
 
-# Two at a time: half of a test is waiting for a server or a browser to start. More would want more cores than a
-# server and its clients have.
-PYTEST := $(BIN)/python -m pytest -q --numprocesses 2 --dist worksteal
+# Three at a time: half of a test is waiting for a server or a browser. More would want more cores than a server and
+# its clients have.
+PYTEST := $(BIN)/python -m pytest -q --numprocesses 3 --dist worksteal
 
 # The contributor's set, of some minutes: every room, one real server, one browser, one training.
 test: venv $(NODE)

@@ -106,9 +106,10 @@ def test_a_checkpoint_that_is_added_is_listed_and_draws(folder):
 def test_images_under_way_are_drawn_by_the_weights_that_they_began_with(folder):
     """Streamed, plain and still waiting for a slot when the new checkpoint comes; then new requests get the new one."""
     seeds = [10, 20, 30, 40, 50, 60]
+    with serving(folder) as process:
+        expected = {seed: alone(process, seed=seed, n=2) for seed in seeds}
     with left_quiet(folder, "--slots", "4", "--faults", SLOW) as process, ThreadPoolExecutor(8) as pool:
         old = served(process)["tiny"]
-        expected = {seed: alone(process, seed=seed, n=2) for seed in seeds}
         asked = {seed: pool.submit(httpx.post, process.url + GENERATIONS, timeout=60,
                                    json={"seed": seed, "n": 2, "stream": seed % 20 == 0}) for seed in seeds}
         assert eventually(lambda: process.metric("linpix_requests_running") == 2
@@ -232,17 +233,17 @@ def test_clients_that_leave_a_removed_model_free_it_too(folder):
 
 
 def test_the_limit_per_client_tells_when_images_of_replaced_weights_will_be_done(folder):
-    with left_quiet(folder, "--slots", "1", "--client-images", "8", "--faults", SLOW) as process, \
+    with left_quiet(folder, "--slots", "1", "--client-images", "4", "--faults", SLOW) as process, \
             ThreadPoolExecutor(1) as pool:
         alone(process)  # its pace is known then
-        asked = pool.submit(alone, process, n=8)
+        asked = pool.submit(alone, process, n=4)
         assert eventually(lambda: process.metric("linpix_requests_running") == 1)
         draw(folder / "tiny", 1)
         assert reload(process) == {"replaced": 1}
-        refused = httpx.post(process.url + GENERATIONS, json={"n": 8}, timeout=60)
+        refused = httpx.post(process.url + GENERATIONS, json={"n": 4}, timeout=60)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "client_limit")
         assert int(refused.headers["retry-after"]) > 1
-        assert len(asked.result()) == 8
+        assert len(asked.result()) == 4
 
 
 def test_the_last_model_is_not_removed(folder):
