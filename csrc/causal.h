@@ -35,7 +35,7 @@ struct Forward {
         k_across(scratch.take((size_t)q.row * C)) {}
 
   template <class E>
-  void run(const CausalSequences& s, int64_t sequence, int64_t head) {
+  void run(const Sequences& s, int64_t sequence, int64_t head) {
     using W = typename Vector<R>::Type;
     constexpr int SIZE = Vector<R>::SIZE;
     const int64_t end = s.offsets[sequence + 1];
@@ -82,7 +82,7 @@ struct Backward {
         q_n(scratch.block(D, M + 1)), across(scratch.take((size_t)(q.row > v.row ? q.row : v.row) * C)) {}
 
   template <class E>
-  void run(const CausalSequences& s, int64_t sequence, int64_t head) {
+  void run(const Sequences& s, int64_t sequence, int64_t head) {
     const int64_t first = s.offsets[sequence], end = s.offsets[sequence + 1];
     for (int64_t t = first; t < end; t += C) queries<E>(s, place_of(head, t, end), t + C >= end);
     for (int64_t c = (end - first + C - 1) / C - 1; c >= 0; --c)
@@ -90,7 +90,7 @@ struct Backward {
   }
 
   template <class E>
-  void read_all(const CausalSequences& s, const Place& place) {
+  void read_all(const Sequences& s, const Place& place) {
     read_mapped<R, E>(s.q, place, s.D, q);
     read_mapped<R, E>(s.k, place, s.D, k);
     read<R, E>(s.v, place, s.M, v);
@@ -110,7 +110,7 @@ struct Backward {
 
   // Equation 13, from the first chunk to the last; S (M + 1, D) is the state before the chunk.
   template <class E>
-  void queries(const CausalSequences& s, const Place& place, bool last) {
+  void queries(const Sequences& s, const Place& place, bool last) {
     read_all<E>(s, place);
     transpose(v, C, v.row, {across, C});
     score(LOWER, n, s.M + 1, {across, C}, gradients);
@@ -123,7 +123,7 @@ struct Backward {
 
   // Equations 14 and 15, from the last chunk to the first; n_q and q_n are the state after it.
   template <class E>
-  void keys_and_values(const CausalSequences& s, const Place& place, bool first) {
+  void keys_and_values(const Sequences& s, const Place& place, bool first) {
     read_all<E>(s, place);
     transpose(q, C, q.row, {across, C});
     score(UPPER, k, s.D, {across, C}, scores);

@@ -1,5 +1,5 @@
 // Sequences chunk by chunk: matrices of a chunk's tokens and their products, in float, or in double for tests of
-// gradients. What causal.h and delta.h are made of.
+// gradients. What causal.h is made of.
 #pragma once
 
 #include "decode.h"
@@ -125,13 +125,6 @@ void apply(Part part, Block<R> scores, Block<R> b, Block<R> c, bool add = false)
                 part_of(part, r, C, 1), {0, c.row}, add);
 }
 
-// c = scores^T b, or c += scores^T b, of a lower triangle of scores
-template <class R>
-void apply_transposed(Block<R> scores, Block<R> b, Block<R> c, bool add) {
-  for (int r = 0; r < C; r += ROWS)
-    tiles<ROWS>(scores.at + r, 1, scores.row, b.at, b.row, c.at + r * c.row, c.row, {r, C}, {0, c.row}, add);
-}
-
 // c = a b, or c += a b, tokens by features
 template <class R>
 void multiply(Block<R> a, int depth, Block<R> b, Block<R> c, bool add) {
@@ -218,15 +211,15 @@ struct Scratch {
   }
 };
 
-// A pass over sequences of kind S.
-template <template <class> class Pass, class S>
-size_t scratch_bytes(const S& s) {
+// A pass over sequences: forwards or backwards.
+template <template <class> class Pass>
+size_t scratch_bytes(const Sequences& s) {
   return s.element == Element::float64 ? Pass<double>(nullptr, s.D, s.M).scratch.used * sizeof(double)
                                        : Pass<float>(nullptr, s.D, s.M).scratch.used * sizeof(float);
 }
 
-template <template <class> class Pass, class S>
-void run(const S& s, int64_t sequence, int64_t head, void* zeros) {
+template <template <class> class Pass>
+void run(const Sequences& s, int64_t sequence, int64_t head, void* zeros) {
   if (s.element == Element::float64)
     Pass<double>(zeros, s.D, s.M).template run<double>(s, sequence, head);
   else if (s.element == Element::bfloat16)

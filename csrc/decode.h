@@ -121,11 +121,10 @@ struct Sizes {
   size_t own, common;
 };
 
-// One head of one image or sequence; scratch: so many bytes, zeros when the run begins.
-template <class S>
+// One head of one sequence; scratch: so many bytes, zeros when the run begins.
 struct SequenceKernel {
-  size_t (*scratch_bytes)(const S&);
-  void (*run)(const S&, int64_t sequence, int64_t head, void* scratch);
+  size_t (*scratch_bytes)(const Sequences&);
+  void (*run)(const Sequences&, int64_t sequence, int64_t head, void* scratch);
 };
 
 // Folds tokens of one row into its slot.
@@ -145,8 +144,7 @@ struct Kernels {
   FoldIn read;  // all inputs of one row
   // One layer's attention alone: see recurrent_step in model/ops.py. Row `row`, head `head`.
   void (*attend)(float* q, float* k, const float* v, float* S, float* z, int D, int M, float eps, float* y);
-  SequenceKernel<CausalSequences> causal, causal_backward;  // see causal_attention in model/ops.py
-  SequenceKernel<DeltaSequences> delta, delta_backward;     // see gated_delta in model/ops.py
+  SequenceKernel causal, causal_backward;  // see causal_attention in model/ops.py
 };
 
 constexpr int PREFILL_TOKENS = 32;  // tokens of one row that go through the layers together

@@ -6,7 +6,6 @@
 #include "attention.h"
 #include "causal.h"
 #include "decode.h"
-#include "delta.h"
 #include "drawing.h"
 #include "pass.h"
 
@@ -126,7 +125,5 @@ const Kernels LINPIX_JOIN(kernels_, LINPIX_ISA) = {
 #endif
     LINPIX_ISA::sizes, LINPIX_ISA::decode_any, LINPIX_ISA::prefill_any, LINPIX_ISA::read_any,
     LINPIX_ISA::attend, {LINPIX_ISA::scratch_bytes<LINPIX_ISA::Forward>, LINPIX_ISA::run<LINPIX_ISA::Forward>},
-    {LINPIX_ISA::scratch_bytes<LINPIX_ISA::Backward>, LINPIX_ISA::run<LINPIX_ISA::Backward>},
-    {LINPIX_ISA::scratch_bytes<LINPIX_ISA::DeltaForward>, LINPIX_ISA::run<LINPIX_ISA::DeltaForward>},
-    {LINPIX_ISA::scratch_bytes<LINPIX_ISA::DeltaBackward>, LINPIX_ISA::run<LINPIX_ISA::DeltaBackward>}};
+    {LINPIX_ISA::scratch_bytes<LINPIX_ISA::Backward>, LINPIX_ISA::run<LINPIX_ISA::Backward>}};
 }

@@ -22,22 +22,10 @@ struct Sequences {
   const int64_t* offsets;  // count + 1
   int heads, D, M;
   Element element;
-  Heads q, k, v;
-  Heads dq, dk, dv;  // of the backward pass: what is asked for
-};
-
-struct CausalSequences : Sequences {
   double eps;
+  Heads q, k, v;
   Heads y, normaliser;  // normaliser: one number, float, or double if all is
-  Heads g;              // of the backward pass: the gradient with respect to y
-};
-
-// beta and g are one number a token, float, or double if all is.
-struct DeltaSequences : Sequences {
-  Heads beta, g, o;
-  void* states;  // (N / SEQUENCE_CHUNK, heads, D, M), float or double: after chunk c of sequence i, where c counts from
-                 // offsets[i] / SEQUENCE_CHUNK, if that is before offsets[i + 1] / SEQUENCE_CHUNK
-  Heads d_o, dbeta, dg;  // of the backward pass: the gradient with respect to o, and what is asked for
+  Heads g, dq, dk, dv;  // of the backward pass: the gradient with respect to y, and what is asked for
 };
 
 }  // namespace linpix

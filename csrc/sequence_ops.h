@@ -49,12 +49,12 @@ inline void check_sequences(const char* op, const Tensor& q, const Tensor& k, co
   s.offsets = checked<int64_t>(offsets, op, "offsets", ScalarType::Long, {s.count + 1});
 }
 
-// run(op, CausalSequences) does the work where there is some.
+// run(op, Sequences) does the work where there is some.
 template <class Run>
 std::tuple<Tensor, Tensor> causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
                                             double eps, Run run) {
   const char* op = "causal_attention";
-  CausalSequences s{};
+  Sequences s{};
   check_sequences(op, q, k, v, offsets, s);
   Tensor y = torch::stable::new_empty(v, sizes_of(v));
   Tensor normaliser = torch::stable::new_empty(v, std::vector<int64_t>{v.size(0), s.heads},
@@ -71,7 +71,7 @@ std::tuple<Tensor, Tensor, Tensor> causal_attention_backward(const Tensor& g, co
                                                              const Tensor& v, const Tensor& offsets, const Tensor& y,
                                                              const Tensor& normaliser, Run run) {
   const char* op = "causal_attention_backward";
-  CausalSequences s{};
+  Sequences s{};
   check_sequences(op, q, k, v, offsets, s);
   const ScalarType type = v.scalar_type();
   s.g = checked_heads(g, op, "g", type, sizes_of(v));

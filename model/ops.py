@@ -23,7 +23,7 @@ GPU_HEADS = (8, 16, 32)  # key and value dims, alike, that the CUDA kernels are 
 GPU_MAX_HEAD = 64  # either, of attention over whole sequences
 SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 # raised with every change of a schema below, or of what is packed: a library made for others is not found, nor loaded
-SCHEMAS = 12
+SCHEMAS = 13
 
 _library = torch.library.Library("linpix", "DEF")
 RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"
@@ -53,19 +53,12 @@ READ = ("read(Tensor(a!) S, Tensor(b!) z, Tensor(c!)? last, Tensor slots, Tensor
 CAUSAL_ATTENTION = "causal_attention(Tensor q, Tensor k, Tensor v, Tensor offsets, float eps) -> (Tensor, Tensor)"
 CAUSAL_ATTENTION_BACKWARD = ("causal_attention_backward(Tensor g, Tensor q, Tensor k, Tensor v, Tensor offsets,"
                              " Tensor y, Tensor normaliser) -> (Tensor, Tensor, Tensor)")
-# The gated delta rule over whole sequences; its second result are states that the gradient begins from.
-GATED_DELTA = "gated_delta(Tensor q, Tensor k, Tensor v, Tensor beta, Tensor g, Tensor offsets) -> (Tensor, Tensor)"
-GATED_DELTA_BACKWARD = (
-    "gated_delta_backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor beta, Tensor g, Tensor offsets,"
-    " Tensor states) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 _library.define(RECURRENT_STEP)
 _library.define(DECODE_QUANTUM)
 _library.define(PREFILL)
 _library.define(READ)
 _library.define(CAUSAL_ATTENTION)
 _library.define(CAUSAL_ATTENTION_BACKWARD)
-_library.define(GATED_DELTA)
-_library.define(GATED_DELTA_BACKWARD)
 _library.define("cpu_kernel() -> str")
 _library.define("cpu_has_fast_bf16() -> bool")
 
@@ -182,74 +175,7 @@ def _of_chunks_before(x: Tensor) -> Tensor:
     return F.pad(x.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
 
 
-def gated_delta_reference(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor,
-                          offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """The gated delta rule over whole sequences: the result o (N, H, M), and states (N // CHUNK, H, D, M).
-
-    q, k: (N, H, D), used as they are · v: (N, H, M), all of one dtype · beta, g: (N, H), float32, or float64 like them,
-    as are the states and all that is computed; g is at most 0 · offsets: (B + 1,) int64, ascending from 0 to N.
-    Sequence b owns tokens offsets[b] .. offsets[b + 1] - 1 and begins with S = 0. For each token,
-    S <- e^g S; u = beta (v - k S); S <- S + k^T u; o = q S.
-    states are S after each CHUNK tokens of a sequence, for the gradient: after chunk c of sequence b it stands at
-    offsets[b] // CHUNK + c, if that is before offsets[b + 1] // CHUNK. So every place is taken once.
-    """
-    with torch.autocast(q.device.type, enabled=False):
-        inside, (Q, K, V, BETA, G) = _token_by_token(offsets, q, k, v, beta, g)
-        read, S, after = [], Q.new_zeros(*Q.shape[1:], V.shape[-1]), []
-        for t in range(len(inside)):
-            S = G[t].exp()[..., None, None] * S
-            S = S + _outer(K[t], BETA[t, ..., None] * (V[t] - _times(K[t], S)))
-            read.append(_times(Q[t], S))
-            if t % CHUNK == CHUNK - 1:
-                after.append(S)
-        chunks = torch.arange(len(after), device=q.device)[:, None] < (offsets // CHUNK).diff()
-        return torch.stack(read, 1)[inside.mT].to(v.dtype), torch.stack(after, 1)[chunks.mT]
-
-
-def gated_delta_backward_reference(do: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor,
-                                   offsets: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v, beta and g, given that of o, do: token by token, back from the last."""
-    inside, (DO, Q, K, V, BETA, G) = _token_by_token(offsets, do, q, k, v, beta, g)
-    S, faded = Q.new_zeros(*Q.shape[1:], V.shape[-1]), []  # faded: S after e^g, before the token writes
-    for t in range(len(inside)):
-        faded.append(G[t].exp()[..., None, None] * S)
-        S = faded[t] + _outer(K[t], BETA[t, ..., None] * (V[t] - _times(K[t], faded[t])))
-    dS, found = torch.zeros_like(S), []
-    for t in reversed(range(len(inside))):
-        error = V[t] - _times(K[t], faded[t])
-        u = BETA[t, ..., None] * error
-        dS = dS + _outer(Q[t], DO[t])
-        du = _times(K[t], dS)
-        dv = BETA[t, ..., None] * du
-        dk = _times(u, dS.mT) - _times(dv, faded[t].mT)
-        dS = dS - _outer(K[t], dv)
-        found.append((_times(DO[t], (faded[t] + _outer(K[t], u)).mT), dk, dv, (du * error).sum(-1),
-                      (dS * faded[t]).sum((-1, -2))))
-        dS = G[t].exp()[..., None, None] * dS
-    dq, dk, dv, dbeta, dg = (torch.stack(x[::-1], 1)[inside.mT] for x in zip(*found, strict=True))
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dbeta, dg
-
-
-def _token_by_token(offsets: Tensor, *packed: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """As _side_by_side, with tokens first, (T, B, ...), in float32 at least; T is a multiple of CHUNK, at least one."""
-    inside, padded = _side_by_side(offsets, *(x.to(torch.promote_types(x.dtype, torch.float32)) for x in packed))
-    more = -max(1, inside.shape[1]) % CHUNK + (not inside.shape[1])
-    return (F.pad(inside, (0, more)).mT,
-            [F.pad(x, (0, 0) * (x.dim() - 2) + (0, more)).transpose(0, 1) for x in padded])
-
-
-def _times(x: Tensor, S: Tensor) -> Tensor:
-    """(..., D), (..., D, M) -> (..., M)"""
-    return (x[..., None, :] @ S)[..., 0, :]
-
-
-def _outer(x: Tensor, y: Tensor) -> Tensor:
-    return x[..., None] * y[..., None, :]
-
-
 _library.impl("recurrent_step", recurrent_step_reference, "CompositeExplicitAutograd")
-_library.impl("gated_delta", gated_delta_reference, "CompositeExplicitAutograd")
-_library.impl("gated_delta_backward", gated_delta_backward_reference, "CompositeExplicitAutograd")
 _library.impl("causal_attention", causal_attention_reference, "CompositeExplicitAutograd")
 _library.impl("causal_attention_backward", causal_attention_backward_reference, "CompositeExplicitAutograd")
 
@@ -270,20 +196,6 @@ def _causal_attention_backward_shape(g: Tensor, q: Tensor, k: Tensor, v: Tensor,
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-@torch.library.register_fake("linpix::gated_delta")
-def _gated_delta_shape(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor,
-                       offsets: Tensor) -> tuple[Tensor, Tensor]:
-    states = q.shape[0] // CHUNK, *q.shape[1:], v.shape[2]
-    return v.new_empty(v.shape), v.new_empty(states, dtype=torch.promote_types(v.dtype, torch.float32))
-
-
-@torch.library.register_fake("linpix::gated_delta_backward")
-def _gated_delta_backward_shape(do: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, offsets: Tensor,
-                                states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), beta.new_empty(beta.shape),
-            g.new_empty(g.shape))
-
-
 def _keep_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, float],
                        output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs[:4], *output)
@@ -296,32 +208,14 @@ def _causal_attention_gradient(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor |
     return *torch.ops.linpix.causal_attention_backward(g, *ctx.saved_tensors), None, None
 
 
-def _refuse_second_gradient(operator: str) -> None:
-    def refuse(ctx: Any, *_: Tensor) -> None:
-        raise RuntimeError(f"the gradient of {operator} cannot be differentiated again; differentiate "
-                           f"linpix.model.ops.{operator}_reference twice")
-
-    torch.library.register_autograd(f"linpix::{operator}_backward", refuse)
+def _refuse_second_gradient(ctx: Any, *_: Tensor) -> None:
+    raise RuntimeError("the gradient of causal_attention cannot be differentiated again; differentiate "
+                       "linpix.model.ops.causal_attention_reference twice")
 
 
-_refuse_second_gradient("causal_attention")
+torch.library.register_autograd("linpix::causal_attention_backward", _refuse_second_gradient)
 torch.library.register_autograd("linpix::causal_attention", _causal_attention_gradient,
                                 setup_context=_keep_for_backward)
-
-
-def _keep_for_delta_backward(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs, output[1])
-    ctx.mark_non_differentiable(output[1])
-
-
-def _gated_delta_gradient(ctx: Any, do: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    if do.stride(-1) != 1:
-        do = do.contiguous()
-    return *torch.ops.linpix.gated_delta_backward(do, *ctx.saved_tensors), None
-
-
-_refuse_second_gradient("gated_delta")
-torch.library.register_autograd("linpix::gated_delta", _gated_delta_gradient, setup_context=_keep_for_delta_backward)
 
 
 @torch.library.register_fake("linpix::decode_quantum")

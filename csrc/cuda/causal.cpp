@@ -7,7 +7,7 @@ namespace linpix {
 namespace {
 
 // kernel: in which a block walks through a head of a sequence; what the sequences' offsets are, the host cannot see.
-void run(const char* op, int (*kernel)(const CausalSequences&, void*), const CausalSequences& s, const Tensor& v) {
+void run(const char* op, int (*kernel)(const Sequences&, void*), const Sequences& s, const Tensor& v) {
   STD_TORCH_CHECK(s.D <= MAX_SEQUENCE_HEAD && s.M <= MAX_SEQUENCE_HEAD, op, ": heads must be of size ",
                   MAX_SEQUENCE_HEAD, " at most on a GPU, got ", s.D, " and ", s.M);
   if (v.size(0) * s.heads == 0) return;
@@ -17,7 +17,7 @@ void run(const char* op, int (*kernel)(const CausalSequences&, void*), const Cau
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
                                    double eps) {
-  return causal_attention(q, k, v, offsets, eps, [](const char* op, const CausalSequences& s, const Tensor& v) {
+  return causal_attention(q, k, v, offsets, eps, [](const char* op, const Sequences& s, const Tensor& v) {
     run(op, causal, s, v);
   });
 }
@@ -25,7 +25,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& g, const Tensor& q, const Tensor& k, const Tensor& v,
                                             const Tensor& offsets, const Tensor& y, const Tensor& normaliser) {
   return causal_attention_backward(
-      g, q, k, v, offsets, y, normaliser, [](const char* op, const CausalSequences& s, const Tensor& v) {
+      g, q, k, v, offsets, y, normaliser, [](const char* op, const Sequences& s, const Tensor& v) {
         run(op, causal_backward, s, v);
       });
 }

@@ -9,12 +9,12 @@ namespace {
 using namespace linpix::LINPIX_ISA;
 
 template <template <class, class> class Kernel, class R, class E>
-int start(const CausalSequences& s, void* stream) {
+int start(const Sequences& s, void* stream) {
   return launch<Kernel<R, E>>(Grid{s.count * s.heads}, Kernel<R, E>::bytes(s), stream, false, s);
 }
 
 template <template <class, class> class Kernel>
-int start(const CausalSequences& s, void* stream) {
+int start(const Sequences& s, void* stream) {
   if (s.element == Element::float64) return start<Kernel, double, double>(s, stream);
   if (s.element == Element::bfloat16) return start<Kernel, float, bfloat16>(s, stream);
   return start<Kernel, float, float>(s, stream);
@@ -22,7 +22,7 @@ int start(const CausalSequences& s, void* stream) {
 
 }  // namespace
 
-int causal(const CausalSequences& s, void* stream) { return start<CausalForward>(s, stream); }
-int causal_backward(const CausalSequences& s, void* stream) { return start<CausalBackward>(s, stream); }
+int causal(const Sequences& s, void* stream) { return start<CausalForward>(s, stream); }
+int causal_backward(const Sequences& s, void* stream) { return start<CausalBackward>(s, stream); }
 
 }  // namespace linpix

@@ -108,7 +108,7 @@ struct CausalForward {
     return (int)((pass.lay_out(nullptr, s.D, s.M) - (R*)nullptr) * sizeof(R));
   }
 
-  LINPIX_BODY run(Threads<BLOCK>& threads, const CausalSequences& s) {
+  LINPIX_BODY run(Threads<BLOCK>& threads, const Sequences& s) {
     CausalForward x;
     x.lay_out((R*)threads.shared, s.D, s.M);
     const int D = s.D, M = s.M;
@@ -183,7 +183,7 @@ struct CausalBackward {
     return (int)((pass.lay_out(nullptr, s.D, s.M) - (R*)nullptr) * sizeof(R));
   }
 
-  LINPIX_BODY run(Threads<BLOCK>& threads, const CausalSequences& s) {
+  LINPIX_BODY run(Threads<BLOCK>& threads, const Sequences& s) {
     CausalBackward x;
     x.lay_out((R*)threads.shared, s.D, s.M);
     threads.follow();
@@ -196,7 +196,7 @@ struct CausalBackward {
   }
 
  private:
-  LINPIX_INLINE void clear(Threads<BLOCK>& threads, const CausalSequences& s) const {
+  LINPIX_INLINE void clear(Threads<BLOCK>& threads, const Sequences& s) const {
     threads.each([&](int thread) {
       for (int i = thread; i < (s.M + 1) * S.row; i += BLOCK) S.at[i] = 0;
     });
@@ -204,7 +204,7 @@ struct CausalBackward {
   }
 
   // A chunk, with what it needs of its results; ends with a barrier.
-  LINPIX_INLINE void begin(Threads<BLOCK>& threads, const CausalSequences& s, const Place& p) const {
+  LINPIX_INLINE void begin(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
     threads.each([&](int thread) {
       read<R, E, BLOCK>(thread, s.q, p, s.D, true, q);
       read<R, E, BLOCK>(thread, s.k, p, s.D, true, k);
@@ -230,7 +230,7 @@ struct CausalBackward {
   }
 
   // (i, j) for j <= i: what came down to token i, times the value of token j
-  LINPIX_INLINE void fill_gradients(int thread, const CausalSequences& s) const {
+  LINPIX_INLINE void fill_gradients(int thread, const Sequences& s) const {
     product<BLOCK, R>(thread, C, C, s.M + 1, [&](int i, int m) { return n(i, m); },
                       [&](int m, int j) { return v(j, m); },
                       [&](int i, int j, R sum) { gradients(i, j) = j <= i ? sum : 0; });
@@ -242,7 +242,7 @@ struct CausalBackward {
   }
 
   // Equation 13, from the first chunk to the last; S is the state before the chunk: (value or one, key).
-  LINPIX_INLINE void queries(Threads<BLOCK>& threads, const CausalSequences& s, const Place& p) const {
+  LINPIX_INLINE void queries(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
     const int D = s.D, M = s.M;
     begin(threads, s, p);
     threads.each([&](int thread) { fill_gradients(thread, s); });
@@ -263,7 +263,7 @@ struct CausalBackward {
   }
 
   // Equations 14 and 15, from the last chunk to the first; S is what comes after the chunk: (from above, query).
-  LINPIX_INLINE void keys_and_values(Threads<BLOCK>& threads, const CausalSequences& s, const Place& p) const {
+  LINPIX_INLINE void keys_and_values(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
     const int D = s.D, M = s.M;
     begin(threads, s, p);
     threads.each([&](int thread) {

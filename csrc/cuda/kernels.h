@@ -87,8 +87,8 @@ int prefill(Pass, int64_t longest, void* stream);
 // Attention over whole sequences, forward and backward, with heads of at most this size: a block keeps a chunk and a state
 // in its shared memory, in double too.
 constexpr int MAX_SEQUENCE_HEAD = 64;
-int causal(const CausalSequences&, void* stream);
-int causal_backward(const CausalSequences&, void* stream);
+int causal(const Sequences&, void* stream);
+int causal_backward(const Sequences&, void* stream);
 
 const char* explain(int error);
 bool attends(int key_dim, int value_dim);  // whether there is a kernel for heads of this size

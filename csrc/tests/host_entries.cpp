@@ -35,7 +35,7 @@ Model model(Layer& layer, int head, bool bf16) {
 
 int main() {
   for (const Element element : {Element::float32, Element::bfloat16, Element::float64}) {
-    CausalSequences s{};
+    Sequences s{};
     s.count = s.heads = 1, s.D = s.M = 8;
     s.element = element;
     report("causal", [&] { return causal(s, nullptr); });

@@ -170,8 +170,7 @@ void attention_is_equations_18_to_20(int D, int M) {
 // --- attention over whole sequences ------------------------------------------------------------------------------
 
 // Every head of every sequence, each with its scratch of the exact size.
-template <class S>
-void run_sequences(const SequenceKernel<S>& kernel, const S& s) {
+void run_sequences(const SequenceKernel& kernel, const Sequences& s) {
   for (int64_t i = 0; i < s.count * s.heads; ++i) {
     const size_t bytes = (kernel.scratch_bytes(s) + 63) / 64 * 64;
     void* scratch = std::aligned_alloc(64, bytes);
@@ -193,10 +192,9 @@ struct Whole {
     for (int i = 0; i < 8; ++i) x[i].resize(offsets.back() * HEADS * (i == 2 || i == 3 || i == 4 || i == 7 ? M : D));
   }
   Heads at(int i, int width) { return {x[i].data(), HEADS * width, width}; }
-  void run(const SequenceKernel<CausalSequences>& kernel) {
-    const CausalSequences s = {{(int64_t)offsets.size() - 1, offsets.data(), HEADS, D, M, element, at(0, D), at(1, D),
-                                at(2, M), at(5, D), at(6, D), at(7, M)},
-                               1e-6, at(3, M), {normaliser.data(), HEADS, 1}, at(4, M)};
+  void run(const SequenceKernel& kernel) {
+    const Sequences s = {(int64_t)offsets.size() - 1, offsets.data(), HEADS, D, M, element, 1e-6, at(0, D), at(1, D),
+                         at(2, M), at(3, M), {normaliser.data(), HEADS, 1}, at(4, M), at(5, D), at(6, D), at(7, M)};
     run_sequences(kernel, s);
   }
   void run() {
@@ -266,70 +264,6 @@ void whole_sequences_are_steps(int tokens, int D, int M) {
     const bool direct = i == 3 || i == 7;
     expect((D == 1 && !direct) || std::sqrt(difference) <= (direct ? 0.005 : 0.05) * std::sqrt(size) + 1e-6,
            "bfloat16 is float32 rounded");
-  }
-}
-
-// --- the gated delta rule over whole sequences -------------------------------------------------------------------
-
-// Some sequences, one of them empty, in blocks of their exact sizes.
-struct Packed {
-  static constexpr int HEADS = 2;
-  enum { Q, K, V, BETA, G, O, D_O, D_Q, D_K, D_V, D_BETA, D_G };
-
-  Packed(int D, int M) : D(D), M(M), offsets{0, 1, 1, 34, 104} {
-    const int tokens = (int)offsets.back(), widths[] = {D, D, M, 1, 1, M, M, D, D, M, 1, 1};
-    for (int i = 0; i < 12; ++i)
-      for (const float one : numbers((size_t)tokens * HEADS * widths[i], widths[i] == D ? 1 / std::sqrt((float)D) : 1))
-        x[i].push_back(i == BETA ? 1 / (1 + std::exp(-one)) : i == G ? -std::abs(one) : one);
-    for (auto& one : x) one.shrink_to_fit();
-    states.resize((size_t)tokens / SEQUENCE_CHUNK * HEADS * D * M);
-  }
-  Heads at(int i, int width) { return {x[i].data(), HEADS * width, width}; }
-  void run(const SequenceKernel<DeltaSequences>& kernel) {
-    const DeltaSequences s = {{(int64_t)offsets.size() - 1, offsets.data(), HEADS, D, M, Element::float64, at(Q, D),
-                               at(K, D), at(V, M), at(D_Q, D), at(D_K, D), at(D_V, M)},
-                              at(BETA, 1), at(G, 1), at(O, M), states.data(), at(D_O, M), at(D_BETA, 1), at(D_G, 1)};
-    run_sequences(kernel, s);
-  }
-
-  int D, M;
-  std::vector<int64_t> offsets;
-  std::vector<double> x[12], states;
-};
-
-void the_gated_delta_rule_is_its_recurrence(int D, int M) {
-  Packed p(D, M);
-  p.run(kernels_portable.delta);
-  for (size_t i = 0; i + 1 < p.offsets.size(); ++i) {
-    std::vector<double> S(D * M);  // of the last head
-    for (int64_t t = p.offsets[i]; t < p.offsets[i + 1]; ++t) {
-      const int64_t token = t * Packed::HEADS + Packed::HEADS - 1;
-      const double *q = &p.x[Packed::Q][token * D], *k = &p.x[Packed::K][token * D];
-      for (int m = 0; m < M; ++m) {
-        double u = p.x[Packed::V][token * M + m], o = 0;
-        for (int d = 0; d < D; ++d) u -= k[d] * (S[d * M + m] *= std::exp(p.x[Packed::G][token]));
-        for (int d = 0; d < D; ++d) o += q[d] * (S[d * M + m] += k[d] * p.x[Packed::BETA][token] * u);
-        expect(std::abs(p.x[Packed::O][token * M + m] - o) < 1e-9 * (1 + std::abs(o)), "the gated delta rule");
-      }
-    }
-  }
-}
-
-void the_gradient_of_the_gated_delta_rule_is_that_of_finite_differences(int D, int M) {
-  Packed p(D, M);
-  p.run(kernels_portable.delta);
-  p.run(kernels_portable.delta_backward);
-  for (int i = Packed::Q; i <= Packed::G; ++i) {  // along a random direction in each
-    double along = 0, values[2] = {};
-    const std::vector<float> direction = numbers(p.x[i].size());
-    for (size_t j = 0; j < direction.size(); ++j) along += p.x[Packed::D_Q + i][j] * direction[j];
-    for (int side = 0; side < 2; ++side) {
-      Packed moved = p;
-      for (size_t j = 0; j < direction.size(); ++j) moved.x[i][j] += (side ? 1e-6 : -1e-6) * direction[j];
-      moved.run(kernels_portable.delta);
-      for (size_t j = 0; j < moved.x[Packed::O].size(); ++j) values[side] += moved.x[Packed::O][j] * p.x[Packed::D_O][j];
-    }
-    expect(std::abs((values[1] - values[0]) / 2e-6 - along) < 1e-5 * (1 + std::abs(along)), "gradient of delta");
   }
 }
 
@@ -570,10 +504,6 @@ int main() {
       the_gradient_of_whole_sequences_is_that_of_finite_differences(tokens, D, M);
       whole_sequences_are_steps(tokens, D, M);
     }
-  for (const auto& [D, M] : {std::pair{8, 8}, {32, 32}, {5, 7}, {17, 48}, {33, 65}, {1, 1}}) {
-    the_gated_delta_rule_is_its_recurrence(D, M);
-    the_gradient_of_the_gated_delta_rule_is_that_of_finite_differences(D, M);
-  }
   for (int rows : {1, 3, 6, 13})
     for (int columns : {16, 32, 48, 64})
       for (bool largest : {false, true}) products_of_bytes_are_exact(rows, columns, 512, largest);
