@@ -245,6 +245,12 @@ _LOCAL_CONTEXT: tuple[Neighbour, ...] = (
     (-1, 0, 0), (-1, 1, 0), (-1, -1, 0), (-2, 0, 0), (0, -2, 0),
     (-1, 2, 0), (-1, -2, 0), (-2, 1, 0), (-2, -1, 0), (-3, 0, 0))
 
+# For colours: the left and upper pixels in the channel that is predicted and in the one before it, which tell a linear
+# predictor most.
+_COLOUR_CONTEXT: tuple[Neighbour, ...] = (
+    (0, 0, -1), *((dy, dx, dc) for dy, dx in ((0, -1), (-1, 0), (-1, -1), (-1, 1), (0, -2), (-2, 0), (-2, -1))
+                  for dc in (0, -1)))
+
 # For tokens of a whole pixel: every channel of the eleven pixels that tell a linear predictor most. The left pixel's
 # blue is missing, for it is the previous value.
 _PIXEL_CONTEXT: tuple[Neighbour, ...] = (
@@ -271,9 +277,13 @@ PRESETS: dict[str, ModelConfig] = {
     "mnist-conditional": ModelConfig(layers=4, heads=4, d_model=128, d_ff=512, classes=10, norm="post",
                                      look_ups=("previous", "row", "column", "class"), neighbours=_LOCAL_CONTEXT,
                                      following=_SEAM, patch=4, background=0),
-    "cifar10-small": ModelConfig(height=32, width=32, channels=3, tokens="pixel", layers=4, heads=4, d_model=128,
-                                 d_ff=512, classes=10, norm="post", look_ups=("previous", "row", "column", "class"),
-                                 neighbours=_PIXEL_CONTEXT, following=_PIXEL_SEAM, patch=4),
+    "cifar10-small": ModelConfig(height=32, width=32, channels=3, layers=4, heads=4, d_model=128, d_ff=512,
+                                 classes=10, norm="post", look_ups=("previous", "row", "column", "channel"),
+                                 neighbours=_COLOUR_CONTEXT),
+    "cifar10-conditional": ModelConfig(height=32, width=32, channels=3, tokens="pixel", layers=4, heads=4, d_model=128,
+                                       d_ff=512, classes=10, norm="post",
+                                       look_ups=("previous", "row", "column", "class"), neighbours=_PIXEL_CONTEXT,
+                                       following=_PIXEL_SEAM, patch=4),
     "tiny": ModelConfig(height=8, width=8, layers=2, heads=2, key_dim=8, value_dim=8, d_model=16,
                         d_ff=32, mixtures=3, classes=10, norm="pre", neighbours=_LOCAL_CONTEXT),
 }

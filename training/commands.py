@@ -24,7 +24,7 @@ from .export import DRAWN, card, drawing_rows, first_marginal, provenance, sampl
 from .export import export as export_run
 from .loop import Batches
 from .loop import train as train_run
-from .own.automatic import GREY, PLAIN, plan
+from .own.automatic import COLOUR, GREY, plan
 from .own.inherit import negative
 from .own.judge import agreement, trained
 from .run import Run, TrainConfig
@@ -59,7 +59,7 @@ def _choose_preset(given: argparse.Namespace, out: Path) -> None:
     beside = out.with_name(out.name + ".training")
     if not given.resume or not (beside / "plan.json").exists():
         plain = given.attention != "linear" or given.reversible or given.unconditional is not None
-        chosen = plan(Path(given.data), beside / "pictures", grey=PLAIN if plain else GREY)
+        chosen = plan(Path(given.data), beside / "pictures", plain=plain)
         (beside / "plan.json").write_text(json.dumps({"preset": chosen.preset, "minutes": chosen.minutes}))
         print(chosen, file=sys.stderr, flush=True)
     kept = json.loads((beside / "plan.json").read_text())
@@ -67,14 +67,14 @@ def _choose_preset(given: argparse.Namespace, out: Path) -> None:
     given.minutes = kept["minutes"] if given.minutes is None else given.minutes
     if given.compile is None and PRESETS[given.preset].packed:
         given.compile = False  # its sequences have any length
-    if given.preset != GREY or (beside / "state.pt").exists():
+    if given.preset not in (GREY, COLOUR) or (beside / "state.pt").exists():
         return
     given.warmup_images = SHORT_WARMUP if given.warmup_images is None else given.warmup_images
     with contextlib.suppress(checkpoints.CheckpointError):
-        start = checkpoints.find(GREY, given.checkpoints)
+        start = checkpoints.find(given.preset, given.checkpoints)
         if given.init is None:  # letters are more like digits than noise is
-            given.init = GREY
-        if given.init == GREY and given.layers is None:
+            given.init = given.preset
+        if given.init == given.preset and given.layers is None:
             given.layers = checkpoints.config_of(start).layers
 
 

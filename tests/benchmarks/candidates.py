@@ -11,8 +11,8 @@ conditional. A completion keeps its class if the CNN gives it that of the origin
 0.9. The CNN is that of tests/benchmarks/quality.py. Images are taken from the test set after the first 200, on which
 ranking.TEMPERATURE was chosen.
 
-Models of other pictures (cifar10-small) have no judge: completions have the error and the seam of quality.py, which are
-better the less they are.
+Models of other pictures (cifar10-conditional) have no judge: completions have the error and the seam of quality.py,
+which are better the less they are.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Photographs tried as a new user would: five of handwritten digits and three in colour, with holes, over HTTP.
 
     python -m tests.benchmarks.photographs --digits DIR --colours DIR [--out build/photographs]
-                                           [--models mnist-conditional,cifar10-small] [--checkpoints DIR]
+                                           [--models mnist-conditional,cifar10-conditional] [--checkpoints DIR]
                                            [--pictures FILE,FILE,FILE] [--no-judge]
 
 The digits are MNIST's test digits as ink on paper, in perspective, uneven light, grain and JPEG: on a plain sheet, on
@@ -193,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--digits", type=Path, required=True, help="folder of MNIST")
     parser.add_argument("--colours", type=Path, help="folder of CIFAR-10; not needed with --pictures")
-    parser.add_argument("--models", default="mnist-conditional,cifar10-small", help="of digits, and of colours")
+    parser.add_argument("--models", default="mnist-conditional,cifar10-conditional", help="of digits, and of colours")
     parser.add_argument("--checkpoints", type=Path, default=ROOT / "checkpoints", help="folder of the models")
     parser.add_argument("--pictures", default="", help="files to use instead of CIFAR-10's, comma-separated")
     parser.add_argument("--no-judge", action="store_true", help="do not train the CNN")

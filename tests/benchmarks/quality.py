@@ -10,10 +10,10 @@ the original, how many do by the prefix only (everything after the first hole is
 of, and over 16 completions of one picture the entropy of their classes in bits. The CNN is kept in build/, and trained
 again where that is gone.
 
-Models of other pictures (cifar10-small), by what is hidden, in grey levels a sub-pixel: the error of a completion, its
-mean distance from the original where that is hidden; the same by the prefix only, and of two completions from each
-other; the seam, the mean step across the border of the hole, beside that of the original. And bits/dim of what is
-hidden, of few pictures.
+Models of other pictures (cifar10-conditional), by what is hidden, in grey levels a sub-pixel: the error of a
+completion, its mean distance from the original where that is hidden; the same by the prefix only, and of two
+completions from each other; the seam, the mean step across the border of the hole, beside that of the original. And
+bits/dim of what is hidden, of few pictures.
 
 --sheets writes a contact sheet for each mask, of the last model. Without --url a server is started. All models have
 pictures of one size.

@@ -20,7 +20,7 @@ def test_a_configuration_survives_json(config):
 
 
 @pytest.mark.parametrize(("name", "kibibytes"), [("mnist", 264), ("cifar10", 528), ("mnist-small", 66),
-                                                 ("cifar10-small", 66), ("tiny", 1.125)])
+                                                 ("cifar10-small", 66), ("cifar10-conditional", 66), ("tiny", 1.125)])
 def test_the_state_of_a_preset_is_as_large_as_the_design_says(name, kibibytes):
     assert attention_for(PRESETS[name]).state_bytes == kibibytes * 1024
 
@@ -36,7 +36,7 @@ def test_sub_pixels_are_counted_over_channels():
 
 
 def test_tokens_are_sub_pixels_or_pixels():
-    config = PRESETS["cifar10-small"]
+    config = PRESETS["cifar10-conditional"]
     assert (config.subpixels, config.token_size, config.length) == (3072, 3, 1024)
     assert bits_per_dim(3072 * math.log(256), config) == pytest.approx(8)  # by sub-pixels all the same
 

@@ -60,7 +60,7 @@ def test_an_images_own_seed_reproduces_it_alone_as_far_as_rounding_allows(attent
 
 def test_the_noise_of_an_image_depends_on_nothing_but_its_seed_and_position():
     t = np.arange(10, 64)
-    for config in (PRESETS["tiny"], PRESETS["cifar10-small"]):
+    for config in (PRESETS["tiny"], PRESETS["cifar10-conditional"]):
         C = config.token_size
         together = noise_of(config, np.array(SEEDS), t)
         assert together.shape == (4, 54, C, 2)

@@ -36,7 +36,7 @@ SHAPES = {
     "previous only": dataclasses.replace(TINY, look_ups=("previous",), neighbours=()),
     "colour": dataclasses.replace(WIDER, channels=3, look_ups=("previous", "row", "column", "channel"),
                                   neighbours=((-1, 0, 0), (0, -1, 0), (0, 0, -2))),
-    "cifar10-small, a corner": dataclasses.replace(PRESETS["cifar10-small"], height=4, width=8, layers=2),
+    "cifar10-conditional, a corner": dataclasses.replace(PRESETS["cifar10-conditional"], height=4, width=8, layers=2),
     "pixels": dataclasses.replace(WIDER, channels=3, tokens="pixel", look_ups=("previous", "row", "column"),
                                   neighbours=((-1, 0, 0), (0, -1, 1), (-1, 1, 2)), mixtures=17),
     "pixels, published scale": dataclasses.replace(TINY, channels=3, tokens="pixel", neighbours=(), norm="post",

@@ -35,7 +35,7 @@ INPUTS = {
                                       (-1, 1, -2))},
     "everything": {"look_ups": ("previous", "position", "row", "column", "channel"),
                    "neighbours": ((-1, 0, 0), (0, -1, 2), (0, 0, -1), (-1, 4, 2))},
-    "pixels": {name: getattr(PRESETS["cifar10-small"], name) for name in ("tokens", "look_ups", "neighbours")},
+    "pixels": {name: getattr(PRESETS["cifar10-conditional"], name) for name in ("tokens", "look_ups", "neighbours")},
     "no start token": {"classes": 0, "first_marginal": COIN},
 }
 
@@ -255,6 +255,6 @@ def test_lsh_attention_has_no_step_by_step_form_and_says_so():
         attention_for(dataclasses.replace(SMALL, attention="lsh")).new_state(1)
 
 
-@pytest.mark.parametrize(("name", "megabytes"), [("mnist-small", 3), ("cifar10-small", 6)])
+@pytest.mark.parametrize(("name", "megabytes"), [("mnist-small", 3), ("cifar10-small", 3), ("cifar10-conditional", 6)])
 def test_a_preset_that_is_shipped_is_small_in_bf16(name, megabytes):
     assert 2 * sum(p.numel() for p in Transformer(PRESETS[name]).parameters()) < megabytes * 1e6

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ TINY = PRESETS["tiny"]
 CONDITIONAL = dataclasses.replace(TINY, patch=4, following=((0, 1, 0), (1, 0, 0)),
                                   look_ups=("previous", "row", "column", "class"))
 SHARPER = 8.0
+CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 
 
 def shapes(count: int, size: int, colours: int = 1) -> Dataset:
@@ -174,12 +176,14 @@ def put(folder, count, colour):
         picture.save(place / f"{index}.{'png' if index % 3 else 'jpg'}")
 
 
-@pytest.mark.parametrize(("colour", "preset", "size", "mode"), [(False, "mnist-conditional", (28, 28), "L"),
-                                                               (True, "cifar10-small", (32, 32), "RGB")])
-def test_pictures_are_looked_at_and_made_one_size(tmp_path, colour, preset, size, mode):
+@pytest.mark.parametrize(("colour", "plain", "preset", "size", "mode"), [
+    (False, False, "mnist-conditional", (28, 28), "L"), (False, True, "mnist-small", (28, 28), "L"),
+    (True, False, "cifar10-conditional", (32, 32), "RGB"), (True, True, "cifar10-small", (32, 32), "RGB")])
+def test_pictures_are_looked_at_and_made_one_size(tmp_path, colour, plain, preset, size, mode):
     put(tmp_path / "mine", 12, colour)
     (tmp_path / "mine" / "notes.txt").write_text("no picture")
-    plan = automatic.plan(tmp_path / "mine", tmp_path / "made")
+    plan = automatic.plan(tmp_path / "mine", tmp_path / "made", plain=plain)
+    assert ("in colour" in str(plan)) == colour
     assert (plan.preset, plan.pictures, plan.left_out, plan.minutes) == (preset, 12, ["notes.txt"], 5)
     made = sorted((tmp_path / "made").rglob("*.png"))
     assert len(made) == 12 and {path.parent.name for path in made} == {"round", "square"}
@@ -196,6 +200,22 @@ def test_more_pictures_get_more_minutes_up_to_45(tmp_path, monkeypatch):
         (tmp_path / "nine").mkdir()
         put(tmp_path / "nine", 9, False)
         automatic.plan(tmp_path / "nine", tmp_path / "made")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("colour", "options", "preset"), [
+    (False, [], "mnist-conditional"), (True, [], "cifar10-conditional"),
+    (False, ["--attention", "softmax"], "mnist-small")])
+def test_pictures_have_a_head_start_from_what_is_shipped_where_options_allow_it(tmp_path, colour, options, preset):
+    put(tmp_path / "mine", 12, colour)
+    assert main(["train", "--preset", "auto", str(tmp_path / "mine"), "--out", str(tmp_path / "out"), *options,
+                 "--max-images", "4", "--batch", "2", "--no-compile", "--processes", "1"]) == 0
+    mine, shipped = (checkpoint.read(folder).net for folder in (tmp_path / "out", CHECKPOINTS / preset))
+    assert (mine.config.tokens, mine.config.classes) == (shipped.config.tokens, 2)
+    theirs = shipped.layers.state_dict()
+    near = [torch.allclose(weight, theirs[name], atol=0.05) for name, weight in mine.layers.state_dict().items()
+            if weight.dim() == 2]
+    assert all(near) if not options else not any(near), "four pictures change little of what a run begins with"
 
 
 @pytest.mark.parametrize(("arguments", "words"), [

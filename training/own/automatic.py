@@ -9,8 +9,8 @@ from PIL import Image, ImageOps
 
 from linpix.model.config import PRESETS
 
-GREY, COLOUR = "mnist-conditional", "cifar10-small"
-PLAIN = "mnist-small"      # instead of GREY, with options that it does not have
+GREY, COLOUR = "mnist-conditional", "cifar10-conditional"
+PLAIN = {GREY: "mnist-small", COLOUR: "cifar10-small"}  # instead, with options that these do not have
 _LOOKED_AT = 64            # pictures, to tell whether they are in colour
 _COLOURED = 12             # mean distance between channels, of 255, from which a picture counts as coloured
 _SHORT, _LONG = 5.0, 45.0  # minutes: for 300 pictures, and for 10,000 and more
@@ -25,18 +25,18 @@ class Plan:
 
     def __str__(self) -> str:
         size = f"{PRESETS[self.preset].width} x {PRESETS[self.preset].height}"
-        colours = "colour" if self.preset == COLOUR else "grey"
+        colours = "colour" if PRESETS[self.preset].channels == 3 else "grey"
         out = f"; left out: {', '.join(self.left_out[:5])}" + (", ..." if len(self.left_out) > 5 else "") \
             if self.left_out else ""
         return (f"{self.pictures:,} pictures, made {size} in {colours}: preset {self.preset}, {self.minutes:.0f} "
                 f"minutes{out}")
 
 
-def plan(pictures: Path, target: Path, *, grey: str = GREY) -> Plan:
+def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
     """Choose for a folder of pictures of any size, and write them into `target` at the preset's size.
 
-    grey: the preset of pictures that are not in colour. Sub-folders, which are classes, stay. Raises ValueError if
-    there are fewer than ten pictures.
+    plain: a preset that takes all options. Sub-folders, which are classes, stay. Raises ValueError if there are fewer
+    than ten pictures.
     """
     if not pictures.is_dir():
         raise ValueError(f"{pictures} is not a folder; give the one with your pictures, in sub-folders by class")
@@ -47,7 +47,8 @@ def plan(pictures: Path, target: Path, *, grey: str = GREY) -> Plan:
                          "hundred a class are better")
     some = list(read)[::max(1, len(read) // _LOOKED_AT)]
     coloured = np.mean([_is_coloured(read[path]) for path in some]) > 0.5
-    preset = COLOUR if coloured else grey
+    preset = COLOUR if coloured else GREY
+    preset = PLAIN[preset] if plain else preset
     config = PRESETS[preset]
     shutil.rmtree(target, ignore_errors=True)
     for path, picture in read.items():

@@ -14,7 +14,7 @@ from linpix.server.cli import animation, preview
 from linpix.server.cli.animation import MAX_FRAMES, UNDRAWN, Film
 from linpix.server.cli.preview import TRUE_COLOURS, Preview
 
-TINY, DIGITS, COLOURS = PRESETS["tiny"], PRESETS["mnist-small"], PRESETS["cifar10-small"]
+TINY, DIGITS, COLOURS = PRESETS["tiny"], PRESETS["mnist-small"], PRESETS["cifar10-conditional"]
 RNG = np.random.default_rng(0)
 
 
