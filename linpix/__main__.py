@@ -321,8 +321,8 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("preset", nargs="?", metavar="PRESET", help="architecture: auto, "
                         f"{', '.join(sorted(PRESETS))}; with --preset, the folder of pictures instead")
     parser.add_argument("--preset", dest="chosen", choices=["auto", *sorted(PRESETS)], help="auto: size, colours and "
-                        "minutes are chosen by looking at the pictures, which may have any size, and grey ones get a "
-                        "head start from mnist-conditional")
+                        "minutes are chosen by looking at the pictures, which may have any size; training begins "
+                        "with the weights of mnist-conditional (grey) or cifar10-conditional (colour)")
     parser.add_argument("--data", help="folder of the data set; fetched if it is empty")
     parser.add_argument("--out", required=True, help="checkpoint folder to write; FOLDER.training holds the log and "
                                                      "the state to resume from")

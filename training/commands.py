@@ -58,7 +58,8 @@ def _choose_preset(given: argparse.Namespace, out: Path) -> None:
         return
     beside = out.with_name(out.name + ".training")
     if not given.resume or not (beside / "plan.json").exists():
-        plain = given.attention != "linear" or given.reversible or given.unconditional is not None
+        plain = (given.attention != "linear" or given.feature_map != "elu+1" or given.reversible
+                 or given.unconditional is not None)
         chosen = plan(Path(given.data), beside / "pictures", plain=plain)
         (beside / "plan.json").write_text(json.dumps({"preset": chosen.preset, "minutes": chosen.minutes}))
         print(chosen, file=sys.stderr, flush=True)
@@ -71,11 +72,11 @@ def _choose_preset(given: argparse.Namespace, out: Path) -> None:
         return
     given.warmup_images = SHORT_WARMUP if given.warmup_images is None else given.warmup_images
     with contextlib.suppress(checkpoints.CheckpointError):
-        start = checkpoints.find(given.preset, given.checkpoints)
-        if given.init is None:  # letters are more like digits than noise is
+        layers = checkpoints.config_of(checkpoints.find(given.preset, given.checkpoints)).layers
+        if given.init is None and (given.layers or layers) >= layers:  # letters are more like digits than noise is
             given.init = given.preset
         if given.init == given.preset and given.layers is None:
-            given.layers = checkpoints.config_of(start).layers
+            given.layers = layers
 
 
 def train(given: argparse.Namespace) -> None:

@@ -174,7 +174,7 @@ export class Completion {
       const other = this.conditional([chosen, ...cards]);
       if (!other) {
         throw new Problem(`No model is served that uses all known pixels of ${board.width} × ${board.height} pictures. `
-          + "Start the server with a conditional one, such as mnist-conditional, or choose a model of another size.");
+          + "Start the server with a conditional one (mnist-conditional, cifar10-conditional), or choose a model of another size.");
       }
       const given = this.given();
       const {known, first} = given;

@@ -205,7 +205,8 @@ def test_more_pictures_get_more_minutes_up_to_45(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("colour", "options", "preset"), [
     (False, [], "mnist-conditional"), (True, [], "cifar10-conditional"),
-    (False, ["--attention", "softmax"], "mnist-small")])
+    (False, ["--attention", "softmax"], "mnist-small"), (False, ["--feature-map", "relu"], "mnist-small"),
+    (True, ["--layers", "2"], "cifar10-conditional")])
 def test_pictures_have_a_head_start_from_what_is_shipped_where_options_allow_it(tmp_path, colour, options, preset):
     put(tmp_path / "mine", 12, colour)
     assert main(["train", "--preset", "auto", str(tmp_path / "mine"), "--out", str(tmp_path / "out"), *options,

@@ -35,8 +35,8 @@ class Plan:
 def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
     """Choose for a folder of pictures of any size, and write them into `target` at the preset's size.
 
-    plain: a preset that takes all options. Sub-folders, which are classes, stay. Raises ValueError if there are fewer
-    than ten pictures.
+    plain: whether to choose a preset that takes all options. Sub-folders, which are classes, stay. Raises ValueError
+    if there are fewer than ten pictures.
     """
     if not pictures.is_dir():
         raise ValueError(f"{pictures} is not a folder; give the one with your pictures, in sub-folders by class")

@@ -96,7 +96,7 @@ class CompiledDecoder(BitwiseDecoder):
 class CudaDecoder(BitwiseDecoder):
     """csrc's kernels on a GPU: state, known sub-pixels and weights are there; images come back after every quantum.
 
-    What is known is read on the processor: some fifty tokens, of few images at a time, leave a GPU waiting.
+    What is known is read on the processor: some fifty tokens of a few images are too little work for a GPU.
     """
 
     name, device = "compiled", "cuda"

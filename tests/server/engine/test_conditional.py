@@ -7,7 +7,9 @@ import torch
 from linpix.model import ops
 from linpix.model.cuda import GpuPool
 from linpix.model.generate import generate
+from linpix.model.packing import Choice
 from linpix.server.engine.batch import Batcher
+from linpix.server.engine.decode import compiled
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CudaDecoder
 from linpix.server.engine.decode.decoder import ImageSpec
@@ -74,14 +76,18 @@ def test_what_is_known_in_each_square_changes_what_is_drawn_first(decoder):
 
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())
 @pytest.mark.slow
-def test_beside_a_gpu_the_processors_kernels_read_what_is_known(source, emulated):
+@pytest.mark.parametrize("engine", ["compiled", "eager"])
+def test_beside_a_gpu_the_processor_reads_what_is_known_by_its_kernels_if_there_are_any(source, emulated, monkeypatch,
+                                                                                        engine):
+    monkeypatch.setattr(compiled, "choose", lambda config: Choice(engine, "fp32"))
     pool = GpuPool(source.net, 2, precision="fp32", device="cpu", operators=emulated.operators)
     states = []
-    for one in (new_decoder(source, 2, "compiled", "fp32"), CudaDecoder(source, 2, pool, precision="fp32")):
-        assert one.reads_together > 1
+    for one in (new_decoder(source, 2, engine, "fp32"), CudaDecoder(source, 2, pool, precision="fp32")):
+        assert (one.reads_together > 1) == (engine == "compiled")
         one.take([1], edits(5))
         one.take([2], edits(6, picture=DARK))
-        one.read([[1], [2]])
+        one.read([[1]])
+        one.read([[2]])
         states.append([one.pool.S[1:].clone(), one.pool.z[1:].clone(), torch.from_numpy(one.start[1:])])
     assert all(map(torch.equal, *states))
 
