@@ -44,6 +44,8 @@ NOT_RUN = [
 SHORTER = {
     "--minutes 45": "--minutes 45 --images 48 --batch 8 --warmup-images 8 --no-compile",
     "--budget 20": "--budget 5",
+    "--classes 200": "--classes 20",
+    "--limit 200": "--limit 40",
     "--count 60000 --shards 100": "--count 60 --shards 10",
 }
 ADDRESS = "http://127.0.0.1:8000"

@@ -263,7 +263,7 @@ def test_the_gradient_of_a_pixel_is_that_of_finite_differences():
 @pytest.mark.parametrize("components", PIXELS.values(), ids=PIXELS)
 def test_each_drawn_channel_has_the_distribution_that_is_trained_given_the_earlier_ones(components):
     """Where it falls in its cumulative distribution is uniform, whatever was drawn before it."""
-    count = 6_000
+    count = 2_000
     u = torch.from_numpy(uniforms(np.arange(count)[:, None], np.arange(3))[..., :2].copy())
     pixels = draw_token(pixel_parameters(components, torch.float32).expand(count, -1), u, torch.ones(count)).long()
     inside = np.random.default_rng(0).random(count)

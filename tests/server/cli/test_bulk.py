@@ -23,7 +23,8 @@ from linpix.model.transformer import Transformer
 from linpix.server.cli import bulk
 from tests.server.cli.test_commands import on_terminal
 
-ENGINES = [pytest.param("compiled", marks=pytest.mark.skipif(not ops.compiled, reason="there are no kernels")), "eager"]
+KERNELS = pytest.mark.skipif(not ops.compiled, reason="there are no kernels")
+ENGINES = [pytest.param("compiled", marks=KERNELS), "eager"]
 
 
 @pytest.fixture
@@ -102,8 +103,7 @@ def test_folders_have_the_files_of_the_tars(succeeds, tiny, tmp_path):
             assert {name: opened.extractfile(name).read() for name in opened.getnames()} == contents(Path(folder))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("shard_format", ["tar", "png"])
+@pytest.mark.parametrize(("engine", "shard_format"), [pytest.param("compiled", "tar", marks=KERNELS), ("eager", "png")])
 def test_a_killed_command_goes_on_to_the_bytes_of_an_unbroken_one(tiny, tmp_path, engine, shard_format):
     count, shards = (4000, 40) if engine == "compiled" else (400, 20)
     command = [sys.executable, "-m", "linpix", "sample", "--model", str(tiny), "--count", str(count), "--shards",

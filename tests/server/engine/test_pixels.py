@@ -152,14 +152,15 @@ def test_a_pixel_of_which_only_some_channels_are_known_is_refused(batchers):
 def test_drawn_pixels_are_as_surprising_as_the_model_says():
     """The loop feeds each drawn pixel back: otherwise images would be less likely than their entropy says."""
     net = source_of("linear").net
-    images = generate(net, list(range(200)))
+    count = 60
+    images = generate(net, list(range(count)))
     parameters = net.parameters_of(images).double()
     surprise = -mixture.log_likelihood(parameters, images)
-    every = torch.arange(256).expand(200, 64, 256)
+    every = torch.arange(256).expand(count, 64, 256)
     for channel in range(3):
-        values = images.view(200, 64, 1, 3).expand(-1, -1, 256, -1).clone().long()
+        values = images.view(count, 64, 1, 3).expand(-1, -1, 256, -1).clone().long()
         values[..., channel] = every
         log_p = mixture.log_likelihood(parameters[:, :, None].expand(-1, -1, 256, -1), values.flatten(-2))
-        log_p = log_p.view(200, 64, 256, 3)[..., channel]
-        excess = surprise.view(200, 64, 3)[..., channel] + (log_p.exp() * log_p).sum(-1)
+        log_p = log_p.view(count, 64, 256, 3)[..., channel]
+        excess = surprise.view(count, 64, 3)[..., channel] + (log_p.exp() * log_p).sum(-1)
         assert abs(float(excess.mean())) < 5 * float(excess.std()) / excess.numel() ** 0.5

@@ -49,6 +49,13 @@ def prepared(grey: np.ndarray) -> Prepared:
     return prepare(grey, np.ones(grey.shape, np.bool_))
 
 
+@pytest.fixture(scope="module")
+def photos(digits: np.ndarray) -> list[tuple[np.ndarray, tuple[int, int, int], Prepared]]:
+    """Each digit's photograph, where the digit's field is in it, and what comes out."""
+    taken = [photo(digit, seed) for seed, digit in enumerate(digits)]
+    return [(grey, field, prepared(grey)) for grey, field in taken]
+
+
 def agreement(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.corrcoef(one.ravel(), other.ravel())[0, 1])
 
@@ -79,9 +86,9 @@ def test_a_digit_is_found_on_a_sheet_that_lies_on_a_dark_table(digits):
         assert 0.8 < found.sheet.sum() / there.sum() < 1, "neither the table nor the sheet's edge"
 
 
-def test_the_longer_side_is_20_pixels_and_the_mass_is_in_the_middle(digits):
-    for seed, digit in enumerate(digits[:15]):
-        canvas = prepared(photo(digit, seed)[0]).canvas.astype(float)
+def test_the_longer_side_is_20_pixels_and_the_mass_is_in_the_middle(photos):
+    for _, _, found in photos[:15]:
+        canvas = found.canvas.astype(float)
         rows, columns = (np.flatnonzero(canvas.max(axis=axis) > 60) for axis in (1, 0))
         assert 19 <= max(rows[-1] - rows[0], columns[-1] - columns[0]) + 1 <= 21
         assert abs(canvas.sum(axis=1) @ np.arange(28) / canvas.sum() - 14) < 0.5
@@ -144,9 +151,8 @@ def hide(shape: tuple[int, int], top: int, bottom: int, left: int, right: int) -
     return kept
 
 
-def test_holes_are_no_ink_and_what_is_painted_in_them_changes_nothing(digits):
-    for seed, digit in enumerate(digits[:10]):
-        grey, (top, left, side) = photo(digit, seed)
+def test_holes_are_no_ink_and_what_is_painted_in_them_changes_nothing(photos):
+    for grey, (top, left, side), _ in photos[:10]:
         kept = hide(grey.shape, top + side // 2, top + 2 * side // 3, left + side // 3, left + 2 * side // 3)
         found = [prepare(np.where(kept, grey, np.uint8(paint)), kept) for paint in (0, 128, 255)]
         for one in found:
@@ -155,33 +161,29 @@ def test_holes_are_no_ink_and_what_is_painted_in_them_changes_nothing(digits):
         assert 0 < (~found[0].known).sum() < 100
 
 
-def test_a_hole_in_a_digit_or_far_from_it_does_not_move_or_scale_it(digits):
-    for seed, digit in enumerate(digits[:10]):
-        grey, (top, left, side) = photo(digit, seed)
-        whole = prepared(grey)
+def test_a_hole_in_a_digit_or_far_from_it_does_not_move_or_scale_it(photos):
+    for grey, (top, left, side), whole in photos[:10]:
         inside = hide(grey.shape, top + side // 2, top + 6 * side // 10, left, left + side)
         for kept in (inside, hide(grey.shape, 0, max(1, top // 2), 0, 900)):
             assert abs(np.log(prepare(grey, kept).scale / whole.scale)) < 0.12
 
 
-def test_half_a_digit_is_not_taken_for_a_whole_one(digits):
+def test_half_a_digit_is_not_taken_for_a_whole_one(photos):
     """Whether the hole ends below the digit or at the picture's edge; taken for whole it would be twice as large."""
     for reaching in (False, True):
         ratios = []
-        for seed, digit in enumerate(digits):
-            grey, (top, _, side) = photo(digit, seed)
+        for grey, (top, _, side), whole in photos:
             kept = hide(grey.shape, top + side // 2, 900 if reaching else top + 24 * side // 28, 0, 900)
             half = prepare(grey, kept)
-            ratios.append(half.scale / prepared(grey).scale)
+            ratios.append(half.scale / whole.scale)
             assert not half.known[-1].any() or not reaching, "beyond the picture's edge the hole goes on"
         assert np.sqrt(np.mean(np.log(ratios)**2)) < 0.35, "0.69 if its known half were taken for it"
 
 
-def test_a_hole_at_one_side_makes_a_digit_no_higher(digits):
-    for seed, digit in enumerate(digits[:10]):
-        grey, (_, left, side) = photo(digit, seed)
+def test_a_hole_at_one_side_makes_a_digit_no_higher(photos):
+    for grey, (_, left, side), whole in photos[:10]:
         half = prepare(grey, hide(grey.shape, 0, 900, left + 6 * side // 10, 900))
-        assert half.scale > 0.9 * prepared(grey).scale
+        assert half.scale > 0.9 * whole.scale
 
 
 # Uploads
