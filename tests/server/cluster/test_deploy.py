@@ -69,9 +69,14 @@ def test_ray_serve_takes_its_file_and_builds_what_it_names():
     assert built._bound_deployment.name == "Front"
     deployments = {deployment["name"]: deployment for deployment in found["deployments"]}
     assert set(deployments) == {"Engine", "Front"}
-    engine = deployments["Engine"]
-    assert engine["ray_actor_options"]["num_cpus"] == found["args"]["replica_threads"]
-    module, name = engine["autoscaling_config"]["policy"]["policy_function"].split(":")
+    for deployment in found["deployments"]:
+        assert "ray_actor_options" not in deployment, "they would replace the app's, environment included"
+    _, engines, _ = built._bound_deployment.init_args
+    options = engines._bound_deployment.ray_actor_options
+    assert options["num_cpus"] == found["args"]["replica_threads"]
+    assert options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == str(found["args"]["replica_threads"])
+    scaling = deployments["Engine"]["autoscaling_config"]
+    module, name = scaling["policy"]["policy_function"].split(":")
     assert callable(getattr(importlib.import_module(module), name))
 
 
