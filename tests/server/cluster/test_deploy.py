@@ -76,6 +76,7 @@ def test_ray_serve_takes_its_file_and_builds_what_it_names():
     assert options["num_cpus"] == found["args"]["replica_threads"]
     assert options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == str(found["args"]["replica_threads"])
     scaling = deployments["Engine"]["autoscaling_config"]
+    assert scaling["look_back_period_s"] > scaling["metrics_interval_s"], "else it decides by old numbers"
     module, name = scaling["policy"]["policy_function"].split(":")
     assert callable(getattr(importlib.import_module(module), name))
 
