@@ -38,8 +38,10 @@ class Outstanding:
         return (others + sum(work for work, _ in given.values()) + work) / (load.pace or pace)
 
 
-def by_end(loads: Mapping[str, Load], outstanding: Outstanding, front: str, work: float) -> list[str]:
-    """Replicas in the order in which they would be done with an order, those without room last.
+def by_end(loads: Mapping[str, Load], outstanding: Outstanding, front: str, work: float,
+           model: str = "", checkpoint: str = "") -> list[str]:
+    """Replicas in the order in which they would be done with an order, those without room after all others, and those
+    whose weights of the model are others than the order's at the very end.
 
     Equal ones come in the order of their names, so that one replica alone gets what little there is.
     """
@@ -47,4 +49,6 @@ def by_end(loads: Mapping[str, Load], outstanding: Outstanding, front: str, work
     known = [load.pace for load in loads.values() if load.pace]
     usual = sum(known) / len(known) if known else 1.0
     ends = {name: outstanding.seconds(name, front, load, work, usual) for name, load in loads.items()}
-    return sorted(loads, key=lambda name: (not loads[name].room, ends[name], name))
+    digests = {name: load.checkpoints.get(model) for name, load in loads.items()}  # None: it has not told any
+    return sorted(loads, key=lambda name: (digests[name] not in (None, checkpoint), not loads[name].room,
+                                           digests[name] is None, ends[name], name))

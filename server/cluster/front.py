@@ -122,8 +122,9 @@ class FrontLedger(Ledger):
         with self._refusing(ticket):
             await self._enter(ticket)
         loop, tokens = asyncio.get_running_loop(), served.decoder.config.length - (ticket.known or 0)
+        work = float(ticket.images * tokens * served.decoder.net.multiplications)
         order = Order(id=ticket.id, endpoint=ticket.endpoint, client=ticket.client, front=self.name, model=served.name,
-                      images=ticket.images, work=float(ticket.images * tokens * served.decoder.net.multiplications),
+                      checkpoint=served.decoder.checkpoint.digest, images=ticket.images, work=work,
                       timeout_s=ticket.timeout_s, spent_s=0.0, stream=ticket.stream, bulk=ticket.bulk,
                       ranked=ticket.ranked, group=ticket.group, known=ticket.known or 0, specs=specs, hidden=hidden)
         ticket.expiry = loop.call_at(ticket.deadline + LATE_S, lambda: ticket.send(DeadlinePassed(ticket.timeout_s)))
@@ -178,7 +179,7 @@ class FrontLedger(Ledger):
                 logger.exception("request %s is lost", order.id)
                 self._lose(ticket, admitted, f"the request was lost on its way ({type(failure).__name__})")
                 return
-        self._lose(ticket, admitted, "the replica that drew this request died")
+        self._lose(ticket, admitted, "the replicas that were to draw this request ended or have other weights")
 
     def _admitted(self, answers: list[Answer], admitted: asyncio.Future[None]) -> None:
         """Tell whether the first answer of a stream is that it was admitted."""

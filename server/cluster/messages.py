@@ -31,6 +31,7 @@ class Order:
     client: str
     front: str                 # which asks
     model: str
+    checkpoint: str            # the digest of the model's weights, as the answer will tell it
     images: int
     work: float                # multiplications, as far as the known lengths tell
     timeout_s: float           # from when its head was read,
@@ -79,6 +80,7 @@ class Load:
     ahead: dict[str, float] = field(default_factory=dict)  # multiplications that each front's orders still need at most
     pace: float = 0.0                                       # multiplications a second with full slots; 0: not measured
     room: int = 0                                           # images that the model with most room would admit
+    checkpoints: dict[str, str] = field(default_factory=dict)  # digests, by model; none: it has not said anything yet
 
 
 class ReplicaLost(Exception):

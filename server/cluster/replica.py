@@ -17,7 +17,7 @@ from ..compare.jobs import Job
 from ..core import Core
 from ..engine.memory import collect
 from ..engine.ticket import Scored, Ticket
-from ..errors import EngineFailed, ModelNotFound, ServiceError
+from ..errors import EngineFailed, EngineGone, ModelNotFound, ServiceError
 from ..settings import Settings
 from .desk import Snapshot
 from .messages import Answer, Description, Likelihood, Load, Order, Took
@@ -62,7 +62,8 @@ class Replica:
         paces = [one.room.slots * one.decoder.net.multiplications / step_s for one in served
                  if (step_s := one.step_time(one.room.slots))]
         return Load(ahead=dict(+self._ahead), pace=min(paces, default=0.0),
-                    room=max(one.room_left() for one in served))
+                    room=max(one.room_left() for one in served),
+                    checkpoints={one.name: one.decoder.checkpoint.digest for one in served})
 
     def fill(self) -> dict[str, float]:
         """Images that wait or are drawn, and the slots for them, of the model that is busiest for its slots."""
@@ -97,6 +98,8 @@ class Replica:
             ticket.began -= order.spent_s
             if (served := ledger.models.get(order.model)) is None:
                 raise ModelNotFound(order.model, ledger.models)
+            if served.decoder.checkpoint.digest != order.checkpoint:  # replicas are replaced one after the other
+                raise EngineGone("this replica has other weights than the front that asks")
             ledger.admit(ticket, served, order.images, stream=order.stream, bulk=order.bulk, known=order.known,
                          scores=order.hidden is not None, group=order.group, ranked=order.ranked,
                          attempts=order.specs[0].attempts if order.specs else 0)

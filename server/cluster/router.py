@@ -35,7 +35,7 @@ class DoneFirst(RequestRouter):  # type: ignore[misc]  # Ray's types are not rea
         if not isinstance(order, Order):
             return [[candidates[name]] for name in sorted(candidates)]
         loads = {name: choosing.LOADS.get(name) or Load(room=1) for name in candidates}
-        names = choosing.by_end(loads, self._outstanding, order.front, order.work)
+        names = choosing.by_end(loads, self._outstanding, order.front, order.work, order.model, order.checkpoint)
         self._give(names[0], pending_request, order)
         return [[candidates[name]] for name in names]
 

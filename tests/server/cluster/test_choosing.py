@@ -38,6 +38,14 @@ def test_a_replica_without_room_is_the_last_resort():
     assert by_end(loads, Outstanding(), "here", 1.0) == ["busy", "full"]
 
 
+def test_an_order_goes_to_a_replica_with_its_weights():
+    new, old = {"tiny": "new"}, {"tiny": "old"}
+    loads = {"a": Load(room=9, checkpoints=new), "b": Load(room=9), "c": Load(room=9, checkpoints=old)}
+    assert by_end(loads, Outstanding(), "here", 1.0, "tiny", "old") == ["c", "b", "a"]
+    loads["c"] = Load(room=0, checkpoints=old)
+    assert by_end(loads, Outstanding(), "here", 1.0, "tiny", "old") == ["b", "c", "a"], "what is full refuses"
+
+
 def test_an_order_that_was_never_sent_is_forgotten_when_its_time_is_up():
     given = Outstanding()
     given.give("a", "cancelled", 100.0, time.monotonic() - 1)

@@ -224,6 +224,24 @@ def test_a_request_whose_replica_dies_runs_again_and_has_the_same_image(tiny):
     asyncio.run(again())
 
 
+def test_a_replica_with_other_weights_draws_nothing(tiny, class_first):
+    async def refused() -> None:
+        async with fronts(tiny) as both:
+            [fleet, _], [client, _] = both.fleets, both.clients
+            own, fleet.replica = fleet.replica, Replica(Settings(checkpoints=class_first.parent))
+            try:
+                assert fleet.replica.load().checkpoints != own.load().checkpoints
+                for body in ({"seed": 7}, {"seed": 7, "stream": True}):
+                    answer = await client.post("/v1/images/generations", json=body)
+                    assert answer.status_code == 503 and "other weights" in answer.json()["error"]["message"]
+                    assert answer.headers["retry-after"]
+            finally:
+                await fleet.replica.stop()
+                fleet.replica = own
+
+    asyncio.run(refused())
+
+
 def test_a_stream_of_which_something_was_sent_ends_with_an_error(tiny):
     async def ends() -> None:
         async with fronts(tiny) as both:
