@@ -1,8 +1,9 @@
 """Which replica will be done first: the one whose known work, and the order's own, take the least time."""
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from .messages import Load
 
@@ -36,6 +37,11 @@ class Outstanding:
         for over in [order for order, (_, until) in given.items() if until < now]:
             del given[over]  # it was cancelled while it was being sent
         return (others + sum(work for work, _ in given.values()) + work) / (load.pace or pace)
+
+
+def oldest_first(names: Iterable[str]) -> list[str]:
+    """Replicas in the order in which they began. Those that have not said anything yet are new."""
+    return sorted(names, key=lambda name: (LOADS[name].since if name in LOADS else math.inf, name))
 
 
 def by_end(loads: Mapping[str, Load], outstanding: Outstanding, front: str, work: float,

@@ -168,14 +168,14 @@ class Front:
 
     async def __init__(self, given: dict[str, Any], engines: DeploymentHandle,  # type: ignore[misc]
                        desk: DeploymentHandle) -> None:
-        from .serving import FrontServer
+        from .serving import front_server
 
         settings = settings_of(given)
         logs.configure(settings.log_format)
         name = f"front-{serve.get_replica_context().replica_tag}"
         self._fleet = Handles(name, engines, desk)
-        kernel, told = await engines.describe.remote()
-        self._server = FrontServer(settings, name, kernel, told, self._fleet, BEAT_S)
+        self._server = await front_server(settings, name, engines.describe.remote, self._fleet, BEAT_S,
+                                          patience_s=settings.drain_timeout + ENDS_S)
         self._serving = asyncio.create_task(self._serve())
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.01)

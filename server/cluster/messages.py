@@ -1,5 +1,6 @@
 """What a front asks of a replica. Answers are the events of engine/ticket.py, or a ServiceError among them."""
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -81,6 +82,7 @@ class Load:
     pace: float = 0.0                                       # multiplications a second with full slots; 0: not measured
     room: int = 0                                           # images that the model with most room would admit
     checkpoints: dict[str, str] = field(default_factory=dict)  # digests, by model; none: it has not said anything yet
+    since: float = math.inf                                 # when it began, of time.time()
 
 
 class ReplicaLost(Exception):

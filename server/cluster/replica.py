@@ -33,6 +33,7 @@ class Replica:
         sys.setswitchinterval(0.0005)  # as server/serve.py
         self._core = Core(settings.model_copy(update={"client_images": 0}))
         self._ahead: Counter[str] = Counter()  # work of orders that have not ended, by front
+        self._since = time.time()
         self._core.ledger.start()
         collect()
 
@@ -63,7 +64,7 @@ class Replica:
                  if (step_s := one.step_time(one.room.slots))]
         return Load(ahead=dict(+self._ahead), pace=min(paces, default=0.0),
                     room=max(one.room_left() for one in served),
-                    checkpoints={one.name: one.decoder.checkpoint.digest for one in served})
+                    checkpoints={one.name: one.decoder.checkpoint.digest for one in served}, since=self._since)
 
     def fill(self) -> dict[str, float]:
         """Images that wait or are drawn, and the slots for them, of the model that is busiest for its slots."""

@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, cast
 
 from linpix.model import checkpoint
@@ -28,6 +31,8 @@ from ..web.service import Service
 from .desk import Snapshot
 from .front import FrontLedger
 from .messages import Description, Fleet
+
+logger = logging.getLogger("linpix")
 
 
 class _Elsewhere(Decoder):
@@ -172,3 +177,23 @@ class FrontServer(Server):
             if await self._fleet.beat(dict(self._front.clients), self.snapshot(), False):
                 self.drain()
             await asyncio.sleep(self._beat_s)
+
+
+async def front_server(settings: Settings, name: str,
+                       describe: Callable[[], Awaitable[tuple[str, dict[str, Description]]]], fleet: Beaten,
+                       beat_s: float, *, patience_s: float) -> FrontServer:
+    """The server of a front, once a replica has the weights that this front reads: a deployment replaces both kinds at
+    once. Raises CheckpointError if none has them within patience_s.
+
+    describe: asks the newest replica for its kernel and its models.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        kernel, told = await describe()
+        try:
+            return FrontServer(settings, name, kernel, told, fleet, beat_s)
+        except checkpoint.CheckpointError as error:
+            if time.monotonic() > until:
+                raise
+            logger.warning("this front waits: %s", error)
+            await asyncio.sleep(beat_s)

@@ -3,7 +3,7 @@
 import time
 from types import SimpleNamespace
 
-from linpix.server.cluster.choosing import Outstanding, by_end
+from linpix.server.cluster.choosing import LOADS, Outstanding, by_end, oldest_first
 from linpix.server.cluster.messages import Load
 from linpix.server.cluster.scaling import by_images
 
@@ -44,6 +44,12 @@ def test_an_order_goes_to_a_replica_with_its_weights():
     assert by_end(loads, Outstanding(), "here", 1.0, "tiny", "old") == ["c", "b", "a"]
     loads["c"] = Load(room=0, checkpoints=old)
     assert by_end(loads, Outstanding(), "here", 1.0, "tiny", "old") == ["b", "c", "a"], "what is full refuses"
+
+
+def test_what_one_replica_has_alone_stays_there_when_others_come(monkeypatch):
+    for name, load in {"c": Load(since=1.0), "b": Load(since=2.0), "a": Load(room=1)}.items():
+        monkeypatch.setitem(LOADS, name, load)
+    assert oldest_first({"a", "b", "c"}) == ["c", "b", "a"]
 
 
 def test_an_order_that_was_never_sent_is_forgotten_when_its_time_is_up():

@@ -23,7 +23,7 @@ from linpix.server.cluster.desk import Desk
 from linpix.server.cluster.front import FrontLedger
 from linpix.server.cluster.messages import Answer, Order, ReplicaLost
 from linpix.server.cluster.replica import Replica
-from linpix.server.cluster.serving import FarJobs, SharedKeys, models_of
+from linpix.server.cluster.serving import FarJobs, SharedKeys, front_server, models_of
 from linpix.server.compare.backends import BACKENDS
 from linpix.server.metrics import Metrics
 from linpix.server.settings import Settings
@@ -240,6 +240,28 @@ def test_a_replica_with_other_weights_draws_nothing(tiny, class_first):
                 fleet.replica = own
 
     asyncio.run(refused())
+
+
+def test_a_front_waits_for_a_replica_with_the_weights_that_it_reads(tiny, class_first):
+    async def waits() -> None:
+        async with fronts(tiny) as both:
+            [fleet, _], settings = both.fleets, Settings(checkpoints=class_first.parent, port=0)
+            new = Replica(settings)
+            described = [fleet.replica.describe(), fleet.replica.describe(), new.describe()]
+
+            async def describe() -> Any:
+                return described.pop(0) if len(described) > 1 else described[0]
+
+            server = await front_server(settings, "front-3", describe, fleet, 0.01, patience_s=60)
+            await new.stop()
+            for listening in server._listening:
+                listening.close()
+            assert len(described) == 1
+            described = [fleet.replica.describe()]
+            with pytest.raises(checkpoint.CheckpointError, match="another checkpoint"):
+                await front_server(settings, "front-3", describe, fleet, 0.01, patience_s=0.05)
+
+    asyncio.run(waits())
 
 
 def test_a_stream_of_which_something_was_sent_ends_with_an_error(tiny):
