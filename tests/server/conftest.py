@@ -119,11 +119,11 @@ def when_possible(ask: Callable[[], httpx.Response]) -> httpx.Response:
     return answer
 
 
-def eventually(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+def eventually(true: Callable[[], bool], seconds: float = 10.0, every_s: float = 0.02) -> bool:
     """Whether something becomes true within that time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if true():
             return True
-        time.sleep(0.02)
+        time.sleep(every_s)
     return False

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
@@ -72,10 +73,19 @@ class Cluster(SimpleNamespace):
         return [Ask(seed=at % SEEDS, stream=at % 3 == 0, n=1 + at % 2, picture=self.picture if at % 5 == 0 else None)
                 for at in range(count)]
 
+    def samples(self, name: str) -> list[Sample]:
+        """A metric of all processes."""
+        return [sample for family in text_string_to_metric_families(self.server.get("/metrics").text)
+                for sample in family.samples if sample.name == name]
+
     def total(self, name: str) -> float:
-        """The sum of a metric over all replicas."""
-        return sum(sample.value for family in text_string_to_metric_families(self.server.get("/metrics").text)
-                   for sample in family.samples if sample.name == name)
+        """The sum of a metric over all processes."""
+        return sum(sample.value for sample in self.samples(name))
+
+    def of_engines(self, name: str, **labels: str) -> list[float]:
+        """A metric of each replica, where it has these labels."""
+        return [sample.value for sample in self.samples(name)
+                if sample.labels["replica"].startswith("engine") and labels.items() <= sample.labels.items()]
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +126,8 @@ def every_image_is_that_of_the_plain_server(cluster: Cluster) -> None:
     assert Counter(record.outcome for record in records) == {"completed": 60}
     assert not [record for record in records if cluster.oracle.wrong(record)]
     assert cluster.whole()
-    by_engine = {sample.labels["replica"]: sample.value
-                 for family in text_string_to_metric_families(cluster.server.get("/metrics").text)
-                 for sample in family.samples if sample.name == "linpix_images_completed_total"
-                 and sample.labels["outcome"] == "completed" and sample.labels["replica"].startswith("engine")}
-    assert len(by_engine) == 2 and min(by_engine.values()) > sum(by_engine.values()) / 4, "both share the work"
+    drawn = cluster.of_engines("linpix_images_completed_total", outcome="completed")
+    assert len(drawn) == 2 and min(drawn) > sum(drawn) / 4, "both share the work"
 
 
 def limits_errors_and_comparisons_are_those_of_one_service(cluster: Cluster) -> None:

@@ -1,0 +1,196 @@
+"""deploy/ray.yaml on a real cluster of `ray start --head` and `serve deploy`: replicas come and go with the load."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from linpix.server.cluster.local import QUIET, STORE_BYTES, TRIES
+from tests.server.cluster.test_ray import Cluster, no_process_comes_after_other_programs
+from tests.server.conftest import ROOT, eventually
+from tests.server.test_listening import free_port
+from tests.soak.client import Ask, Connection, Record
+from tests.soak.service import Oracle
+
+pytest.importorskip("ray.serve", reason="the extra is not installed: pip install '.[ray]'")
+pytestmark = pytest.mark.slow
+
+BIN = Path(sys.executable).parent
+WITHIN_S = 180.0  # for all that is waited for: other programs may want this machine's cores as well
+LOOK_S = 0.2      # between two looks at what is waited for
+SLOTS, SEEDS = 2, 20
+MANY, FEW = 3 * SLOTS, SLOTS  # clients with one image each: many need three replicas, few need one
+PACE = "slow:every=1:ms=25"   # a tiny image takes 1.6 s, but next to nothing of the cores, which new replicas need
+
+
+def config(port: int, checkpoints: Path, **settings: Any) -> dict[str, Any]:
+    """deploy/ray.yaml with other settings, and with what is smaller and quicker here."""
+    found: dict[str, Any] = yaml.safe_load((ROOT / "deploy/ray.yaml").read_text())
+    [app] = found["applications"]
+    app["args"] |= {"host": "127.0.0.1", "port": port, "allowed_hosts": "", "checkpoints": str(checkpoints),
+                    "replica_threads": 1, "slots": SLOTS, "faults": PACE, **settings}
+    engine, front = app["deployments"]
+    engine["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 1, "downscale_delay_s": 1,
+                                     "metrics_interval_s": 0.5, "look_back_period_s": 2}
+    front["num_replicas"] = 1
+    return found
+
+
+class Head(Cluster):
+    """`ray start --head`, on ports and in a folder of its own."""
+
+    def __init__(self, checkpoints: Path) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="linpix-ray-"))  # sockets need a short path
+        self.log = self.folder / "head.log"
+        self.checkpoints, self.port = checkpoints, free_port()
+        self.url, self.api = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{free_port()}"
+        self.server, token = self, secrets.token_hex(32)
+        self.token = {"authorization": f"Bearer {token}"}
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")} | QUIET
+        self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        for _ in range(TRIES):  # Ray gives itself 30 s, which a machine that is busy may need
+            self._start()
+            if self.comes_to(lambda: self.told() == {}):
+                return
+            self.kill()
+        raise RuntimeError(self.log.read_text())
+
+    def _start(self) -> None:
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [BIN / "ray", "start", "--head", "--block", "--node-ip-address", "127.0.0.1",
+                 "--port", str(free_port()), "--dashboard-port", self.api.rpartition(":")[2],
+                 "--dashboard-agent-listen-port", str(free_port()), "--ray-client-server-port", str(free_port()),
+                 "--min-worker-port", "0", "--max-worker-port", "0",  # 0: any that are free
+                 "--temp-dir", self.folder, "--num-cpus", "4", "--object-store-memory", str(STORE_BYTES)],
+                env=self.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def end(self) -> None:
+        """Ask it to end, and wait for it."""
+        self.process.terminate()
+        self.process.wait(60)
+
+    def family(self) -> list[int]:
+        """Its processes, which are a session of their own: those too whose parents have ended."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(ValueError, ProcessLookupError):
+                if os.getsid(int(folder.name)) == self.process.pid:
+                    found.append(int(folder.name))
+        return found
+
+    def kill(self) -> None:
+        """End it, and what did not end with it."""
+        try:
+            self.end()
+        finally:
+            for pid in self.family():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def deploy(self, **settings: Any) -> None:
+        path = self.folder / "ray.yaml"
+        path.write_text(yaml.safe_dump(config(self.port, self.checkpoints, **settings)))
+        ended = subprocess.run([BIN / "serve", "deploy", path, "--address", self.api], env=self.environment,
+                               timeout=WITHIN_S, check=False, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+    def shut_down(self) -> None:
+        """As `serve shutdown` does, whose start takes longest."""
+        httpx.delete(f"{self.api}/api/serve/applications/", timeout=60, headers=self.token).raise_for_status()
+
+    def told(self) -> dict[str, Any]:
+        """What Ray says of the applications."""
+        answer = httpx.get(f"{self.api}/api/serve/applications/", timeout=60, headers=self.token)
+        return dict(answer.raise_for_status().json()["applications"])
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=60).raise_for_status()
+
+    def engines(self) -> Counter[str]:
+        """How many replicas there are in each of Serve's states."""
+        return Counter(replica["state"] for replica in self.told()["linpix"]["deployments"]["Engine"]["replicas"])
+
+    def comes_to(self, true: Callable[[], bool]) -> bool:
+        """Whether something becomes true before Ray ends. It is not, as long as the cluster does not answer."""
+        def asked() -> bool:
+            try:
+                return self.process.poll() is not None or true()
+            except httpx.HTTPError:
+                return False
+
+        return eventually(asked, WITHIN_S, LOOK_S) and self.process.poll() is None
+
+    async def load(self, clients: int, until: Callable[[], bool]) -> list[Record]:
+        """What becomes of the requests of clients that ask again and again, until something is true."""
+        seeds, over, records = itertools.count(), asyncio.Event(), list[Record]()
+
+        async def client() -> None:
+            connection = Connection("127.0.0.1", self.port)
+            while not over.is_set():
+                seed = next(seeds)
+                records.append(await connection.ask(Ask(seed=seed % SEEDS, stream=seed % 3 > 0)))
+            connection.close()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(clients):
+                group.create_task(client())
+            came = await asyncio.to_thread(self.comes_to, until)
+            over.set()
+        assert came, self.told()
+        return records
+
+
+@pytest.fixture
+def head(tiny: Path) -> Iterator[Head]:
+    head = Head(tiny.parent)
+    try:
+        yield head
+    finally:
+        print(head.log.read_text())  # pytest shows it where the test failed
+        head.kill()
+        shutil.rmtree(head.folder, ignore_errors=True)
+
+
+def test_serve_deploy_runs_the_file_and_its_replicas_come_and_go_with_the_load(head, tiny):
+    # one test, since to start a cluster takes longer than all of this
+    def wrong(records: list[Record]) -> list[Record]:
+        return [record for record in records if record.outcome != "completed" or oracle.wrong(record)]
+
+    def both_draw() -> bool:
+        return sum(map(bool, head.of_engines("linpix_state_slots_used"))) == 2
+
+    head.deploy()
+    assert head.comes_to(lambda: head.get("/readyz").is_success), head.told()
+    oracle = Oracle(tiny, head.get("/v1/models").json()["data"][0])
+    assert oracle.promised and head.engines() == {"RUNNING": 1}
+    no_process_comes_after_other_programs(head)
+    [pid] = head.pids("Engine")
+    assert b"OMP_NUM_THREADS=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+    assert not wrong(asyncio.run(head.load(MANY, both_draw)))
+    # a stream of which something was sent cannot run again elsewhere: the removed replica itself must finish it
+    assert not wrong(asyncio.run(head.load(FEW, lambda: head.engines() == {"RUNNING": 1})))
+
+    head.deploy(slots=SLOTS + 1)
+    assert head.comes_to(lambda: head.of_engines("linpix_state_slots") == [SLOTS + 1])
+
+    assert len(head.family()) > 10
+    head.shut_down()
+    assert head.comes_to(lambda: head.told() == {})
+    head.end()
+    assert eventually(lambda: not head.family(), 20)
