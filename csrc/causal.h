@@ -44,10 +44,10 @@ struct Forward {
       read_mapped<R, E>(s.q, place, s.D, q);
       read_mapped<R, E>(s.k, place, s.D, k);
       read<R, E>(s.v, place, s.M, v);
-      transpose(k, C, q.row, {k_across, C});
-      score(LOWER, q, s.D, {k_across, C}, scores);
+      transpose(k, k_across);
+      score(LOWER, q, s.D, k_across, scores);
       apply(LOWER, scores, v, y);
-      multiply(q, s.D, S, y, true);
+      multiply(q, s.D, S, y);
       for (int i = 0; i < place.count; ++i) {
         W products = W(0);
         for (int d = 0; d < q.row; d += SIZE) {
@@ -112,11 +112,11 @@ struct Backward {
   template <class E>
   void queries(const Sequences& s, const Place& place, bool last) {
     read_all<E>(s, place);
-    transpose(v, C, v.row, {across, C});
-    score(LOWER, n, s.M + 1, {across, C}, gradients);
+    transpose(v, across);
+    score(LOWER, n, s.M + 1, across, gradients);
     const Block<R> dq = {result.at, q.row};
     apply(LOWER, gradients, k, dq);
-    multiply(n, s.M + 1, S, dq, true);
+    multiply(n, s.M + 1, S, dq);
     if (!last) fold(v, s.M + 1, k, S);
     write_mapped<E>(q, dq, s.dq, place, s.D);
   }
@@ -125,16 +125,16 @@ struct Backward {
   template <class E>
   void keys_and_values(const Sequences& s, const Place& place, bool first) {
     read_all<E>(s, place);
-    transpose(q, C, q.row, {across, C});
-    score(UPPER, k, s.D, {across, C}, scores);
-    transpose(n, C, n.row, {across, C});
-    score(UPPER, v, s.M + 1, {across, C}, gradients);
+    transpose(q, across);
+    score(UPPER, k, s.D, across, scores);
+    transpose(n, across);
+    score(UPPER, v, s.M + 1, across, gradients);
     const Block<R> dv = {result.at, n.row}, dk = {result.at, q.row};  // one after the other
     apply(UPPER, scores, n, dv);
-    multiply(k, s.D, q_n, dv, true);
+    multiply(k, s.D, q_n, dv);
     for (int i = 0; i < place.count; ++i) write(place.token<E>(s.dv, i), dv.at + i * dv.row, s.M);
     apply(UPPER, gradients, q, dk);
-    multiply(v, s.M + 1, n_q, dk, true);
+    multiply(v, s.M + 1, n_q, dk);
     if (!first) {
       fold(n, s.M + 1, q, n_q);
       fold(q, s.D, n, q_n);

@@ -15,12 +15,10 @@ struct Doubles {
   LINPIX_INLINE Doubles(double x) : x(x) {}
 };
 LINPIX_INLINE Doubles operator+(Doubles a, Doubles b) { return a.x + b.x; }
-LINPIX_INLINE Doubles operator-(Doubles a, Doubles b) { return a.x - b.x; }
 LINPIX_INLINE Doubles operator*(Doubles a, Doubles b) { return a.x * b.x; }
 LINPIX_INLINE Doubles operator/(Doubles a, Doubles b) { return a.x / b.x; }
 LINPIX_INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return a.x * b.x + c.x; }
 LINPIX_INLINE Doubles at_most(Doubles x, double high) { return high < x.x ? high : x.x; }
-LINPIX_INLINE Doubles exp(Doubles x) { return natural_exp(x.x); }
 LINPIX_INLINE Doubles phi(Doubles x) { return 0 < x.x ? x.x + 1 : natural_exp(x.x); }
 LINPIX_INLINE Doubles load(const double* from) { return *from; }
 LINPIX_INLINE void store(double* to, Doubles x) { *to = x.x; }
@@ -59,8 +57,8 @@ struct Range {
   int from, to;
 };
 
-// c = a b, or c += a b, for ROWS rows and V vectors of columns. a's element (r, k) stands at a[r * a_row + k * a_column],
-// so that a may be a transpose; b and c are plain.
+// c = a b, or c += a b, for COUNT rows and V vectors of columns. a's element (r, k) stands at
+// a[r * a_row + k * a_column], so that a may be a transpose; b and c are plain.
 template <int COUNT, int V, class R>
 LINPIX_INLINE void tile(const R* a, int a_row, int a_column, const R* b, int b_row, R* c, int c_row, Range k, bool add) {
   using W = typename Vector<R>::Type;
@@ -96,40 +94,38 @@ struct Block {
   int row;  // elements from one row to the next, a multiple of 16
 };
 
-// Which part of a product is wanted or not zero. Of a triangle, whole tiles: what is beyond the diagonal in them is
-// masked. (Rows of a LOWER factor end at the diagonal, those of an UPPER one begin there.)
-enum Part { WHOLE, LOWER, UPPER };
+// Which triangle of the scores is wanted, in whole tiles: what is beyond the diagonal in them is masked. (Rows of LOWER
+// ones end at the diagonal, those of UPPER ones begin there.)
+enum Part { LOWER, UPPER };
 
-LINPIX_INLINE Range part_of(Part part, int row, int size, int unit) {
-  if (part == LOWER) return {0, size < row + ROWS ? size : (row + ROWS + unit - 1) / unit * unit};
-  if (part == UPPER) return {row / unit * unit, size};
-  return {0, size};
+LINPIX_INLINE Range part_of(Part part, int row, int unit) {
+  return part == LOWER ? Range{0, round_up(row + ROWS, unit)} : Range{row / unit * unit, C};
 }
 
-// The scores of a chunk, c = a b: tokens by tokens.
+// The scores of a chunk, c = a b: tokens by tokens. across: b, as transpose leaves it.
 template <class R>
-void score(Part part, Block<R> a, int depth, Block<R> b, Block<R> c) {
+void score(Part part, Block<R> a, int depth, const R* across, Block<R> c) {
   for (int r = 0; r < C; r += ROWS) {
-    tiles<ROWS>(a.at + r * a.row, a.row, 1, b.at, b.row, c.at + r * c.row, c.row, {0, depth},
-                part_of(part, r, C, 16), false);
+    tiles<ROWS>(a.at + r * a.row, a.row, 1, across, C, c.at + r * c.row, c.row, {0, depth}, part_of(part, r, 16),
+                false);
     for (int i = r; i < r + ROWS; ++i)
       for (int j = part == LOWER ? i + 1 : r; j < (part == LOWER ? r + ROWS : i); ++j) c.at[i * c.row + j] = 0;
   }
 }
 
-// c = scores b, or c += scores b, tokens by features
+// c = scores b, tokens by features
 template <class R>
-void apply(Part part, Block<R> scores, Block<R> b, Block<R> c, bool add = false) {
+void apply(Part part, Block<R> scores, Block<R> b, Block<R> c) {
   for (int r = 0; r < C; r += ROWS)
     tiles<ROWS>(scores.at + r * scores.row, scores.row, 1, b.at, b.row, c.at + r * c.row, c.row,
-                part_of(part, r, C, 1), {0, c.row}, add);
+                part_of(part, r, 1), {0, c.row}, false);
 }
 
-// c = a b, or c += a b, tokens by features
+// c += a b, tokens by features
 template <class R>
-void multiply(Block<R> a, int depth, Block<R> b, Block<R> c, bool add) {
+void multiply(Block<R> a, int depth, Block<R> b, Block<R> c) {
   for (int r = 0; r < C; r += ROWS)
-    tiles<ROWS>(a.at + r * a.row, a.row, 1, b.at, b.row, c.at + r * c.row, c.row, {0, depth}, {0, c.row}, add);
+    tiles<ROWS>(a.at + r * a.row, a.row, 1, b.at, b.row, c.at + r * c.row, c.row, {0, depth}, {0, c.row}, true);
 }
 
 // state += a^T b, summed over the chunk's tokens
@@ -142,19 +138,19 @@ void fold(Block<R> a, int rows, Block<R> b, Block<R> state) {
     tiles<1>(a.at + r, 1, a.row, b.at, b.row, state.at + r * state.row, state.row, {0, C}, {0, b.row}, true);
 }
 
-// to (columns, rows) = the transpose of from (rows, columns); both are multiples of 4
+// across (from.row, C) = the transpose of from, a chunk's tokens; its rows are padded to a multiple of 4
 template <class R>
-void transpose(Block<R> from, int rows, int columns, Block<R> to) {
+void transpose(Block<R> from, R* across) {
   typedef R Four __attribute__((vector_size(4 * sizeof(R))));
-  for (int i = 0; i < rows; i += 4)
-    for (int j = 0; j < columns; j += 4) {
+  for (int i = 0; i < C; i += 4)
+    for (int j = 0; j < from.row; j += 4) {
       Four x[4];
       for (int r = 0; r < 4; ++r) memcpy(&x[r], from.at + (i + r) * from.row + j, sizeof x[r]);
       const Four a = __builtin_shufflevector(x[0], x[1], 0, 4, 1, 5), b = __builtin_shufflevector(x[0], x[1], 2, 6, 3, 7);
       const Four c = __builtin_shufflevector(x[2], x[3], 0, 4, 1, 5), d = __builtin_shufflevector(x[2], x[3], 2, 6, 3, 7);
       x[0] = __builtin_shufflevector(a, c, 0, 1, 4, 5), x[1] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
       x[2] = __builtin_shufflevector(b, d, 0, 1, 4, 5), x[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
-      for (int r = 0; r < 4; ++r) memcpy(to.at + (j + r) * to.row + i, &x[r], sizeof x[r]);
+      for (int r = 0; r < 4; ++r) memcpy(across + (j + r) * C + i, &x[r], sizeof x[r]);
     }
 }
 
