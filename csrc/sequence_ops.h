@@ -1,4 +1,4 @@
-// What operators on packed sequences are given, checked; and causal linear attention's, but for what runs them.
+// causal_attention and its gradient, of the processor and of the GPU: what they are given, checked, and their results.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -25,14 +25,15 @@ inline Heads checked_heads(const Tensor& x, const char* op, const char* name, Sc
 
 inline ScalarType computed_in(ScalarType type) { return type == ScalarType::Double ? type : ScalarType::Float; }
 
-// q, k (N, H, D) and v (N, H, M) of s, and where its sequences begin, (B + 1): numbers that only the CPU looks at.
-inline void check_sequences(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
-                            Sequences& s) {
+// q, k (N, H, D), v (N, H, M), and where each sequence begins, (B + 1): numbers that only the CPU looks at.
+inline Sequences check_sequences(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
+                                 const Tensor& offsets) {
   STD_TORCH_CHECK(q.dim() == 3, op, ": q must have shape (N, H, D), got ", text(sizes_of(q)));
   STD_TORCH_CHECK(v.dim() == 3, op, ": v must have shape (N, H, M), got ", text(sizes_of(v)));
   const ScalarType type = q.scalar_type();
   STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Double, op,
                   ": q, k and v must be float32, bfloat16 or float64, got ", torch::headeronly::toString(type));
+  Sequences s{};
   s.heads = (int)q.size(1);
   s.D = (int)q.size(2);
   s.M = (int)v.size(2);
@@ -47,15 +48,15 @@ inline void check_sequences(const char* op, const Tensor& q, const Tensor& k, co
                   text(sizes_of(offsets)));
   s.count = offsets.size(0) - 1;
   s.offsets = checked<int64_t>(offsets, op, "offsets", ScalarType::Long, {s.count + 1});
+  return s;
 }
 
-// run(op, Sequences) does the work where there is some.
+// run(op, sequences, v) does the work where there is some.
 template <class Run>
 std::tuple<Tensor, Tensor> causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
                                             double eps, Run run) {
   const char* op = "causal_attention";
-  Sequences s{};
-  check_sequences(op, q, k, v, offsets, s);
+  Sequences s = check_sequences(op, q, k, v, offsets);
   Tensor y = torch::stable::new_empty(v, sizes_of(v));
   Tensor normaliser = torch::stable::new_empty(v, std::vector<int64_t>{v.size(0), s.heads},
                                                computed_in(v.scalar_type()));
@@ -71,8 +72,7 @@ std::tuple<Tensor, Tensor, Tensor> causal_attention_backward(const Tensor& g, co
                                                              const Tensor& v, const Tensor& offsets, const Tensor& y,
                                                              const Tensor& normaliser, Run run) {
   const char* op = "causal_attention_backward";
-  Sequences s{};
-  check_sequences(op, q, k, v, offsets, s);
+  Sequences s = check_sequences(op, q, k, v, offsets);
   const ScalarType type = v.scalar_type();
   s.g = checked_heads(g, op, "g", type, sizes_of(v));
   s.y = checked_heads(y, op, "y", type, sizes_of(v));
