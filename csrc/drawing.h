@@ -118,7 +118,7 @@ LINPIX_FUNCTION void finish_token(const Model& m, const Rows& rows, int row, int
   const bool known = rows.known[slot * m.subpixels + first];
   float* log_probs = rows.log_probs + (row * rows.most_steps + step) * size;
   if (m.marginal && first == 0) {
-    if (!known) *pixel = draw_marginal(m.marginal, uniform(noise(rows.seeds[row], 0, 0).word[0]));
+    if (!known) *pixel = draw_marginal(m.marginal, uniform(noise(rows.seeds[row], 0).word[0]));
     const double mass = m.marginal[*pixel] - (*pixel ? m.marginal[*pixel - 1] : 0);
     *log_probs = (float)natural_log(mass / m.marginal[255]);
     return;
@@ -127,11 +127,11 @@ LINPIX_FUNCTION void finish_token(const Model& m, const Rows& rows, int row, int
   for (int group = 0; group < m.head.groups; ++group)
     if (!all_finite(parameters + group * p.stride, p.K)) rows.finite[row] = false;
   const float temperature = rows.temperatures[row];
-  Words words = noise(rows.seeds[row], first, 0);
+  Words words = noise(rows.seeds[row], first);
   const int picked = known ? 0 : pick(p, uniform(words.word[0]), temperature, scratch);
   normalise(p.logits(), scratch, p.K);  // what is known of the component so far
   for (int c = 0; c < size; ++c) {
-    if (c) words = noise(rows.seeds[row], first + c, 0);
+    if (c) words = noise(rows.seeds[row], first + c);
     if (!known)
       pixel[c] = draw(p.means(c)[picked], p.log_scales(c)[picked], uniform(words.word[1]), temperature, m.elu_scale);
     add_log_probabilities(p, c, pixel[c], scratch);

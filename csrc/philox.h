@@ -22,10 +22,10 @@ LINPIX_HOST_DEVICE Words philox4x32(Words counter, uint32_t key0, uint32_t key1)
   return counter;
 }
 
-// Words of image `seed` at position t in a stream (0: what it draws).
-LINPIX_HOST_DEVICE Words noise(int64_t seed, int64_t t, uint32_t stream) {
+// Words of image `seed` at position t: those of stream 0 in model/philox.py.
+LINPIX_HOST_DEVICE Words noise(int64_t seed, int64_t t) {
   const uint64_t key = (uint64_t)seed;
-  return philox4x32({{(uint32_t)t, 0, stream, 0}}, (uint32_t)key, (uint32_t)(key >> 32));
+  return philox4x32({{(uint32_t)t, 0, 0, 0}}, (uint32_t)key, (uint32_t)(key >> 32));
 }
 
 // In (0, 1); exact in float32, as is 1 - u.
