@@ -143,7 +143,7 @@ Rows states_of(const char* op, const Model& m, int64_t N, const Tensor& S, const
 }
 
 // These, and what decode_quantum and prefill are told of every row.
-Rows rows_of(const char* op, const Model& m, int64_t classes, const Tensor& canvas, const Tensor& known, const Tensor& S,
+Rows rows_of(const char* op, const Model& m, const Tensor& canvas, const Tensor& known, const Tensor& S,
              const Tensor& z, const Maybe& last, const Maybe& told, const Tensor& slots, const Tensor& positions,
              const Tensor& start, int64_t threads) {
   STD_TORCH_CHECK(canvas.dim() == 2, op, ": canvas must have shape (N, T), got ", text(sizes_of(canvas)));
@@ -156,8 +156,8 @@ Rows rows_of(const char* op, const Model& m, int64_t classes, const Tensor& canv
   rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {B});
   rows.start = checked<int64_t>(start, op, "start", ScalarType::Long, {B});
   for (int64_t i = 0; i < B; ++i)
-    STD_TORCH_CHECK(256 <= rows.start[i] && rows.start[i] <= 256 + classes, op, ": start must be in 256..",
-                    256 + classes, ", got ", rows.start[i], " in row ", i);
+    STD_TORCH_CHECK(256 <= rows.start[i] && rows.start[i] <= 256 + m.classes, op, ": start must be in 256..",
+                    256 + m.classes, ", got ", rows.start[i], " in row ", i);
   return rows;
 }
 
@@ -189,7 +189,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
   check_not_deferred(op, pairs, scale, saturated, tokens);
   const Parts parts(op, weights, sizes, eps);
   const Model& m = parts.model;
-  Rows rows = rows_of(op, m, parts.classes, canvas, known, S, z, last, told, slots, positions, start, threads);
+  Rows rows = rows_of(op, m, canvas, known, S, z, last, told, slots, positions, start, threads);
   const int64_t B = rows.count;
   rows.seeds = checked<int64_t>(seeds, op, "seeds", ScalarType::Long, {B});
   rows.temperatures = checked<float>(temperatures, op, "temperatures", ScalarType::Float, {B});
@@ -223,7 +223,7 @@ void prefill_slots(const Tensor& canvas, const Tensor& known, Tensor S, Tensor z
   const char* op = "prefill";
   check_not_deferred(op, pairs, scale, saturated, tokens);
   const Parts parts(op, weights, sizes, eps);
-  Rows rows = rows_of(op, parts.model, parts.classes, canvas, known, S, z, last, told, slots, positions, start, threads);
+  Rows rows = rows_of(op, parts.model, canvas, known, S, z, last, told, slots, positions, start, threads);
   const std::vector<int64_t> real =
       checked_steps(op, parts.model, rows, checked<int64_t>(steps, op, "steps", ScalarType::Long, {rows.count}));
   rows.steps = real.data();

@@ -34,11 +34,10 @@ class Parts {
     model.d_model = (int)sizes[3];
     model.d_ff = (int)sizes[4];
     model.mixtures = (int)sizes[5];
-    classes = sizes[6];
+    model.classes = (int)sizes[6];
     model.pre_norm = sizes[7];
     model.gelu = sizes[8];
     model.elu_scale = sizes[9];
-    model.classes = (int)classes;
     model.following = (int)sizes[10];
     model.class_rows = (int)sizes[11];
     model.background = (int)sizes[12];
@@ -63,7 +62,7 @@ class Parts {
     if (marginal.numel()) model.marginal = checked<double>(marginal, op, "marginal", ScalarType::Double, {256});
     model.norm = norm(weights[5], weights[6], "norm");
     STD_TORCH_CHECK(0 <= sizes[10] && sizes[10] < model.values && 0 <= sizes[11] &&
-                        (!sizes[11] || sizes[11] + classes < table_rows_) && -1 <= sizes[12] && sizes[12] <= 255,
+                        (!sizes[11] || sizes[11] + model.classes < table_rows_) && -1 <= sizes[12] && sizes[12] <= 255,
                     op, ": following, class_rows and background are ", sizes[10], ", ", sizes[11], " and ", sizes[12]);
     STD_TORCH_CHECK(sizes[13] == 1 || (sizes[13] == 3 && !model.marginal && sizes[12] < 0), op,
                     ": a token must have 1 sub-pixel, or 3 with a start token and no background; got ", sizes[13]);
@@ -77,7 +76,7 @@ class Parts {
                       ": the background's table must have a multiple of ", unit, " columns, got ", text(sizes_of(table)));
       const int dim = (int)table.size(1);
       model.skipped_table = checked<float>(table, op, "background table", ScalarType::Float,
-                                           {model.tokens + classes + 1 + model.following + 1, dim});
+                                           {model.tokens + model.classes + 1 + model.following + 1, dim});
       if (ON_GPU) {
         model.project = {checked<float>(weights[9], op, "project", ScalarType::Float, {model.d_model, dim}), nullptr, 1,
                          dim, model.d_model};
@@ -111,7 +110,6 @@ class Parts {
   }
 
   Model model{};
-  int64_t classes;
 
  private:
   Matrix matrix(const Tensor& w, const Tensor& bias, const char* name, int groups, int columns, int depth,
@@ -142,7 +140,7 @@ class Parts {
   void check_look_ups() {
     const Model& m = model;
     for (int i = 0; i < m.values; ++i)
-      STD_TORCH_CHECK(0 <= m.base[i] && (int64_t)m.base[i] + 256 + (i == 0 ? classes : i >= m.values - m.following) < table_rows_, op_,
+      STD_TORCH_CHECK(0 <= m.base[i] && (int64_t)m.base[i] + 256 + (i == 0 ? m.classes : i >= m.values - m.following) < table_rows_, op_,
                       ": base[", i, "] is ", m.base[i], ", beyond a table of ", table_rows_, " rows");
     bool inside = true;
     for (int64_t t = 0; t < m.tokens; ++t) {
