@@ -10,10 +10,10 @@ int run_ahead(const Pass& pass, void* stream, bool overlapped) {
                           pass);
 }
 
-int keep_last(const EndCall& call, void* stream, bool overlapped) {
+int keep_last(const EndCall& call, void* stream) {
   constexpr int WARPS = KeepLast::BLOCK / WARP;
   return launch<KeepLast>(Grid{(call.pass.rows.count + WARPS - 1) / WARPS},
-                          WARPS * call.pass.model.d_model * (int)sizeof(float), stream, overlapped, call);
+                          WARPS * call.pass.model.d_model * (int)sizeof(float), stream, true, call);
 }
 
 }  // namespace linpix

@@ -31,15 +31,14 @@ LINPIX_INLINE bool begins(const Rows& rows, int64_t row, int64_t t) { return t =
 struct Embed {
   static constexpr int BLOCK = 4 * WARP, PER_SM = 8;
 
-  LINPIX_BODY run(Threads<BLOCK>& threads, const EndCall& call) {
-    const Pass& p = call.pass;
+  LINPIX_BODY run(Threads<BLOCK>& threads, const Pass& p) {
     threads.follow();
     threads.each([&](int i) {
       const int64_t token = threads.x * (BLOCK / WARP) + i / WARP, row = token / p.tokens;
       if (row >= p.rows.count) return;
       const int64_t j = p.begun(row) + token % p.tokens;
       if (j >= p.rows.steps[row]) return;
-      const int64_t t = (p.rows.positions ? p.rows.positions[row] : 0) + j;
+      const int64_t t = p.rows.positions[row] + j;
       const Token k = token_at(p.model, p.rows, row, t);
       look_up(p.model, k, image_of(p, k), i % WARP, p.buffers.sum + token * p.model.d_model);
       if (!p.buffers.skipped || i % WARP) return;

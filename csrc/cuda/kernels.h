@@ -64,20 +64,21 @@ struct ProductCall {
 struct EndCall {
   Pass pass;
   Norm post;       // of the last layer, if post-norm
-  bool embed_next;
-  bool keep_head;  // in shared memory, where it fits
+  bool embed_next = false;
+  bool keep_head = false;  // in shared memory, where it fits: finish says so
 };
 
 // What a product does with its sums: qkv stores them, up applies relu or gelu, and add adds x.
 enum class Product { qkv, up, add };
 
-// Each returns a cudaError_t. overlapped: see launch in threads.h.
+// Each returns a cudaError_t. overlapped: see launch in threads.h. multiply, finish and keep_last always are, and embed
+// never is.
 int attend(const AttendCall&, void* stream, bool overlapped);
-int multiply(Product, const ProductCall&, bool bf16, void* stream, bool overlapped);
-int embed(const EndCall&, void* stream);
-int finish(const EndCall&, void* stream, bool overlapped);
+int multiply(Product, const ProductCall&, bool bf16, void* stream);
+int embed(const Pass&, void* stream);
+int finish(const EndCall&, void* stream);
 int run_ahead(const Pass&, void* stream, bool overlapped);
-int keep_last(const EndCall&, void* stream, bool overlapped);
+int keep_last(const EndCall&, void* stream);
 
 // All of it: passes of decode, or the first tokens of each row. Buffers for rows * tokens.
 constexpr int CHUNK = 128;  // tokens of a row that prefill takes together

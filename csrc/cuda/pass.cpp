@@ -14,7 +14,7 @@ int run_layers(const Pass& p, bool predict, void* stream) {
   const auto product = [&](Product kind, const Matrix& weights, const void* a, Norm post, Norm pre, void* out) {
     ProductCall call{a, weights, rows, b.sum, {}, {}, m.d_model, b.x, out, m.gelu};
     (m.pre_norm ? call.pre : call.post) = m.pre_norm ? pre : post;
-    return multiply(kind, call, m.bf16, stream, true);
+    return multiply(kind, call, m.bf16, stream);
   };
   int error = 0;
   for (int l = 0; l < m.layers && !error; ++l) {
@@ -38,10 +38,10 @@ int decode(Pass p, int passes, void* stream) {
   const Norm post = last_norm(p.model);
   const bool skips = p.pools.tokens;
   p.tokens = 1;
-  int error = !passes ? 0 : skips ? run_ahead(p, stream, false) : embed({p, post, false, false}, stream);
+  int error = !passes ? 0 : skips ? run_ahead(p, stream, false) : embed(p, stream);
   for (int pass = 0; pass < passes && !error; ++pass) {
     error = run_layers(p, true, stream);
-    if (!error) error = finish({p, post, !skips && pass + 1 < passes, false}, stream, true);
+    if (!error) error = finish({p, post, !skips && pass + 1 < passes}, stream);
     if (!error && skips) error = run_ahead(p, stream, true);
   }
   return error;
@@ -51,9 +51,9 @@ int prefill(Pass p, int64_t longest, void* stream) {
   int error = 0;
   for (p.step = 0; p.step < longest && !error; p.step += CHUNK) {  // token 0 without a start token is left out by attend
     p.tokens = (int)std::min<int64_t>(CHUNK, longest - p.step);
-    error = embed({p, {}, false, false}, stream);
+    error = embed(p, stream);
     if (!error) error = run_layers(p, p.model.background >= 0, stream);
-    if (!error && p.pools.tokens) error = keep_last({p, last_norm(p.model), false, false}, stream, true);
+    if (!error && p.pools.tokens) error = keep_last({p, last_norm(p.model)}, stream);
   }
   return error;
 }

@@ -53,8 +53,8 @@ int main() {
         pass.pools.defer = 1;
         pass.tokens = 1;
         report("attend", [&] { return attend({pass, 0, 96, 64}, nullptr, true); });
-        report("embed", [&] { return embed({pass, {}, false, false}, nullptr); });
-        report("finish", [&] { return finish({pass, {}, false, false}, nullptr, true); });
+        report("embed", [&] { return embed(pass, nullptr); });
+        report("finish", [&] { return finish({pass, {}}, nullptr); });
         report("decode", [&] { return decode(pass, 1, nullptr); });
         report("prefill", [&] { return prefill(pass, 1, nullptr); });
         int64_t tokens = 0;
@@ -62,7 +62,7 @@ int main() {
         skips.pools.tokens = &tokens;
         skips.model.background = 0;
         report("run_ahead", [&] { return run_ahead(skips, nullptr, true); });
-        report("keep_last", [&] { return keep_last({skips, {}, false, false}, nullptr, true); });
+        report("keep_last", [&] { return keep_last({skips, {}}, nullptr); });
         report("decode", [&] { return decode(skips, 1, nullptr); });
         report("prefill", [&] { return prefill(skips, 1, nullptr); });
         for (const Product product : {Product::qkv, Product::up, Product::add})
@@ -71,7 +71,7 @@ int main() {
             call.weights = layer.up;
             call.rows = rows;
             call.d_model = 32;
-            report("multiply", [&] { return multiply(product, call, bf16, nullptr, true); });
+            report("multiply", [&] { return multiply(product, call, bf16, nullptr); });
           }
       }
   report("attends", [] { return attends(8, 8) ? 100 : 0; });                       // these two ask no GPU
