@@ -8,8 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "target.h"
-
 namespace linpix {
 
 using torch::headeronly::ScalarType;

@@ -1,7 +1,6 @@
 // What attention over whole sequences works on: plain pointers and sizes.
 #pragma once
 
-#include <stddef.h>
 #include <stdint.h>
 
 namespace linpix {

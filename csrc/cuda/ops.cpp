@@ -7,7 +7,6 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <optional>
-#include <string>
 #include <tuple>
 #include <vector>
 

@@ -3,7 +3,7 @@
 // One line each: its name and what it returned, with every way through it.
 #include <cstdio>
 #include <cstring>
-#include <string>
+#include <initializer_list>
 
 #include "../cuda/kernels.h"
 
