@@ -112,8 +112,8 @@ struct Share {
 // Some of a call's rows, and some of its passes: in each, a row takes one step through the layers, and those that skip
 // them. So after n passes a row has taken n steps at least. A call ends after most_passes, or when all steps are taken.
 struct Piece {
-  int first, last;           // rows first .. last-1
-  int64_t from = 0, to = 0;  // passes from .. to-1
+  int first, last;   // rows first .. last-1
+  int64_t from, to;  // passes from .. to-1
 };
 
 // Bytes of scratch for a pass of so many tokens: of each thread, and of what the threads of a share have in common.
@@ -142,7 +142,7 @@ struct Kernels {
   // The next `steps` tokens of one row from its position on, folded into its slot; token 0 is the start token.
   FoldIn prefill;
   FoldIn read;  // all inputs of one row
-  // One layer's attention alone: see recurrent_step in model/ops.py. Row `row`, head `head`.
+  // One token of one head: see recurrent_step in model/ops.py.
   void (*attend)(float* q, float* k, const float* v, float* S, float* z, int D, int M, float eps, float* y);
   SequenceKernel causal, causal_backward;  // see causal_attention in model/ops.py
 };
