@@ -169,17 +169,6 @@ void attention_is_equations_18_to_20(int D, int M) {
 
 // --- attention over whole sequences ------------------------------------------------------------------------------
 
-// Every head of every sequence, each with its scratch of the exact size.
-void run_sequences(const SequenceKernel& kernel, const Sequences& s) {
-  for (int64_t i = 0; i < s.count * s.heads; ++i) {
-    const size_t bytes = (kernel.scratch_bytes(s) + 63) / 64 * 64;
-    void* scratch = std::aligned_alloc(64, bytes);
-    std::memset(scratch, 0, bytes);
-    kernel.run(s, i / s.heads, i % s.heads, scratch);
-    std::free(scratch);
-  }
-}
-
 // q, k, v, y, normaliser, g, dq, dk and dv of some sequences, one of them empty, in blocks of their exact sizes.
 template <class E>
 struct Whole {
@@ -192,10 +181,17 @@ struct Whole {
     for (int i = 0; i < 8; ++i) x[i].resize(offsets.back() * HEADS * (i == 2 || i == 3 || i == 4 || i == 7 ? M : D));
   }
   Heads at(int i, int width) { return {x[i].data(), HEADS * width, width}; }
+  // Every head of every sequence, each with its scratch of the exact size.
   void run(const SequenceKernel& kernel) {
     const Sequences s = {(int64_t)offsets.size() - 1, offsets.data(), HEADS, D, M, element, 1e-6, at(0, D), at(1, D),
                          at(2, M), at(3, M), {normaliser.data(), HEADS, 1}, at(4, M), at(5, D), at(6, D), at(7, M)};
-    run_sequences(kernel, s);
+    for (int64_t i = 0; i < s.count * s.heads; ++i) {
+      const size_t bytes = (kernel.scratch_bytes(s) + 63) / 64 * 64;
+      void* scratch = std::aligned_alloc(64, bytes);
+      std::memset(scratch, 0, bytes);
+      kernel.run(s, i / s.heads, i % s.heads, scratch);
+      std::free(scratch);
+    }
   }
   void run() {
     run(kernels_portable.causal);
