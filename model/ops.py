@@ -107,18 +107,13 @@ def attention_of_one_length(q: Tensor, k: Tensor, v: Tensor, eps: float,
     length, dtype = q.shape[1], v.dtype
     with torch.autocast(q.device.type, enabled=False):  # sums over all tokens: rounded to bfloat16 they would not move
         q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
-        y, normaliser = _by_chunks(phi(q), phi(k), v, eps, length)
-    return y.to(dtype).contiguous(), normaliser.contiguous()
-
-
-def _by_chunks(q: Tensor, k: Tensor, v: Tensor, eps: float, length: int) -> tuple[Tensor, Tensor]:
-    q, k, v = (_chunks(x) for x in (q, k, v))
-    S = _of_chunks_before(k.mT @ v)                     # (B, H, chunks, D, M)
-    z = _of_chunks_before(k.sum(3, keepdim=True))       # (B, H, chunks, 1, D)
-    scores = (q @ k.mT).tril()
-    normaliser = scores.sum(-1, keepdim=True) + (q * z).sum(-1, keepdim=True) + eps
-    y = (scores @ v + q @ S) / normaliser
-    return _tokens(y, length), _tokens(normaliser, length)[..., 0]
+        Q, K, V = (_chunks(x) for x in (phi(q), phi(k), v))
+        S = _of_chunks_before(K.mT @ V)                     # (B, H, chunks, D, M)
+        z = _of_chunks_before(K.sum(3, keepdim=True))       # (B, H, chunks, 1, D)
+        scores = (Q @ K.mT).tril()
+        normaliser = scores.sum(-1, keepdim=True) + (Q * z).sum(-1, keepdim=True) + eps
+        y = _tokens((scores @ V + Q @ S) / normaliser, length)
+    return y.to(dtype).contiguous(), _tokens(normaliser, length)[..., 0].contiguous()
 
 
 def causal_attention_backward_reference(g: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, y: Tensor,
