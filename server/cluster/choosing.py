@@ -4,6 +4,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from .messages import Load
 
@@ -45,16 +46,16 @@ def oldest_first(names: Iterable[str]) -> list[str]:
 
 
 def by_end(loads: Mapping[str, Load], outstanding: Outstanding, front: str, work: float,
-           model: str = "", checkpoint: str = "") -> list[str]:
-    """Replicas in the order in which they would be done with an order, those without room after all others, and those
-    whose weights of the model are others than the order's at the very end.
+           model: str = "", facts: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Replicas in the order in which they would be done with an order, those without room last.
 
-    Equal ones come in the order of their names, so that one replica alone gets what little there is.
+    facts: of the order. Replicas that serve another model, or it with other weights or another precision, are left out,
+    unless there are no others. Equal ones come in the order of their names, so that one replica alone gets what little
+    there is.
     """
     outstanding.keep(set(loads))
     known = [load.pace for load in loads.values() if load.pace]
     usual = sum(known) / len(known) if known else 1.0
     ends = {name: outstanding.seconds(name, front, load, work, usual) for name, load in loads.items()}
-    digests = {name: load.checkpoints.get(model) for name, load in loads.items()}  # None: it has not told any
-    return sorted(loads, key=lambda name: (digests[name] not in (None, checkpoint), not loads[name].room,
-                                           digests[name] is None, ends[name], name))
+    right = [name for name, load in loads.items() if not load.facts or load.facts.get(model) == facts] or list(loads)
+    return sorted(right, key=lambda name: (not loads[name].room, not loads[name].facts, ends[name], name))

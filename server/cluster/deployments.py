@@ -22,13 +22,15 @@ from ..errors import EngineGone, ServiceError
 from ..settings import Settings
 from .choosing import LOADS
 from .desk import Desk, Snapshot
-from .messages import Answer, Order, ReplicaLost
+from .messages import Answer, Load, Order, ReplicaLost
 from .router import DoneFirst
 
 logger = logging.getLogger("linpix")
 BEAT_S = 0.5      # between two of a process's messages to the desk
 STATS_S = 0.5     # between two times that the routers hear what replicas have to do
 ANY_NUMBER = 10**6  # of requests at once: a replica's own ledger knows how many it can take
+DESK_S = 1.0      # that an answer of the desk may take: while it is replaced, there is none
+STARTS_S = 60.0   # in which a replica starts, once there are cores for it
 ENDS_S = 15.0     # after --drain-timeout, for the last answers and the end of a process
 LOG: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}  # of Serve's own words; ours are apart
 _LOST = RayActorError, WorkerCrashedError, ObjectLostError, TaskCancelledError, RequestCancelledError
@@ -93,14 +95,19 @@ class Handles:
     def __init__(self, front: str, engines: DeploymentHandle, desk: DeploymentHandle) -> None:
         self._front, self._engines, self._desk, self._elsewhere = front, engines, desk, dict[str, int]()
         self._streams = engines.options(stream=True)
+        self.facts: dict[str, dict[str, str]] = {}  # of this front's models, once it knows them
 
     @property
     def room(self) -> int:
-        return max((load.room for load in list(LOADS.values())), default=0)
+        return max((load.room for load in self._loads()), default=0)
 
     @property
     def replicas(self) -> int:
-        return len(LOADS)
+        return len(self._loads())
+
+    def _loads(self) -> list[Load]:
+        """Of the replicas that serve what this front serves, or have not said yet what they do."""
+        return [load for load in list(LOADS.values()) if not load.facts or load.facts == self.facts]
 
     async def draw(self, order: Order) -> list[Answer]:
         answer = self._engines.draw.remote(order)
@@ -157,8 +164,8 @@ class Handles:
 async def _told(answer: Any) -> Any:
     """What the desk says; None while there is none: limits across fronts are then not counted, and nothing waits."""
     try:
-        return await answer
-    except _LOST as lost:
+        return await asyncio.wait_for(answer, DESK_S)
+    except (*_LOST, TimeoutError) as lost:
         logger.warning("the desk is away (%s): limits hold for each front alone until it is back", type(lost).__name__)
         return None
 
@@ -175,7 +182,8 @@ class Front:
         name = f"front-{serve.get_replica_context().replica_tag}"
         self._fleet = Handles(name, engines, desk)
         self._server = await front_server(settings, name, engines.describe.remote, self._fleet, BEAT_S,
-                                          patience_s=settings.drain_timeout + ENDS_S)
+                                          patience_s=settings.drain_timeout + ENDS_S + STARTS_S)
+        self._fleet.facts = self._server.facts
         self._serving = asyncio.create_task(self._serve())
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.01)

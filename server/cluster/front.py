@@ -124,7 +124,7 @@ class FrontLedger(Ledger):
         loop, tokens = asyncio.get_running_loop(), served.decoder.config.length - (ticket.known or 0)
         work = float(ticket.images * tokens * served.decoder.net.multiplications)
         order = Order(id=ticket.id, endpoint=ticket.endpoint, client=ticket.client, front=self.name, model=served.name,
-                      checkpoint=served.decoder.checkpoint.digest, images=ticket.images, work=work,
+                      facts=served.decoder.facts, images=ticket.images, work=work,
                       timeout_s=ticket.timeout_s, spent_s=0.0, stream=ticket.stream, bulk=ticket.bulk,
                       ranked=ticket.ranked, group=ticket.group, known=ticket.known or 0, specs=specs, hidden=hidden)
         ticket.expiry = loop.call_at(ticket.deadline + LATE_S, lambda: ticket.send(DeadlinePassed(ticket.timeout_s)))
@@ -179,21 +179,22 @@ class FrontLedger(Ledger):
                 logger.exception("request %s is lost", order.id)
                 self._lose(ticket, admitted, f"the request was lost on its way ({type(failure).__name__})")
                 return
-        self._lose(ticket, admitted, "the replicas that were to draw this request ended or have other weights")
+        self._lose(ticket, admitted, "the replicas that were to draw this request ended, or serve other weights")
 
     def _admitted(self, answers: list[Answer], admitted: asyncio.Future[None]) -> None:
         """Tell whether the first answer of a stream is that it was admitted."""
         if answers and isinstance(answers[-1], ServiceError):
             if isinstance(answers[-1], _ELSEWHERE):
-                raise ReplicaLost("a replica is ending")
+                raise ReplicaLost(str(answers[-1]))
             admitted.set_exception(answers[-1])
         else:
             admitted.set_result(None)
 
     def _pass_on(self, ticket: Ticket, scoring: Scoring | None, answers: list[Answer], began: float = 0.0) -> None:
         """began: when the order was sent whose whole answer this is."""
-        if any(isinstance(answer, _ELSEWHERE) for answer in answers):
-            raise ReplicaLost("a replica ended")
+        for answer in answers:
+            if isinstance(answer, _ELSEWHERE):
+                raise ReplicaLost(str(answer))
         for answer in answers:
             if isinstance(answer, Took):
                 self._hops.observe(time.monotonic() - began - answer.seconds)

@@ -32,7 +32,7 @@ class Order:
     client: str
     front: str                 # which asks
     model: str
-    checkpoint: str            # the digest of the model's weights, as the answer will tell it
+    facts: dict[str, str]      # of the model's decoder, weights and precision among them, as the answer will tell them
     images: int
     work: float                # multiplications, as far as the known lengths tell
     timeout_s: float           # from when its head was read,
@@ -81,7 +81,7 @@ class Load:
     ahead: dict[str, float] = field(default_factory=dict)  # multiplications that each front's orders still need at most
     pace: float = 0.0                                       # multiplications a second with full slots; 0: not measured
     room: int = 0                                           # images that the model with most room would admit
-    checkpoints: dict[str, str] = field(default_factory=dict)  # digests, by model; none: it has not said anything yet
+    facts: dict[str, dict[str, str]] = field(default_factory=dict)  # by model; none: it has not said anything yet
     since: float = math.inf                                 # when it began, of time.time()
 
 

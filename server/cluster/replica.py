@@ -17,7 +17,7 @@ from ..compare.jobs import Job
 from ..core import Core
 from ..engine.memory import collect
 from ..engine.ticket import Scored, Ticket
-from ..errors import EngineFailed, EngineGone, ModelNotFound, ServiceError
+from ..errors import EngineFailed, EngineGone, ServiceError
 from ..settings import Settings
 from .desk import Snapshot
 from .messages import Answer, Description, Likelihood, Load, Order, Took
@@ -33,7 +33,7 @@ class Replica:
         sys.setswitchinterval(0.0005)  # as server/serve.py
         self._core = Core(settings.model_copy(update={"client_images": 0}))
         self._ahead: Counter[str] = Counter()  # work of orders that have not ended, by front
-        self._since = time.time()
+        self._settings, self._since = settings, time.time()
         self._core.ledger.start()
         collect()
 
@@ -47,9 +47,9 @@ class Replica:
         """Why this process decodes nothing any more, once that is so."""
         return self._core.ledger.gone
 
-    def describe(self) -> tuple[str, dict[str, Description]]:
-        """The kernel in use, and the models, the default one first."""
-        return self._core.kernel, {
+    def describe(self) -> tuple[Settings, str, dict[str, Description]]:
+        """The settings, the kernel in use, and the models, the default one first."""
+        return self._settings, self._core.kernel, {
             name: Description(facts=served.decoder.facts, backend=served.backend, slots=served.decoder.slots,
                               skips=served.decoder.skips)
             for name, served in self._core.ledger.models.items()}
@@ -64,7 +64,7 @@ class Replica:
                  if (step_s := one.step_time(one.room.slots))]
         return Load(ahead=dict(+self._ahead), pace=min(paces, default=0.0),
                     room=max(one.room_left() for one in served),
-                    checkpoints={one.name: one.decoder.checkpoint.digest for one in served}, since=self._since)
+                    facts={one.name: one.decoder.facts for one in served}, since=self._since)
 
     def fill(self) -> dict[str, float]:
         """Images that wait or are drawn, and the slots for them, of the model that is busiest for its slots."""
@@ -97,10 +97,9 @@ class Replica:
         ledger = self._core.ledger
         with ledger.holding(order.id, order.endpoint, order.client, order.timeout_s) as ticket:
             ticket.began -= order.spent_s
-            if (served := ledger.models.get(order.model)) is None:
-                raise ModelNotFound(order.model, ledger.models)
-            if served.decoder.checkpoint.digest != order.checkpoint:  # replicas are replaced one after the other
-                raise EngineGone("this replica has other weights than the front that asks")
+            served = ledger.models.get(order.model)
+            if served is None or served.decoder.facts != order.facts:  # replicas are replaced one after the other
+                raise EngineGone("this replica serves other models, weights or precisions than the front that asks")
             ledger.admit(ticket, served, order.images, stream=order.stream, bulk=order.bulk, known=order.known,
                          scores=order.hidden is not None, group=order.group, ranked=order.ranked,
                          attempts=order.specs[0].attempts if order.specs else 0)

@@ -15,9 +15,8 @@ from .messages import Load, Order
 class DoneFirst(RequestRouter):  # type: ignore[misc]  # Ray's types are not read
     """To the replica that will be done first.
 
-    Comparisons go to one replica, which has them all: the oldest, since a new one, which comes with the load, knows of
-    none, and Serve removes the newest of a machine first. What is served is asked of the newest, which has what was
-    deployed last.
+    Comparisons go to one replica, the oldest, which has them all: a replica that the autoscaler adds has none. What is
+    served is asked of the newest, which has what was deployed last.
     """
 
     def initialize_state(self, **kwargs: Any) -> None:
@@ -38,10 +37,10 @@ class DoneFirst(RequestRouter):  # type: ignore[misc]  # Ray's types are not rea
         pending_request.routing_context.should_backoff = True  # where none of them can be reached
         order = pending_request.args[0] if pending_request.args else None
         if not isinstance(order, Order):
-            oldest = choosing.oldest_first(candidates)
-            return [[candidates[name]] for name in (oldest if order is not None else reversed(oldest))]
+            oldest, *others = choosing.oldest_first(candidates)
+            return [[candidates[name]] for name in ([oldest] if order is not None else [*reversed(others), oldest])]
         loads = {name: choosing.LOADS.get(name) or Load(room=1) for name in candidates}
-        names = choosing.by_end(loads, self._outstanding, order.front, order.work, order.model, order.checkpoint)
+        names = choosing.by_end(loads, self._outstanding, order.front, order.work, order.model, order.facts)
         self._give(names[0], pending_request, order)
         return [[candidates[name]] for name in names]
 

@@ -150,6 +150,11 @@ class FrontServer(Server):
     def draining(self) -> bool:
         return self._front.draining
 
+    @property
+    def facts(self) -> dict[str, dict[str, str]]:
+        """What answers say of how their images were made, by model."""
+        return {name: served.decoder.facts for name, served in self._front.models.items()}
+
     def snapshot(self) -> Snapshot:
         return list(self._front.metrics.registry.collect())
 
@@ -180,20 +185,24 @@ class FrontServer(Server):
 
 
 async def front_server(settings: Settings, name: str,
-                       describe: Callable[[], Awaitable[tuple[str, dict[str, Description]]]], fleet: Beaten,
+                       describe: Callable[[], Awaitable[tuple[Settings, str, dict[str, Description]]]], fleet: Beaten,
                        beat_s: float, *, patience_s: float) -> FrontServer:
-    """The server of a front, once a replica has the weights that this front reads: a deployment replaces both kinds at
-    once. Raises CheckpointError if none has them within patience_s.
+    """The server of a front, once a replica has its settings and the weights that it reads: a deployment replaces both
+    kinds at once. Raises CheckpointError or LookupError if none has them within patience_s.
 
-    describe: asks the newest replica for its kernel and its models.
+    describe: asks the newest replica for its settings, its kernel and its models.
     """
-    until = time.monotonic() + patience_s
+    until, waited = time.monotonic() + patience_s, False
     while True:
-        kernel, told = await describe()
+        theirs, kernel, told = await describe()
         try:
+            if theirs != settings:
+                raise LookupError("no replica has the settings of this front")
             return FrontServer(settings, name, kernel, told, fleet, beat_s)
-        except checkpoint.CheckpointError as error:
+        except (checkpoint.CheckpointError, LookupError) as error:
             if time.monotonic() > until:
                 raise
-            logger.warning("this front waits: %s", error)
+            if not waited:
+                logger.info("this front waits for a replica with its settings and weights: %s", error)
+            waited = True
             await asyncio.sleep(beat_s)

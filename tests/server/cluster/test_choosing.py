@@ -38,12 +38,15 @@ def test_a_replica_without_room_is_the_last_resort():
     assert by_end(loads, Outstanding(), "here", 1.0) == ["busy", "full"]
 
 
-def test_an_order_goes_to_a_replica_with_its_weights():
-    new, old = {"tiny": "new"}, {"tiny": "old"}
-    loads = {"a": Load(room=9, checkpoints=new), "b": Load(room=9), "c": Load(room=9, checkpoints=old)}
-    assert by_end(loads, Outstanding(), "here", 1.0, "tiny", "old") == ["c", "b", "a"]
-    loads["c"] = Load(room=0, checkpoints=old)
-    assert by_end(loads, Outstanding(), "here", 1.0, "tiny", "old") == ["b", "c", "a"], "what is full refuses"
+def test_an_order_goes_to_a_replica_that_serves_what_the_front_tells_of():
+    old, new = {"checkpoint": "old"}, {"checkpoint": "new"}
+    loads = {"a": Load(room=9, facts={"tiny": new}), "b": Load(room=9), "c": Load(room=9, facts={"tiny": old}),
+             "d": Load(room=9, facts={"other": old})}
+    assert by_end(loads, Outstanding(), "here", 1.0, "tiny", old) == ["c", "b"]
+    loads["c"] = Load(room=0, facts={"tiny": old})
+    assert by_end(loads, Outstanding(), "here", 1.0, "tiny", old) == ["b", "c"], "what is full refuses"
+    del loads["b"], loads["c"]
+    assert by_end(loads, Outstanding(), "here", 1.0, "tiny", old) == ["a", "d"], "they say why not"
 
 
 def test_what_one_replica_has_alone_stays_there_when_others_come(monkeypatch):

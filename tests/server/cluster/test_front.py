@@ -91,7 +91,7 @@ class Fronts:
         desk = Desk()
         self.fleets = [Near(settings, name, desk) for name in ("front-1", "front-2")]
         self.fleets[1].replica = self.fleets[0].replica
-        kernel, told = self.fleets[0].replica.describe()
+        _, kernel, told = self.fleets[0].replica.describe()
         self.ledgers = [FrontLedger(fleet.front, models_of(told, settings, fleet),
                                     Metrics([("tiny", "linear")], BACKENDS, "1", kernel), fleet, settings)
                         for fleet in self.fleets]
@@ -230,7 +230,7 @@ def test_a_replica_with_other_weights_draws_nothing(tiny, class_first):
             [fleet, _], [client, _] = both.fleets, both.clients
             own, fleet.replica = fleet.replica, Replica(Settings(checkpoints=class_first.parent))
             try:
-                assert fleet.replica.load().checkpoints != own.load().checkpoints
+                assert fleet.replica.load().facts != own.load().facts
                 for body in ({"seed": 7}, {"seed": 7, "stream": True}):
                     answer = await client.post("/v1/images/generations", json=body)
                     assert answer.status_code == 503 and "other weights" in answer.json()["error"]["message"]
@@ -242,7 +242,7 @@ def test_a_replica_with_other_weights_draws_nothing(tiny, class_first):
     asyncio.run(refused())
 
 
-def test_a_front_waits_for_a_replica_with_the_weights_that_it_reads(tiny, class_first):
+def test_a_front_waits_for_a_replica_with_its_settings_and_weights(tiny, class_first):
     async def waits() -> None:
         async with fronts(tiny) as both:
             [fleet, _], settings = both.fleets, Settings(checkpoints=class_first.parent, port=0)
@@ -257,8 +257,12 @@ def test_a_front_waits_for_a_replica_with_the_weights_that_it_reads(tiny, class_
             for listening in server._listening:
                 listening.close()
             assert len(described) == 1
-            described = [fleet.replica.describe()]
+            described = [(settings, *fleet.replica.describe()[1:])]
             with pytest.raises(checkpoint.CheckpointError, match="another checkpoint"):
+                await front_server(settings, "front-3", describe, fleet, 0.01, patience_s=0.05)
+            described = [fleet.replica.describe()]
+            settings = settings.model_copy(update={"checkpoints": tiny.parent, "slots": 3})
+            with pytest.raises(LookupError, match="the settings of this front"):
                 await front_server(settings, "front-3", describe, fleet, 0.01, patience_s=0.05)
 
     asyncio.run(waits())
