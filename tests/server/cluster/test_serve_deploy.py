@@ -56,12 +56,12 @@ class Head(Cluster):
     def __init__(self, checkpoints: Path) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="linpix-ray-"))  # sockets need a short path
         self.log = self.folder / "head.log"
-        self.checkpoints, self.port = checkpoints, free_port()
-        self.url, self.api = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{free_port()}"
-        self.server, token = self, secrets.token_hex(32)
+        self.checkpoints, self.server, token = checkpoints, self, secrets.token_hex(32)
         self.token = {"authorization": f"Bearer {token}"}
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")} | QUIET
         self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+
+    def start(self) -> None:
         for _ in range(TRIES):  # Ray gives itself 30 s, which a machine that is busy may need
             self._start()
             if self.comes_to(lambda: self.told() == {}):
@@ -70,10 +70,12 @@ class Head(Cluster):
         raise RuntimeError(self.log.read_text())
 
     def _start(self) -> None:
+        self.port, api = free_port(), free_port()
+        self.url, self.api = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{api}"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [BIN / "ray", "start", "--head", "--block", "--node-ip-address", "127.0.0.1",
-                 "--port", str(free_port()), "--dashboard-port", self.api.rpartition(":")[2],
+                 "--port", str(free_port()), "--dashboard-port", str(api),
                  "--dashboard-agent-listen-port", str(free_port()), "--ray-client-server-port", str(free_port()),
                  "--min-worker-port", "0", "--max-worker-port", "0",  # 0: any that are free
                  "--temp-dir", self.folder, "--num-cpus", "4", "--object-store-memory", str(STORE_BYTES)],
@@ -95,12 +97,12 @@ class Head(Cluster):
 
     def kill(self) -> None:
         """End it, and what did not end with it."""
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.end()
-        finally:
-            for pid in self.family():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        for pid in self.family():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
 
     def deploy(self, **settings: Any) -> None:
         path = self.folder / "ray.yaml"
@@ -135,22 +137,28 @@ class Head(Cluster):
 
         return eventually(asked, WITHIN_S, LOOK_S) and self.process.poll() is None
 
-    async def load(self, clients: int, until: Callable[[], bool]) -> list[Record]:
-        """What becomes of the requests of clients that ask again and again, until something is true."""
-        seeds, over, records = itertools.count(), asyncio.Event(), list[Record]()
+    async def load(self, *phases: tuple[int, Callable[[], bool]]) -> list[Record]:
+        """What becomes of the requests of clients that ask again and again.
 
-        async def client() -> None:
+        phases: how many clients there are until something is true; in each no more than in the one before.
+        """
+        seeds, wanted, records = itertools.count(), phases[0][0], list[Record]()
+
+        async def client(number: int) -> None:
             connection = Connection("127.0.0.1", self.port)
-            while not over.is_set():
+            while number < wanted:
                 seed = next(seeds)
                 records.append(await connection.ask(Ask(seed=seed % SEEDS, stream=seed % 3 > 0)))
             connection.close()
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(clients):
-                group.create_task(client())
-            came = await asyncio.to_thread(self.comes_to, until)
-            over.set()
+            for number in range(wanted):
+                group.create_task(client(number))
+            for clients, until in phases:
+                wanted = clients
+                if not (came := await asyncio.to_thread(self.comes_to, until)):
+                    break
+            wanted = 0
         assert came, self.told()
         return records
 
@@ -159,6 +167,7 @@ class Head(Cluster):
 def head(tiny: Path) -> Iterator[Head]:
     head = Head(tiny.parent)
     try:
+        head.start()
         yield head
     finally:
         print(head.log.read_text())  # pytest shows it where the test failed
@@ -182,9 +191,8 @@ def test_serve_deploy_runs_the_file_and_its_replicas_come_and_go_with_the_load(h
     [pid] = head.pids("Engine")
     assert b"OMP_NUM_THREADS=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
-    assert not wrong(asyncio.run(head.load(MANY, both_draw)))
     # a stream of which something was sent cannot run again elsewhere: the removed replica itself must finish it
-    assert not wrong(asyncio.run(head.load(FEW, lambda: head.engines() == {"RUNNING": 1})))
+    assert not wrong(asyncio.run(head.load((MANY, both_draw), (FEW, lambda: head.engines() == {"RUNNING": 1}))))
 
     head.deploy(slots=SLOTS + 1)
     assert head.comes_to(lambda: head.of_engines("linpix_state_slots") == [SLOTS + 1])
