@@ -21,6 +21,7 @@ import resource
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -97,6 +98,8 @@ def bare(batcher: Batcher, batch: int, seconds: float) -> Result:
 
 def by_wrk(url: str, connections: int, n: int, seconds: float, accept: str) -> tuple[float, int]:
     """Images/s, and the number of requests they took."""
+    if shutil.which("wrk") is None:
+        sys.exit("this needs wrk, a load generator; Debian has it as wrk")
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(SCRIPT % {"n": n, "accept": accept, "steady": STEADY_S})
         script.flush()
