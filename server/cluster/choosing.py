@@ -4,9 +4,8 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
-from .messages import Load
+from .messages import Load, Order
 
 LOADS: dict[str, Load] = {}  # what each replica last said, by its name: the router of this process writes it
 
@@ -45,17 +44,15 @@ def oldest_first(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (LOADS[name].since if name in LOADS else math.inf, name))
 
 
-def by_end(loads: Mapping[str, Load], outstanding: Outstanding, front: str, work: float,
-           model: str = "", facts: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+def by_end(loads: Mapping[str, Load], outstanding: Outstanding, order: Order) -> list[str]:
     """Replicas in the order in which they would be done with an order, those without room last.
 
-    facts: of the order. Replicas that serve another model, or it with other weights or another precision, are left out,
-    unless there are no others. Equal ones come in the order of their names, so that one replica alone gets what little
-    there is.
+    Replicas that serve another model, or it with other weights or another precision, are left out, unless there are no
+    others. Equal ones come in the order of their names, so that one replica alone gets what little there is.
     """
     outstanding.keep(set(loads))
     known = [load.pace for load in loads.values() if load.pace]
     usual = sum(known) / len(known) if known else 1.0
-    ends = {name: outstanding.seconds(name, front, load, work, usual) for name, load in loads.items()}
-    right = [name for name, load in loads.items() if not load.facts or load.facts.get(model) == facts] or list(loads)
-    return sorted(right, key=lambda name: (not loads[name].room, not loads[name].facts, ends[name], name))
+    ends = {name: outstanding.seconds(name, order.front, load, order.work, usual) for name, load in loads.items()}
+    right = [name for name, load in loads.items() if not load.facts or load.facts.get(order.model) == order.facts]
+    return sorted(right or loads, key=lambda name: (not loads[name].room, not loads[name].facts, ends[name], name))

@@ -40,7 +40,7 @@ class DoneFirst(RequestRouter):  # type: ignore[misc]  # Ray's types are not rea
             oldest, *others = choosing.oldest_first(candidates)
             return [[candidates[name]] for name in ([oldest] if order is not None else [*reversed(others), oldest])]
         loads = {name: choosing.LOADS.get(name) or Load(room=1) for name in candidates}
-        names = choosing.by_end(loads, self._outstanding, order.front, order.work, order.model, order.facts)
+        names = choosing.by_end(loads, self._outstanding, order)
         self._give(names[0], pending_request, order)
         return [[candidates[name]] for name in names]
 
