@@ -32,7 +32,7 @@ from linpix.model.config import PRESETS
 from linpix.model.team import usable_cores
 from linpix.model.transformer import Transformer
 from linpix.server.cluster.choosing import Outstanding, by_end
-from linpix.server.cluster.messages import Load
+from linpix.server.cluster.messages import Load, Order
 from tests.benchmarks.decode import machine
 from tests.benchmarks.simulation import Costs, Served, served, simulate
 from tests.benchmarks.spending import Spent, ask, steps_of_all
@@ -137,12 +137,14 @@ def compared(said: Served, real: Served) -> str:
 
 def choice_s(replicas: int, fronts: int) -> float:
     """Seconds in which a front chooses among so many replicas, each with orders of so many fronts."""
-    loads = {f"r{at}": Load(ahead={f"f{other}": 1.0 for other in range(fronts)}, pace=1.0, room=1)
-             for at in range(replicas)}
+    order = Order(id="1", endpoint="generations", client="", front="f0", model="mnist", facts={"engine": "compiled"},
+                  images=1, work=1.0, timeout_s=60.0, spent_s=0.0)
+    loads = {f"r{at}": Load(ahead={f"f{other}": 1.0 for other in range(fronts)}, pace=1.0, room=1,
+                            facts={order.model: order.facts}) for at in range(replicas)}
     outstanding, taken = Outstanding(), []
     for at in range(30):
         began = time.perf_counter()
-        first = by_end(loads, outstanding, "f0", 1.0)[0]
+        first = by_end(loads, outstanding, order)[0]
         taken.append(time.perf_counter() - began)
         outstanding.give(first, str(at), 1.0, math.inf)
     return statistics.median(taken)
