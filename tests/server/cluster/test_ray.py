@@ -112,9 +112,11 @@ async def load(cluster: Cluster, asks: list[Ask], events: dict[int, tuple[str, i
     async def client() -> None:
         connection = Connection(str(address.hostname), int(address.port or 0))
         while waiting:
-            answered.append(await connection.ask(waiting.pop()))
+            answered.append(record := await connection.ask(waiting.pop()))
             if (event := events.pop(len(answered), None)) is not None:
                 os.kill(cluster.pids(event[0])[event[1]], signal.SIGKILL)
+            if record.outcome == "lost":  # what was killed takes connections until its last socket is closed
+                await asyncio.sleep(0.1)
         connection.close()
 
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
@@ -172,7 +174,7 @@ def what_is_killed_is_replaced_and_every_request_is_answered(cluster: Cluster) -
     assert not events and len(records) == REQUESTS
     assert not [record for record in records if cluster.oracle.wrong(record)]
     ends = Counter(record.outcome for record in records)
-    assert ends["completed"] >= REQUESTS - CLIENTS, ends
+    assert ends["completed"] >= REQUESTS - 2 * CLIENTS, "two were killed, and no other request ends by that"
     for record in records:
         if record.outcome == "failed":  # a stream of which something had been sent says that it ends
             assert record.code == "engine_gone" and record.ask.stream
