@@ -27,12 +27,15 @@ def release() -> str:
 class Core:
     """The engine and the scheduler of one process: the same object in the plain server and in a replica's."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Read the models that the settings name. Raises CheckpointError or ValueError with the cure."""
+    def __init__(self, settings: Settings, *, share: bool = False) -> None:
+        """Read the models that the settings name. Raises CheckpointError or ValueError with the cure.
+
+        share: whether other processes of this machine serve the same.
+        """
         faults = Faults(settings.faults) if settings.faults else None
         if faults is not None:
             logger.warning("THIS SERVICE BREAKS ON PURPOSE, as --faults (LINPIX_FAULTS) asks for: %s", settings.faults)
-        self.catalogue = Catalogue(settings, faults)
+        self.catalogue = Catalogue(settings, faults, share=share)
         batchers = self.catalogue.read()
         engines = {(batcher.decoder.name, batcher.decoder.device) for batcher in batchers.values()}
         self.kernel = ("cuda" if ("compiled", "cuda") in engines else

@@ -31,7 +31,7 @@ class Replica:
     def __init__(self, settings: Settings) -> None:
         """Reads the models. Raises CheckpointError or ValueError with the cure."""
         sys.setswitchinterval(0.0005)  # as server/serve.py
-        self._core = Core(settings.model_copy(update={"client_images": 0}))
+        self._core = Core(settings.model_copy(update={"client_images": 0}), share=True)
         self._ahead: Counter[str] = Counter()  # work of orders that have not ended, by front
         self._settings, self._since = settings, time.time()
         self._core.ledger.start()
@@ -41,6 +41,8 @@ class Replica:
         """End the engine thread; orders still here end with Draining."""
         self._core.comparisons.stop()
         await self._core.ledger.stop()
+        for served in self._core.ledger.models.values():
+            served.decoder.close()
 
     @property
     def gone(self) -> str:

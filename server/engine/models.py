@@ -24,8 +24,9 @@ _FIRST = ("mnist", "mnist-small")  # the default model, where they exist
 class Catalogue:
     """The checkpoints that the settings name, as batchers."""
 
-    def __init__(self, settings: Settings, faults: Faults | None = None) -> None:
-        self._settings, self._faults = settings, faults
+    def __init__(self, settings: Settings, faults: Faults | None = None, *, share: bool = False) -> None:
+        """share: whether other processes of this machine serve the same."""
+        self._settings, self._faults, self._share = settings, faults, share
 
     def read(self) -> dict[str, Batcher]:
         """A batcher per model, the default one first. Raises CheckpointError or ValueError with the cure."""
@@ -136,7 +137,7 @@ class Catalogue:
                 shadowed = linear and (chosen.engine == "eager" or bool(loaded.net.config.patch))
                 _check_memory(loaded, slots, shadowed=shadowed)
             decoder = new_decoder(loaded, slots, *wanted, device=device, state=state,
-                                  fill_freed_with_nan=settings.poison)
+                                  fill_freed_with_nan=settings.poison, share=self._share)
         except ValueError as error:
             raise ValueError(f"{loaded.name}: {error}; or leave the model out with --models") from error
         return Batcher(with_faults(decoder, self._faults) if self._faults else decoder)

@@ -31,7 +31,7 @@ def steps(preset: str, core: int) -> dict[int, float]:
     take_cores(core, 1)
     torch.manual_seed(0)
     net = Transformer(PRESETS[preset]).eval().requires_grad_(False)
-    batcher, found = Batcher(new_decoder(Checkpoint(preset, net, {}, "", ()), max(ROWS))), {}
+    batcher, found = Batcher(new_decoder(Checkpoint(preset, net, {}, "", ()), max(ROWS), share=True)), {}
     for rows in ROWS:
         batcher.submit(Submission(str(rows), [ImageSpec(seed=seed) for seed in range(rows)]))
         for _ in range(2):  # to learn how many steps fit

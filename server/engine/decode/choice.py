@@ -15,8 +15,12 @@ logger = logging.getLogger(__name__)
 
 
 def new_decoder(checkpoint: Checkpoint, slots: int, engine: str = "auto", precision: str = "auto", *,
-               device: str = "auto", state: StateFormat | None = None, fill_freed_with_nan: bool = False) -> Decoder:
-    """The engine of that name, precision and device, or the best that there is for this model. Raises ValueError."""
+               device: str = "auto", state: StateFormat | None = None, fill_freed_with_nan: bool = False,
+               share: bool = False) -> Decoder:
+    """The engine of that name, precision and device, or the best that there is for this model. Raises ValueError.
+
+    share: whether other processes of this machine decode with the same weights.
+    """
     chosen = choose(checkpoint.net.config, engine, precision, device)
     if chosen.warning:
         logger.warning("%s: %s", checkpoint.name, chosen.warning)
@@ -35,4 +39,5 @@ def new_decoder(checkpoint: Checkpoint, slots: int, engine: str = "auto", precis
                          f"{f': {obstacle}' if obstacle else ''}; leave the flags out")
     if chosen.engine == "eager":
         return EagerDecoder(checkpoint, slots, fill_freed_with_nan=fill_freed_with_nan)
-    return CompiledDecoder(checkpoint, slots, precision=chosen.precision, fill_freed_with_nan=fill_freed_with_nan)
+    return CompiledDecoder(checkpoint, slots, precision=chosen.precision, fill_freed_with_nan=fill_freed_with_nan,
+                           share=share)

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.cuda import GpuPool
 from linpix.model.packing import PRECISIONS, Packed, choose, pack
+from linpix.model.sharing import SharedWeights
 
 from ...errors import EngineLost
 from .decoder import Advance, Decoder, ImageSpec, Numbers
@@ -70,12 +72,19 @@ class CompiledDecoder(BitwiseDecoder):
     name, reads_together = "compiled", READS_TOGETHER
 
     def __init__(self, checkpoint: Checkpoint, slots: int, *, precision: str = "fp32",
-                 fill_freed_with_nan: bool = False) -> None:
+                 fill_freed_with_nan: bool = False, share: bool = False) -> None:
+        """share: whether other processes of this machine decode with the same weights."""
         super().__init__(checkpoint, slots, fill_freed_with_nan=fill_freed_with_nan)
         assert isinstance(self.state, RecurrentState)
         self.precision = precision
-        self.packed = self.reader = pack(self.net, PRECISIONS[precision])
+        packed = pack(self.net, PRECISIONS[precision])
+        self._shared = SharedWeights(packed.weights) if share else None
+        self.packed = self.reader = replace(packed, weights=self._shared.weights) if self._shared else packed
         self.S, self.z = self.state.S, self.state.z
+
+    def close(self) -> None:
+        if self._shared:
+            self._shared.close()
 
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
         self.packed.prefill(from_numpy(self.canvas), from_numpy(self.known), self.S, self.z,

@@ -93,6 +93,9 @@ class Decoder(ABC):
         return {"model": self.checkpoint.name, "checkpoint": self.checkpoint.digest, "engine": self.name,
                 "precision": self.precision, "device": self.device, "state": self.state_format}
 
+    def close(self) -> None:  # noqa: B027 - most have nothing of the kind
+        """Let go of what other processes have too."""
+
     def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
         """Give clear slots to images that differ in seed and temperature only.
 

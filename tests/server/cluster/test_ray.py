@@ -20,6 +20,7 @@ from prometheus_client.samples import Sample
 
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
+from linpix.model.sharing import PREFIX
 from linpix.model.transformer import Transformer
 from tests.server.conftest import Process, eventually
 from tests.server.test_dashboard import ALERTS, ASKED, WINDOW, watching
@@ -184,8 +185,25 @@ def what_is_killed_is_replaced_and_every_request_is_answered(cluster: Cluster) -
     assert eventually(cluster.whole, 60)
 
 
+def weights_of(pid: int) -> set[str]:
+    """Files of shared weights that a process has in its memory."""
+    return {line.split(maxsplit=5)[5] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+            if f"/{PREFIX}" in line}
+
+
+def replicas_have_their_weights_in_common(cluster: Cluster) -> set[str]:
+    def files() -> list[set[str]]:
+        return [weights_of(pid) for pid in cluster.pids("Engine")]
+
+    assert eventually(lambda: len(found := files()) == 2 and all(found), 60), "a replica begins, and has its weights"
+    one, other = files()
+    assert one == other and len(one) == 1 and all(Path(file).exists() for file in one)
+    return one
+
+
 def it_drains_and_leaves_nothing_behind(cluster: Cluster) -> None:
     server, began = cluster.server, time.monotonic()
+    [weights] = replicas_have_their_weights_in_common(cluster)
     family = processes(server.process.pid)
     assert any("gcs_server" in command for command in family.values())
 
@@ -210,6 +228,7 @@ def it_drains_and_leaves_nothing_behind(cluster: Cluster) -> None:
     assert record.outcome == "completed" and not cluster.oracle.wrong(record)
     assert server.process.wait(60) == 0
     assert eventually(lambda: not [pid for pid in family if Path(f"/proc/{pid}").exists()], 20)
+    assert not Path(weights).exists()
 
 
 def no_process_comes_after_other_programs(cluster: Cluster) -> None:
@@ -222,6 +241,7 @@ def no_process_comes_after_other_programs(cluster: Cluster) -> None:
 def test_two_fronts_and_two_replicas_serve_as_one_while_some_are_killed(cluster, tmp_path):
     # one test, since to start a cluster takes longer than all of this, and pytest-xdist may divide several
     no_process_comes_after_other_programs(cluster)
+    replicas_have_their_weights_in_common(cluster)
     every_image_is_that_of_the_plain_server(cluster)
     limits_errors_and_comparisons_are_those_of_one_service(cluster)
     a_client_that_leaves_frees_its_slots(cluster)

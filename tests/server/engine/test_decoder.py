@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool, StateFormat
 from linpix.model.generate import generate
+from linpix.model.sharing import SharedWeights
 from linpix.model.transformer import Transformer
 from linpix.server.cli.draw import produce
 from linpix.server.engine.batch import Batcher
@@ -504,3 +506,15 @@ def test_a_gpu_that_no_longer_answers_is_told_from_a_batch_that_failed(emulated,
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
     with pytest.raises(EngineLost, match=r"no longer answers \(CUDA error: an illegal .* encountered\); the process"):
         engine.quantum([1], [0], [8])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares weights")
+def test_images_of_weights_that_processes_share_are_the_same_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(SharedWeights.__init__, "__defaults__", (tmp_path,))
+    drawn = []
+    for share in (False, True):
+        decoder = new_decoder(loaded(), 7, "compiled", "fp32", share=share)
+        assert len(list(tmp_path.iterdir())) == share
+        drawn.append(decode(decoder, specs(label=3)))
+        decoder.close()
+    assert (drawn[0] == drawn[1]).all() and not list(tmp_path.iterdir())
