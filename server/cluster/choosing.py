@@ -3,40 +3,51 @@
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from .messages import Load, Order
 
 LOADS: dict[str, Load] = {}  # what each replica last said, by its name: the router of this process writes it
 
 
-class Outstanding:
-    """What one front has given to each replica and has no answer to yet. It knows this at once, and exactly;
-    of other fronts' orders it knows what the replica last said."""
+class Backlogs:
+    """What replicas have to do, as one front knows it: what each last said of all fronts' orders, and what this front
+    has given it since.
 
-    def __init__(self) -> None:
-        self._given: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)  # by replica and order: work, until
+    What was said is some tenths of a second old, in which images were finished: of many that began together, all of
+    them. So it counts as done at the replica's pace. If it did not, all fronts would find a replica full that has just
+    become empty, and give all that they have to another.
+    """
 
-    def give(self, replica: str, order: str, work: float, until: float) -> None:
-        """until: when the order ends at the latest, of time.monotonic."""
-        self._given[replica][order] = work, until
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._given: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)  # by replica and order: when, work
 
-    def take(self, replica: str, order: str) -> None:
-        """The order has ended there."""
-        self._given[replica].pop(order, None)
+    def give(self, replica: str, order: str, work: float) -> None:
+        """The order goes there, and to no other that it was given to before."""
+        self.take(order)
+        self._given[replica][order] = self._clock(), work
 
-    def keep(self, replicas: set[str]) -> None:
-        """Forget all others."""
-        for gone in self._given.keys() - replicas:
+    def take(self, order: str) -> None:
+        """The order has ended."""
+        for given in self._given.values():
+            given.pop(order, None)
+
+    def keep(self, loads: Mapping[str, Load]) -> None:
+        """Forget other replicas, and the orders that these have told of."""
+        for gone in self._given.keys() - loads.keys():
             del self._given[gone]
+        for name, given in self._given.items():
+            for told in [order for order, (at, _) in given.items() if at <= loads[name].at]:
+                del given[told]
 
-    def seconds(self, replica: str, front: str, load: Load, work: float, pace: float) -> float:
-        """Until an order of so much work would be done there. pace: of a replica that has measured none."""
-        others = sum(ahead for name, ahead in load.ahead.items() if name != front)
-        now, given = time.monotonic(), self._given[replica]
-        for over in [order for order, (_, until) in given.items() if until < now]:
-            del given[over]  # it was cancelled while it was being sent
-        return (others + sum(work for work, _ in given.values()) + work) / (load.pace or pace)
+    def seconds(self, replica: str, load: Load, pace: float) -> float:
+        """Until all is done that a replica has. pace: of one that has measured none."""
+        pace = load.pace or pace
+        left, at = load.ahead / pace, load.at
+        for given_at, work in self._given[replica].values():
+            left, at = max(0.0, left - (given_at - at)) + work / pace, given_at
+        return max(0.0, left - (self._clock() - at))
 
 
 def oldest_first(names: Iterable[str]) -> list[str]:
@@ -44,15 +55,16 @@ def oldest_first(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (LOADS[name].since if name in LOADS else math.inf, name))
 
 
-def by_end(loads: Mapping[str, Load], outstanding: Outstanding, order: Order) -> list[str]:
+def by_end(loads: Mapping[str, Load], backlogs: Backlogs, order: Order) -> list[str]:
     """Replicas in the order in which they would be done with an order, those without room last.
 
     Replicas that serve another model, or it with other weights or another precision, are left out, unless there are no
     others. Equal ones come in the order of their names, so that one replica alone gets what little there is.
     """
-    outstanding.keep(set(loads))
+    backlogs.keep(loads)
     known = [load.pace for load in loads.values() if load.pace]
     usual = sum(known) / len(known) if known else 1.0
-    ends = {name: outstanding.seconds(name, order.front, load, order.work, usual) for name, load in loads.items()}
+    ends = {name: backlogs.seconds(name, load, usual) + order.work / (load.pace or usual)
+            for name, load in loads.items()}
     right = [name for name, load in loads.items() if not load.facts or load.facts.get(order.model) == order.facts]
     return sorted(right or loads, key=lambda name: (not loads[name].room, not loads[name].facts, ends[name], name))

@@ -123,7 +123,7 @@ class FrontLedger(Ledger):
             await self._enter(ticket)
         loop, tokens = asyncio.get_running_loop(), served.decoder.config.length - (ticket.known or 0)
         work = float(ticket.images * tokens * served.decoder.net.multiplications)
-        order = Order(id=ticket.id, endpoint=ticket.endpoint, client=ticket.client, front=self.name, model=served.name,
+        order = Order(id=ticket.id, endpoint=ticket.endpoint, client=ticket.client, model=served.name,
                       facts=served.decoder.facts, images=ticket.images, work=work,
                       timeout_s=ticket.timeout_s, spent_s=0.0, stream=ticket.stream, bulk=ticket.bulk,
                       ranked=ticket.ranked, group=ticket.group, known=ticket.known or 0, specs=specs, hidden=hidden)

@@ -30,7 +30,6 @@ class Order:
     id: str
     endpoint: str
     client: str
-    front: str                 # which asks
     model: str
     facts: dict[str, str]      # of the model's decoder, weights and precision among them, as the answer will tell them
     images: int
@@ -78,11 +77,12 @@ class Description:
 class Load:
     """What a replica has to do."""
 
-    ahead: dict[str, float] = field(default_factory=dict)  # multiplications that each front's orders still need at most
-    pace: float = 0.0                                       # multiplications a second with full slots; 0: not measured
-    room: int = 0                                           # images that the model with most room would admit
+    at: float = 0.0     # when it had that to do, of time.time()
+    ahead: float = 0.0  # multiplications that its orders then still needed
+    pace: float = 0.0   # multiplications a second with full slots; 0: not measured
+    room: int = 0       # images that the model with most room would admit
     facts: dict[str, dict[str, str]] = field(default_factory=dict)  # by model; none: it has not said anything yet
-    since: float = math.inf                                 # when it began, of time.time()
+    since: float = math.inf  # when it began, of time.time()
 
 
 class ReplicaLost(Exception):

@@ -4,7 +4,6 @@ import logging
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -32,7 +31,6 @@ class Replica:
         """Reads the models. Raises CheckpointError or ValueError with the cure."""
         sys.setswitchinterval(0.0005)  # as server/serve.py
         self._core = Core(settings.model_copy(update={"client_images": 0}), share=True)
-        self._ahead: Counter[str] = Counter()  # work of orders that have not ended, by front
         self._settings, self._since = settings, time.time()
         self._core.ledger.start()
         collect()
@@ -64,7 +62,8 @@ class Replica:
         served = self._core.ledger.models.values()
         paces = [one.room.slots * one.decoder.net.multiplications / step_s for one in served
                  if (step_s := one.step_time(one.room.slots))]
-        return Load(ahead=dict(+self._ahead), pace=min(paces, default=0.0),
+        ahead = sum(one.passes_left * one.decoder.net.multiplications for one in served)
+        return Load(at=time.time(), ahead=ahead, pace=min(paces, default=0.0),
                     room=max(one.room_left() for one in served),
                     facts={one.name: one.decoder.facts for one in served}, since=self._since)
 
@@ -83,7 +82,6 @@ class Replica:
     async def stream(self, order: Order) -> AsyncIterator[list[Answer]]:
         """The answer as it comes: an empty list once it is admitted, then events. An error is the last of them."""
         logs.REQUEST_ID.set(order.id)
-        self._ahead[order.front] += order.work  # type: ignore[assignment]
         try:
             async for answers in self._answers(order):
                 yield answers
@@ -92,8 +90,6 @@ class Replica:
         except Exception as failure:
             logger.exception("an order failed")
             yield [EngineFailed(f"the engine failed on this request ({type(failure).__name__})")]
-        finally:
-            self._ahead[order.front] -= order.work  # type: ignore[assignment]
 
     async def _answers(self, order: Order) -> AsyncIterator[list[Answer]]:
         ledger = self._core.ledger

@@ -3,7 +3,6 @@
 Serve copies this module into each process by value, so what is to be shared with the front is in another module.
 """
 
-import time
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
@@ -20,7 +19,7 @@ class DoneFirst(RequestRouter):  # type: ignore[misc]  # Ray's types are not rea
     """
 
     def initialize_state(self, **kwargs: Any) -> None:
-        self._outstanding = choosing.Outstanding()
+        self._backlogs = choosing.Backlogs()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
@@ -40,7 +39,7 @@ class DoneFirst(RequestRouter):  # type: ignore[misc]  # Ray's types are not rea
             oldest, *others = choosing.oldest_first(candidates)
             return [[candidates[name]] for name in ([oldest] if order is not None else [*reversed(others), oldest])]
         loads = {name: choosing.LOADS.get(name) or Load(room=1) for name in candidates}
-        names = choosing.by_end(loads, self._outstanding, order)
+        names = choosing.by_end(loads, self._backlogs, order)
         self._give(names[0], pending_request, order)
         return [[candidates[name]] for name in names]
 
@@ -49,8 +48,7 @@ class DoneFirst(RequestRouter):  # type: ignore[misc]  # Ray's types are not rea
             self._give(replica_id.unique_id, pending_request, order)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._outstanding.take(replica_id.unique_id, internal_request_id)
+        self._backlogs.take(internal_request_id)
 
     def _give(self, replica: str, request: PendingRequest, order: Order) -> None:
-        until = time.monotonic() + order.timeout_s - order.spent_s
-        self._outstanding.give(replica, request.metadata.internal_request_id, order.work, until)
+        self._backlogs.give(replica, request.metadata.internal_request_id, order.work)

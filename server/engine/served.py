@@ -174,6 +174,13 @@ class ServedModel:
         ids = {ticket.id for ticket in tickets}
         return [end.at for end in self._outlook().ends(self.step_time) if end.image.request in ids]
 
+    @property
+    def passes_left(self) -> float:
+        """Passes that all images here will probably still need."""
+        waiting = sum(ticket.waiting * self._passes(ticket.known or 0, ticket)
+                      for ticket in chain(self._queued.values(), self._reserved.values()))
+        return waiting + sum(image.steps for image in self._running())
+
     # --- reports ---
 
     def joined(self, ticket: Ticket) -> None:

@@ -31,7 +31,7 @@ from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.team import usable_cores
 from linpix.model.transformer import Transformer
-from linpix.server.cluster.choosing import Outstanding, by_end
+from linpix.server.cluster.choosing import Backlogs, by_end
 from linpix.server.cluster.messages import Load, Order
 from tests.benchmarks.decode import machine
 from tests.benchmarks.simulation import Costs, Served, served, simulate
@@ -135,18 +135,17 @@ def compared(said: Served, real: Served) -> str:
 
 # --- what a load needs ---
 
-def choice_s(replicas: int, fronts: int) -> float:
-    """Seconds in which a front chooses among so many replicas, each with orders of so many fronts."""
-    order = Order(id="1", endpoint="generations", client="", front="f0", model="mnist", facts={"engine": "compiled"},
+def choice_s(replicas: int) -> float:
+    """Seconds in which a front chooses among so many replicas."""
+    order = Order(id="1", endpoint="generations", client="", model="mnist", facts={"engine": "compiled"},
                   images=1, work=1.0, timeout_s=60.0, spent_s=0.0)
-    loads = {f"r{at}": Load(ahead={f"f{other}": 1.0 for other in range(fronts)}, pace=1.0, room=1,
-                            facts={order.model: order.facts}) for at in range(replicas)}
-    outstanding, taken = Outstanding(), []
+    loads = {f"r{at}": Load(ahead=1.0, pace=1.0, room=1, facts={order.model: order.facts}) for at in range(replicas)}
+    backlogs, taken = Backlogs(), []
     for at in range(30):
         began = time.perf_counter()
-        first = by_end(loads, outstanding, order)[0]
+        first = by_end(loads, backlogs, order)[0]
         taken.append(time.perf_counter() - began)
-        outstanding.give(first, str(at), 1.0, math.inf)
+        backlogs.give(first, str(at), 1.0)
     return statistics.median(taken)
 
 
@@ -175,11 +174,10 @@ def planned(found: Measured, rate: float, utilisation: float, slots: int) -> Pla
     fronts = max(2, math.ceil(rate * found.front_s / utilisation))
     desks = rate * found.desk_s + (replicas + fronts) * BEATS * found.beat_s
     clusters = math.ceil(desks / utilisation)
-    for _ in range(3):  # the choice of a replica takes longer the more there are
-        here = math.ceil(replicas / clusters), math.ceil(fronts / clusters)
-        fronts = max(2, math.ceil(rate * (found.front_s + choice_s(*here)) / utilisation))
-    a_cluster = simulate(found.costs, replicas=here[0], fronts=here[1], slots=slots, rate=rate / clusters,
-                         seconds=30.0, warm_s=10.0)
+    here = math.ceil(replicas / clusters)
+    fronts = max(2, math.ceil(rate * (found.front_s + choice_s(here)) / utilisation))
+    a_cluster = simulate(found.costs, replicas=here, fronts=math.ceil(fronts / clusters), slots=slots,
+                         rate=rate / clusters, seconds=30.0, warm_s=10.0)
     return Plan(rate=rate, clusters=clusters, replicas=replicas, fronts=fronts, served=a_cluster, desk=desks / clusters,
                 gpus_by_state=max(1, math.ceil(rate / utilisation / H200.get(found.preset, math.inf))),
                 gpus_by_loop=math.ceil(rate * found.replica_s / utilisation))

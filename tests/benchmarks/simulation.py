@@ -1,20 +1,25 @@
 """A discrete-event model of fronts and replicas: what their throughput and latency follow from.
 
-It knows threads that share cores, fronts, engines whose images take slots between quanta, and the choice of a replica.
-Nothing waits for a disk or a network here. Costs are in seconds of one core; capacity.py measures them.
+It knows threads that share cores, fronts, and engines whose images take slots between quanta. Fronts choose replicas by
+the code of server/cluster/choosing.py. Nothing waits for a disk or a network here. Costs are in seconds of one core;
+capacity.py measures them.
 """
 
 import heapq
 import itertools
+import math
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from linpix.server.cluster.choosing import Backlogs, by_end
+from linpix.server.cluster.messages import Load, Order
+
 Call = Callable[[], None]
-STATS_S = 0.5     # how often fronts hear what others have given to each replica: server/cluster/deployments.py
+STATS_S = 0.5     # how often fronts hear what each replica has to do: server/cluster/deployments.py
 QUANTUM_S = 0.05  # longest quantum: server/engine/batch.py
 
 
@@ -129,6 +134,11 @@ class Replica:
         self._running: list[_Image] = []
         self._drawing = False
 
+    def load(self, now: float) -> Load:
+        """In steps of an image."""
+        return Load(at=now, ahead=float(len(self._waiting) * self._costs.length + sum(i.left for i in self._running)),
+                    pace=self._slots / self._costs.step_s(self._slots), room=1)
+
     def draw(self, done: Call) -> None:
         half_s = self._costs.replica_s / 2
         self._loop.do(half_s, lambda: self._enqueue(_Image(self._costs.length, lambda: self._loop.do(half_s, done))))
@@ -159,29 +169,28 @@ class Replica:
 
 
 class Front:
-    """Gives each request to the replica that has the fewest images, as far as this front knows.
+    """Gives each request to the replica that will be done first, as far as this front knows."""
 
-    What it has given itself it knows at once. What others have given is as old as the last news.
-    """
-
-    def __init__(self, cores: Cores, costs: Costs, replicas: Sequence[Replica]) -> None:
+    def __init__(self, world: World, cores: Cores, costs: Costs, replicas: Mapping[str, Replica]) -> None:
         self._thread, self._costs, self._replicas = Thread(cores), costs, replicas
-        self.given, self._others = np.zeros(len(replicas), int), np.zeros(len(replicas), int)
+        self._backlogs, self._loads, self._numbers = Backlogs(lambda: world.now), dict[str, Load](), itertools.count()
+        self._order = Order(id="", endpoint="", client="", model="", facts={}, images=1, work=costs.length,
+                            timeout_s=math.inf, spent_s=0.0)
 
-    def hear(self, together: np.ndarray) -> None:
-        """together: images of all fronts at each replica."""
-        self._others = together - self.given
+    def hear(self, loads: dict[str, Load]) -> None:
+        """What each replica has to do."""
+        self._loads = loads
 
     def ask(self, answered: Call) -> None:
         self._thread.do(self._costs.front_s / 2, lambda: self._give(answered))
 
     def _give(self, answered: Call) -> None:
-        at = int(np.argmin(self.given + self._others))
-        self.given[at] += 1
-        self._replicas[at].draw(lambda: self._take(at, answered))
+        at, number = by_end(self._loads, self._backlogs, self._order)[0], str(next(self._numbers))
+        self._backlogs.give(at, number, self._order.work)
+        self._replicas[at].draw(lambda: self._take(number, answered))
 
-    def _take(self, at: int, answered: Call) -> None:
-        self.given[at] -= 1
+    def _take(self, number: str, answered: Call) -> None:
+        self._backlogs.take(number)
         self._thread.do(self._costs.front_s / 2, answered)
 
 
@@ -240,14 +249,14 @@ def simulate(costs: Costs, *, replicas: int, fronts: int, slots: int = 64, clien
     world = World(seed)
     shared = Cores(world, cores)
     own = (lambda: shared) if cores else (lambda: Cores(world, 1))
-    engines = [Replica(own(), costs, slots) for _ in range(replicas)]
-    doors = [Front(own(), costs, engines) for _ in range(fronts)]
+    engines = {f"r{at}": Replica(own(), costs, slots) for at in range(replicas)}
+    doors = [Front(world, own(), costs, engines) for _ in range(fronts)]
     loads = Loads(world, doors, warm_s)
 
     def tell() -> None:
-        together = sum((door.given for door in doors), np.zeros(replicas, int))
+        told = {name: engine.load(world.now) for name, engine in engines.items()}
         for door in doors:
-            door.hear(together)
+            door.hear(told)
         world.after(STATS_S, tell)
 
     tell()

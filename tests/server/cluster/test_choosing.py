@@ -1,57 +1,105 @@
 """Which replica will be done first, and how many there should be."""
 
-import time
+from collections import Counter
 from types import SimpleNamespace
 
-from linpix.server.cluster.choosing import LOADS, Outstanding, by_end, oldest_first
+from linpix.server.cluster.choosing import LOADS, Backlogs, by_end, oldest_first
 from linpix.server.cluster.messages import Load, Order
 from linpix.server.cluster.scaling import by_images
 
-FOREVER = time.monotonic() + 3600
+
+class Clock:
+    """Time that stands still until it is changed."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def order(work: float = 1.0, facts: dict[str, str] | None = None) -> Order:
-    return Order(id="1", endpoint="generations", client="", front="here", model="tiny", facts=facts or {}, images=1,
-                 work=work, timeout_s=60.0, spent_s=0.0)
+    return Order(id="1", endpoint="generations", client="", model="tiny", facts=facts or {}, images=1, work=work,
+                 timeout_s=60.0, spent_s=0.0)
+
+
+def given(loads: dict[str, Load], backlogs: Backlogs, count: int, work: float = 1.0) -> Counter[str]:
+    """How many of so many orders each replica gets, one after the other."""
+    counted: Counter[str] = Counter()
+    for number in range(count):
+        first = by_end(loads, backlogs, order(work))[0]
+        backlogs.give(first, f"{id(counted)}-{number}", work)
+        counted[first] += 1
+    return counted
 
 
 def test_an_order_goes_where_the_least_work_is_and_not_where_the_fewest_orders_are():
-    given = Outstanding()
-    given.give("a", "one long one", 100.0, FOREVER)
-    given.give("b", "a short one", 20.0, FOREVER)
-    given.give("b", "another", 20.0, FOREVER)
-    loads = {"a": Load(room=9), "b": Load(room=9)}
-    assert by_end(loads, given, order()) == ["b", "a"]
-    given.take("a", "one long one")
-    assert by_end(loads, given, order()) == ["a", "b"]
+    backlogs, loads = Backlogs(), {"a": Load(room=9), "b": Load(room=9)}
+    backlogs.give("a", "one long one", 100.0)
+    backlogs.give("b", "a short one", 20.0)
+    backlogs.give("b", "another", 20.0)
+    assert by_end(loads, backlogs, order()) == ["b", "a"]
+    backlogs.take("one long one")
+    assert by_end(loads, backlogs, order()) == ["a", "b"]
 
 
-def test_what_other_fronts_have_given_counts_and_our_own_is_not_counted_twice():
-    given = Outstanding()
-    given.give("a", "ours", 50.0, FOREVER)
-    loads = {"a": Load(room=9, ahead={"here": 5000.0}), "b": Load(room=9, ahead={"there": 60.0})}
-    assert by_end(loads, given, order()) == ["a", "b"]
+def test_what_a_replica_says_counts_and_what_it_has_told_of_is_not_counted_twice():
+    clock = Clock()
+    backlogs = Backlogs(clock)
+    backlogs.give("a", "ours", 50.0)
+    clock.now += 1
+    loads = {"a": Load(at=clock.now, room=9, ahead=55.0), "b": Load(at=clock.now, room=9, ahead=60.0)}
+    assert by_end(loads, backlogs, order()) == ["a", "b"]
+
+
+def test_what_was_said_is_done_at_the_pace_of_the_replica():
+    """4 s of work that a replica told of 3 s ago are less than 2 s of work that another tells of now."""
+    clock = Clock()
+    loads = {"a": Load(at=clock.now, room=9, pace=1.0, ahead=4.0),
+             "b": Load(at=clock.now + 3, room=9, pace=1.0, ahead=2.0)}
+    backlogs = Backlogs(clock)
+    clock.now += 3
+    assert by_end(loads, backlogs, order()) == ["a", "b"]
+    assert backlogs.seconds("a", loads["a"], 1.0) == 1.0
+    clock.now += 7
+    assert backlogs.seconds("a", loads["a"], 1.0) == 0.0, "it has rested since, and has not worked ahead"
+    backlogs.give("a", "new", 2.0)
+    clock.now += 0.5
+    assert backlogs.seconds("a", loads["a"], 1.0) == 1.5
+
+
+def test_fronts_do_not_all_leave_a_replica_whose_images_end_together():
+    """64 images of two fronts were half a second before their end when replicas last said what they have to do. Now
+    they are done, and their clients ask for 64 more. Half of these are for the replica that had them."""
+    clock, counted = Clock(), Counter()
+    fronts = [Backlogs(clock) for _ in range(2)]
+    loads = {"a": Load(at=clock.now, room=300, pace=32.0, ahead=16.0), "b": Load(at=clock.now, room=300, pace=32.0)}
+    clock.now += 0.5
+    for backlogs in fronts:
+        counted += given(loads, backlogs, 32)
+    assert counted == {"a": 32, "b": 32}
 
 
 def test_a_faster_replica_gets_more_and_one_that_measured_nothing_counts_as_usual():
-    loads = {"slow": Load(room=9, pace=1.0), "fast": Load(room=9, pace=4.0, ahead={"there": 30.0}), "new": Load(room=9)}
-    assert by_end(loads, Outstanding(), order(20.0)) == ["new", "fast", "slow"]
+    loads = {"slow": Load(room=9, pace=1.0), "fast": Load(room=9, pace=4.0, ahead=30.0), "new": Load(room=9)}
+    backlogs = Backlogs(lambda: 1.0)
+    assert by_end(loads, backlogs, order(20.0)) == ["new", "fast", "slow"]
+    assert given(loads | {"fast": Load(room=9, pace=4.0)}, backlogs, 15) == {"fast": 8, "new": 5, "slow": 2}
 
 
 def test_a_replica_without_room_is_the_last_resort():
-    loads = {"full": Load(room=0), "busy": Load(room=1, ahead={"there": 1e9})}
-    assert by_end(loads, Outstanding(), order()) == ["busy", "full"]
+    loads = {"full": Load(room=0), "busy": Load(room=1, ahead=1e9)}
+    assert by_end(loads, Backlogs(), order()) == ["busy", "full"]
 
 
 def test_an_order_goes_to_a_replica_that_serves_what_the_front_tells_of():
     old, new = {"checkpoint": "old"}, {"checkpoint": "new"}
     loads = {"a": Load(room=9, facts={"tiny": new}), "b": Load(room=9), "c": Load(room=9, facts={"tiny": old}),
              "d": Load(room=9, facts={"other": old})}
-    assert by_end(loads, Outstanding(), order(facts=old)) == ["c", "b"]
+    assert by_end(loads, Backlogs(), order(facts=old)) == ["c", "b"]
     loads["c"] = Load(room=0, facts={"tiny": old})
-    assert by_end(loads, Outstanding(), order(facts=old)) == ["b", "c"], "what is full refuses"
+    assert by_end(loads, Backlogs(), order(facts=old)) == ["b", "c"], "what is full refuses"
     del loads["b"], loads["c"]
-    assert by_end(loads, Outstanding(), order(facts=old)) == ["a", "d"], "they say why not"
+    assert by_end(loads, Backlogs(), order(facts=old)) == ["a", "d"], "they say why not"
 
 
 def test_what_one_replica_has_alone_stays_there_when_others_come(monkeypatch):
@@ -60,17 +108,18 @@ def test_what_one_replica_has_alone_stays_there_when_others_come(monkeypatch):
     assert oldest_first({"a", "b", "c"}) == ["c", "b", "a"]
 
 
-def test_an_order_that_was_never_sent_is_forgotten_when_its_time_is_up():
-    given = Outstanding()
-    given.give("a", "cancelled", 100.0, time.monotonic() - 1)
-    assert by_end({"a": Load(room=1), "b": Load(room=1, ahead={"there": 1.0})}, given, order()) == ["a", "b"]
+def test_an_order_that_went_elsewhere_is_counted_there_alone():
+    backlogs, loads = Backlogs(), {"a": Load(room=9), "b": Load(room=9)}
+    backlogs.give("a", "1", 5.0)
+    backlogs.give("b", "1", 5.0)
+    assert by_end(loads, backlogs, order()) == ["a", "b"]
 
 
 def test_a_replica_that_is_gone_leaves_nothing_behind():
-    given = Outstanding()
-    given.give("a", "lost", 100.0, FOREVER)
-    by_end({"b": Load(room=1)}, given, order())
-    assert by_end({"a": Load(room=1), "b": Load(room=1, ahead={"there": 1.0})}, given, order()) == ["a", "b"]
+    backlogs = Backlogs()
+    backlogs.give("a", "lost", 100.0)
+    by_end({"b": Load(room=1)}, backlogs, order())
+    assert by_end({"a": Load(room=1), "b": Load(room=1, ahead=1.0)}, backlogs, order()) == ["a", "b"]
 
 
 def scaled(images: list[int], slots: int = 64, least: int = 1, most: int = 8) -> int:
