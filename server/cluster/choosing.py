@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from .messages import Load, Order
 
+ORDER_S = 0.002  # that an order takes at least, beside its images: an event loop's time, which no replica tells of
 LOADS: dict[str, Load] = {}  # what each replica last said, by its name: the router of this process writes it
 
 
@@ -21,33 +22,35 @@ class Backlogs:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._given: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)  # by replica and order: when, work
+        # by replica and order, those not answered: when it was given, its work, and when it ends at the latest
+        self._open: dict[str, dict[str, tuple[float, float, float]]] = defaultdict(dict)
 
-    def give(self, replica: str, order: str, work: float) -> None:
+    def give(self, replica: str, order: str, work: float, timeout_s: float) -> None:
         """The order goes there, and to no other that it was given to before."""
         self.take(order)
-        self._given[replica][order] = self._clock(), work
+        now = self._clock()
+        self._open[replica][order] = now, work, now + timeout_s
 
     def take(self, order: str) -> None:
         """The order has ended."""
-        for given in self._given.values():
-            given.pop(order, None)
+        for orders in self._open.values():
+            orders.pop(order, None)
 
-    def keep(self, loads: Mapping[str, Load]) -> None:
-        """Forget other replicas, and the orders that these have told of."""
-        for gone in self._given.keys() - loads.keys():
-            del self._given[gone]
-        for name, given in self._given.items():
-            for told in [order for order, (at, _) in given.items() if at <= loads[name].at]:
-                del given[told]
+    def keep(self, replicas: Iterable[str]) -> None:
+        """Forget all others."""
+        for gone in self._open.keys() - set(replicas):
+            del self._open[gone]
 
     def seconds(self, replica: str, load: Load, pace: float) -> float:
         """Until all is done that a replica has. pace: of one that has measured none."""
-        pace = load.pace or pace
+        pace, now, orders = load.pace or pace, self._clock(), self._open[replica]
+        for over in [order for order, (_, _, until) in orders.items() if until < now]:
+            del orders[over]  # it was cancelled while it was being sent
         left, at = load.ahead / pace, load.at
-        for given_at, work in self._given[replica].values():
-            left, at = max(0.0, left - (given_at - at)) + work / pace, given_at
-        return max(0.0, left - (self._clock() - at))
+        for given_at, work, _ in orders.values():
+            if given_at > load.at:  # else the replica has told of it
+                left, at = max(0.0, left - (given_at - at)) + work / pace, given_at
+        return max(left - (now - at), len(orders) * ORDER_S)
 
 
 def oldest_first(names: Iterable[str]) -> list[str]:

@@ -51,4 +51,4 @@ class DoneFirst(RequestRouter):  # type: ignore[misc]  # Ray's types are not rea
         self._backlogs.take(internal_request_id)
 
     def _give(self, replica: str, request: PendingRequest, order: Order) -> None:
-        self._backlogs.give(replica, request.metadata.internal_request_id, order.work)
+        self._backlogs.give(replica, request.metadata.internal_request_id, order.work, order.timeout_s - order.spent_s)

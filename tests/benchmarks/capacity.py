@@ -145,7 +145,7 @@ def choice_s(replicas: int) -> float:
         began = time.perf_counter()
         first = by_end(loads, backlogs, order)[0]
         taken.append(time.perf_counter() - began)
-        backlogs.give(first, str(at), 1.0)
+        backlogs.give(first, str(at), order.work, order.timeout_s)
     return statistics.median(taken)
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from types import SimpleNamespace
 
-from linpix.server.cluster.choosing import LOADS, Backlogs, by_end, oldest_first
+from linpix.server.cluster.choosing import LOADS, ORDER_S, Backlogs, by_end, oldest_first
 from linpix.server.cluster.messages import Load, Order
 from linpix.server.cluster.scaling import by_images
 
@@ -27,16 +27,16 @@ def given(loads: dict[str, Load], backlogs: Backlogs, count: int, work: float = 
     counted: Counter[str] = Counter()
     for number in range(count):
         first = by_end(loads, backlogs, order(work))[0]
-        backlogs.give(first, f"{id(counted)}-{number}", work)
+        backlogs.give(first, f"{id(counted)}-{number}", work, 60.0)
         counted[first] += 1
     return counted
 
 
 def test_an_order_goes_where_the_least_work_is_and_not_where_the_fewest_orders_are():
     backlogs, loads = Backlogs(), {"a": Load(room=9), "b": Load(room=9)}
-    backlogs.give("a", "one long one", 100.0)
-    backlogs.give("b", "a short one", 20.0)
-    backlogs.give("b", "another", 20.0)
+    backlogs.give("a", "one long one", 100.0, 60.0)
+    backlogs.give("b", "a short one", 20.0, 60.0)
+    backlogs.give("b", "another", 20.0, 60.0)
     assert by_end(loads, backlogs, order()) == ["b", "a"]
     backlogs.take("one long one")
     assert by_end(loads, backlogs, order()) == ["a", "b"]
@@ -45,7 +45,7 @@ def test_an_order_goes_where_the_least_work_is_and_not_where_the_fewest_orders_a
 def test_what_a_replica_says_counts_and_what_it_has_told_of_is_not_counted_twice():
     clock = Clock()
     backlogs = Backlogs(clock)
-    backlogs.give("a", "ours", 50.0)
+    backlogs.give("a", "ours", 50.0, 60.0)
     clock.now += 1
     loads = {"a": Load(at=clock.now, room=9, ahead=55.0), "b": Load(at=clock.now, room=9, ahead=60.0)}
     assert by_end(loads, backlogs, order()) == ["a", "b"]
@@ -62,7 +62,7 @@ def test_what_was_said_is_done_at_the_pace_of_the_replica():
     assert backlogs.seconds("a", loads["a"], 1.0) == 1.0
     clock.now += 7
     assert backlogs.seconds("a", loads["a"], 1.0) == 0.0, "it has rested since, and has not worked ahead"
-    backlogs.give("a", "new", 2.0)
+    backlogs.give("a", "new", 2.0, 60.0)
     clock.now += 0.5
     assert backlogs.seconds("a", loads["a"], 1.0) == 1.5
 
@@ -110,14 +110,30 @@ def test_what_one_replica_has_alone_stays_there_when_others_come(monkeypatch):
 
 def test_an_order_that_went_elsewhere_is_counted_there_alone():
     backlogs, loads = Backlogs(), {"a": Load(room=9), "b": Load(room=9)}
-    backlogs.give("a", "1", 5.0)
-    backlogs.give("b", "1", 5.0)
+    backlogs.give("a", "1", 5.0, 60.0)
+    backlogs.give("b", "1", 5.0, 60.0)
     assert by_end(loads, backlogs, order()) == ["a", "b"]
+
+
+def test_an_order_that_was_never_sent_is_forgotten_when_its_time_is_up():
+    clock = Clock()
+    backlogs, loads = Backlogs(clock), {"a": Load(room=1), "b": Load(room=1, ahead=1.0)}
+    backlogs.give("a", "cancelled", 100.0, 60.0)
+    assert by_end(loads, backlogs, order()) == ["b", "a"]
+    clock.now += 61
+    loads["b"] = Load(at=clock.now, room=1, ahead=1.0)
+    assert by_end(loads, backlogs, order()) == ["a", "b"]
+
+
+def test_images_that_take_no_time_are_shared_by_the_orders_that_are_not_answered():
+    loads = {name: Load(room=300, pace=1e12) for name in "ab"}
+    assert given(loads, backlogs := Backlogs(), 16) == {"a": 8, "b": 8}
+    assert backlogs.seconds("a", loads["a"], 1.0) == 8 * ORDER_S
 
 
 def test_a_replica_that_is_gone_leaves_nothing_behind():
     backlogs = Backlogs()
-    backlogs.give("a", "lost", 100.0)
+    backlogs.give("a", "lost", 100.0, 60.0)
     by_end({"b": Load(room=1)}, backlogs, order())
     assert by_end({"a": Load(room=1), "b": Load(room=1, ahead=1.0)}, backlogs, order()) == ["a", "b"]
 
