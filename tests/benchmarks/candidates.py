@@ -46,7 +46,7 @@ def main() -> None:
     test = datasets.load(given.data, "test", config)
     digits = (config.height, config.width, config.channels) == (SIDE, SIDE, 1)
     judge = trained_judge(given.data) if digits else None
-    images, labels_of = (part[SEEN:SEEN + given.count] for part in (test.images, test.labels.astype(np.int64)))
+    images, labels_of = test.images[SEEN:SEEN + given.count], test.labels[SEEN:SEEN + given.count].astype(np.int64)
     print(f"{len(images)} images; {'kept and sure' if digits else 'error and seam'}: of one at random, of the best of "
           f"{ways}, of {'any' if digits else 'the least'} of {ways}"
           + (f"; with {particles} particles" if particles else ""))

@@ -84,9 +84,9 @@ def main() -> None:
     given = parser.parse_args()
     with serving(ROOT / "checkpoints", "--models", given.model, "--max-queue", "1024", *EVERYBODY) as server:
         digits = Asked(server.url, given.model).drawn([index % 10 for index in range(PICTURES)])
-        kinds: dict[str, list[Picture | None]] = {PLAIN: [None]} | {
-            f"{name} hidden": [Picture(upload(digit, hole)) for digit, hole in zip(digits, hidden, strict=True)]
-            for name, hidden in masks(PICTURES).items()}
+        kinds: dict[str, list[Picture | None]] = {PLAIN: [None]}
+        for name, hidden in masks(PICTURES).items():
+            kinds[f"{name} hidden"] = [Picture(upload(*pair)) for pair in zip(digits, hidden, strict=True)]
         found: dict[tuple[str, int, int], list[float]] = defaultdict(list)
         beside: dict[str, tuple[list[float], list[tuple[float, float]]]] = defaultdict(lambda: ([], []))
         for turn in range(given.rounds + 1):  # the first is to warm up

@@ -6,7 +6,7 @@ Images are (N, T), sub-pixels in raster order; what is hidden is told by pixel, 
 import base64
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -69,7 +69,7 @@ class Asked:
     def __init__(self, url: str, model: str, config: ModelConfig = DIGITS) -> None:
         self.url, self.model, self.config = url, model, config
 
-    def drawn(self, labels: list[int | None], seed: int = 0, candidates: int = 1) -> Images:
+    def drawn(self, labels: Sequence[int | None], seed: int = 0, candidates: int = 1) -> Images:
         """An image of each label, or of none; of more than one candidate each all, the best one first."""
         ranked = {"n": candidates, "candidates": candidates} if candidates > 1 else {}
 

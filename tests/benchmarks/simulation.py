@@ -116,7 +116,11 @@ class Thread:
         self._busy = bool(self._todo)
         if self._busy:
             seconds, then = self._todo.popleft()
-            self._cores.start(seconds, lambda: (then(), self._next()))
+            self._cores.start(seconds, lambda: self._end(then))
+
+    def _end(self, then: Call) -> None:
+        then()
+        self._next()
 
 
 @dataclass(slots=True)

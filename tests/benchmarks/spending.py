@@ -3,7 +3,7 @@
 import statistics
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from http.client import HTTPConnection
 from multiprocessing import get_context
@@ -74,15 +74,15 @@ class Spent:
     def __init__(self, driver: int) -> None:
         self._driver, self._before, self._own = driver, threads(driver), time.process_time()
 
-    def end(self) -> Counter[str]:
-        found: Counter[str] = Counter(client=time.process_time() - self._own)  # type: ignore[arg-type]
+    def end(self) -> dict[str, float]:
+        found = defaultdict[str, float](float, client=time.process_time() - self._own)
         engines: dict[int, float] = {}
         for (kind, pid, thread), seconds in threads(self._driver).items():
             taken = seconds - self._before.get((kind, pid, thread), 0.0)
-            found[kind] += taken  # type: ignore[assignment]
+            found[kind] += taken
             if kind == "Engine":
                 engines[pid] = max(engines.get(pid, 0.0), taken)
-        found["decoding"] = sum(engines.values())  # type: ignore[assignment]
+        found["decoding"] = sum(engines.values())
         found["Engine"] -= found["decoding"]
         return found
 

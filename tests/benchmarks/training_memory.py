@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -34,8 +35,9 @@ from linpix.training.loop import loss_function
 from linpix.training.run import TrainConfig
 from tests.benchmarks.decode import machine
 
-FORMS = {"plain": ("plain", False), "chunked": ("plain", True), "reversible": ("reversible", False),
-         "both": ("reversible", True)}
+FORMS: dict[str, tuple[Literal["plain", "reversible"], bool]] = {
+    "plain": ("plain", False), "chunked": ("plain", True), "reversible": ("reversible", False),
+    "both": ("reversible", True)}
 
 
 def main() -> None:

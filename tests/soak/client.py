@@ -35,7 +35,7 @@ class Ask:
     timeout: float | None = None    # seconds, which the head of the request tells the service
     picture: Picture | None = None  # to complete; else images are drawn
 
-    def bytes(self, host: str) -> bytes:
+    def encoded(self, host: str) -> bytes:
         """The request as it is sent."""
         fields = {"seed": self.seed, "n": self.n, "size": self.size, "stream": self.stream,
                   "temperature": self.temperature}
@@ -127,7 +127,7 @@ class Connection:
             self.close()
         if self._writer is None or self._reader is None:
             self._reader, self._writer = await self._open()
-        request = record.ask.bytes(f"{self.host}:{self.port}")
+        request = record.ask.encoded(f"{self.host}:{self.port}")
         if self._slow == "writing" and self._hold is not None:
             left = 24
             self._writer.write(request[:-left])

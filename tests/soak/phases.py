@@ -4,8 +4,9 @@ import asyncio
 import io
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from itertools import pairwise
+from typing import Any
 
 from PIL import Image
 
@@ -42,6 +43,7 @@ async def batching(soak: Soak) -> list[Result]:
         name = f"{soak.plan.batching.name}, {clients} clients"
         async with measured(soak, name, service, [oracle]) as (result, records):
             records += await decoded(soak, service, oracle, clients, result)
+        assert result.rate is not None
         rates[clients].append(result.rate)
         results.append(result)
     ratio = statistics.median(rates[many]) / statistics.median(rates[few])
@@ -220,7 +222,7 @@ async def completions(soak: Soak) -> list[Result]:
     return [result]
 
 
-PHASES: dict[str, tuple[Callable[[Soak], Awaitable[list[Result]]], int]] = {  # and how many stretches it takes
+PHASES: dict[str, tuple[Callable[[Soak], Coroutine[Any, Any, list[Result]]], int]] = {  # and its stretches
     "crowds": (crowds, 5), "poisson": (poisson, 5), "leavers": (leavers, 1), "slow": (slow, 1),
     "completions": (completions, 1), "reload": (reload, 1), "faults": (faults, 1), "drain": (drain, 1),
     "kill": (kill, 1), "batching": (batching, 6), "overload": (overload, 10)}

@@ -5,6 +5,7 @@ import base64
 import functools
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -111,7 +112,7 @@ class Oracle:
         self.canvas, self.png = functools.cache(self._canvas), functools.cache(self._png)
 
     def _canvas(self, seed: int, picture: Picture | None = None, temperature: float = 1.0):
-        given = {}
+        given: dict[str, Any] = {}
         if picture is not None:
             occluded = pictures.read_occluded(picture.image, self.config, mask=picture.mask,
                                               keep_rows=picture.keep_rows)
