@@ -90,6 +90,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._service, self._ledger, self._probes = service, service.ledger, probes
         self._drain_until = 0.0
+        self.closes_at_once = False  # when it drains: others listen on the same port, and can do better than 503
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself would not keep them
         self._reloading = asyncio.Lock()
         self._stale = False  # SIGHUP came, and files were not read again since
@@ -170,15 +171,20 @@ class Server(uvicorn.Server):
             self._service.intake.close()
             self._service.comparisons.stop()
             await asyncio.sleep(LINGER_S)  # who connected before the signal, and was not heard yet, is answered too
+            if self.closes_at_once:
+                self._close()
             while self._ledger.tickets and self._loop.time() < self._drain_until:
                 await asyncio.sleep(0.02)
             self._ledger.fail_all(Draining("the server is shutting down, and this request could not be finished in "
                                            "time; send it again after the restart"))
-            for server in self.servers:
-                server.close()
+            self._close()
             await asyncio.sleep(LINGER_S)
         finally:  # whatever else goes wrong, the end was asked for
             self.should_exit = True
+
+    def _close(self) -> None:
+        for server in self.servers:
+            server.close()
 
     async def _cut_off(self) -> None:
         """Give the last answers a moment, and then wait for nobody who does not take theirs."""

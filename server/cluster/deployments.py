@@ -195,7 +195,7 @@ class Front:
             await asyncio.sleep(BEAT_S)
 
     async def __del__(self) -> None:
-        self._server.drain()
+        self._server.drain(others=True)
         while not self._server.over:
             await asyncio.sleep(0.02)
 

@@ -165,9 +165,13 @@ class FrontServer(Server):
         finally:
             self.over = True
 
-    def drain(self) -> None:
-        """From any thread: refuse new requests, finish the others, and end."""
+    def drain(self, *, others: bool = False) -> None:
+        """From any thread: refuse new requests, finish the others, and end.
+
+        others: whether other fronts go on, so that connections are for them from now on.
+        """
         if not self._front.draining:
+            self.closes_at_once = others
             self.handle_exit(signal.SIGTERM, None)
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]

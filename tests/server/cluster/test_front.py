@@ -26,9 +26,11 @@ from linpix.server.cluster.replica import Replica
 from linpix.server.cluster.serving import FarJobs, SharedKeys, front_server, models_of
 from linpix.server.compare.backends import BACKENDS
 from linpix.server.metrics import Metrics
+from linpix.server.serve import LINGER_S
 from linpix.server.settings import Settings
 from linpix.server.web.middleware.bodies import UploadDrain
 from linpix.server.web.service import Service
+from tests.server.test_listening import free_port
 from tests.server.web.test_images import encode
 
 PICTURE = encode(np.random.default_rng(0).integers(0, 255, (8, 8), dtype=np.uint8))
@@ -79,6 +81,9 @@ class Near:
 
     async def take(self, key: str, rate: str) -> float:
         return await self.desk.take(key, rate)
+
+    async def beat(self, *told: Any) -> bool:
+        return False
 
     async def collected(self) -> dict:
         return {"engine-1": self.replica.snapshot()}
@@ -266,6 +271,40 @@ def test_a_front_waits_for_a_replica_with_its_settings_and_weights(tiny, class_f
                 await front_server(settings, "front-3", describe, fleet, 0.01, patience_s=0.05)
 
     asyncio.run(waits())
+
+
+def test_a_front_that_is_replaced_leaves_its_port_to_the_others_and_finishes_what_it_has_begun(tiny):
+    async def replaced() -> None:
+        async with fronts(tiny, port=free_port(), faults="slow:every=1:ms=25", client_images=0) as both:
+            described = both.fleets[0].replica.describe()
+
+            async def describe() -> Any:
+                return described
+
+            servers = [await front_server(described[0], fleet.front, describe, fleet, 0.05, patience_s=1)
+                       for fleet in both.fleets]
+            serving = [asyncio.ensure_future(server.serve(server._listening)) for server in servers]
+            url = f"http://127.0.0.1:{described[0].port}"
+
+            async def ask(method: str, path: str) -> int:
+                async with httpx.AsyncClient(timeout=30) as client:  # a connection of its own
+                    return (await client.request(method, url + path, json={"n": 2})).status_code
+
+            while not all(server.started for server in servers):
+                await asyncio.sleep(0.01)
+            asked = [asyncio.ensure_future(ask("POST", "/v1/images/generations")) for _ in range(16)]
+            while not all(server._front.tickets for server in servers):
+                await asyncio.sleep(0.01)
+            servers[0].drain(others=True)
+            await asyncio.sleep(2 * LINGER_S)
+            assert not serving[0].done() and servers[0]._front.tickets
+            assert {await ask("GET", "/readyz") for _ in range(16)} == {200}, "half would be refused"
+            assert await asyncio.gather(*asked) == [200] * len(asked)
+            await serving[0]
+            servers[1].drain()
+            await serving[1]
+
+    asyncio.run(replaced())
 
 
 def test_a_stream_of_which_something_was_sent_ends_with_an_error(tiny):
