@@ -1,14 +1,16 @@
 """Weights that several processes of one machine have in common.
 
 Two processes with packed weights of their own keep two copies in a cache that may have room for one. These are in a
-file in memory that all of them map. Its name is the digest of what it holds: who packs the same weights finds it.
+file in memory, which all of them map. A process finds it by its name: the digest of what it holds, and the NUMA node.
 """
 
-import fcntl
+import errno
 import hashlib
 import logging
 import os
+import stat
 import sys
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +18,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-MEMORY = Path("/dev/shm")  # nosec B108: a file is opened by its owner alone, and no other user can put one in its place
+if sys.platform != "win32":
+    import fcntl
+
+MEMORY = Path("/dev/shm")  # nosec B108: files in it are opened only if they are ours
 PREFIX = "linpix-weights-"
 ALIGNED = 64  # bytes
 
@@ -26,92 +31,116 @@ logger = logging.getLogger(__name__)
 class SharedWeights:
     """Tensors with these contents, in memory that processes of the same user share as long as one of them lives.
 
-    A write to one of them is this process's alone (MAP_PRIVATE). Where sharing is not possible, they are the tensors
-    that were given: not on Linux, and with a warning if there is no room.
+    What this process writes to them, no other sees (MAP_PRIVATE). Where sharing is not possible they are the tensors
+    that were given: on other systems than Linux, and with a warning where there is no room. Raises nothing.
+
+    folder: for the file; of a file system in memory.
     """
 
     def __init__(self, weights: Sequence[Tensor], folder: Path = MEMORY) -> None:
-        self.weights, self._path, self._file = list(weights), folder, -1
+        self.weights = list(weights)
+        self._close: weakref.finalize | None = None  # type: ignore[type-arg]
         if sys.platform != "linux":
             return
-        parts = [weight.contiguous().flatten().view(torch.uint8) for weight in weights]
-        digest = hashlib.sha256(repr([(weight.dtype, weight.shape) for weight in weights]).encode())
-        for part in parts:
-            digest.update(part.numpy().data)
-        self._path = folder / f"{PREFIX}{digest.hexdigest()}"
-        size = sum(map(_padded, parts))
         try:
             remove_unused(folder)
-            while (file := _opened(self._path)) is None:
-                with suppress(FileExistsError):  # another process was quicker
-                    _write(self._path, parts)
-            self._file = file
-            if os.fstat(file).st_size != size or os.fstat(file).st_uid != os.geteuid():
-                raise OSError(f"{self._path} is not ours")
-            whole = torch.from_file(f"/proc/self/fd/{file}", shared=False, size=size, dtype=torch.uint8)
-        except OSError as error:
-            logger.warning("each replica of this machine has weights of its own, and decodes more slowly: %s; give %s "
-                           "room for them (docker run --shm-size)", error, folder)
+            self._share(folder)
+        except (OSError, RuntimeError) as error:  # torch's own, if memory cannot be mapped
             self.close()
-            return
-        begin = 0
-        for index, (weight, part) in enumerate(zip(weights, parts, strict=True)):
-            self.weights[index] = whole[begin:begin + len(part)].view(weight.dtype).view(weight.shape)
+            full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+            logger.warning("this replica has weights of its own, and is slower beside others: %s%s", error,
+                           f"; give {folder} more room (docker run --shm-size)" if full else "")
+
+    def _share(self, folder: Path) -> None:
+        parts = [weight.contiguous().flatten().view(torch.uint8) for weight in self.weights]
+        digest = hashlib.sha256(repr([(weight.dtype, weight.shape) for weight in self.weights]).encode())
+        for part in parts:
+            digest.update(part.numpy().data)
+        path, size = folder / f"{PREFIX}{digest.hexdigest()}-{_node()}", sum(map(_padded, parts))
+        file = _opened(path, parts)
+        self._close = weakref.finalize(self, _let_go, path, file)
+        whole = torch.from_file(f"/proc/self/fd/{file}", shared=False, size=size, dtype=torch.uint8)
+        begin, shared = 0, []
+        for weight, part in zip(self.weights, parts, strict=True):
+            shared.append(whole[begin:begin + len(part)].view(weight.dtype).view(weight.shape))
             begin += _padded(part)
+        self.weights = shared
 
     def close(self) -> None:
-        """Let go of the file, and remove it if no other process has it. The tensors can still be used."""
-        if self._file >= 0:
-            _remove_if_unused(self._path, self._file)
-            os.close(self._file)
-            self._file = -1
+        """Remove the file unless another process uses it. The tensors can still be used."""
+        if self._close is not None:
+            self._close()
 
 
 def remove_unused(folder: Path = MEMORY) -> None:
     """Remove the files of processes that were killed."""
     for path in folder.glob(f"{PREFIX}*"):
         with suppress(OSError):  # another user's, or removed just now
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                _remove_if_unused(path, file)
-            finally:
-                os.close(file)
+            _let_go(path, _open(path, os.O_RDONLY))
+
+
+def _node() -> str:
+    """The NUMA node of this process's first core: replicas of other nodes read a copy of their own."""
+    cpu = Path(f"/sys/devices/system/cpu/cpu{min(os.sched_getaffinity(0))}")
+    return min((node.name for node in cpu.glob("node*")), default="node0")
 
 
 def _padded(part: Tensor) -> int:
     return -(-len(part) // ALIGNED) * ALIGNED
 
 
-def _opened(path: Path) -> int | None:
-    """The file, locked as one that is used; None if there is none."""
+def _open(path: Path, flags: int) -> int:
+    """Open a file of ours. Raises OSError. Of others not even a lock is waited for."""
+    file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    found = os.fstat(file)
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+        return file
+    os.close(file)
+    raise PermissionError(errno.EPERM, "belongs to another user", str(path))
+
+
+def _opened(path: Path, parts: Sequence[Tensor]) -> int:
+    """The file, locked as one in use. One process writes it, the others wait. Raises OSError."""
+    begun = path.with_name(f"{path.name}.new")
     while True:
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return None
-        fcntl.flock(file, fcntl.LOCK_SH)
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(path), os.fstat(file)):
+            file = _open(path, os.O_RDONLY)
+            fcntl.flock(file, fcntl.LOCK_SH)
+            if _is_at(path, file):
                 return file
-        os.close(file)  # it was removed before we had the lock
+            os.close(file)  # it was removed before we had the lock
+            continue
+        file = _open(begun, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(begun, file):  # else another process has finished it, or failed
+                _write(file, parts)
+                begun.rename(path)
+        finally:
+            _let_go(begun, file)
 
 
-def _write(path: Path, parts: Sequence[Tensor]) -> None:
-    """Make the file, whole at once. Raises FileExistsError if there is one."""
-    file = os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o600)
+def _write(file: int, parts: Sequence[Tensor]) -> None:
+    os.ftruncate(file, 0)  # whoever began it may have been killed
+    with os.fdopen(os.dup(file), "wb") as written:
+        for part in parts:
+            written.write(part.numpy().data)
+            written.write(bytes(_padded(part) - len(part)))
+
+
+def _is_at(path: Path, file: int) -> bool:
     try:
-        with os.fdopen(os.dup(file), "wb") as written:
-            for part in parts:
-                written.write(part.numpy().data)
-                written.write(bytes(_padded(part) - len(part)))
-        os.link(f"/proc/self/fd/{file}", path, src_dir_fd=file)  # with a src_dir_fd, Python follows the link
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _let_go(path: Path, file: int) -> None:
+    """Close the file, and remove it if no other process has it open: who opens it looks whether it is still there."""
+    try:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(path, file):
+                path.unlink()
     finally:
         os.close(file)
-
-
-def _remove_if_unused(path: Path, file: int) -> None:
-    """Whoever has it all to itself may remove it: those who open it look whether it is still there."""
-    with suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.stat(path), os.fstat(file)):
-            path.unlink()

@@ -4,6 +4,8 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from .messages import Load, Order
 
@@ -27,14 +29,15 @@ class Backlogs:
 
     def give(self, replica: str, order: str, work: float, timeout_s: float) -> None:
         """The order goes there, and to no other that it was given to before."""
-        self.take(order)
+        for name, orders in self._open.items():
+            if name != replica:
+                orders.pop(order, None)
         now = self._clock()
-        self._open[replica][order] = now, work, now + timeout_s
+        self._open[replica].setdefault(order, (now, work, now + timeout_s))
 
-    def take(self, order: str) -> None:
-        """The order has ended."""
-        for orders in self._open.values():
-            orders.pop(order, None)
+    def take(self, replica: str, order: str) -> None:
+        """The order has ended there."""
+        self._open[replica].pop(order, None)
 
     def keep(self, replicas: Iterable[str]) -> None:
         """Forget all others."""
@@ -51,6 +54,12 @@ class Backlogs:
             if given_at > load.at:  # else the replica has told of it
                 left, at = max(0.0, left - (given_at - at)) + work / pace, given_at
         return max(left - (now - at), len(orders) * ORDER_S)
+
+
+def heard(said: Mapping[str, Any]) -> Load:
+    """What a replica says now, whose clock may be ahead of ours: what we give it from now on, it has not told of."""
+    load = Load(**said)
+    return replace(load, at=min(load.at, time.time()))
 
 
 def oldest_first(names: Iterable[str]) -> list[str]:

@@ -77,8 +77,8 @@ class Description:
 class Load:
     """What a replica has to do."""
 
-    at: float = 0.0     # when it had that to do, of time.time()
-    ahead: float = 0.0  # multiplications that its orders then still needed
+    at: float = 0.0     # when it said so, of time.time(); an idle replica that says the same again keeps the time
+    ahead: float = 0.0  # multiplications that its orders still need
     pace: float = 0.0   # multiplications a second with full slots; 0: not measured
     room: int = 0       # images that the model with most room would admit
     facts: dict[str, dict[str, str]] = field(default_factory=dict)  # by model; none: it has not said anything yet

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class Replica:
         """Reads the models. Raises CheckpointError or ValueError with the cure."""
         sys.setswitchinterval(0.0005)  # as server/serve.py
         self._core = Core(settings.model_copy(update={"client_images": 0}), share=True)
-        self._settings, self._since = settings, time.time()
+        self._settings, self._since, self._said = settings, time.time(), Load()
         self._core.ledger.start()
         collect()
 
@@ -63,9 +64,12 @@ class Replica:
         paces = [one.room.slots * one.decoder.net.multiplications / step_s for one in served
                  if (step_s := one.step_time(one.room.slots))]
         ahead = sum(one.passes_left * one.decoder.net.multiplications for one in served)
-        return Load(at=time.time(), ahead=ahead, pace=min(paces, default=0.0),
+        load = Load(at=time.time(), ahead=ahead, pace=min(paces, default=0.0),
                     room=max(one.room_left() for one in served),
                     facts={one.name: one.decoder.facts for one in served}, since=self._since)
+        if ahead or replace(load, at=self._said.at) != self._said:  # else nothing is new: Serve would tell all fronts
+            self._said = load
+        return self._said
 
     def fill(self) -> dict[str, float]:
         """Images that wait or are drawn, and the slots for them, of the model that is busiest for its slots."""

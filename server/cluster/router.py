@@ -26,7 +26,7 @@ class DoneFirst(RequestRouter):  # type: ignore[misc]  # Ray's types are not rea
         for gone in choosing.LOADS.keys() - {replica.replica_id.unique_id for replica in replicas}:
             del choosing.LOADS[gone]
         for replica in replicas:
-            choosing.LOADS[replica.replica_id.unique_id] = Load(**(replica.routing_stats or {"room": 1}))
+            choosing.LOADS[replica.replica_id.unique_id] = choosing.heard(replica.routing_stats or {"room": 1})
 
     async def choose_replicas(self, candidate_replicas: list[RunningReplica],
                               pending_request: PendingRequest | None = None) -> list[list[RunningReplica]]:
@@ -48,7 +48,7 @@ class DoneFirst(RequestRouter):  # type: ignore[misc]  # Ray's types are not rea
             self._give(replica_id.unique_id, pending_request, order)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._backlogs.take(internal_request_id)
+        self._backlogs.take(replica_id.unique_id, internal_request_id)
 
     def _give(self, replica: str, request: PendingRequest, order: Order) -> None:
         self._backlogs.give(replica, request.metadata.internal_request_id, order.work, order.timeout_s - order.spent_s)

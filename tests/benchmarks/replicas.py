@@ -3,7 +3,8 @@
     python -m tests.benchmarks.replicas [--preset mnist] [--clients 64] [--seconds 6] [--repeat 5]
 
 On one machine a plain server with all cores, and `--replicas 2 --fronts 2` with half of the cores each, asked in turns:
-the pace of a machine that others share changes within minutes. The clients, wrk's (Debian: apt install wrk), ask for
+the pace of a machine that others share changes within minutes. What the idle cluster uses of the cores, it prints: so
+much the plain server lacks. The clients, wrk's (Debian: apt install wrk), ask for
 one image again and again. The ratio is the median of those of the turns. The hop is what each front measures
 (linpix_hop_seconds) of answers in one piece, for 1, 16 and 64 clients: p50 and p95 by the buckets.
 """
@@ -22,9 +23,11 @@ from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from tests.benchmarks.http import by_wrk
+from tests.benchmarks.spending import Spent
 from tests.server.conftest import Process, serving
 
 HOPS = (1, 16, 64)  # clients
+IDLE_S = 4.0
 
 
 def hops(server: Process) -> dict[float, float]:
@@ -68,6 +71,9 @@ def main() -> None:
             for server in (plain, cluster):
                 while httpx.get(server.url + "/readyz").status_code != 200:
                     time.sleep(0.05)
+            spent = Spent(cluster.process.pid)
+            time.sleep(IDLE_S)
+            print(f"the idle cluster uses {sum(spent.end().values()) / IDLE_S:.2f} cores", flush=True)
             ratios = []
             for _ in range(given.repeat):
                 rates = [by_wrk(server.url, given.clients, 1, given.seconds, "*/*")[0] for server in (plain, cluster)]

@@ -191,10 +191,10 @@ class Front:
     def _give(self, answered: Call) -> None:
         at, number = by_end(self._loads, self._backlogs, self._order)[0], str(next(self._numbers))
         self._backlogs.give(at, number, self._order.work, self._order.timeout_s)
-        self._replicas[at].draw(lambda: self._take(number, answered))
+        self._replicas[at].draw(lambda: self._take(at, number, answered))
 
-    def _take(self, number: str, answered: Call) -> None:
-        self._backlogs.take(number)
+    def _take(self, at: str, number: str, answered: Call) -> None:
+        self._backlogs.take(at, number)
         self._thread.do(self._costs.front_s / 2, answered)
 
 

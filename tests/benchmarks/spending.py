@@ -44,6 +44,7 @@ def steps(preset: str, core: int) -> dict[int, float]:
         found[rows] = statistics.median(taken)
         batcher.cancel(str(rows))
         batcher.run_quantum()
+    batcher.decoder.close()
     return found
 
 

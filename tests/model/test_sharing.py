@@ -1,5 +1,6 @@
 """Weights in memory that several processes have in common, and what is left of it when they are gone."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -92,21 +93,46 @@ def test_processes_that_begin_at_once_end_with_one_file_and_then_with_none(tmp_p
     assert not files(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["full", "not ours", "missing"])
-def test_where_nothing_can_be_shared_each_has_its_own_and_is_told_the_cure(name, tmp_path, monkeypatch, caplog):
-    folder = tmp_path
+def test_what_a_killed_process_had_not_finished_is_written_again(tmp_path):
+    with_name = SharedWeights(weights(), tmp_path)
+    [file] = files(tmp_path)
+    with_name.close()
+    begun = file.with_name(f"{file.name}.new")
+    begun.write_bytes(b"half of it")
+    shared = SharedWeights(weights(), tmp_path)
+    assert files(tmp_path) == [file] and torch.equal(shared.weights[0], weights()[0])
+    del shared
+    assert not files(tmp_path), "it is removed with the last that had it, closed or not"
+
+
+def test_what_others_leave_in_the_folder_holds_nobody_up(tmp_path):
+    os.mkfifo(tmp_path / f"{PREFIX}fifo")
+    (tmp_path / f"{PREFIX}link").symlink_to("/dev/zero")
+    (tmp_path / f"{PREFIX}folder").mkdir()
+    shared = SharedWeights(weights(), tmp_path)
+    assert len(files(tmp_path)) == 4 and pages(tmp_path)
+    shared.close()
+    assert len(files(tmp_path)) == 3
+
+
+@pytest.mark.parametrize(("name", "said"), [("full", "--shm-size"), ("foreign", "belongs to another user"),
+                                            ("missing", "No such file"), ("unmapped", "unable to mmap")])
+def test_where_nothing_can_be_shared_each_has_its_own_and_says_why(name, said, tmp_path, monkeypatch, caplog):
+    def fails(error: Exception) -> None:
+        raise error
+
+    folder = tmp_path / "missing" if name == "missing" else tmp_path
     if name == "full":
-        def full(*_: object) -> None:
-            raise OSError(28, "No space left on device")
-        monkeypatch.setattr(sharing, "_write", full)
-    elif name == "not ours":
-        SharedWeights(weights(), tmp_path).close()
+        monkeypatch.setattr(sharing, "_write", lambda *_: fails(OSError(errno.ENOSPC, "No space left on device")))
+    elif name == "foreign":
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    else:
-        folder = tmp_path / "missing"
+    elif name == "unmapped":
+        monkeypatch.setattr(torch, "from_file", lambda *_, **__: fails(RuntimeError("unable to mmap 4096 bytes")))
     shared = SharedWeights(weights(), folder)
     assert all(torch.equal(ours, given) for ours, given in zip(shared.weights, weights(), strict=True))
+    monkeypatch.undo()
+    remove_unused(tmp_path)
     assert not pages(tmp_path) and not files(tmp_path)
     [record] = caplog.records
-    assert "--shm-size" in record.getMessage()
+    assert said in record.getMessage()
     shared.close()

@@ -94,7 +94,7 @@ class Decoder(ABC):
                 "precision": self.precision, "device": self.device, "state": self.state_format}
 
     def close(self) -> None:  # noqa: B027 - most have nothing of the kind
-        """Let go of what other processes have too."""
+        """Nothing is decoded any more."""
 
     def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
         """Give clear slots to images that differ in seed and temperature only.

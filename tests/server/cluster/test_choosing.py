@@ -1,9 +1,10 @@
 """Which replica will be done first, and how many there should be."""
 
+import time
 from collections import Counter
 from types import SimpleNamespace
 
-from linpix.server.cluster.choosing import LOADS, ORDER_S, Backlogs, by_end, oldest_first
+from linpix.server.cluster.choosing import LOADS, ORDER_S, Backlogs, by_end, heard, oldest_first
 from linpix.server.cluster.messages import Load, Order
 from linpix.server.cluster.scaling import by_images
 
@@ -38,7 +39,7 @@ def test_an_order_goes_where_the_least_work_is_and_not_where_the_fewest_orders_a
     backlogs.give("b", "a short one", 20.0, 60.0)
     backlogs.give("b", "another", 20.0, 60.0)
     assert by_end(loads, backlogs, order()) == ["b", "a"]
-    backlogs.take("one long one")
+    backlogs.take("a", "one long one")
     assert by_end(loads, backlogs, order()) == ["a", "b"]
 
 
@@ -87,8 +88,9 @@ def test_a_faster_replica_gets_more_and_one_that_measured_nothing_counts_as_usua
 
 
 def test_a_replica_without_room_is_the_last_resort():
-    loads = {"full": Load(room=0), "busy": Load(room=1, ahead=1e9)}
-    assert by_end(loads, Backlogs(), order()) == ["busy", "full"]
+    clock = Clock()
+    loads = {"a, full": Load(at=clock.now, room=0), "b, busy": Load(at=clock.now, room=1, ahead=1e9)}
+    assert by_end(loads, Backlogs(clock), order()) == ["b, busy", "a, full"]
 
 
 def test_an_order_goes_to_a_replica_that_serves_what_the_front_tells_of():
@@ -113,11 +115,30 @@ def test_an_order_that_went_elsewhere_is_counted_there_alone():
     backlogs.give("a", "1", 5.0, 60.0)
     backlogs.give("b", "1", 5.0, 60.0)
     assert by_end(loads, backlogs, order()) == ["a", "b"]
+    backlogs.take("a", "1")  # as a replica that died does, late
+    assert by_end(loads, backlogs, order()) == ["a", "b"]
+
+
+def test_an_order_that_arrived_is_as_old_as_it_was():
+    """A replica may tell of an order before its front hears that it has arrived there."""
+    clock = Clock()
+    backlogs = Backlogs(clock)
+    backlogs.give("a", "1", 5.0, 60.0)
+    clock.now += 2
+    backlogs.give("a", "1", 5.0, 60.0)
+    load = Load(at=clock.now - 1, room=9, pace=1.0, ahead=5.0)
+    assert backlogs.seconds("a", load, 1.0) == 4.0
+
+
+def test_a_replica_whose_clock_is_ahead_gets_no_more_than_the_others():
+    ahead, right = heard({"at": time.time() + 9, "room": 9, "pace": 1.0}), heard({"room": 9, "pace": 1.0})
+    assert right.at == 0.0
+    assert given({"a": ahead, "b": right}, Backlogs(), 16) == {"a": 8, "b": 8}
 
 
 def test_an_order_that_was_never_sent_is_forgotten_when_its_time_is_up():
     clock = Clock()
-    backlogs, loads = Backlogs(clock), {"a": Load(room=1), "b": Load(room=1, ahead=1.0)}
+    backlogs, loads = Backlogs(clock), {"a": Load(room=1), "b": Load(at=clock.now, room=1, ahead=1.0)}
     backlogs.give("a", "cancelled", 100.0, 60.0)
     assert by_end(loads, backlogs, order()) == ["b", "a"]
     clock.now += 61
@@ -132,10 +153,12 @@ def test_images_that_take_no_time_are_shared_by_the_orders_that_are_not_answered
 
 
 def test_a_replica_that_is_gone_leaves_nothing_behind():
-    backlogs = Backlogs()
+    clock = Clock()
+    backlogs = Backlogs(clock)
     backlogs.give("a", "lost", 100.0, 60.0)
     by_end({"b": Load(room=1)}, backlogs, order())
-    assert by_end({"a": Load(room=1), "b": Load(room=1, ahead=1.0)}, backlogs, order()) == ["a", "b"]
+    loads = {"a": Load(room=1), "b": Load(at=clock.now, room=1, ahead=1.0)}
+    assert by_end(loads, backlogs, order()) == ["a", "b"]
 
 
 def scaled(images: list[int], slots: int = 64, least: int = 1, most: int = 8) -> int:

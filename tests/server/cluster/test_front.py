@@ -40,8 +40,8 @@ VOLATILE = {"created"}
 class Near:
     """A Fleet without Ray: one replica, reached by calls, which may be lost after so many of its answers."""
 
-    def __init__(self, settings: Settings, front: str, desk: Desk) -> None:
-        self.replica, self.desk, self.front = Replica(settings), desk, front
+    def __init__(self, replica: Replica, front: str, desk: Desk) -> None:
+        self.replica, self.desk, self.front = replica, desk, front
         self.lost_after: list[int] = []  # answers of the next orders, after which their replica is lost
         self.orders: list[Order] = []
         self.replicas, self.asked, self.told = 1, 0, {}
@@ -93,9 +93,8 @@ class Fronts:
     """Two fronts of one replica and one desk, and a client of each."""
 
     def __init__(self, settings: Settings) -> None:
-        desk = Desk()
-        self.fleets = [Near(settings, name, desk) for name in ("front-1", "front-2")]
-        self.fleets[1].replica = self.fleets[0].replica
+        desk, replica = Desk(), Replica(settings)
+        self.fleets = [Near(replica, name, desk) for name in ("front-1", "front-2")]
         _, kernel, told = self.fleets[0].replica.describe()
         self.ledgers = [FrontLedger(fleet.front, models_of(told, settings, fleet),
                                     Metrics([("tiny", "linear")], BACKENDS, "1", kernel), fleet, settings)

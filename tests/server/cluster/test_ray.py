@@ -93,7 +93,7 @@ class Cluster(SimpleNamespace):
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("cluster") / "small"
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(os.getpid())  # its weights are no other test's, whose processes would share them
         net = Transformer(PRESETS["mnist-small"])
     checkpoint.save(folder, net, {"data": "random weights", "class_names": list("0123456789")}, "# small\n")
     server = Process(folder.parent, *FLAGS)
