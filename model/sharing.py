@@ -57,7 +57,7 @@ class SharedWeights:
         for part in parts:
             digest.update(part.numpy().data)
         path, size = folder / f"{PREFIX}{digest.hexdigest()}-{_node()}", sum(map(_padded, parts))
-        file = _opened(path, parts)
+        file = _found_or_written(path, parts)
         self._close = weakref.finalize(self, _let_go, path, file)
         whole = torch.from_file(f"/proc/self/fd/{file}", shared=False, size=size, dtype=torch.uint8)
         begin, shared = 0, []
@@ -99,7 +99,7 @@ def _open(path: Path, flags: int) -> int:
     raise PermissionError(errno.EPERM, "belongs to another user", str(path))
 
 
-def _opened(path: Path, parts: Sequence[Tensor]) -> int:
+def _found_or_written(path: Path, parts: Sequence[Tensor]) -> int:
     """The file, locked as one in use. One process writes it, the others wait. Raises OSError."""
     begun = path.with_name(f"{path.name}.new")
     while True:
