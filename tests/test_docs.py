@@ -152,7 +152,9 @@ def photos(tmp_path: Path) -> None:
     (tmp_path / "photos" / "notes.txt").write_text("no picture")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [
+    pytest.param(page, marks=pytest.mark.slow if page.name == "train.md" else ()) for page in PAGES],
+    ids=[page.name for page in PAGES])  # training takes a minute
 def test_what_a_page_says_can_be_done(page, tmp_path, photos, shipped, request):
     found = [block for block in blocks(page) if not block.why]
     if any("--data data" in block.text for block in found):

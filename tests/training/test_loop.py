@@ -72,7 +72,8 @@ def test_every_attention_kind_trains_with_the_same_call(stripes, tmp_path, atten
     assert checkpoint.load(tmp_path / "run").config == config
 
 
-@pytest.mark.parametrize("attention", get_args(AttentionKind))
+@pytest.mark.parametrize("attention", [
+    kind if kind == "linear" else pytest.param(kind, marks=pytest.mark.slow) for kind in get_args(AttentionKind)])
 def test_a_model_that_draws_pixels_learns_how_channels_depend_on_each_other(stripes, tmp_path, attention):
     red = np.random.default_rng(0).integers(0, 256, (100, 64), dtype=np.uint8)
     colours = dataclasses.replace(stripes, images=np.stack([red, 255 - red, red], 2).reshape(100, 192))
