@@ -1,4 +1,4 @@
-"""The application: settings in, routes and their middleware out."""
+"""The FastAPI application: routes and middleware, as the settings ask for."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -17,16 +17,16 @@ from .web.service import Service
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service over the models that the settings name. Raises before anything listens."""
-    keys = Keys(settings.api_keys) if settings.api_keys else None  # a file that cannot be used is told before the wait
+    """The application that serves the models of the settings. Raises before any request is read."""
+    keys = Keys(settings.api_keys) if settings.api_keys else None  # before the wait for models: the file may be bad
     core = Core(settings)
     return application(Service(settings, core.ledger, core.comparisons, core.catalogue, UploadDrain(), keys))
 
 
 def application(service: Service) -> FastAPI:
-    """The routes and middleware over what serves: an engine of this process, or those of others.
+    """Routes and middleware around a service, whose engine is in this process or in replicas.
 
-    Raises ValueError for an alias that stands for nothing.
+    Raises ValueError for an alias whose model is not loaded, or that is itself the name of a loaded model.
     """
     settings, ledger = service.settings, service.ledger
     for name, model in settings.aliases.items():
@@ -44,7 +44,7 @@ def application(service: Service) -> FastAPI:
                   description="Autoregressive image generators built as linear transformers. The images routes have "
                               "the shape of OpenAI's Images API.")
     app.state.service = service
-    app.router.routes.extend(images.router.routes)  # included, each request would look for its route twice
+    app.router.routes.extend(images.router.routes)  # with include_router each request would look for its route twice
     for routes in (likelihoods, models, compare, operations, page):
         app.include_router(routes.router)
     if settings.metrics_port is None:

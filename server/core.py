@@ -1,4 +1,4 @@
-"""What decodes: the models, the engine thread, the ledger of what is admitted, and comparisons. HTTP is not here."""
+"""The decoding part, without HTTP: models, the engine thread, the ledger of admitted requests, and comparisons."""
 
 import logging
 from importlib.metadata import PackageNotFoundError, version
@@ -25,12 +25,12 @@ def release() -> str:
 
 
 class Core:
-    """The engine and the scheduler of one process: the same object in the plain server and in a replica's."""
+    """Engine thread and ledger of one process. The plain server has one Core, and so has each replica."""
 
     def __init__(self, settings: Settings, *, share: bool = False) -> None:
         """Read the models that the settings name. Raises CheckpointError or ValueError with the cure.
 
-        share: whether other processes of this machine serve the same.
+        share: whether other processes of this machine serve the same models.
         """
         faults = Faults(settings.faults) if settings.faults else None
         if faults is not None:

@@ -28,7 +28,7 @@ class ServiceError(Exception):
         self.retry_after_s = retry_after_s
 
     def __reduce__(self) -> tuple[Callable[..., "ServiceError"], tuple[object, ...]]:
-        """Pickled as it is: pickle itself would call the class again, which takes other arguments."""
+        """Pickle message and attributes: pickle's default is to call the class, which takes other arguments."""
         return _restored, (type(self), str(self), self.__dict__)
 
 
@@ -225,7 +225,7 @@ class DeadlineUnreachable(ServiceError):
     status, type, code = 504, "server_error", "deadline_unreachable"
 
     def __init__(self, within_s: float, needed_s: float, ahead: int, *, uploads: bool = False) -> None:
-        """ahead: images before this request, or uploads that are decoded before its own."""
+        """ahead: images ahead of this request, or uploads that are decoded before its own."""
         why = (f"decoding the {ahead} uploads before it takes" if uploads else f"with {ahead} images ahead of it, it "
                                                                                f"takes")
         super().__init__(f"the request cannot be finished within {within_s:.3g} s: {why} about {needed_s:.3g} s; allow "
@@ -253,11 +253,11 @@ class NotFinite(FloatingPointError):
 
 
 class EngineLost(OSError):
-    """The decoder is lost, and with it every image in flight: only a new process helps."""
+    """The decoder is lost, and every image in flight with it: only a new process helps."""
 
 
 class EngineGone(ServiceError):
-    """For requests in flight, and new ones, when this process cannot decode any more."""
+    """Ends requests in flight, and refuses new ones, when this process can no longer decode."""
 
     status, type, code = 503, "server_error", "engine_gone"
 

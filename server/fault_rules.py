@@ -1,22 +1,22 @@
-"""Faults on purpose: the one seam through which tests and soak runs break the engine. Off unless it is asked for.
+"""Rules for injected faults: the only way in which tests and soak runs break the engine. Off by default.
 
     --faults ITEM{,ITEM}    where ITEM is KIND:WHEN{:ms=N}, or seed=N
 
-KIND    throw    a run with the row chosen raises, however often it is run again, until its request is over
-        glitch   the quantum's first run raises; when it is run again all is well
-        broken   every run of the quantum raises, and that of the probe image after it
-        nan      the state of the row chosen becomes NaN
+KIND    throw    every run with the chosen image raises, also when it is repeated, until the image's request has ended
+        glitch   the quantum's first run raises; when it is run again, it succeeds
+        broken   every run of the quantum raises, and so does the run of the probe image after it
+        nan      the state of the chosen image becomes NaN
         prefill  giving slots to a request's images raises
         hang     the quantum's first run never returns
         slow     the quantum's first run takes N ms longer
-        die      the engine thread raises after the quantum, where nothing expects it
-        lose     the device that decodes is gone
-WHEN    at=N     the N-th quantum of the process, from 1; of prefill: the N-th request
+        die      the engine thread raises after the quantum, where no exception is expected
+        lose     the device that decodes is lost
+WHEN    at=N     the N-th quantum of the process, from 1; for prefill: the N-th request
         every=N  each N-th
         from=N   the N-th and all that follow
-        image=N  those with the image of seed N, which is then the row chosen: of throw, nan and prefill
+        image=N  those with the image of seed N, which is then the chosen image; for throw, nan and prefill only
 
-Which row is chosen else, the item seed=N decides. The same quanta then have the same faults.
+Otherwise the chosen image is random. The item seed=N seeds this choice: the same quanta then have the same faults.
 """
 
 from collections.abc import Collection
@@ -35,7 +35,7 @@ class Rule:
     ms: int = 0
 
     def due(self, count: int, seeds: Collection[int]) -> bool:
-        """Whether it strikes in the count-th quantum, which has the images of these seeds."""
+        """Whether the fault occurs in the count-th quantum, or request for prefill, whose images have these seeds."""
         if self.when == "image":
             return self.number in seeds
         return {"at": count == self.number, "every": count % self.number == 0,
@@ -43,7 +43,7 @@ class Rule:
 
 
 def parse(text: str) -> tuple[list[Rule], int]:
-    """The rules, and the seed. Raises ValueError that names the item."""
+    """Returns the rules and the seed. Raises ValueError that names the item."""
     rules, seed = [], 0
     for item in text.split(","):
         kind, *pairs = item.strip().split(":")

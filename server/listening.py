@@ -1,4 +1,4 @@
-"""Sockets to listen on: taken before anything else is read, and spared where no more files can be opened."""
+"""Listening sockets, opened before the weights are read; and a short log when connections cannot be accepted."""
 
 import asyncio
 import errno
@@ -8,18 +8,18 @@ import socket
 import time
 from typing import Any
 
-AT_ONCE = 128   # connections that are accepted in one go; asyncio tries as often where it cannot, and logs each time
-WAITING = 2048  # connections that the system keeps for us until then
-QUIET_S = 60.0  # between two lines of the log about connections that could not be accepted
+AT_ONCE = 128   # connections accepted in one go; where it cannot, asyncio tries this often and logs each failure
+WAITING = 2048  # connections that the system queues until they are accepted
+QUIET_S = 60.0  # between two log lines about connections that could not be accepted
 
 logger = logging.getLogger("linpix")
 
 
 def listen(host: str, port: int, of: str = "", *, shared: bool = False) -> list[socket.socket]:
-    """A listening socket for each address of a host, or for every interface where it is empty. Raises OSError.
+    """Open a listening socket for each address of a host; an empty host means every interface. Raises OSError.
 
-    of: what the flags begin with: "metrics-", or nothing · shared: with other processes that ask for the same, among
-    whom the system divides the connections.
+    of: prefix of the flags that messages name: "metrics-" or "" · shared: with other processes that open the same port;
+    the system divides the connections among them.
     """
     asked = f"--{of}host {host} and --{of}port {port}"
     try:
@@ -35,7 +35,7 @@ def listen(host: str, port: int, of: str = "", *, shared: bool = False) -> list[
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise OSError(f"{asked}: {os.strerror(error.errno or 0).lower()}; choose another --{of}port, or stop "
                               "what listens there") from error
-            missing = error  # of a name's addresses another may be this machine's
+            missing = error  # another address of the name may be this machine's
     if not sockets and missing is not None:
         raise OSError(f"{asked}: {os.strerror(missing.errno or 0).lower()}; give an address, or a name, of this machine"
                       ) from missing
@@ -43,7 +43,7 @@ def listen(host: str, port: int, of: str = "", *, shared: bool = False) -> list[
 
 
 def _listen(family: int, address: Any, shared: bool) -> socket.socket:
-    # named as TCP, for else asyncio leaves Nagle's algorithm on, and an answer's second piece waits 40 ms for the first
+    # TCP is named: else asyncio leaves Nagle's algorithm on, and an answer's second piece waits 40 ms for the first
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if os.name == "posix":
@@ -66,7 +66,7 @@ def url_of(listening: Any) -> str:
 
 
 def tell_seldom(loop: asyncio.AbstractEventLoop) -> None:
-    """Have the log say once a minute that connections cannot be accepted; asyncio does for each, with a traceback."""
+    """Log at most once a minute that connections cannot be accepted; asyncio logs each failure, with a traceback."""
     told = -QUIET_S
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

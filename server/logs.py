@@ -1,4 +1,4 @@
-"""The log on standard error, for people or one JSON object a line; it never holds keys or pictures."""
+"""The log on standard error: text for people, or one JSON object a line. It never holds keys or pictures."""
 
 import contextlib
 import json
@@ -11,32 +11,32 @@ from contextvars import ContextVar
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
-REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)  # of the request that a task works for
+REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)  # of the current task's request
 
 STDERR = 2
-WRITE_S = 0.1        # what is logged is written so much later
-PATIENCE_S = 1.0     # the end of the process waits so long for a reader that is slow
+WRITE_S = 0.1        # delay before lines are written, many of them in one write
+PATIENCE_S = 1.0     # longest wait for a slow reader at the end of the process
 MAX_LINES = 10_000
 
 _access = logging.getLogger("linpix.access")
-# What we log has no keys and no pictures in it; the words of somebody else's exception might.
-_CONTROL = re.compile(r"[\0-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # what moves a terminal's cursor; not a line's end
+# Our own messages hold no keys or pictures; the text of another library's exception might.
+_CONTROL = re.compile(r"[\0-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # they move a terminal's cursor; newlines are kept
 _SECRETS = re.compile(r"(?i:\bbearer\s+)[^\s\"',;]+|\blpx_[\w-]+|[A-Za-z0-9+/_-]{200,}={0,2}")
 
 
 def redacted(text: str) -> str:
-    """The text without keys, and without runs of characters as long as only encoded data has them."""
+    """The text without keys, and without runs of 200 or more characters, which only encoded data has."""
     return _SECRETS.sub(lambda found: f"[{len(found[0])} characters left out]", text)
 
 
 def access(*, method: str, route: str | None, status: int, **facts: object) -> None:
-    """A line of the access log. route: the template, never the path or the query; None where no route was found."""
+    """Write a line of the access log. route: the template, never the path or the query; None if no route was found."""
     _access.info("%s %s %s", method, route or "(no route)", status or "no answer",
                  extra={"fields": {"method": method, "route": route, "status": status or None, **facts}})
 
 
 class Formatter(logging.Formatter):
-    """One line, or one JSON object, a record; a traceback is a field of the object, or more lines, indented."""
+    """Formats a record as one line, or one JSON object. A traceback becomes more lines, indented, or a field."""
 
     def __init__(self, form: Literal["text", "json"]) -> None:
         super().__init__()
@@ -61,16 +61,17 @@ class Formatter(logging.Formatter):
 
 
 class Lines(logging.Handler):
-    """Lines to a file descriptor, many in one write, by a thread: whoever logs waits neither for it nor for its reader.
+    """Writes lines to a file descriptor in a thread, many at once: log calls wait neither for it nor for the reader.
 
-    Of what a reader that has stopped leaves, MAX_LINES wait for it; how many were lost is told before the next.
+    If the reader has stopped, up to MAX_LINES wait for it, and further ones are lost. Their number is written after
+    the lines that waited.
     """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor, self._lost = descriptor, 0
-        self._counting = threading.RLock()  # not the handler's, which logging.shutdown() holds while it flushes
-        # Its put may be called in the middle of itself: the collector may run a __del__ that logs, anywhere.
+        self._counting = threading.RLock()  # not the handler's lock: logging.shutdown() holds that while it flushes
+        # SimpleQueue, since its put is reentrant: anywhere, the garbage collector may run a __del__ that logs.
         self._queue: SimpleQueue[str | threading.Event] = SimpleQueue()
         threading.Thread(target=self._write_for_ever, name="log", daemon=True).start()
 
@@ -90,7 +91,7 @@ class Lines(logging.Handler):
             self._lost += lines
 
     def flush(self) -> None:
-        """Wait until all is written that was logged before, or for a moment."""
+        """Wait until all lines logged so far are written, but at most PATIENCE_S."""
         written = threading.Event()
         self._queue.put(written)
         written.wait(PATIENCE_S)
@@ -98,7 +99,7 @@ class Lines(logging.Handler):
     def _write_for_ever(self) -> None:
         while True:
             entries = [self._queue.get()]
-            with contextlib.suppress(Exception):  # nobody reads any more, or whatever else: the log goes on
+            with contextlib.suppress(Exception):  # whatever fails, such as a closed pipe: the log goes on
                 time.sleep(WRITE_S)
                 with contextlib.suppress(Empty):
                     while True:
@@ -118,21 +119,21 @@ class Lines(logging.Handler):
 
 
 def of(request_id: str) -> dict[str, Any]:
-    """`extra` of a log call for a request, outside of the task that answers it."""
+    """The `extra` of a log call about a request that is made outside the task that answers it."""
     return {"fields": {"request_id": request_id}}
 
 
 def announce(text: str, form: Literal["text", "json"]) -> None:
-    """Say to whoever started this what is there now: a plain line for people and scripts, or an entry of the log."""
+    """Announce what is ready: with text a plain line, for people and scripts; with json an entry of the log."""
     if form == "json":
         logging.getLogger("linpix").info("%s", text)
     else:
-        with contextlib.suppress(OSError):  # as for the log: that nobody can read it ends no service
+        with contextlib.suppress(OSError):  # as for the log: an output that is closed must not end the service
             os.write(STDERR, f"{text}\n".encode("utf-8", "backslashreplace"))
 
 
 def configure(form: Literal["text", "json"]) -> None:
-    """Log to standard error: what LinPix says from info on, and others from warning on."""
+    """Log to standard error: messages of LinPix from level info, those of other libraries from warning."""
     handler = Lines(STDERR)
     handler.setFormatter(Formatter(form))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""What Prometheus sees. Label values are finite sets, and every child exists from the start."""
+"""The metrics for Prometheus. Label values come from finite sets, and every child exists from the start."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -18,7 +18,7 @@ REJECTIONS = ("queue_full", "client_limit", "too_many_bodies", "deadline_unreach
               "invalid", "unauthorized", "rate_limited", "foreign_host", "foreign_origin", "too_large", "body_timeout")
 STATES = ("reading", "waiting", "running")
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # time stamps that no dashboard asks for
+disable_created_metrics()  # type: ignore[no-untyped-call]  # time stamps that no dashboard uses
 
 _STEP_BUCKETS = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0)
 _WAIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0,
@@ -29,20 +29,20 @@ _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class Measured(Protocol):
-    """What /metrics and /v1/status tell: of one process, or of all replicas together."""
+    """What /metrics and /v1/status report, for one process or for all processes of a cluster together."""
 
     def values(self, *names: str) -> dict[tuple[str, ...], float]:
-        """Samples of these names, by name and label values in their own order."""
+        """Samples of these names, by name and label values; labels have the order in which the metric declares them."""
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """All metrics in Prometheus's exposition format."""
 
 
 class Metrics:
-    """One registry a service; names and labels are section by section what dashboards are written against."""
+    """One registry per service. Dashboards and alerts rely on its names and labels."""
 
     def __init__(self, models: Iterable[tuple[str, str]], backends: Iterable[str], version: str, kernel: str) -> None:
-        """models: (name, backend) pairs that are served · backends: names a comparison may report."""
+        """models: (name, backend) pairs that are served · backends: names that a comparison may report."""
         models = list(models)
         registry = self.registry = CollectorRegistry()
         self.images_completed = Counter(
@@ -121,7 +121,7 @@ class Metrics:
             self.comparison.labels(backend)
 
     def add_model(self, model: str, backend: str) -> None:
-        """Have every child of a model. They stay when it is removed, but for the gauges of its slots."""
+        """Create the children of a model. They stay when it is removed; only the gauges of its slots go (set_slots)."""
         self.pixels_generated.labels(model, backend)
         self.engine_step.labels(model, backend)
         self.prefill.labels(model)
@@ -134,7 +134,7 @@ class Metrics:
         self.images_drawn_again.labels(model, backend)
 
     def set_slots(self, model: str, slots: int, used: int) -> None:
-        """slots: of all pools of a model's name; 0 removes the gauges."""
+        """slots: of all pools with this model name; 0 removes the gauges."""
         for gauge, value in ((self.state_slots, slots), (self.state_slots_used, used)):
             if slots:
                 gauge.labels(model).set(value)
@@ -142,11 +142,11 @@ class Metrics:
                 gauge.remove(model)
 
     def values(self, *names: str) -> dict[tuple[str, ...], float]:
-        """Samples of these names as /metrics would give them, by name and label values in their own order."""
+        """As of Measured, with the values that /metrics would give."""
         families = self.registry.restricted_registry(names).collect()
         return {(sample.name, *sample.labels.values()): sample.value
                 for family in families for sample in family.samples if sample.name in names}
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """All metrics in Prometheus's exposition format."""
         return generate_latest(self.registry)

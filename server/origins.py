@@ -1,8 +1,8 @@
-"""Whose requests are answered: the hosts that this service goes by, and the origins whose pages may use it.
+"""Which requests are answered: by the host names of this service, and by the origins whose pages may use it.
 
-A page of any site may send requests to 127.0.0.1. Two things in them cannot be forged by a page: Host tells the name
-that was looked up, which is the attacker's where a name of his was rebound to this machine; Origin and
-Sec-Fetch-Site tell whose page it is.
+A page of any site may send requests to 127.0.0.1, but it cannot forge the headers Host, Origin and Sec-Fetch-Site.
+Host has the name that was looked up: the attacker's own, if it was rebound to this machine. Origin and Sec-Fetch-Site
+say which site the page belongs to.
 """
 
 import functools
@@ -20,7 +20,7 @@ def entries(text: str) -> list[str]:
     return [part.strip().lower() for part in text.split(",") if part.strip()]
 
 
-@functools.lru_cache(64)  # nearly all requests name the same few
+@functools.lru_cache(64)  # nearly all requests have one of a few names
 def _name(host: str) -> str | None:
     """The name or address in a Host header, in lower case, without port, brackets and final dot; None if malformed."""
     found = _HOST.fullmatch(host.strip())
@@ -36,16 +36,16 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def only_here(listening: str) -> bool:
-    """Whether an address to listen on is reached from this machine alone."""
+    """Whether a listening address can be reached only from this machine."""
     address = _address(listening)
     return listening == "localhost" or (address is not None and address.is_loopback)
 
 
 class Hosts:
-    """Names that this service answers to: localhost, the address that it listens on, and those that are allowed."""
+    """Host names that are accepted: localhost, the address that the service listens on, and those that are allowed."""
 
     def __init__(self, listening: str, allowed: str = "") -> None:
-        """allowed: comma-separated names; *.example.com for all below one, * for any. Raises ValueError."""
+        """allowed: comma-separated names; *.example.com for subdomains, * for any. Raises ValueError."""
         names = entries(allowed)
         for name in names:
             if name != "*" and _name(name.removeprefix("*.")) != name.removeprefix("*.").strip("[]"):
@@ -63,26 +63,27 @@ class Hosts:
             return self._any
         address = _address(name)
         if address is not None and (self._any_address or address.is_loopback):
-            return True  # looked up nowhere, so nobody has rebound it
+            return True  # an address is not looked up, so it cannot be rebound
         return name in self._names or name.endswith(self._below)
 
 
 class Origins:
-    """The sites whose pages may use this service, beside its own."""
+    """The origins whose pages may use this service, besides its own."""
 
     def __init__(self, allowed: str = "") -> None:
         """allowed: comma-separated origins such as https://app.example.com. Raises ValueError."""
         self.allowed = frozenset(_origin(text) for text in entries(allowed))
 
     def foreign(self, method: str, path: str, headers: Mapping[str, str]) -> str | None:
-        """Whose page sends a request that it may not send, in words; None if it may, or if it is no page.
+        """The page that must not send this request, in words; None if it may, or if no page sent it.
 
-        Reading what is not under /v1/ costs nothing and tells a page of another site nothing, so links to it work.
+        GET and HEAD outside /v1/ are always allowed, so that links work: they cost nothing, and a page of another site
+        learns nothing from them.
         """
         if method in ("GET", "HEAD") and not path.startswith("/v1/"):
             return None
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none").lower()
-        if origin is None:  # curl and SDKs; also images, links and scripts of a page, which are told by the site alone
+        if origin is None:  # curl and SDKs; also images, links and scripts of a page, which only `site` shows
             return f"a page of another origin ({site})" if site not in ("none", "same-origin") else None
         if origin.lower() in self.allowed or self._own(origin, headers.get("host", "")):
             return None
@@ -90,7 +91,7 @@ class Origins:
 
     @staticmethod
     def _own(origin: str, host: str) -> bool:
-        """Whether an origin is this service, at the host that was asked. A proxy may have ended its TLS."""
+        """Whether an origin is this service at the requested host, with any scheme: a proxy may have ended TLS."""
         try:
             page = urlsplit(origin)
             asked = urlsplit(f"{page.scheme}://{host}")
@@ -102,7 +103,7 @@ class Origins:
 
 
 def _origin(text: str) -> str:
-    """An origin as browsers send it. Raises ValueError for what is none, or everybody's."""
+    """An origin as browsers send it. Raises ValueError if it is not an origin, or if it stands for any site."""
     if text in ("*", "null"):
         raise ValueError(f"{text} would let pages of any site in; name the origins")
     parts = urlsplit(text)

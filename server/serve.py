@@ -1,4 +1,4 @@
-"""The server: uvicorn, which drains on SIGTERM and reads files again on SIGHUP; and metrics on a port of their own."""
+"""The server: uvicorn, which drains on SIGTERM and reads files again on SIGHUP; and metrics on a separate port."""
 
 import asyncio
 import contextlib
@@ -31,21 +31,21 @@ from .web.routes import operations
 from .web.service import Service
 
 logger = logging.getLogger("linpix")
-LINGER_S = 0.2  # for whoever has connected before the door was closed to be told, rather than to be cut off
-GRACE_S = 1.0   # for the answers to reach their clients, when a second signal asks for the end
+LINGER_S = 0.2  # pause while draining, so that clients that have just connected get an answer, and are not cut off
+GRACE_S = 1.0   # for the last answers to reach their clients after a second signal
 
 
-# of every server of ours: the log is ours alone, and tells no queries, nor (as warnings) what is no HTTP, or asks for
-# another protocol; nor does an answer tell what made it; and no web sockets, which would pass by the guard;
-# nor uvloop where it happens to be installed: the limits of connection.py are for asyncio's own transports
+# Options of all our servers. Only our own log: uvicorn's would show queries, and warn of requests that are not HTTP or
+# ask for another protocol. No header that names the server. No web sockets: they would bypass Gate. No uvloop, even if
+# it is installed: the limits of connection.py are for asyncio's own transports.
 UVICORN: dict[str, Any] = {"loop": "asyncio", "log_config": None, "log_level": "error", "access_log": False,
                            "server_header": False, "ws": "none", "backlog": AT_ONCE}
 
 
 class Probes(uvicorn.Server):
-    """Metrics and health on a port of their own (--metrics-port), beside the server that owns the signals.
+    """Serves metrics and health on a separate port (--metrics-port); signals are handled by Server.
 
-    It answers as long as the service runs, draining included.
+    It answers as long as the service runs, also while it drains.
     """
 
     def __init__(self, service: Service, sockets: list[socket.socket]) -> None:
@@ -81,27 +81,27 @@ class Probes(uvicorn.Server):
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but the first SIGTERM or SIGINT drains: new work gets 503 while running work finishes.
+    """uvicorn, but the first SIGTERM or SIGINT drains: new requests get 503 while admitted ones finish.
 
-    A second one ends what runs. SIGHUP, where the system has it, reads files again.
+    A second one ends those too. SIGHUP, where the system has it, makes it read files again.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service, probes: Probes | None = None) -> None:
         super().__init__(config)
         self._service, self._ledger, self._probes = service, service.ledger, probes
         self._drain_until = 0.0
-        self.closes_at_once = False  # when it drains: others listen on the same port, and can do better than 503
-        self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself would not keep them
+        self.closes_at_once = False  # when it drains: other processes on the same port can answer better than 503
+        self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps only weak references
         self._reloading = asyncio.Lock()
-        self._stale = False  # SIGHUP came, and files were not read again since
+        self._stale = False  # a SIGHUP has come since the last reload began
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         collect()
-        gc.enable()  # linpix/__main__.py had it wait
+        gc.enable()  # linpix/__main__.py disabled it
         await super().startup(sockets)
         if self.started:
-            self._loop = asyncio.get_running_loop()  # from here on there are servers to close: signals drain
+            self._loop = asyncio.get_running_loop()  # from here on, signals drain: there are servers to close
             tell_seldom(self._loop)
             for listening in sockets or []:
                 listening.listen(WAITING)
@@ -110,7 +110,7 @@ class Server(uvicorn.Server):
             self._announce(sockets or [], self._loop)
 
     def _announce(self, sockets: list[Any], loop: asyncio.AbstractEventLoop) -> None:
-        """Say that the service is there, and take the signals that are for it alone."""
+        """Announce that the service is ready, and handle SIGHUP from now on."""
         form = self._service.settings.log_format
         for listening in sockets:
             logs.announce(f"LinPix serves {', '.join(self._ledger.models)} at {url_of(listening)}", form)
@@ -118,11 +118,11 @@ class Server(uvicorn.Server):
             self._probes.announce(form)
         if hasattr(signal, "SIGHUP"):
             loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py held it back
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py blocked it
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         await super().shutdown(sockets)
-        if self._probes is not None:  # last of all: until then it says that the service is draining
+        if self._probes is not None:  # last: until then /readyz says that the service is draining
             await self._probes.end()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -133,7 +133,7 @@ class Server(uvicorn.Server):
     # --- SIGHUP ---
 
     def _hang_up(self) -> None:
-        """Read again what was read from files at the start: keys at once, checkpoints beside the work."""
+        """Read keys and checkpoints again: keys at once, checkpoints in a task, while requests go on."""
         if self._ledger.draining:
             return
         self._service.reload_keys()
@@ -142,7 +142,7 @@ class Server(uvicorn.Server):
             self._begin(self._reload())
 
     async def _reload(self) -> None:
-        """One after the other; a signal that comes while folders are being looked at has them looked at again."""
+        """Reload checkpoints, one reload at a time. A signal during a reload causes another one after it."""
         async with self._reloading:
             self._stale = False
             if self._service.catalogue is None:
@@ -157,7 +157,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None:  # before start-up: nothing to finish
             super().handle_exit(sig, frame)
-        elif self._ledger.draining:  # asked twice: end now
+        elif self._ledger.draining:  # the second signal: end now
             self._drain_until = 0.0
             self._loop.call_soon_threadsafe(lambda: self._begin(self._cut_off()))
         else:
@@ -170,7 +170,7 @@ class Server(uvicorn.Server):
         try:
             self._service.intake.close()
             self._service.comparisons.stop()
-            await asyncio.sleep(LINGER_S)  # who connected before the signal, and was not heard yet, is answered too
+            await asyncio.sleep(LINGER_S)  # connected before the signal, but not read yet: answered too
             if self.closes_at_once:
                 self._close()
             while self._ledger.tickets and self._loop.time() < self._drain_until:
@@ -179,7 +179,7 @@ class Server(uvicorn.Server):
                                            "time; send it again after the restart"))
             self._close()
             await asyncio.sleep(LINGER_S)
-        finally:  # whatever else goes wrong, the end was asked for
+        finally:  # also after an exception: the signal must end the process
             self.should_exit = True
 
     def _close(self) -> None:
@@ -187,14 +187,14 @@ class Server(uvicorn.Server):
             server.close()
 
     async def _cut_off(self) -> None:
-        """Give the last answers a moment, and then wait for nobody who does not take theirs."""
+        """Wait GRACE_S for clients to read the last answers, then abort all connections."""
         await asyncio.sleep(GRACE_S)
         for client in list(self.server_state.connections):
             client.transport.abort()
 
 
 def _allow_files() -> None:
-    """As many open files, so connections, as the system allows: the soft limit is for programs that use select()."""
+    """Raise the limit of open files, and so of connections, to the hard one: the soft one is for users of select()."""
     with contextlib.suppress(ImportError, ValueError, OSError):  # no such limits here, or no way to raise them
         import resource
 
@@ -208,7 +208,7 @@ def warn_of_exposure(settings: Settings) -> None:
 
 
 def configured(app: Any, settings: Settings) -> uvicorn.Config:
-    """How uvicorn serves an app."""
+    """uvicorn's configuration for an app."""
     return uvicorn.Config(app, workers=1, timeout_graceful_shutdown=10,
                           http=connection(settings.head_timeout, SECURITY_HEADERS),
                           forwarded_allow_ips=settings.trusted_proxies, **UVICORN)
@@ -217,11 +217,11 @@ def configured(app: Any, settings: Settings) -> uvicorn.Config:
 def serve(settings: Settings) -> None:
     """Run the service until a signal ends it. Raises OSError or ValueError with the cure."""
     _allow_files()
-    sys.setswitchinterval(0.0005)  # the engine thread takes back the GIL between quanta; by default it may wait 5 ms
+    sys.setswitchinterval(0.0005)  # the engine thread takes the GIL back between quanta; by default it may wait 5 ms
     logs.configure(settings.log_format)
     for sentence in misspelt(os.environ):
         logger.warning("%s", sentence)
-    # both before the weights are read: who comes second is told at once, and not by whoever runs
+    # both before the weights are read: a second server with the same port fails at once
     sockets = listen(settings.host, settings.port)
     probed = None if settings.metrics_port is None else listen(settings.metrics_host, settings.metrics_port, "metrics-")
     app = create_app(settings)

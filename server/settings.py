@@ -18,7 +18,7 @@ _ELSEWHERE = re.compile(  # variables of training, kernels and tests, and those 
 
 
 def misspelt(environment: Iterable[str]) -> list[str]:
-    """A sentence about each LINPIX_* variable that is no setting, so that it does not go unnoticed."""
+    """A sentence about each LINPIX_* variable that is not a setting, so that a misspelt name does not go unnoticed."""
     known = [f"LINPIX_{name.upper()}" for name in Settings.model_fields]
     found = []
     for name in sorted(environment):
@@ -118,7 +118,7 @@ class Settings(BaseSettings):
     @field_validator("api_keys", mode="before")
     @classmethod
     def _not_empty(cls, value: object) -> object:
-        if value == "":  # a variable that somebody forgot to fill must not let everybody in
+        if value == "":  # a variable that was left empty by mistake must not let everybody in
             raise ValueError("name a file of keys, or leave it out to require no key")
         return value
 
@@ -142,7 +142,7 @@ class Settings(BaseSettings):
 
     @property
     def aliases(self) -> dict[str, str]:
-        """The model that each other name stands for."""
+        """The model that each alias stands for."""
         return names_of(self.alias)
 
     @field_validator("faults")
