@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Any
 
-AT_ONCE = 128   # connections accepted in one go; where it cannot, asyncio tries this often and logs each failure
+AT_ONCE = 128   # connections accepted in one go; if accepting fails, asyncio tries this often and logs each failure
 WAITING = 2048  # connections that the system queues until they are accepted
 QUIET_S = 60.0  # between two log lines about connections that could not be accepted
 
