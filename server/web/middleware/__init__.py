@@ -1,1 +1,1 @@
-"""What every request passes before a route, and every answer after it."""
+"""Middleware: every request passes it before its route, and every answer after it."""

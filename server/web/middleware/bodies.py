@@ -1,4 +1,4 @@
-"""Request bodies: their limits of size, time and number, and what is done with a body that is not read."""
+"""Request bodies: limits of their size, time and number, and what happens to a body that is not read."""
 
 import asyncio
 import math
@@ -33,25 +33,25 @@ LIKELIHOODS = "/v1/images/likelihoods"
 UPLOADS = ("/v1/images/edits", LIKELIHOODS)  # the routes whose bodies may be large
 JSON = ("/v1/images/generations", "/v1/compare")
 PLAIN_BYTES = 2**17  # largest body of every other route: while it waits, its JSON may take 30 times as much memory
-CLIENT_SHARE = 4     # one client may have one part in so many of what all clients share
-QUEUE_SHARE = 8      # and uploads that are still being read hold one place in so many of the queue
-STALL_SHARE = 6      # a body of which nothing comes for one part in so many of --body-timeout is given up
-KEPT_BYTES = 2**16   # what is left of a refused body is read for the sake of the connection, if it is so little
-LINGER_S = 2.0       # how long a client that is refused may go on sending: closed at once, it would lose the answer
+CLIENT_SHARE = 4     # one client may have 1/CLIENT_SHARE of what all clients share
+QUEUE_SHARE = 8      # uploads that are still being read may hold 1/QUEUE_SHARE of the queue
+STALL_SHARE = 6      # a body is given up if nothing arrives for 1/STALL_SHARE of --body-timeout
+KEPT_BYTES = 2**16   # if at most this much of a refused body is left, it is read, to keep the connection
+LINGER_S = 2.0       # longest that a refused client may go on sending: if closed at once, it would lose the answer
 UTF8 = ("utf-8", "utf8", "us-ascii")
 JSON_MEDIA = re.compile(r"\s*application/([^;\s]+\+)?json\s*(;.*)?", re.IGNORECASE)
 
 
 class Share:
-    """An amount that all clients share, and of which each may take a part. Of the event loop only."""
+    """An amount that all clients share, and of which each may take a part. For the event loop only."""
 
     def __init__(self, allowed: int, least: int = 1, unit: str = "requests") -> None:
-        """allowed: to all clients together; one of them may take a quarter of it, or `least` if that is more."""
+        """allowed: for all clients together; one of them may take a quarter of it, or `least` if that is more."""
         self._allowed, self._each, self._unit = allowed, max(least, allowed // CLIENT_SHARE), unit
         self._taken: Counter[str] = Counter()
 
     def take(self, client: str, amount: int = 1) -> ServiceError | None:
-        """Take some for a client, or say why it cannot be had."""
+        """Take an amount for a client. Returns the error if too little is left, else None."""
         if self._taken[client] + amount > self._each:
             return TooManyOfClient(self._each, self._unit)
         if self._taken.total() + amount > self._allowed:
@@ -66,11 +66,11 @@ class Share:
 
 
 class UploadDrain:
-    """Ends bodies that are still being read when the server drains: nothing would come of them."""
+    """Ends bodies that are still being read when the server drains: their requests would be refused anyway."""
 
     def __init__(self) -> None:
         self.closed = False
-        self.reading: set[asyncio.Timeout] = set()  # when each of them is given up
+        self.reading: set[asyncio.Timeout] = set()  # the time limit of each body being read
 
     def close(self) -> None:
         self.closed = True
@@ -80,7 +80,7 @@ class UploadDrain:
 
 
 class BodyBudget:
-    """The limits, and what bodies hold while they are being read. Of the event loop only."""
+    """The limits, and what bodies hold while they are read. For the event loop only."""
 
     def __init__(self, settings: Settings, metrics: Metrics, drain: UploadDrain) -> None:
         self.settings, self.metrics, self.drain = settings, metrics, drain
@@ -93,7 +93,7 @@ class Body:
     """One request's body, between the server and the application: `receive` and `send` stand in for the server's."""
 
     def __init__(self, bodies: BodyBudget, scope: Scope, receive: Receive, send: Send) -> None:
-        # the first of each name, as Starlette's Headers, which look through all of them every time
+        # the first header of each name, as in Starlette's Headers, which search all of them on each access
         headers = self.headers = {name.decode("latin-1"): value.decode("latin-1")
                                   for name, value in reversed(scope["headers"])}
         self._bodies, self._receive, self._send, self._client = bodies, receive, send, ""
@@ -108,16 +108,16 @@ class Body:
         self.large = self._upload and not self.whole and (self.declared is None or self.declared > PLAIN_BYTES)
         self._received = 0
         self._loop = asyncio.get_running_loop()
-        self._ends, self._deadline = math.inf, math.inf  # by --body-timeout, and of its request,
-        self._timeout_s = math.inf                       # which has so long
-        self._reading = self._place = False              # what it has of the shares of BodyBudget
+        self._ends, self._deadline = math.inf, math.inf  # when --body-timeout is over; its request's deadline,
+        self._timeout_s = math.inf                       # in seconds after its head
+        self._reading = self._place = False              # what it holds of BodyBudget's shares
         self._space = 0
         self._closing = False
 
     def check(self, client: str) -> None:
-        """Raise what is wrong by its head alone: UnsupportedMedia, BodyTooLarge, or no room for an upload.
+        """Check what the head shows. Raises UnsupportedMedia, BodyTooLarge, or ServiceError if there is no room.
 
-        client: whose it is, as far as limits are concerned.
+        client: the client to whose limits the body counts.
         """
         self._client = client
         if wrong := _media(self._path, self.headers):
@@ -128,7 +128,7 @@ class Body:
             self._take_space(self.declared or 0)
 
     def _take_space(self, size: int) -> None:
-        """Have room for so many bytes of an upload, in memory or in a file. Raises ServiceError."""
+        """Take room for an upload of `size` bytes in all, in memory or in a file. Raises ServiceError."""
         if size > self._space:
             if refusal := self._bodies.space.take(self._client, size - self._space):
                 self.end()
@@ -136,16 +136,16 @@ class Body:
             self._space = size
 
     def take_place(self) -> bool:
-        """Whether the queue may keep a place for it while it is being read: for a few uploads only."""
+        """Take a place in the queue while the body is read. Returns whether one was left: there are few for uploads."""
         self._place = self._bodies.places.take(self._client) is None
         return self._place
 
     def until(self, deadline: float, timeout_s: float) -> None:
-        """Reading it raises DeadlinePassed at this time of the loop's clock, if there is more to come then."""
+        """Have reading raise DeadlinePassed at this time of the loop's clock, unless all is read by then."""
         self._deadline, self._timeout_s = deadline, timeout_s
 
     def end(self) -> None:
-        """Nothing more of it is read."""
+        """Give back what reading holds: nothing more of the body will be read."""
         if self._reading:
             self._bodies.reading.give_back(self._client)
             self._bodies.metrics.bodies_reading.dec()
@@ -154,7 +154,7 @@ class Body:
         self._reading = self._place = False
 
     def keep(self, size: int) -> None:
-        """It is no longer kept, but so many bytes that were made of it. Raises ServiceError if there is no room."""
+        """Hold room only for the `size` bytes made from the body, no longer for the body. Raises ServiceError."""
         self.end()
         if size < self._space:
             self._bodies.space.give_back(self._client, self._space - size)
@@ -162,14 +162,14 @@ class Body:
         self._take_space(size)
 
     def let_go(self) -> None:
-        """Nothing of it is kept any more, in memory or in a file."""
+        """Give back everything: nothing of the body is kept any more, in memory or in a file."""
         self.end()
         if self._space:
             self._bodies.space.give_back(self._client, self._space)
             self._space = 0
 
     async def receive(self) -> Message:
-        """As ASGI's. Raises ClientLeft, BodyTimeout, BodyTooLarge, TooManyBodies, DeadlinePassed or Draining."""
+        """ASGI's receive. Raises ClientLeft, BodyTimeout, BodyTooLarge, TooManyBodies, DeadlinePassed or Draining."""
         if self.whole:
             return await self._receive()
         if not self._reading:
@@ -201,13 +201,13 @@ class Body:
             self.end()
         if self._received > self._most:
             self.end()
-            raise BodyTooLarge(self._received, self._most)  # counted with its answer
+            raise BodyTooLarge(self._received, self._most)  # counted when it is answered
         if self.large:
             self._take_space(self._received)
         return message
 
     def _late(self, stalls: float) -> ServiceError:
-        """What is said of the limit that was passed first. stalls: when the next bytes should have come."""
+        """The error for the limit that passed first. stalls: the time by which the next bytes should have come."""
         if self._deadline <= min(stalls, self._ends):
             self._bodies.metrics.deadlines_passed.labels("reading").inc()
             return DeadlinePassed(self._timeout_s)
@@ -216,13 +216,16 @@ class Body:
                                          stalled=stalled), "body_timeout")
 
     async def send(self, message: Message) -> None:
-        """As ASGI's. An answer that comes before the end of the body ends the connection, once the client has it."""
+        """ASGI's send. If the body has not ended when the answer begins, its rest is thrown away for up to LINGER_S.
+
+        The connection is then closed, unless at most KEPT_BYTES were left. If the body was late, it is closed at once.
+        """
         if self.whole:
             await self._send(message)
         elif message["type"] == "http.response.start":
             self.end()
             left = math.inf if self.declared is None else self.declared - self._received
-            # chunks cost more than they weigh, and a client without a key is owed nothing
+            # reading chunks costs more than their size suggests: not for a client without a key
             self._closing |= self.declared is None and message["status"] == 401
             if self._closing or left > KEPT_BYTES:
                 MutableHeaders(scope=message)["connection"] = "close"
@@ -236,7 +239,7 @@ class Body:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _drain(self) -> None:
-        """Throw away what the client still sends, for a while."""
+        """Throw away what the client still sends, for at most LINGER_S."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 while (message := await self._receive())["type"] == "http.request" and message.get("more_body"):
@@ -248,10 +251,10 @@ class Body:
 
 
 def _media(path: str, headers: Mapping[str, str]) -> ServiceError | None:
-    """What is wrong with the form of a body, as far as its head tells.
+    """The error for a body whose headers name a format that is not accepted; None if they are right.
 
-    A form has its fields decoded on the event loop, by the charset that it names, and some of Python's take a time
-    that grows with the square of the length.
+    A form's fields are decoded on the event loop, with the charset that the form names. So only UTF-8 is accepted: some
+    of Python's codecs take a time that grows with the square of the length.
     """
     if path not in (*UPLOADS, *JSON):
         return None

@@ -20,18 +20,21 @@ from ...errors import (
 from ...logs import access
 from ..error_handlers import response_of
 
-AHEAD_BYTES = 2**16  # that a client may send beyond a request that is not answered yet, and be seen when it leaves
-STALLED_S = 60.0     # how long a client may take nothing of an answer that waits for it
-READ_BYTES = 2**14   # read from a connection at once: asyncio's 256 KiB may be 43,000 chunks, 0.2 s of the event loop
+AHEAD_BYTES = 2**16  # a client may send so much after an unanswered request, and its leaving is still noticed
+STALLED_S = 60.0     # longest time in which a client may take nothing of its answer
+READ_BYTES = 2**14   # largest read of a connection: asyncio's 256 KiB may be 43,000 chunks, 0.2 s of the event loop
 HEAD_BYTES = 2**14   # largest head; h11 measures only those that arrive in pieces
-TINY_BYTES, MAX_TINY = 64, 500  # a body may have more chunks than this if they have so many bytes in the mean
+TINY_BYTES, MAX_TINY = 64, 500  # if a body has more than MAX_TINY chunks, they must have TINY_BYTES on average
 
 
 class Reader(h11.Connection):
-    """h11, but it refuses what misleads proxies or holds up the event loop, and takes two more forms of requests."""
+    """h11, but it refuses requests that mislead proxies or hold up the event loop.
 
-    _chunks = _bytes = 0  # of the body under way
-    _head = b""           # of the answer under way, not sent yet
+    It also accepts empty lines before a request, and a target with a host.
+    """
+
+    _chunks = _bytes = 0  # of the current body
+    _head = b""           # of the current answer, not sent yet
 
     def receive_data(self, data: bytes) -> None:
         if self.their_state is h11.IDLE and not self.trailing_data[0] and data:
@@ -41,7 +44,7 @@ class Reader(h11.Connection):
         super().receive_data(data)
 
     def next_event(self) -> Any:
-        """As h11's. Raises RemoteProtocolError also for a large head, two lengths of a body, and tiny chunks."""
+        """As h11's. Also raises RemoteProtocolError for too large a head, two lengths of a body, and tiny chunks."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = self._bytes = 0
@@ -49,15 +52,15 @@ class Reader(h11.Connection):
         if isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._bytes += len(event.data)
-            if self._chunks > MAX_TINY and self._bytes < (self._chunks - 1) * TINY_BYTES:  # the last may not be whole
+            if self._chunks > MAX_TINY and self._bytes < (self._chunks - 1) * TINY_BYTES:  # the last may be incomplete
                 raise h11.RemoteProtocolError(f"{self._chunks} chunks of {self._bytes} bytes together; send larger "
                                               f"ones, of at least {TINY_BYTES} bytes in the mean")
         return event
 
     def send(self, event: Any) -> Any:
-        """As h11's, but the head of an answer of known length goes out with its body: one call of the system, not two.
+        """As h11's, but the head of an answer of known length is sent with its body: in one system call, not two.
 
-        Such a body follows at once; a stream's head does not wait.
+        Such a body follows at once. The head of a stream is sent immediately.
         """
         data = super().send(event)
         if isinstance(event, h11.Response) and any(name == b"content-length" for name, _ in event.headers):
@@ -74,43 +77,43 @@ class Reader(h11.Connection):
             raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding contradict each other; send one")
         if not (whole := re.fullmatch(rb"(?i:https?)://([^/?#]+)(.*)", request.target)):
             return request
-        # a target with a host, which then counts and not the header
+        # a target with a host, which replaces the Host header
         headers = [(b"host", whole[1]), *((name, value) for name, value in request.headers if name != b"host")]
         return h11.Request(method=request.method, http_version=request.http_version, headers=headers,
                            target=whole[2] if whole[2].startswith(b"/") else b"/" + whole[2])
 
 
 def connection(head_timeout_s: float, headers: Mapping[str, str], stalled_s: float = STALLED_S) -> type[H11Protocol]:
-    """uvicorn's protocol, but for clients that it would wait for without end, or not see leave.
+    """uvicorn's protocol, but with time limits, and it notices when clients leave.
 
-    A connection is closed on which no head of a request is complete in time, be it the first one, one that has begun,
-    or one behind a body that nobody wants; and one whose client takes nothing of its answer for stalled_s seconds.
-    Clients that leave are noticed where they have sent something more, and what is no HTTP is answered with our
-    envelope. Little is read at once, so that others have their turn. headers: of that answer.
+    A connection is closed if the head of a request is not complete in time: the first head, one that has begun, or one
+    after a body that is not read. It is also closed if its client takes nothing of its answer for stalled_s seconds.
+    Clients that leave are noticed even if they have sent more than their request. What is not HTTP is answered with our
+    envelope. Reads are small, so that other connections have their turn. headers: of answers to what is not HTTP.
     """
 
     class Connection(H11Protocol):
         _late: asyncio.TimerHandle | None = None
         _stalled: asyncio.TimerHandle | None = None
-        _left = 0  # bytes of an answer that the system had not taken when they were looked at last
+        _left = 0  # bytes of an answer that the system had not taken at the last check
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.conn = Reader(h11.SERVER)
             with suppress(AttributeError):  # uvloop's transport has no such limit to set
                 transport.max_size = READ_BYTES
-            transport.set_write_buffer_limits(high=0)  # so that pause_writing is called for whatever is left over
+            transport.set_write_buffer_limits(high=0)  # so that pause_writing is called for any bytes left over
             self._expect_head()
 
         def data_received(self, data: bytes) -> None:
-            if self.conn.their_state is h11.MUST_CLOSE:  # by its own words nothing follows: a line break of old clients
+            if self.conn.their_state is h11.MUST_CLOSE:  # it has said that nothing follows: an old client's line break
                 return
             super().data_received(data)
             self._expect_head()
 
         def handle_events(self) -> None:
             super().handle_events()
-            # uvicorn reads no further than into a next request, and so would not see the end of the connection
+            # uvicorn stops reading when a next request begins, and so would not notice the end of the connection
             if (self.conn.their_state in (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined]
                     and len(self.conn.trailing_data[0]) <= AHEAD_BYTES):
                 self.flow.resume_reading()
@@ -121,9 +124,9 @@ def connection(head_timeout_s: float, headers: Mapping[str, str], stalled_s: flo
             super().connection_lost(exc)
 
         def send_400_response(self, msg: str) -> None:
-            """Answer what h11 could not read, unless an answer is under way, which ends here."""
+            """Answer a request that h11 could not read; if an answer has already begun, end that one instead."""
             if self.cycle is not None:
-                self.cycle.disconnected = True  # its answer has no reader any more
+                self.cycle.disconnected = True  # its answer can no longer be sent
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 request_id = secrets.token_hex(8)
                 answer = response_of(NotHTTP(f"the request cannot be read: {str(sys.exception())[:200]}"))
@@ -165,6 +168,6 @@ def connection(head_timeout_s: float, headers: Mapping[str, str], stalled_s: flo
             if self.transport.get_write_buffer_size() < self._left:
                 self._expect_reading()
             else:
-                self.transport.abort()  # closing would wait for the client to read
+                self.transport.abort()  # close() would wait for the client to read
 
     return Connection

@@ -8,11 +8,11 @@ _INLINE = re.compile(r"<(script|style)(?:\s(?![^>]*\bsrc=)[^>]*)?>(.*?)</\1>", r
 
 
 def content_policy(html: str = "", *, style_attributes: bool = False) -> str:
-    """A Content-Security-Policy: this server's own resources, and what is inline in this page of ours."""
+    """A Content-Security-Policy that allows this server's own resources, and what is inline in our page."""
     inline: dict[str, list[str]] = {"script": ["'self'"], "style": ["'self'"]}
     for kind, text in _INLINE.findall(html):
         inline[kind.lower()].append(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
-    if style_attributes:  # hashes would take back what this allows
+    if style_attributes:  # no hashes: with them, browsers would ignore 'unsafe-inline'
         inline["style"] = ["'self'", "'unsafe-inline'"]
     directives = {"default-src": ["'self'"], **{f"{kind}-src": sources for kind, sources in inline.items()},
                   "img-src": ["'self'", "data:", "blob:"], "object-src": ["'none'"], "base-uri": ["'none'"],

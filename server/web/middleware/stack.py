@@ -1,7 +1,7 @@
-"""The middleware every request passes: the gate, and then its API key and the head of its body.
+"""The middleware of every request: Gate (outermost), CORS if other origins are allowed, and ApiKeys.
 
-Gate (outermost) gives every answer, refusals included, an id, security headers and a line in the log, and refuses
-foreign hosts and pages; bodies.py limits what it lets through. ApiKeys asks for a key where there are any.
+Gate gives every answer, refusals included, an id, security headers and a line in the log, and refuses foreign hosts and
+pages. bodies.py limits the bodies that it lets through. ApiKeys requires a key, if the server has any.
 """
 
 import logging
@@ -37,11 +37,11 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class Gate:
-    """Request ids, security headers, a 500 for what nobody expected, and a line of the log for every request.
+    """Request ids, security headers, a 500 for unexpected exceptions, and a line of the log for every request.
 
     Refuses hosts that are not this service's, and pages of origins that may not use it. scope["linpix.body"] is the
-    Body, and scope["state"]["client"] the peer's address, or the name of its key once ApiKeys has seen one; routes may
-    set `model` and `images` there, to be logged.
+    Body. scope["state"]["client"] is the peer's address, or the name of its key once ApiKeys has checked it. Routes may
+    set `model` and `images` in scope["state"], to be logged.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: Hosts, origins: Origins, bodies: BodyBudget) -> None:
@@ -67,7 +67,7 @@ class Gate:
                 given = {name for name, _ in message["headers"]}
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()),
                                       *(header for header in _SECURITY_HEADERS if header[0] not in given)]
-                if self.bodies.drain.closed:  # so that nobody sends a request into the end of the process
+                if self.bodies.drain.closed:  # so that no client sends a request to a process that ends
                     MutableHeaders(scope=message)["connection"] = "close"
             await body.send(message)
 
@@ -78,7 +78,7 @@ class Gate:
             else:
                 await self.app(scope, body.receive, send_recorded)
         except Exception:
-            if status:  # too late to answer otherwise: the connection is closed in the middle
+            if status:  # too late for another answer: the connection is closed in the middle of this one
                 raise
             logger.exception("unexpected failure at %s %s", method, _route(scope))
             await response_of(Unexpected(request_id))(scope, receive, send_recorded)
@@ -97,16 +97,16 @@ class Gate:
 
 
 def _route(scope: Scope) -> str | None:
-    """The template of the route that was found, such as /v1/models/{model}: what stood in its place may be anything.
+    """The template of the route that was found, such as /v1/models/{model}: the path itself may contain anything.
 
-    The page's files are no route to FastAPI, and one here.
+    Files of the page have no route in FastAPI; here they are /static.
     """
     found = getattr(scope.get("route"), "path", None) or None
     return "/static" if found is None and scope["path"].startswith("/static/") else found
 
 
 class ApiKeys:
-    """Asks for a key at /v1/, counts its requests, and refuses bodies that say they are too large."""
+    """Requires a key under /v1/, counts its requests, and refuses bodies by their head, as of Body.check."""
 
     def __init__(self, app: ASGIApp, *, keys: Keys | None, metrics: Metrics) -> None:
         self.app, self.keys, self.metrics = app, keys, metrics
@@ -124,7 +124,7 @@ class ApiKeys:
         await self.app(scope, receive, send)
 
     async def _client(self, keys: Keys, authorization: str) -> str:
-        """The name of the key that a request brings. Raises Unauthorized or RateLimited."""
+        """The name of the key in a request's header. Raises Unauthorized or RateLimited."""
         scheme, _, presented = authorization.partition(" ")
         key = keys.find(presented.strip()) if scheme.lower() == "bearer" else None
         if key is None:
@@ -139,7 +139,7 @@ class ApiKeys:
 
 
 def install(app: FastAPI, *, hosts: Hosts, origins: Origins, bodies: BodyBudget, keys: Keys | None) -> None:
-    """Put all of it before an app's routes, the last one named outermost."""
+    """Put all of it before an app's routes; the last one added is the outermost."""
     app.add_middleware(ApiKeys, keys=keys, metrics=bodies.metrics)
     if origins.allowed:  # between the two: a page that may use the service must be able to read its refusals
         app.add_middleware(CORSMiddleware, allow_origins=origins.allowed, allow_methods=["*"], allow_headers=["*"],
