@@ -1,1 +1,1 @@
-"""One file for each group of routes; a route translates, and does nothing else."""
+"""The routes, one file for each group. A route translates between HTTP and the engine, and does nothing else."""

@@ -85,5 +85,5 @@ async def _events(comparisons: Jobs, id: str) -> AsyncIterator[bytes]:
                responses=ok_response("how it stands then")
                | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
 async def cancel_comparison(id: fields.ComparisonId, service: ServiceDep) -> dict[str, Any]:
-    """Stop a comparison, whoever began it; what it has measured stays readable."""
+    """Stop a comparison, whichever client began it; what it has measured stays readable."""
     return (await service.comparisons.cancel(id)).to_json()

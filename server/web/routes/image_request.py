@@ -1,4 +1,4 @@
-"""What generations and edits have in common: the fields of a request, checked."""
+"""The fields that generations, edits and likelihoods have in common, checked."""
 
 import math
 import secrets
@@ -32,13 +32,13 @@ from ..error_handlers import sendable
 from ..service import Service, preferred
 from .prompts import wish
 
-ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26  # most of an answer that is an array: their seeds are in one header
-SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30
+ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26  # largest answer that is an array: all its seeds are in one header
+SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30 ms
 _PICTURE_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
 
 
 class ImageRequest:
-    """What generations and edits have in common, checked: model, count, seed, temperature, label, form of answer."""
+    """The common fields of one request, checked: model, count, seed, temperature, label, form of the answer."""
 
     def __init__(self, service: Service, http: Request, *, model: str | None, n: int | None, size: str | None,
                  response_format: str | None, stream: bool | None, partial_images: int | None, seed: int | None,
@@ -65,7 +65,7 @@ class ImageRequest:
             self.attempts = attempts_for(attempts, self.served.decoder.checkpoint, candidates=candidates,
                                          temperature=self.temperature)
         self.ranked, self.images = candidates is not None, candidates or self.n * max(1, self.particles)
-        self.chosen = self.ranked or self.particles > 0  # not all that is drawn is answered
+        self.chosen = self.ranked or self.particles > 0  # the answer has only some of the images drawn
         http.state.model, http.state.images = self.served.name, self.images  # for the log
         if response_format not in (None, "b64_json", "url"):
             raise InvalidRequest(f"response_format must be b64_json or url, got {shown(response_format)}",
@@ -111,9 +111,9 @@ class ImageRequest:
         self.revised_prompt: str | None = None
         self.label = self._label(label, prompt)
         self._overlay: Overlay | None = None
-        self._occluded: pictures.Occluded | None = None  # what the model is given
-        self._kept: pictures.Occluded | None = None      # what the answer keeps, if that is more
-        self._judged: dict[int, dict[str, float]] = {}   # of candidates that are ranked by their likelihoods
+        self._occluded: pictures.Occluded | None = None  # the picture as the model gets it
+        self._kept: pictures.Occluded | None = None      # the picture that the answer keeps, if more of it is known
+        self._judged: dict[int, dict[str, float]] = {}   # by index, of candidates that are ranked by their likelihoods
         if ignored:
             names = [sendable(name)[:40] for name in sorted(ignored)]
             more = f" and {len(names) - 20} more" if len(names) > 20 else ""
@@ -163,9 +163,9 @@ class ImageRequest:
         return particles_of(specs, self.particles)
 
     def best(self, drawn: list[ImageDone]) -> list[ImageDone]:
-        """Of all candidates the n that are answered, the best first.
+        """The n best of all candidates, which are the answer, the best first.
 
-        Of models that rank by likelihoods, their images' facts are known from then on.
+        If they are ranked by likelihoods, `facts_of` includes these from then on.
         """
         drawn = sorted(drawn, key=lambda image: image.index)
         if self.config.class_first:
@@ -177,7 +177,7 @@ class ImageRequest:
         return [drawn[index] for index in best(shown_images, [one.score for one in found], self.n)]
 
     def facts_of(self, image: RowsDone | ImageDone) -> dict[str, int | float]:
-        """What an answer tells of one image."""
+        """The facts of an answer about one image."""
         found: dict[str, int | float] = {"seed": self.seed + image.index // max(1, self.particles)}
         if isinstance(image, ImageDone) and image.estimate is not None:
             found |= image.estimate._asdict()
@@ -188,7 +188,7 @@ class ImageRequest:
         return found | self._judged.get(image.index, {})
 
     def complete(self, upload: Upload, conditioning: Literal["prefix"] | None = None) -> None:
-        """Draw what is hidden of an upload; answer with it, if it is to be laid back. conditioning: see fields."""
+        """Have the hidden part of an upload drawn; if it has an overlay, answer with it. conditioning: see fields."""
         self._occluded = upload.occluded
         self.warnings += outside(upload.occluded)
         if conditioning == "prefix":
@@ -207,13 +207,13 @@ class ImageRequest:
 
     @property
     def occluded(self) -> pictures.Occluded:
-        """What the model is given of the picture, which `complete` was called with."""
+        """The picture as the model gets it. Only after `complete`."""
         assert self._occluded is not None
         return self._occluded
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of a picture of the answer that is not laid back: (H, W, channels)."""
+        """(H, W, channels) of a picture of the answer that is not laid back."""
         return self.frame.height, self.frame.width, self.config.channels
 
     @property
@@ -222,7 +222,7 @@ class ImageRequest:
         return self._overlay is None and self.frame.width * self.frame.height <= SOON_PIXELS
 
     def encode(self, canvas: NDArray[np.uint8], rows: int | None) -> bytes:
-        """In the format and size asked for, for an array its sub-pixels; or laid back, which goes without `rows`."""
+        """In the requested format and size; for an array, its sub-pixels. `rows` has no effect if it is laid back."""
         canvas = self._with_kept(canvas)
         if self._overlay is None:
             pixels = encode.framed(canvas, self.config, self.frame, rows)
@@ -236,7 +236,7 @@ class ImageRequest:
 
 @contextmanager
 def _suitable() -> Iterator[None]:
-    """Unsuitable in the block is InvalidRequest."""
+    """Raise InvalidRequest for an Unsuitable raised in the block."""
     try:
         yield
     except Unsuitable as error:

@@ -1,4 +1,4 @@
-"""POST /v1/images/generations and /v1/images/edits: a route translates, and does nothing else."""
+"""POST /v1/images/generations and /v1/images/edits: drawing images, and completing a picture."""
 
 from typing import Annotated
 
@@ -38,7 +38,7 @@ _GENERATIONS = image_responses("image_generation", GenerationEvent,
                                InvalidRequest("n must be 1..16, got 17", param="n"),
                                ModelNotFound("mnist-large", ["mnist-small"]), NotJson("text/plain"),
                                links={"generate": {"model": "model", "seed": "data/0/seed"}})
-_FORM = {"examples": EDIT, "encoding": {"image[]": {"explode": True}}}  # so that /docs sends no part for no picture
+_FORM = {"examples": EDIT, "encoding": {"image[]": {"explode": True}}}  # /docs then sends no part without a picture
 _EDITS = image_responses("image_edit", EditEvent,
                          InvalidRequest("nothing says what to fill in: send an image with transparency, or a mask with "
                                         "transparency, or keep_rows", param="image"),
@@ -101,7 +101,7 @@ async def edit(
         label: Annotated[fields.Label | None, Form()] = None,
         timeout: Annotated[fields.Timeout | None, Form()] = None,
         priority: Annotated[fields.Priority | None, Form()] = None) -> Response:
-    """Complete an occluded image: known sub-pixels come back unchanged, the holes are drawn.
+    """Complete an occluded image: known sub-pixels come back unchanged, and the holes are drawn.
 
     Choose `image/png` as the media type of the response to see the picture itself.
     """
@@ -129,5 +129,5 @@ async def edit(
     await service.ledger.submit(ticket, request.specs())
     facts = facts_of(request.occluded, found) | {"candidates": candidates, "method": method or "raster",
                                                  "particles": request.particles or None}
-    del found  # megabytes of a prepared picture, while its completions wait
+    del found  # frees the megabytes of a prepared picture while its completions wait
     return await respond(service.ledger, http, request, ticket, "image_edit", facts)

@@ -30,7 +30,7 @@ from .uploads import decoded, facts_of, only
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=AdmittingRoute)
 
-SOON_NUMBERS = 2**15  # of all classes, from which an answer is made in a few milliseconds
+SOON_NUMBERS = 2**15  # log-probabilities of all classes; with up to so many, an answer takes a few milliseconds
 
 _FORM = {"examples": LIKELIHOOD, "encoding": {"image[]": {"explode": True}}}
 _OK = ok_response("the likelihood, or with Accept: image/png its map", content=PNG)
@@ -66,7 +66,7 @@ async def likelihoods(
         size: Annotated[fields.Size | None, Form()] = None,
         response_format: Annotated[likelihood_schemas.MapFormat | None, Form()] = None,
         timeout: Annotated[fields.Timeout | None, Form()] = None) -> Response:
-    """Tell how probable the hidden part of a picture is, given the known part; without one, the whole picture."""
+    """Say how probable the hidden part of a picture is, given the known part; if none is known, the whole picture."""
     service, ticket = service_of(http), http.state.ticket
     ignored = [name for name in await http.form() if name not in LIKELIHOOD_FIELDS]
     request = ImageRequest(service, http, model=model, n=None, size=size, response_format=response_format, stream=None,
@@ -113,7 +113,7 @@ def _answer(request: ImageRequest, scoring: Scoring, facts: dict[str, Any], *, e
     checkpoint = request.served.decoder.checkpoint
     bits, found = likelihood(scoring, request.label, checkpoint, every=every)
     source = {"model": checkpoint.name, "checkpoint": checkpoint.digest, "precision": "fp32"}
-    alone = request.alone == "png"  # maps have transparent parts, and exact values: other formats are not made
+    alone = request.alone == "png"  # only PNG: maps have transparent parts, and exact values
     png = map_png(bits, request.config, request.frame) if drawn or alone else b""
     if alone:
         headers = {f"x-linpix-{name}": quote(value, safe="+") for name, value in source.items()}

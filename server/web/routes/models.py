@@ -1,4 +1,4 @@
-"""GET /v1/models: what is loaded."""
+"""GET /v1/models: the loaded models."""
 
 from fastapi import APIRouter
 
@@ -15,7 +15,7 @@ router = APIRouter(tags=["models"])
 
 
 def card_of(served: ServedModel, aliases: dict[str, str]) -> ModelCard:
-    """aliases: names of models, by the other names that --alias gives them."""
+    """aliases: the model that each alias (--alias) stands for."""
     engine, config, facts = served.decoder, served.decoder.config, served.decoder.facts
     return ModelCard(
         id=served.name, created=int(engine.checkpoint.provenance.get("created", 0)), checkpoint=facts["checkpoint"],
@@ -33,7 +33,7 @@ def card_of(served: ServedModel, aliases: dict[str, str]) -> ModelCard:
 @router.get("/v1/models", summary="List the models",
             responses=ok_response("all that is", links={"model": {"model": "data/0/id"}}))
 async def models(service: ServiceDep) -> ModelList:
-    """What is loaded, the default model first."""
+    """The loaded models, the default one first."""
     return ModelList(data=[card_of(served, service.settings.aliases) for served in service.ledger.models.values()])
 
 

@@ -19,7 +19,7 @@ from ..status_schemas import (
 )
 
 router = APIRouter()
-probes = APIRouter(tags=["operations"])  # on a port of their own, where there is one
+probes = APIRouter(tags=["operations"])  # on a separate port, if --metrics-port is set
 _TEXT = {"text/plain": {"schema": {"type": "string"}, "example":
          "# HELP linpix_requests_running Requests with an image in a slot.\n"
          "# TYPE linpix_requests_running gauge\nlinpix_requests_running 1.0\n"}}
@@ -42,7 +42,7 @@ async def metrics(service: ServiceDep) -> Response:
 @router.get("/v1/status", summary="What the service does now", tags=["operations"],
             responses=ok_response("how it goes"))
 async def status(service: ServiceDep) -> Status:
-    """Counters, queue, slots and the kernel in use, as /metrics has them, and what may be asked for."""
+    """Counters, queue, slots and the kernel in use, as in /metrics, and the limits of requests."""
     ledger, settings, latest = service.ledger, service.settings, await service.comparisons.latest()
     values = (await ledger.measured()).values(*_WATCHED)
     version, torch, kernel = next(labels for name, *labels in values if name == "linpix_kernel_info")
@@ -81,7 +81,7 @@ async def healthz() -> Health:
             responses=ok_response("all of it", example={"status": "ready"})
             | error_responses(*LEAVING, Starting()))
 async def readyz(service: ServiceDep) -> Health:
-    """Weights loaded, engine stepping, not draining."""
+    """The weights are loaded, the engine runs, and the service is not draining."""
     service.ledger.check_open()
     if not service.ledger.decoding:
         raise Starting()

@@ -16,10 +16,11 @@ from ..middleware.headers import content_policy
 router = APIRouter()
 
 STATIC = Path(__file__).parents[2] / "static"
-# a page and its modules must be of one release, and are small: parts of them, which nobody wants, would have errors
+# no-cache, since a page and its modules must be of one release; no ranges, since the files are small, clients need no
+# parts of them, and a bad range would be an error
 REVALIDATE = {"cache-control": "no-cache", "accept-ranges": "none"}
 
-COMPRESSED = Middleware(GZipMiddleware, compresslevel=6)  # a third of the bytes, in some milliseconds a visit
+COMPRESSED = Middleware(GZipMiddleware, compresslevel=6)  # a third of the bytes, for some milliseconds a visit
 
 
 async def page(request: Request) -> FileResponse:
@@ -32,7 +33,7 @@ def _in_whole(scope: Scope) -> None:
 
 
 class Static(StaticFiles):
-    """The page's files, asked about anew each time: their ETag answers."""
+    """The page's files. Browsers ask for them anew each time; a file whose ETag is unchanged is not sent again."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         _in_whole(scope)
@@ -44,12 +45,12 @@ class Static(StaticFiles):
         return response
 
 
-# of Starlette, whose routes can have middleware of their own: answers of the API go out as they are
+# Starlette's routes, since they can have their own middleware: answers of the API are not compressed
 routes = [Route("/", page, middleware=[COMPRESSED]),
           Mount("/static", Static(directory=STATIC), name="static", middleware=[COMPRESSED])]
 
-# A form's fields begin empty: Swagger UI would send an example of each, over what the user has said otherwise.
-# The examples go into the descriptions. Dark mode is Swagger UI's own, which it does not choose by itself.
+# Fields of forms begin empty: otherwise Swagger UI would send an example in every field that the user leaves alone.
+# The examples go into the descriptions. Dark mode is Swagger UI's own, but it does not choose it by itself.
 _DOCS = """<!DOCTYPE html>
 <html lang="en">
 <head>

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from ..error_handlers import sendable
 
-LONGEST = 1_000  # characters of a prompt that are looked at
-_TOLD = 10       # words that have no effect, as a warning lists them
+LONGEST = 1_000  # characters of a prompt that are read
+_TOLD = 10       # largest number of words without effect that a warning lists
 
-# Other words for classes of MNIST and CIFAR-10. A model whose classes have other names is asked by these names alone.
+# Other words for classes of MNIST and CIFAR-10. A model whose classes have other names understands only these names.
 _SYNONYMS = {
     "0": "zero nought", "1": "one", "2": "two", "3": "three", "4": "four", "5": "five", "6": "six", "7": "seven",
     "8": "eight", "9": "nine",
@@ -18,7 +18,7 @@ _SYNONYMS = {
     "frog": "toad treefrog", "horse": "pony foal mare stallion", "ship": "boat vessel ferry steamer yacht",
     "truck": "lorry",
 }
-_PLAIN = frozenset({  # words that ask for a picture, and for nothing in it
+_PLAIN = frozenset({  # words that ask for a picture, but not for anything in it
     "a", "an", "and", "any", "by", "can", "could", "create", "digit", "digits", "draw", "drawing", "figure", "for",
     "from", "generate", "give", "hand", "handwritten", "i", "image", "images", "in", "is", "it", "like", "make", "me",
     "my", "number", "numbers", "numeral", "of", "on", "one", "paint", "photo", "photograph", "picture", "pictures",
@@ -30,15 +30,15 @@ class Wish:
     """What a prompt asks for, as far as a model can draw it."""
 
     label: int | None
-    revised: str   # the prompt that the answer is to, for clients that show `revised_prompt`
+    revised: str   # what the prompt was taken for, for clients that show `revised_prompt`
     warning: str   # about words without effect; empty if there are none
 
 
 def wish(prompt: str, names: Sequence[str]) -> Wish:
     """names: of the model's classes, in the order of their indices.
 
-    A prompt that is one name, or one index, is that class. Otherwise the first class whose name is among the words
-    counts, one in the plural before others ("2 sevens" are sevens).
+    A prompt that is one name, or one index, asks for that class. Otherwise the first class named by a word is chosen;
+    plurals come before other words ("2 sevens" asks for sevens).
     """
     text = prompt[:LONGEST].strip().casefold()
     folded = [name.casefold() for name in names]
@@ -64,7 +64,7 @@ def wish(prompt: str, names: Sequence[str]) -> Wish:
 
 
 def _classes_in(words: Sequence[str], names: Sequence[str]) -> dict[str, tuple[int, bool]]:
-    """By word: the class that it names, and whether in the plural. names: in lower case, of one word or several."""
+    """By word: the class that it names, and whether it is a plural. names: in lower case, of one word or several."""
     single: dict[str, tuple[int, bool]] = {}
     for label, name in enumerate(names):
         for one in (name, *_SYNONYMS.get(name, "").split()):

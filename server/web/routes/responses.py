@@ -25,17 +25,17 @@ from ..error_handlers import error_json
 from ..schemas import NO_USAGE
 from .image_request import ImageRequest
 
-PING_S = 15.0    # of silence, after which a stream says that it is there: proxies cut off what is silent for a minute
-UNREAD_S = 10.0  # after a request's deadline, that the end of its stream may take to be read
-READABLE = "+ ;:,.'()"  # in a header that is a sentence
+PING_S = 15.0    # of silence before a stream sends a comment: proxies close connections that are silent for a minute
+UNREAD_S = 10.0  # after a request's deadline, in which its client may still read the end of the stream
+READABLE = "+ ;:,.'()"  # characters that are not quoted in a header that is a sentence
 T = TypeVar("T")
 logger = logging.getLogger("linpix")
 
 
 def partial_rows(partial_images: int | None, given: int, height: int) -> set[int]:
-    """After how many finished image rows a stream shows a partial image: each, or that many evenly spread.
+    """The numbers of finished image rows at which a stream shows a partial image: all, or so many, evenly spread.
 
-    given: image rows that were known from the start; only what follows is shown.
+    given: image rows that were known from the start; only the following ones count.
     """
     if partial_images is None or partial_images >= height - given:
         return set(range(given + 1, height + 1))
@@ -44,7 +44,7 @@ def partial_rows(partial_images: int | None, given: int, height: int) -> set[int
 
 async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: Ticket, kind: str,
                   facts: dict[str, Any]) -> Response:
-    """Wait for the images of a request and give them in the form asked for. Raises ServiceError."""
+    """Wait for the images of a request, and answer with them in the requested form. Raises ServiceError."""
     common = {"created": int(time.time()), **request.served.decoder.facts, "size": request.size,
               "output_format": request.format, "warnings": request.warnings, **facts}
     if request.stream:
@@ -81,8 +81,7 @@ async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, 
 
 
 def _told(request: ImageRequest, images: list[dict[str, int | float]]) -> dict[str, str]:
-    """The headers that tell what JSON would have beside its pictures. Of several images, values are divided by commas.
-    """
+    """Headers with the facts that JSON has beside its pictures. Commas separate the values of several images."""
     told = {name: quote(value, safe="+") for name, value in request.served.decoder.facts.items()}
     told |= {name: ",".join(quote(str(facts[name]), safe="+") for facts in images) for name in images[0]}
     if request.warnings:
@@ -92,9 +91,9 @@ def _told(request: ImageRequest, images: list[dict[str, int | float]]) -> dict[s
 
 async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | None = None
                    ) -> AsyncIterator[tuple[int, RowsDone | ImageDone | None]]:
-    """Events of the images that are answered, as Ticket.events, each with its image's place in the answer.
+    """Events as of Ticket.events, but only of images in the answer, each with the image's place there.
 
-    Of candidates, only the best are: they come when all are drawn and scored. Of particles, only the ones chosen.
+    Of candidates, these are the best ones, once all are drawn and scored. Of particles, they are the chosen ones.
     """
     drawn = []
     async for event in ticket.events(patience_s):
@@ -106,14 +105,14 @@ async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | No
         elif event is None or not request.ranked:
             yield event.index if event else 0, event
     if request.ranked:
-        async with ticket.in_time():  # in a thread: of hundreds of candidates it takes tenths of a second
+        async with ticket.in_time():  # in a thread: with hundreds of candidates it takes tenths of a second
             chosen = await asyncio.to_thread(request.best, drawn)
         for place, image in enumerate(chosen):
             yield place, image
 
 
 async def encoded(request: ImageRequest, ticket: Ticket, canvas: NDArray[np.uint8], rows: int | None = None) -> bytes:
-    """A file of one image; what takes more than a moment is encoded in a thread. Raises DeadlinePassed."""
+    """One image as a file, encoded in a thread if it takes more than a moment. Raises DeadlinePassed."""
     work = partial(request.encode, canvas, rows)
     if request.soon:
         png = work()
@@ -148,7 +147,7 @@ async def unless_gone(http: Request, work: Awaitable[T]) -> T | None:
 async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, kind: str,
                         common: dict[str, Any]) -> AsyncIterator[bytes]:
     """Server-sent events of one request."""
-    # a picture that is drawn again has its partial images again, with the same numbers
+    # an image that is drawn again sends its partial images again, with the same numbers
     rows = {rows: index for index, rows in enumerate(
         sorted(partial_rows(request.partial_images, ticket.given, request.config.height)))}
     try:

@@ -1,4 +1,4 @@
-"""What routes that take a form with a picture have in common: one picture, decoded in its turn, and what was known."""
+"""Common parts of routes that take a form: finding its picture, decoding it in its turn, telling what was known."""
 
 import base64
 import logging
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def only(image: UploadFile | None, image_list: list[UploadFile] | None) -> UploadFile:
-    """The picture, under whichever of its two names it came. Raises InvalidRequest."""
+    """The one picture, sent as image or as image[]. Raises InvalidRequest."""
     uploads = [upload for upload in [image, *(image_list or [])] if upload is not None]
     if len(uploads) != 1:
         raise InvalidRequest(f"send exactly one picture as image or image[], got {len(uploads)}", param="image")
@@ -30,7 +30,7 @@ def only(image: UploadFile | None, image_list: list[UploadFile] | None) -> Uploa
 
 def check_options(request: ImageRequest, prepare: uploads.Preparation | None, lay_back: bool | None,
                   size: str | None) -> None:
-    """Raise InvalidRequest for options of an edit that do not go together, or not with its model."""
+    """Raise InvalidRequest for options of an edit that do not go together, or do not fit its model."""
     if lay_back and request.frame.width != request.config.width:
         raise InvalidRequest(f"lay_back answers at the upload's size, so it goes without size, got {shown(size)}",
                              param="size")
@@ -46,28 +46,28 @@ def check_options(request: ImageRequest, prepare: uploads.Preparation | None, la
 
 async def decoded(http: Request, ledger: Ledger, ticket: Ticket, read: Callable[[], T],
                   held: Callable[[T], int] = lambda found: 0) -> T | None:
-    """What `read` makes of the form's files, which are then closed; None if the client has disconnected.
+    """The result of `read`, which reads the form's files; None if the client has disconnected. Closes the files.
 
-    read is called in a thread, so that uploads that wait for one are files, and no memory. held: bytes of its result
-    that count as its upload did. Raises ServiceError.
+    read is called in a thread, so that waiting uploads stay in their files, and out of memory. held: bytes of the
+    result; they count from then on, in place of the upload's. Raises ServiceError.
     """
     try:
         found = await unless_gone(http, ledger.decode_upload(ticket, read))
     except PictureError as error:
         raise picture_error(error) from error
-    except (OSError, MemoryError, RuntimeError) as error:  # of reading a file, or of beginning a thread
+    except (OSError, MemoryError, RuntimeError) as error:  # from reading a file, or from starting a thread
         logger.exception("a picture could not be decoded")
         raise Exhausted() from error
     if found is None:
         ticket.outcome = "cancelled"
         return None
-    await http.close()  # its files: a slot is waited for without them
+    await http.close()  # closes its files: they are not needed while it waits for a slot
     bodies.body_of(http.scope).keep(held(found))
     return found
 
 
 def facts_of(occluded: Occluded, upload: uploads.Upload | None = None) -> dict[str, Any]:
-    """What an answer tells of what was known; of an edit's upload, also which part of it the model sees."""
+    """The facts of an answer about what was known; for an edit's upload, also which part of it the model sees."""
     facts: dict[str, Any] = {"conditioning": occluded.conditioning, "known": occluded.known_count,
                              "known_before_first_hole": occluded.known_before_first_hole,
                              "known_after_last_hole": occluded.known_after_last_hole}
