@@ -1,1 +1,1 @@
-"""HTTP: what is asked for, admission, answers. The only room that knows FastAPI."""
+"""HTTP: requests, admission, answers. Besides app.py and serve.py, the only package that imports FastAPI."""

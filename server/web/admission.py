@@ -1,4 +1,4 @@
-"""The images routes from a request's head to the last byte of its answer: whatever it holds is free at the end."""
+"""Admission to the images routes. What a request holds, from its head to its answer's last byte, is freed then."""
 
 import json
 import math
@@ -27,8 +27,8 @@ TIMEOUT_PARAMETER = {"name": HEADER, "in": "header", "required": False, "schema"
 class AdmittingRoute(APIRoute):
     """A route whose requests have a ticket, and are admitted once they are read.
 
-    JSON and small uploads are read in a moment. A large upload gets room for one image from its head on, unless many
-    others have: so a client learns before it sends megabytes that the queue is full.
+    JSON and small uploads are read in a moment. A large upload gets room for one image when its head is read, unless
+    many others have such room. So a client learns that the queue is full before it sends megabytes.
     """
 
     def get_route_handler(self) -> Handler:
@@ -43,9 +43,9 @@ class AdmittingRoute(APIRoute):
 
 
 def _directly(endpoint: Callable[..., Awaitable[Response]], body: TypeAdapter[Any], handle: Handler) -> Handler:
-    """Calls the function of a route that takes a request and its JSON, as FastAPI's handler does in 0.1 ms more.
+    """A handler that calls a route's function with the request and its JSON, 0.1 ms faster than FastAPI's handler.
 
-    What is not valid goes on to that handler, which says why.
+    A body that is not valid goes to FastAPI's handler, which says what is wrong.
     """
     async def handler(http: Request) -> Response:
         try:
@@ -60,9 +60,9 @@ def _directly(endpoint: Callable[..., Awaitable[Response]], body: TypeAdapter[An
 
 
 class _Holding(Response):
-    """Makes the response and sends it, while its ticket holds what it needs.
+    """Makes the response and sends it; meanwhile the ticket holds the request's resources.
 
-    Errors raised before the first byte reach the error handlers as those of a route do.
+    Errors raised before the first byte reach the error handlers, as errors of a route do.
     """
 
     def __init__(self, http: Request, handle: Callable[[Request], Awaitable[Response]], path: str) -> None:
@@ -76,7 +76,7 @@ class _Holding(Response):
             http.state.ticket = ticket
             body.until(ticket.deadline, ticket.timeout_s)
             if self._path in UPLOADS:
-                if body.large and (body.take_place() or not ledger.has_room(ticket.client)):  # no room: to be refused
+                if body.large and (body.take_place() or not ledger.has_room(ticket.client)):  # no room: refuse
                     ledger.reserve(ticket, draws=self._path != LIKELIHOODS)
                 await forms.read(http)
             response = await self._handle(http)
@@ -84,7 +84,7 @@ class _Holding(Response):
 
 
 def timeout_of(http: Request) -> float:
-    """What the header allows, seconds. Raises InvalidRequest."""
+    """The seconds that the header X-Request-Timeout allows; inf without it. Raises InvalidRequest."""
     text = body_of(http.scope).headers.get(HEADER.lower())
     if text is None:
         return math.inf

@@ -1,4 +1,4 @@
-"""One error envelope for every route and cause."""
+"""Error handlers: one envelope for every route and cause."""
 
 import logging
 from typing import Any
@@ -15,7 +15,7 @@ from ..metrics import Metrics
 logger = logging.getLogger("linpix")
 _BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
               415: "unsupported_media_type"}
-_MIN_RETRY_MS = 250  # a place that is held by a body being read is free when nobody can tell
+_MIN_RETRY_MS = 250  # smallest retry-after-ms: when a body gives back its place cannot be predicted
 
 
 def error_json(error: ServiceError) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def error_json(error: ServiceError) -> dict[str, Any]:
 
 
 def sendable(text: str) -> str:
-    """What a client wrote, to be told it again: JSON lets lone surrogates in, and UTF-8 does not let them out."""
+    """A client's text, as it can be sent back: JSON may hold lone surrogates, which UTF-8 cannot encode."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -33,14 +33,14 @@ def response_of(error: ServiceError) -> JSONResponse:
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(in_seconds(error.retry_after_s))
-        headers["retry-after-ms"] = str(max(_MIN_RETRY_MS, round(1000 * error.retry_after_s)))  # OpenAI's look here
+        headers["retry-after-ms"] = str(max(_MIN_RETRY_MS, round(1000 * error.retry_after_s)))  # for OpenAI's SDKs
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     return JSONResponse(error_json(error), error.status, headers)
 
 
 def install(app: FastAPI, *, metrics: Metrics) -> None:
-    """Make every failure of the app answer the envelope; the guard sees to those that nobody expected."""
+    """Make every failure of the app answer with the envelope; Gate answers unexpected exceptions."""
 
     async def service_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ServiceError)
@@ -68,14 +68,14 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         cause: BaseException | None = error
-        while cause is not None:  # FastAPI wraps what goes wrong while it reads a body
+        while cause is not None:  # FastAPI wraps exceptions that it meets while it reads a body
             if isinstance(cause, ServiceError):
                 return await service_error(request, cause)
             if isinstance(cause, MemoryError):
                 logger.error("not enough memory to read the body", exc_info=cause)
                 return await service_error(request, Exhausted())
             if isinstance(cause, ClientDisconnect):
-                return Response(status_code=499)  # nobody reads it: the client left before its upload was whole
+                return Response(status_code=499)  # not read: the client left before its upload was complete
             cause = cause.__cause__
         message = str(error.detail)
         if error.status_code == 404:
@@ -83,7 +83,7 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
         headers = dict(error.headers or {})
         if error.status_code == 405:
             documented_path = next((path for path in app.openapi()["paths"] if _fits(path, request.url.path)), None)
-            if documented_path is not None:  # the router names the methods of the first route that matches only
+            if documented_path is not None:  # the router names only the methods of the first route that matches
                 headers["Allow"] = ", ".join(sorted(map(str.upper, app.openapi()["paths"][documented_path])))
             message = f"{request.method} is not allowed at {request.url.path}; allowed: {headers.get('Allow', 'GET')}"
         answer = ServiceError(message)

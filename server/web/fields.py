@@ -1,4 +1,4 @@
-"""Fields that several bodies, answers or statuses have, each said once; examples are of the shipped `mnist-small`."""
+"""Fields that bodies, answers and statuses share, each defined once; examples are of the shipped `mnist-small`."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,7 @@ from ..pictures.uploads import Preparation
 
 
 def never_null(field: dict[str, Any]) -> None:
-    """Let the schema of a field say that it may be absent, and not that it may be null. Changes it in place."""
+    """Change the schema of a field, in place, so that the field may be absent, but not null."""
     if {"type": "null"} in field.get("anyOf", []):
         for kind in field.pop("anyOf"):
             field |= kind if kind != {"type": "null"} else {}
@@ -28,7 +28,7 @@ def _plain(value: object) -> object:
 
 Plain = BeforeValidator(_plain)  # for numbers in forms and headers: pydantic reads 1_0 as 10
 
-# --- what is asked for, in bodies, forms and headers ---
+# --- requests: bodies, forms and headers ---
 
 Model = Annotated[str, Field(description="a model listed by /v1/models; default: the first "
                                          "one", examples=["mnist-small"])]
@@ -90,7 +90,7 @@ Conditioning = Annotated[Literal["prefix"],
                                "known there is kept in the answer all the same; default: use all known pixels that the "
                                "model can", examples=["prefix"])]
 
-# --- what answers, events and statuses have in common ---
+# --- answers, events and statuses ---
 
 Name = Annotated[str, Field(description="name of the model", examples=["mnist-small"])]
 Digest = Annotated[str, Field(description="SHA-256 of the checkpoint's files, hexadecimal", examples=[

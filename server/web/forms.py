@@ -1,4 +1,4 @@
-"""The form of an upload: the fields that are known, each once and small, and never a part of a form for a whole one."""
+"""Reading the form of an upload: only known fields, each small and sent once, and only if the form is complete."""
 
 import logging
 from collections import Counter
@@ -11,14 +11,14 @@ from .likelihood_schemas import LIKELIHOOD_FIELDS
 from .schemas import FORM_FIELDS, FORM_LISTS
 
 logger = logging.getLogger("linpix")
-# What is in memory as long as a form is read: up to 1 MiB of each file, and 4 bytes a character of a known field.
+# While a form is read, memory holds up to 1 MiB of each file, and 4 bytes per character of a known field.
 MAX_FILES, MAX_FIELDS, FIELD_BYTES = 3, 64, 2**12
-_KNOWN = FORM_FIELDS | LIKELIHOOD_FIELDS  # of one form or another: routes ignore those that are not theirs
-NAME_CHARACTERS = 80  # of an unknown field, for the warning that names it
+_KNOWN = FORM_FIELDS | LIKELIHOOD_FIELDS  # by any route; a route ignores the fields of other routes
+NAME_CHARACTERS = 80  # kept of the name of an unknown field, for the warning about it
 
 
 class _Form(MultiPartParser):
-    """Starlette's parser, which keeps of an unknown field its name alone, and knows whether it came to the end."""
+    """Starlette's parser, but it keeps only the name of an unknown field, and notes whether the form has ended."""
 
     ended = False
 
@@ -36,7 +36,7 @@ class _Form(MultiPartParser):
 
 
 async def read(http: Request) -> None:
-    """Read a request's form; FastAPI then finds it read. Raises ServiceError."""
+    """Read a request's form, so that FastAPI finds it parsed. Raises ServiceError."""
     parser = _Form(http.headers, http.stream(), max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=FIELD_BYTES)
     try:
         form = http._form = await parser.parse()  # where Request.form() keeps what it has parsed
@@ -45,7 +45,7 @@ async def read(http: Request) -> None:
     except (OSError, MemoryError, RuntimeError) as error:  # such as a full disk, or no more threads
         logger.exception("an upload could not be read")
         raise Exhausted() from error
-    except Exception as error:  # a client's mistake whatever it is
+    except Exception as error:  # whatever else it is, it is the client's mistake
         why = error.message if isinstance(error, MultiPartException) else type(error).__name__
         raise InvalidRequest(f"the body cannot be read as a form ({why}); send multipart/form-data of at most "
                              f"{MAX_FILES} files, and {MAX_FIELDS} fields of {FIELD_BYTES:,} bytes") from error

@@ -1,4 +1,4 @@
-"""API keys: a file that holds their digests, one a line, with a rate each if they have one; and `linpix key`.
+"""API keys: a file of their digests, one a line, each with a rate if it has a limit. `linpix key` makes such lines.
 
     # a name, the key's SHA-256, and how many requests it may make
     alice  sha256:0f3c...  rate=10/s
@@ -22,7 +22,7 @@ from pathlib import Path
 from ..errors import RateLimited
 
 logger = logging.getLogger("linpix")
-LOOK_S = 1.0  # a changed file is noticed by the first request that comes so long after the last look
+LOOK_S = 1.0  # a changed file is noticed by the first request this long after the last check
 
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
 _RATE = re.compile(r"([1-9]\d{0,8})/(s|min|h)")
@@ -37,10 +37,10 @@ class Bucket:
     size: int
     seconds: float
     tokens: float = 0.0
-    at: float = -math.inf  # so long ago that it is full
+    at: float = -math.inf  # long enough ago that it is full
 
     def take(self, now: float) -> float:
-        """Take a token; 0, or the seconds until there is one."""
+        """Take a token. Returns 0, or the seconds until there is one."""
         self.tokens = min(self.size, self.tokens + (now - self.at) * self.size / self.seconds)
         self.at = now
         if self.tokens < 1.0:
@@ -66,7 +66,7 @@ def bucket_of(rate: str) -> Bucket:
 
 
 def parse(text: str, source: object) -> tuple[Key, ...]:
-    """The keys of a file's text. Raises ValueError that names source and line, and nothing that stands there."""
+    """The keys of a file's text. Raises ValueError that names source and line, but shows none of the line's text."""
     keys: list[Key] = []
     lines: list[int] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -92,9 +92,9 @@ def parse(text: str, source: object) -> tuple[Key, ...]:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """A descriptor of a regular file that is its owner's alone. Raises OSError or ValueError with the cure."""
+    """A descriptor of a regular file that only its owner may use. Raises OSError or ValueError with the cure."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    status = os.fstat(descriptor)  # of what was opened, whatever the name means by now
+    status = os.fstat(descriptor)  # of the opened file: the name may mean another one by now
     try:
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path} is not a regular file")
@@ -117,10 +117,10 @@ def read(path: Path) -> tuple[Key, ...]:
 
 
 class Keys:
-    """The keys of a file, read again when it changes. A file that became bad changes nothing, and is said so."""
+    """The keys of a file, read again when it changes. If the file is then bad, the keys stay, and the log says so."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises OSError or ValueError where the file cannot be used."""
+        """Raises OSError or ValueError if the file cannot be used."""
         self._path, self._clock = path, clock
         self._stamp = self._look()
         self._looked = clock()
@@ -131,11 +131,11 @@ class Keys:
             status = os.stat(self._path)
         except OSError:
             return None
-        # ctime: it also tells of another owner, and of a change by a tool that puts the old mtime back
+        # ctime also shows a change of owner, and a change by a tool that restores the old mtime
         return status.st_ctime_ns, status.st_mtime_ns, status.st_size, status.st_ino
 
     def reload(self) -> bool:
-        """Read the file again; whether that was possible. Buckets of keys whose rate stays are as full as before."""
+        """Read the file again. Returns whether that was possible. Keys whose rate stays the same keep their buckets."""
         self._stamp = self._look()
         try:
             keys = read(self._path)
@@ -157,10 +157,10 @@ class Keys:
                 self.reload()
         digest = hashlib.sha256(presented.encode()).digest()
         matches = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
-        return matches[0] if matches else None  # after comparing with every one: the time tells nothing
+        return matches[0] if matches else None  # after a comparison with every key: the time reveals nothing
 
     async def count(self, key: Key) -> None:
-        """As admit; keys that several processes share are counted in one of them."""
+        """As admit. Async, because keys that several processes share are counted in one of them."""
         self.admit(key)
 
     def admit(self, key: Key) -> None:

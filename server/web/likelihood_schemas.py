@@ -29,7 +29,7 @@ _Bits = Annotated[float, Field(description="mean over the counted sub-pixels; 8 
 
 
 class ClassLikelihood(BaseModel):
-    """The picture as one of this class."""
+    """How probable the picture is as one of this class."""
 
     label: str = Field(description="name of the class", examples=["7"])
     posterior: float = Field(ge=0, le=1, description="probability of the class after the counted sub-pixels were seen, "

@@ -1,6 +1,6 @@
-"""What the OpenAPI has beside routes and types: errors with the text that they really have, links, streams, examples.
+"""The parts of the OpenAPI that FastAPI does not derive: errors with their real texts, links, streams and examples.
 
-Fields have their descriptions and examples in fields.py and schemas.py; /docs puts those of answers together from them.
+Fields have their descriptions and examples in fields.py and schemas.py; /docs builds examples of answers from them.
 """
 
 import json
@@ -35,10 +35,10 @@ from .fields import never_null
 from .middleware.bodies import PLAIN_BYTES
 from .schemas import NO_USAGE, ErrorEnvelope, ImageEvent
 
-Responses = dict[int | str, dict[str, Any]]  # of a route, as FastAPI has them
+Responses = dict[int | str, dict[str, Any]]  # a FastAPI route's `responses`
 Links = dict[str, dict[str, str]]
 
-# What routes can answer beside what they find wrong themselves, by what they do
+# Errors that routes can answer, besides those that they raise themselves, by what the routes do
 LEAVING = (Draining(), EngineGone("the engine made no progress for 60 s"))
 BODY = (BodyTimeout(1_460, 60.0), BodyTooLarge(1_500_000, PLAIN_BYTES), TooManyBodies(512),
         TooManyOfClient(128))
@@ -73,7 +73,7 @@ _RETRY = {"Retry-After": {"description": "seconds until it is worth another try,
 
 
 def error_responses(*errors: ServiceError) -> Responses:
-    """The `responses` of a route that can answer these errors; those of every route come by themselves."""
+    """The `responses` of a route that can answer these errors; `describe` adds those that every route can answer."""
     return {status: {"model": ErrorEnvelope} | answer for status, answer in _answers(errors).items()}
 
 
@@ -92,11 +92,11 @@ def _answers(errors: tuple[ServiceError, ...]) -> dict[int, dict[str, Any]]:
 
 def ok_response(description: str, status: int = 200, *, example: dict[str, Any] | None = None,
              content: dict[str, Any] | None = None, links: Links | None = None) -> Responses:
-    """The `responses` of a route for when all goes well.
+    """The `responses` of a route for an answer without an error.
 
-    example: where its fields' examples do not fit · content: besides JSON, by media type · links: by operation id of a
-    route that can be called with parts of this answer, where each of its parameters is found; for `generate`, which
-    has no parameters, each field of its body.
+    example: an answer, if the examples of its fields do not fit · content: other forms than JSON, by media type ·
+    links: by operation id of a route that can be called with parts of this answer, the place of each of its
+    parameters here; for `generate`, which has no parameters, of each field of its body.
     """
     found: dict[str, Any] = {"description": description, "content": dict(content or {})}
     if links:
@@ -110,7 +110,7 @@ def ok_response(description: str, status: int = 200, *, example: dict[str, Any] 
 
 
 def event_stream(data: type[BaseModel], events: dict[str, Any]) -> dict[str, Any]:
-    """The `content` of a stream of server-sent events. events: by name, the fields that differ from their examples."""
+    """The `content` of a stream of server-sent events. events: by name, fields that differ from their examples."""
     schema = data.model_json_schema()
     _lift(schema)
     typed = "type" in schema["properties"]
@@ -126,7 +126,7 @@ def event_stream(data: type[BaseModel], events: dict[str, Any]) -> dict[str, Any
 
 
 def image_responses(kind: str, event: type[ImageEvent], *errors: ServiceError, links: Links | None = None) -> Responses:
-    """The `responses` of a route of images, whose events are of this kind. errors: its own, beside those of both."""
+    """The `responses` of an images route. kind: prefix of its events' names · errors: besides those of both routes."""
     found = ok_response("the images, in the form that stream and Accept ask for", links=links, content={
         **PICTURES, **ARRAY, **event_stream(event, {f"{kind}.partial_image": {"partial_image_index": 0, "rows": 14},
                                            f"{kind}.completed": {"usage": NO_USAGE}, "error": DeadlinePassed(30.0)})})
@@ -137,7 +137,7 @@ def image_responses(kind: str, event: type[ImageEvent], *errors: ServiceError, l
 
 
 def png_headers(*answers: type[BaseModel]) -> dict[str, Any]:
-    """The headers of an answer that is a picture or an array: what these answers in JSON have beside it."""
+    """Headers of an answer that is a picture or an array, for the fields that these answers have if they are JSON."""
     fields: dict[str, Any] = {}
     for model in answers:
         schema = model.model_json_schema()
@@ -153,7 +153,7 @@ def png_headers(*answers: type[BaseModel]) -> dict[str, Any]:
 
 
 def describe(app: FastAPI, *, keys: bool, compare_budget: float) -> None:
-    """Let an app's OpenAPI say all of it, of this server: whether it asks for keys, and how long comparisons may be."""
+    """Complete an app's OpenAPI for this server: whether it requires keys, and how long comparisons may be."""
     generated = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -169,7 +169,7 @@ def describe(app: FastAPI, *, keys: bool, compare_budget: float) -> None:
 
 
 def _within(schema: dict[str, Any], compare_budget: float) -> None:
-    """No example of a budget that this server refuses."""
+    """Reduce the examples of a budget to what this server accepts."""
     field = schema["components"]["schemas"]["CompareBody"]["properties"]["budget"]
     field["examples"] = [min(budget, compare_budget) for budget in field["examples"]]
     for example in schema["paths"]["/v1/compare"]["post"]["requestBody"]["content"]["application/json"][
@@ -178,7 +178,7 @@ def _within(schema: dict[str, Any], compare_budget: float) -> None:
 
 
 def _guarded(schema: dict[str, Any], *, keys: bool) -> None:
-    """Keys, if they are asked for, and errors that every route can answer; and no 422, since bad input is 400 here."""
+    """Add keys, if they are required, and errors that every route can answer. Remove 422: bad input is 400 here."""
     if keys:
         schema["components"].setdefault("securitySchemes", {})["key"] = {
             "type": "http", "scheme": "bearer", "description": "A key of the file of --api-keys."}
@@ -196,7 +196,7 @@ def _guarded(schema: dict[str, Any], *, keys: bool) -> None:
 
 
 def _finish(schema: dict[str, Any]) -> None:
-    """Descriptions and examples where readers look for them."""
+    """Move descriptions and examples to where readers look for them."""
     schemas = schema["components"]["schemas"]
     for model in schemas.values():
         _lift(model)
@@ -214,7 +214,7 @@ def _finish(schema: dict[str, Any]) -> None:
 
 
 def _lift(model: dict[str, Any]) -> None:
-    """Say of a field that may be null what pydantic says of its other kinds."""
+    """Give a field that may be null the description and examples that pydantic gives to its other kinds."""
     for field in model.get("properties", {}).values():
         for kind in field.get("anyOf", []):
             for word in ("description", "examples"):
@@ -223,7 +223,7 @@ def _lift(model: dict[str, Any]) -> None:
 
 
 def _example(schema: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """An event with these fields. One that is not given is null or absent if it may be, else has its own example."""
+    """An event with the given fields. Other fields are null or absent if they may be, else they have their examples."""
     def field(name: str, facts: dict[str, Any]) -> Any:
         own = facts.get("examples") or facts.get("enum") or [facts.get("default")]
         absent = name not in schema["required"] and "default" not in facts

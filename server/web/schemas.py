@@ -1,4 +1,4 @@
-"""What goes over the wire: OpenAI's Images API, with our extras. The examples are of the shipped `mnist-small`."""
+"""Bodies and answers: OpenAI's Images API, with our extensions. The examples are of the shipped `mnist-small`."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -10,7 +10,7 @@ from ..pictures import encode
 from . import fields
 
 NO_USAGE = {"input_tokens": 0, "input_tokens_details": {"image_tokens": 0, "text_tokens": 0}, "output_tokens": 0,
-            "total_tokens": 0}  # what is sold by the token elsewhere
+            "total_tokens": 0}  # for clients of services that bill by the token
 
 
 class GenerateBody(BaseModel):
@@ -35,7 +35,7 @@ class GenerateBody(BaseModel):
     priority: fields.Priority | None = None
 
 
-GENERATE: dict[str, Any] = {  # bodies to try, by what they show
+GENERATE: dict[str, Any] = {  # example bodies, by what they show
     "one of a class": {"value": {"label": 7, "seed": 1}},
     "several, larger": {"value": {"n": 4, "size": "280x280", "temperature": 0.9}},
     "a stream": {"value": {"prompt": "3", "stream": True, "partial_images": 2}},
@@ -48,7 +48,7 @@ EDIT: dict[str, Any] = {
 }
 
 
-FORM_LISTS = ("image[]",)  # fields of the form of an edit that may be there more than once, and all of them
+FORM_LISTS = ("image[]",)  # fields of an edit's form: those that may be sent more than once, and below all of them
 FORM_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", "prepare", "lay_back", "conditioning", "method",
                          "particles", *GenerateBody.model_fields})
 
@@ -98,7 +98,7 @@ class ImageData(BaseModel):
 
 
 class Chosen(BaseModel):
-    """What is told of one image if it was chosen among several."""
+    """Facts about one image, if it was chosen among several."""
 
     score: fields.Score | None = Field(None, json_schema_extra=fields.never_null)
     log_likelihood: fields.LogLikelihood | None = Field(None, json_schema_extra=fields.never_null)
@@ -116,7 +116,7 @@ class UsageDetails(BaseModel):
 
 
 class Usage(BaseModel):
-    """For programs that add up what they pay for: nothing is counted here."""
+    """Zeros, for programs that add up what they pay for: nothing is counted here."""
 
     input_tokens: int = Field(0, description="always 0", examples=[0])
     input_tokens_details: UsageDetails = Field(description="the same by kind")
@@ -125,7 +125,7 @@ class Usage(BaseModel):
 
 
 class Drawn(BaseModel):
-    """What every answer and event of the images routes tells."""
+    """The fields that every answer and event of the images routes has."""
 
     created: int = Field(description="time of the answer, seconds since 1970", examples=[1795303560])
     model: fields.Name
@@ -170,7 +170,7 @@ class Conditioning(BaseModel):
 
 
 class UploadFacts(Conditioning):
-    """What an edit tells beside: what part of the picture the model saw, and how much of it was known."""
+    """What the answer to an edit adds: which part of the picture the model saw, and how much of it was known."""
 
     crop: Sides = Field(description="what the model's picture shows: left, top, right, bottom in pixels of the upload, "
                         "as its EXIF turns it; with prepare it may go beyond the upload", examples=[[0, 0, 28, 28]])
@@ -265,7 +265,7 @@ REPORT: dict[str, Any] = {"model": "mnist-small", "budget_s": 10.0, "spent_s": 5
 
 
 class Comparison(BaseModel):
-    """A comparison under way or over."""
+    """A comparison that is running or has ended."""
 
     id: fields.ComparisonId
     status: fields.Phase

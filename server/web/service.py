@@ -20,12 +20,12 @@ class Service:
     settings: Settings
     ledger: Ledger
     comparisons: Jobs
-    catalogue: Catalogue | None  # read again on SIGHUP; None: there is nothing to read here
+    catalogue: Catalogue | None  # read again on SIGHUP; None: this process has no models of its own
     intake: UploadDrain
-    keys: Keys | None = None  # no key is asked for
+    keys: Keys | None = None  # None: no key is required
 
     def reload_keys(self) -> bool:
-        """Read the file of API keys again; whether that was possible. Where it was not, the old keys stay."""
+        """Read the file of API keys again. Returns whether that was possible; if it was not, the old keys stay."""
         return self.keys is None or self.keys.reload()
 
     @property
@@ -34,7 +34,7 @@ class Service:
         return next(iter(self.ledger.models))
 
     def find(self, model: str | None) -> ServedModel:
-        """A loaded model by its name, or another one that it has by --alias, or the default. Raises ModelNotFound."""
+        """The loaded model with this name or alias (--alias); None means the default. Raises ModelNotFound."""
         name = self.default if model is None else model
         if name not in self.ledger.models:
             name = self.settings.aliases.get(name, name)
@@ -43,7 +43,7 @@ class Service:
         return self.ledger.models[name]
 
     def max_images(self, *models: ServedModel, bulk: bool = False) -> int:
-        """Images that one request may ask for, of whichever of these models."""
+        """Images that one request may ask for, whichever of these models it names."""
         return min(self.settings.max_n, self.settings.client_images or self.settings.max_n,
                    *(served.max_images(bulk) for served in models))
 
@@ -55,7 +55,7 @@ def service_of(request: Request) -> Service:
 
 
 async def _service(request: Request) -> Service:
-    """Not a plain function: FastAPI would have each request wait for a thread to call it."""
+    """Async, since FastAPI calls plain functions in threads: each request would wait for one."""
     return service_of(request)
 
 

@@ -38,7 +38,7 @@ class Limits(BaseModel):
 
 
 class Status(BaseModel):
-    """What /metrics says, of what a page shows while it watches."""
+    """The values of /metrics that a page shows and updates, and the limits of requests."""
 
     status: Literal["ready", "starting", "draining", "gone"] = Field(description="whether requests are taken; gone: "
                                                                      "the process ends")
