@@ -1,8 +1,8 @@
-"""Compiles csrc into shared libraries in model/: for the processor, and for a CUDA GPU where torch is made for one and
-there is an nvcc. Where that cannot be, the install goes on, and LinPix runs without it.
+"""Compiles csrc into shared libraries in model/: one for the processor, and one for CUDA GPUs if torch was made for
+CUDA and there is an nvcc. If a library cannot be built, the installation goes on, and LinPix runs without it.
 
-Only torch's stable ABI is used, so the library made here loads into torch 2.10 and later. torch itself is not
-imported: in pip's isolated builds it cannot be, though its headers lie beside the interpreter.
+Only torch's stable ABI is used, so a library that is built here loads into torch 2.10 and later. torch itself is not
+imported: pip's isolated builds do not allow it, although torch's headers lie beside the interpreter.
 """
 
 import os
@@ -21,18 +21,18 @@ from setuptools.errors import CompileError, ExecError, LinkError
 
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # 2.10
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
-# The kernels' source is compiled once for each; the best that the processor can run is chosen when it is loaded.
+# The kernels are compiled once for each of these; on loading, the best that the processor can run is chosen.
 INSTRUCTION_SETS: dict[str, list[str]] = {"portable": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     INSTRUCTION_SETS |= {"avx2": ["-mavx2", "-mfma"], "avx512": AVX512, "avx512vnni": [*AVX512, "-mavx512vnni"],
                          "avx512bf16": [*AVX512, "-mavx512vnni", "-mavx512bf16"]}
 
 
-CUDA_TARGETS = ("80", "90")  # compute capabilities; the second is also kept as PTX, for GPUs to come
+CUDA_TARGETS = ("80", "90")  # compute capabilities; the last is also kept as PTX, for later GPUs
 
 
 def torch_folder() -> Path | None:
-    """Where torch's headers and libraries are: importable, or beside the interpreter of an isolated build."""
+    """Where torch's headers and libraries are: importable, or beside the interpreter of an isolated build; else None."""
     spec = find_spec("torch")
     places = [Path(spec.origin).parent] if spec and spec.origin else []
     places += [Path(sysconfig.get_path(kind)) / "torch" for kind in ("platlib", "purelib")]
@@ -40,29 +40,29 @@ def torch_folder() -> Path | None:
 
 
 def cuda_of(torch: Path) -> str | None:
-    """The CUDA version that a torch was made for, or None."""
+    """The CUDA version that torch was made for, or None."""
     found = re.search(r"^cuda: .*= ['\"]([\d.]+)['\"]", (torch / "version.py").read_text(), re.MULTILINE)
     return found[1] if found else None
 
 
 def nvcc() -> Path | None:
-    """The CUDA compiler of CUDA_HOME, else that of the PATH."""
+    """The CUDA compiler: in CUDA_HOME if that is set, else on the PATH. None if there is none."""
     home = os.environ.get("CUDA_HOME")
     found = shutil.which("nvcc", path=os.path.join(home, "bin")) if home else shutil.which("nvcc")
     return Path(found).resolve() if found else None
 
 
 class BuildKernels(build_ext):
-    """One shared library from several versions of one source. It is optional: a failure becomes a warning."""
+    """Builds one shared library for each Extension. Libraries are optional: a failure becomes a warning."""
 
     def get_ext_filename(self, name: str) -> str:
-        return name.replace(".", os.sep) + ".so"  # not a Python module: no tag of a Python version
+        return name.replace(".", os.sep) + ".so"  # not a Python module, so its name has no Python version
 
     def build_extension(self, extension: Extension) -> None:
         places = [Path(self.get_ext_fullpath(extension.name)).parent, *[Path("linpix/model")] * self.editable_mode]
         kind = extension.name.split("_")[1]
         for stale in (path for place in places for path in place.glob(f"liblinpix_{kind}*.so")):
-            stale.unlink()  # should this build fail, the last one's must not be taken for its own
+            stale.unlink()  # if this build fails, the library of an earlier one must not be taken for its result
         torch = torch_folder()
         if kind == "cuda":
             self.build_cuda(extension, torch)
@@ -88,7 +88,7 @@ class BuildKernels(build_ext):
                                "2.10 or later, then LinPix again") from error
 
     def build_cuda(self, extension: Extension, torch: Path | None) -> None:
-        """Not asked for, it is not missed: most machines have a torch without CUDA. A GPU is not looked for."""
+        """Compile csrc/cuda if torch was made for CUDA; else do nothing, as on most machines. A GPU is not needed."""
         version = cuda_of(torch) if torch else None
         if torch is None or version is None:
             return

@@ -1,4 +1,7 @@
 // Linear attention on one head's state: fold a token in, read the state out.
+//
+// Why it is fast: S (D x M floats) is by far the largest operand, and is swept once. Each vector of it is loaded,
+// updated, multiplied by q and stored before the next.
 #pragma once
 
 #include "functions.h"
@@ -10,7 +13,7 @@ namespace {
 template <int V>
 LINPIX_INLINE void fold_and_read(const float* q, const float* k, const float* v, float* S, int D, int M,
                                  float* numerator) {
-  constexpr int CHAINS = 4;  // sums side by side, since one would wait for each addition to end
+  constexpr int CHAINS = 4;  // independent sums: a single one would wait for each addition to finish
   Floats value[V], total[CHAINS][V];
   for (int j = 0; j < V; ++j) value[j] = load(v + j * LANES);
   for (int i = 0; i < CHAINS; ++i)
@@ -32,19 +35,19 @@ LINPIX_INLINE void fold_and_read(const float* q, const float* k, const float* v,
     store(numerator + j * LANES, (total[0][j] + total[1][j]) + (total[2][j] + total[3][j]));
 }
 
-// phi of the first n numbers, in place
+// Applies phi to n numbers, in place.
 void map_features(float* x, int n) {
   int i = 0;
   for (; i + LANES <= n; i += LANES) store(x + i, phi(load(x + i)));
   if (i < n) store_some(x + i, phi(load_some(x + i, n - i)), n - i);
 }
 
-// Of many images, states do not stay in a core's own cache: this one, which is wanted soon, should come into it.
+// Prefetches a state of n floats that is needed soon: with many images, states do not stay in a core's own cache.
 void ask_for(const float* S, int n) {
   for (int i = 0; i < n; i += LANES) __builtin_prefetch(S + i, 0, 2);
 }
 
-// One token of one head: fold it into (S, z) and read the state out. q and k after the feature map; y: M floats.
+// One token of one head: fold it into (S, z), read the state out into y (M floats). q and k: after the feature map.
 void attend_mapped(const float* q, const float* k, const float* v, float* S, float* z, int D, int M, float eps,
                    float* y) {
   Floats products = 0.0f;

@@ -1,8 +1,9 @@
 // Causal linear attention over whole sequences, and its gradient, one head of one sequence at a time.
 //
-// Both go through the tokens chunk by chunk (algorithm 1 of "Transformers are RNNs", many tokens a step): what came
-// before a chunk through its state, what is inside through a masked C x C matrix of scores. So memory is that of one
-// chunk and one state, whatever T. Numbers are float, or double for tests of gradients.
+// Both go through the tokens chunk by chunk (algorithm 1 of "Transformers are RNNs", with many tokens a step). Tokens
+// before a chunk contribute through the state, tokens inside it through a masked C x C matrix of scores. So memory is
+// that of one chunk and one state, whatever T, and nearly all work is small matrix products in cache (chunk.h). Numbers
+// are float, or double for tests of gradients.
 #pragma once
 
 #include "chunk.h"
@@ -10,7 +11,7 @@
 namespace linpix::LINPIX_ISA {
 namespace {
 
-// A chunk after the feature map. Whole vectors are mapped; what is beyond a token's features is made 0 again.
+// A chunk after the feature map. Whole vectors are mapped, so what lies beyond a token's features is set to 0 again.
 template <class R, class E>
 void read_mapped(const Heads& from, const Place& place, int width, Block<R> to) {
   read<R, E>(from, place, width, to);
@@ -66,12 +67,12 @@ struct Forward {
   }
 };
 
-// --- its gradient: equations 13 to 15, where v has one more column, of ones, whose sum is the normaliser ------------------
+// --- its gradient: equations 13 to 15; a column of ones beside v makes the normaliser one more numerator -------------
 
 template <class R>
 struct Backward {
   Scratch<R> scratch;
-  // n: the gradient of the numerators, and as their column M that of the normaliser; v: its column M is 1
+  // n: the gradient of the numerators, with that of the normaliser as column M; v: column M is 1
   Block<R> q, k, v, n, scores, gradients, result, S, n_q, q_n;
   R* across;
 
@@ -108,7 +109,7 @@ struct Backward {
     }
   }
 
-  // Equation 13, from the first chunk to the last; S (M + 1, D) is the state before the chunk.
+  // Equation 13, from the first chunk to the last. S (M + 1, D): the state before the chunk.
   template <class E>
   void queries(const Sequences& s, const Place& place, bool last) {
     read_all<E>(s, place);
@@ -121,7 +122,7 @@ struct Backward {
     write_mapped<E>(q, dq, s.dq, place, s.D);
   }
 
-  // Equations 14 and 15, from the last chunk to the first; n_q and q_n are the state after it.
+  // Equations 14 and 15, from the last chunk to the first. n_q and q_n: sums over the tokens after the chunk.
   template <class E>
   void keys_and_values(const Sequences& s, const Place& place, bool first) {
     read_all<E>(s, place);
@@ -129,7 +130,7 @@ struct Backward {
     score(UPPER, k, s.D, across, scores);
     transpose(n, across);
     score(UPPER, v, s.M + 1, across, gradients);
-    const Block<R> dv = {result.at, n.row}, dk = {result.at, q.row};  // one after the other
+    const Block<R> dv = {result.at, n.row}, dk = {result.at, q.row};  // in the same memory, one after the other
     apply(UPPER, scores, n, dv);
     multiply(k, s.D, q_n, dv);
     for (int i = 0; i < place.count; ++i) write(place.token<E>(s.dv, i), dv.at + i * dv.row, s.M);
@@ -142,7 +143,7 @@ struct Backward {
     write_mapped<E>(k, dk, s.dk, place, s.D);
   }
 
-  // Through the feature map: phi'(x) = 1 where x > 0, and there phi(x) > 1; else it is phi(x).
+  // Applies the gradient of the feature map: phi'(x) is 1 where x > 0 (and phi(x) > 1), else phi(x).
   template <class E>
   static void write_mapped(Block<R> mapped, Block<R> gradient, const Heads& to, const Place& place, int width) {
     for (int i = 0; i < place.count; ++i) {

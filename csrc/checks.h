@@ -1,4 +1,4 @@
-// What an operator is given, checked: an error says what it saw.
+// Checks of the tensors that an operator is given. An error says what was expected and what was given.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -43,7 +43,7 @@ T* checked(const Tensor& x, const char* op, const char* name, ScalarType type, c
   return (T*)x.data_ptr();
 }
 
-// What recurrent_step is given: q and k (B, T, H, D), v (B, T, H, M), and a layer of a pool of N slots.
+// Sizes of recurrent_step's arguments: q and k (B, T, H, D), v (B, T, H, M), S and z of one layer of a pool of N slots.
 struct StepSizes {
   int64_t B, tokens, H, D, M, N;
   ScalarType type;  // of q, k and v

@@ -1,5 +1,7 @@
-// Sequences chunk by chunk: matrices of a chunk's tokens and their products, in float, or in double for tests of
-// gradients. What causal.h is made of.
+// The building blocks of causal.h: matrices of a chunk's tokens and their products, in float, or in double for tests of
+// gradients.
+//
+// Why it is fast: products compute 8 rows of up to two vectors at a time, and skip the masked half of the scores.
 #pragma once
 
 #include "decode.h"
@@ -8,7 +10,7 @@
 
 namespace linpix::LINPIX_ISA {
 
-// One double at a time is enough: it serves to check gradients, not to train.
+// One double at a time is enough: doubles serve to check gradients, not to train.
 struct Doubles {
   double x;
   Doubles() = default;
@@ -27,7 +29,7 @@ LINPIX_INLINE double sum(Doubles x) { return x.x; }
 namespace {
 
 template <class R>
-struct Vector;  // as many numbers R as are computed together
+struct Vector;  // the numbers R that are computed together
 template <>
 struct Vector<float> {
   using Type = Floats;
@@ -48,7 +50,7 @@ LINPIX_INLINE float number(bfloat16 x) {
   return f;
 }
 
-// --- matrices of a chunk: rows side by side in scratch, each padded with zeros to a multiple of 16 -----------------
+// --- matrices of a chunk: row after row in scratch, each row padded with zeros to a multiple of 16 -----------------
 
 constexpr int C = SEQUENCE_CHUNK, ROWS = 8;  // tokens of a chunk; rows of a product that are computed together
 static_assert(C % 16 == 0 && C % ROWS == 0);
@@ -57,8 +59,8 @@ struct Range {
   int from, to;
 };
 
-// c = a b, or c += a b, for COUNT rows and V vectors of columns. a's element (r, k) stands at
-// a[r * a_row + k * a_column], so that a may be a transpose; b and c are plain.
+// c = a b, or c += a b, for COUNT rows and V vectors of columns. Element (r, k) of a is a[r * a_row + k * a_column], so
+// a may be a transpose.
 template <int COUNT, int V, class R>
 LINPIX_INLINE void tile(const R* a, int a_row, int a_column, const R* b, int b_row, R* c, int c_row, Range k, bool add) {
   using W = typename Vector<R>::Type;
@@ -94,15 +96,15 @@ struct Block {
   int row;  // elements from one row to the next, a multiple of 16
 };
 
-// Which triangle of the scores is wanted, in whole tiles: what is beyond the diagonal in them is masked. (Rows of LOWER
-// ones end at the diagonal, those of UPPER ones begin there.)
+// Which triangle of the scores is computed: rows end at the diagonal (LOWER) or begin there (UPPER). Whole tiles are
+// computed; what lies beyond the diagonal in them is set to 0 or not read.
 enum Part { LOWER, UPPER };
 
 LINPIX_INLINE Range part_of(Part part, int row, int unit) {
   return part == LOWER ? Range{0, round_up(row + ROWS, unit)} : Range{row / unit * unit, C};
 }
 
-// The scores of a chunk, c = a b: tokens by tokens. across: b, as transpose leaves it.
+// The scores of a chunk, c = a b^T: tokens by tokens. across: b^T, a result of transpose.
 template <class R>
 void score(Part part, Block<R> a, int depth, const R* across, Block<R> c) {
   for (int r = 0; r < C; r += ROWS) {
@@ -138,7 +140,7 @@ void fold(Block<R> a, int rows, Block<R> b, Block<R> state) {
     tiles<1>(a.at + r, 1, a.row, b.at, b.row, state.at + r * state.row, state.row, {0, C}, {0, b.row}, true);
 }
 
-// across (from.row, C) = the transpose of from, a chunk's tokens; its rows are padded to a multiple of 4
+// across (from.row, C) = the transpose of from (C, from.row), in blocks of 4 x 4.
 template <class R>
 void transpose(Block<R> from, R* across) {
   typedef R Four __attribute__((vector_size(4 * sizeof(R))));
@@ -154,7 +156,7 @@ void transpose(Block<R> from, R* across) {
     }
 }
 
-// A chunk's tokens: t .. t + count - 1, of a head.
+// The tokens of a chunk: t .. t + count - 1 of a head.
 struct Place {
   int64_t head, t;
   int count;
@@ -165,10 +167,10 @@ struct Place {
   }
 };
 
-// The chunk that begins at token t of a sequence that ends before token `end`.
+// The chunk that begins at token t, in a sequence that ends before token `end`.
 inline Place place_of(int64_t head, int64_t t, int64_t end) { return {head, t, end - t < C ? (int)(end - t) : C}; }
 
-// The rest of the chunk becomes 0.
+// Reads the vectors of a chunk's tokens. The rows of `to` after them become 0.
 template <class R, class E>
 void read(const Heads& from, const Place& place, int width, Block<R> to) {
   for (int i = 0; i < place.count; ++i) {
@@ -186,11 +188,11 @@ void write(bfloat16* to, const float* from, int width) {
   int i = 0;
   for (; i + LANES <= width; i += LANES) store(to + i, load(from + i));
   bfloat16 rest[LANES];
-  if (i < width) store(rest, load(from + i));  // rows are padded
+  if (i < width) store(rest, load(from + i));  // from is padded
   memcpy(to + i, rest, (width - i) * sizeof(bfloat16));
 }
 
-// Memory is handed out from one block, which begins as zeros.
+// Divides one block of memory, which begins as zeros. If `at` is null, it only counts.
 template <class R>
 struct Scratch {
   R* at;
@@ -207,7 +209,7 @@ struct Scratch {
   }
 };
 
-// A pass over sequences: forwards or backwards.
+// Pass: Forward or Backward of causal.h.
 template <template <class> class Pass>
 size_t scratch_bytes(const Sequences& s) {
   return s.element == Element::float64 ? Pass<double>(nullptr, s.D, s.M).scratch.used * sizeof(double)

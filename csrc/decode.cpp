@@ -1,4 +1,8 @@
-// Who does what: rows are dealt to threads, or the columns of a few rows are.
+// Divides the work of a call among threads: by rows, or by the columns of the matrices if there are only a few rows.
+//
+// Why it is fast: threads that have rows of their own never wait for each other, and fetch a state into their core's
+// caches once for many passes. Threads that share columns and lose a core to another program give up sharing in the
+// middle of the call, and go on by rows.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -13,7 +17,7 @@
 namespace linpix {
 namespace {
 
-// Zeroed, since columns beyond a matrix's own are read and multiplied by zero weights.
+// Zeroed, since padded columns are read and multiplied by zero weights: zero times a stale NaN would be NaN.
 class Scratch {
  public:
   explicit Scratch(size_t bytes) : at_(std::aligned_alloc(64, (bytes + 63) / 64 * 64)) {
@@ -29,9 +33,10 @@ class Scratch {
   std::unique_ptr<void, Free> at_;
 };
 
-// The rows of a call in blocks. Whoever is free takes the one that is furthest behind and in nobody's hands. While there
-// are more than threads, all of its steps: so its state is fetched into a core's caches once. Of the last ones half of
-// the steps that are left, or a few: a thread that loses its core for a moment holds up few steps, and no other block.
+// The rows of a call in blocks. A free thread takes the block that is furthest behind and not taken. While more blocks
+// than threads are waiting, it does all of the block's passes, so that a state is fetched into a core's caches once. Of
+// the last blocks it does half of the passes that are left, or a few: a thread that loses its core for a moment then
+// delays few passes, and no other block.
 class Blocks {
  public:
   Blocks(int rows, int count, int threads, int64_t from, int64_t steps) : steps_(steps), threads_(threads) {
@@ -40,7 +45,7 @@ class Blocks {
     taken_.resize(count);
   }
 
-  // Which one this thread works on next, after the one it has done (-1: none yet); -1 when others have what is left.
+  // The block that this thread works on next. done: the one before, or -1. Returns -1 when other threads have the rest.
   int next(int done) {
     const std::lock_guard<std::mutex> alone(mutex_);
     if (done >= 0) taken_[done] = false;
@@ -58,10 +63,10 @@ class Blocks {
     taken_[behind] = true;
     return behind;
   }
-  Piece operator[](int i) const { return blocks_[i]; }  // of the thread that has it
+  Piece operator[](int i) const { return blocks_[i]; }  // only for the thread that has it
 
  private:
-  static constexpr int64_t LEAST = 3;  // steps: for fewer it does not pay to fetch the state of a block
+  static constexpr int64_t LEAST = 3;  // passes: fewer are not worth fetching the state of a block
 
   const int64_t steps_;
   const int threads_;
@@ -70,7 +75,7 @@ class Blocks {
   std::mutex mutex_;
 };
 
-// What each thread needs for passes of so many tokens. Split: threads work on the same tokens, each on its columns.
+// Scratch of all threads for passes of so many tokens. split: all threads work on the same tokens, each on its columns.
 struct Workplaces {
   Workplaces(const Kernels& kernels, const Model& m, int tokens, bool split, int threads) {
     const Sizes sizes = kernels.sizes(m, tokens);
@@ -83,7 +88,7 @@ struct Workplaces {
   std::vector<Scratch> own, common;
 };
 
-// Threads that find work in every product: no more than its panels, and no more than heads.
+// How many threads can share the columns: each needs a panel of every product, and a head.
 int sharers(const Model& m, int threads) {
   for (const Matrix* w : {&m.layer[0].out, &m.layer[0].up})
     threads = std::min(threads, (w->columns / TILE + Matrix::PANEL - 1) / Matrix::PANEL);
@@ -110,7 +115,8 @@ void decode(const Kernels& kernels, const Model& m, const Rows& rows, int thread
   if (rows.count == 0) return;
   const int together = sharers(m, threads);
   int64_t from = 0;
-  // Few rows share out the columns; where reading weights is dear, more rows than else share one reading of them.
+  // With a few rows, threads share the columns. If weights exceed the cache, they also do so with more rows, since all
+  // threads together then read the weights once.
   if (rows.count <= (m.exceeds_cache ? 8 : 4) * together) {
     Workplaces at(kernels, m, rows.count, true, together);
     Barrier barrier{together, patience};
@@ -124,7 +130,7 @@ void decode(const Kernels& kernels, const Model& m, const Rows& rows, int thread
     from = done[0];
     threads = std::min(threads, rows.count);
   }
-  // As many blocks for each thread, of equal size: 12 rows are two tiles.
+  // The same number of blocks for each thread, of about equal size. 12 rows are two tiles (product.h).
   const int most_rows = m.exceeds_cache ? 32 : 12, rounds = (rows.count + most_rows * threads - 1) / (most_rows * threads);
   const int count = rounds * threads, most = (rows.count + count - 1) / count;
   Workplaces at(kernels, m, most, false, threads);

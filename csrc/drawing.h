@@ -1,4 +1,4 @@
-// From mixture parameters to the sub-pixels of a token and their log-probabilities.
+// Sampling: from mixture parameters to the sub-pixels of a token and their log-probabilities. See model/mixture.py.
 #pragma once
 
 #include "decode.h"
@@ -8,7 +8,7 @@
 namespace linpix::LINPIX_ISA {
 namespace {
 
-// K components of a token of `size` sub-pixels: groups of K numbers, `stride` apart. See model/mixture.py.
+// The parameters of K components, for a token of `size` sub-pixels: groups of K numbers, `stride` apart.
 struct Mixture {
   float* group;  // the logits, and after them the other groups
   int K, stride, size;
@@ -16,7 +16,7 @@ struct Mixture {
   LINPIX_FUNCTION const float* logits() const { return group; }
   LINPIX_FUNCTION float* means(int c) const { return group + (1 + c) * stride; }
   LINPIX_FUNCTION const float* log_scales(int c) const { return group + (1 + size + c) * stride; }
-  // of how far the value of sub-pixel c moves the means of a later one
+  // how far the value of sub-pixel c moves the means of a later one, before tanh
   LINPIX_FUNCTION const float* coefficients(int later, int c) const {
     return group + (1 + 2 * size + later * (later - 1) / 2 + c) * stride;
   }
@@ -28,8 +28,8 @@ LINPIX_FUNCTION bool all_finite(const float* x, int n) {
   return finite;
 }
 
-// The component that u picks: at any temperature but 0 with its own probability. Sharpened, that would collapse: the
-// likeliest value of nearly every sub-pixel is the background's.
+// The component that u picks, with the probabilities that were trained, or the likeliest one if the temperature is 0.
+// Other temperatures do not sharpen this choice: nearly every sub-pixel would become background, its likeliest value.
 LINPIX_FUNCTION int pick(const Mixture& p, float u, float temperature, float* weights) {
   const float* logits = p.logits();
   int best = 0;
@@ -46,7 +46,7 @@ LINPIX_FUNCTION int pick(const Mixture& p, float u, float temperature, float* we
   return p.K - 1;
 }
 
-// The value that u draws of one component.
+// The value that u draws from one component.
 LINPIX_FUNCTION uint8_t draw(float mean, float log_scale, float u, float temperature, bool elu_scale) {
   alignas(64) float scale[LANES], logistic[LANES];
   const Floats as_elu = Floats(phi(Floats(log_scale))) + 0.0001f;  // elu(s) + 1.0001
@@ -54,11 +54,11 @@ LINPIX_FUNCTION uint8_t draw(float mean, float log_scale, float u, float tempera
   store(logistic, log(u) - log(1 - u));
   const float x = mean + scale[0] * temperature * logistic[0];
   const float value = (x + 1) / 2 * 255;
-  if (!(value > 0)) return 0;  // NaN too: the row is reported as not finite
+  if (!(value > 0)) return 0;  // also if NaN: the row is then reported as not finite
   return value > 255 ? 255 : (uint8_t)nearest(value);
 }
 
-// Subtracts from K logarithms, `to` = `from` or apart, that of the sum of their exponentials, and returns it.
+// Subtracts from K logarithms the logarithm of the sum of their exponentials, and returns it. `to` may be `from`.
 LINPIX_INLINE float normalise(const float* from, float* to, int K) {
   const auto lanes = [](int j) {
     alignas(64) float index[LANES];
@@ -79,7 +79,7 @@ LINPIX_INLINE float normalise(const float* from, float* to, int K) {
 
 LINPIX_FUNCTION float place_of(int value) { return (float)value / 127.5f - 1; }
 
-// Adds to each component's number the log-probability that it gives to a value of sub-pixel c.
+// Adds to to[j] the log-probability that component j gives to this value of sub-pixel c.
 LINPIX_FUNCTION void add_log_probabilities(const Mixture& p, int c, int value, float* to) {
   const auto log_sigmoid = [](Floats a) { return at_most(a, 0.0f) - log1p(exp(-magnitude(a))); };
   const float centre = place_of(value), half = 1.0f / 255;
@@ -94,7 +94,7 @@ LINPIX_FUNCTION void add_log_probabilities(const Mixture& p, int c, int value, f
   }
 }
 
-// Moves the means of the sub-pixels after c by the value of c.
+// Moves the means of later sub-pixels by the value of sub-pixel c.
 LINPIX_FUNCTION void move_means(const Mixture& p, int c, int value) {
   const Floats place = place_of(value);
   for (int later = c + 1; later < p.size; ++later)
@@ -108,8 +108,8 @@ LINPIX_FUNCTION uint8_t draw_marginal(const double* cumulative, float u0) {
   return (uint8_t)value;
 }
 
-// The sub-pixels of one row's token, one after the other: drawn, or the known ones; and their log-probabilities.
-// parameters: of the token; means are moved in place. scratch: for K floats.
+// Draws the sub-pixels of one row's token, one after the other, unless they are known, and writes their
+// log-probabilities. parameters: of the token, whose means are changed in place. scratch: K floats.
 LINPIX_FUNCTION void finish_token(const Model& m, const Rows& rows, int row, int64_t step, float* parameters,
                                   float* scratch) {
   const int size = m.token_size;
@@ -129,7 +129,7 @@ LINPIX_FUNCTION void finish_token(const Model& m, const Rows& rows, int row, int
   const float temperature = rows.temperatures[row];
   Words words = noise(rows.seeds[row], first);
   const int picked = known ? 0 : pick(p, uniform(words.word[0]), temperature, scratch);
-  normalise(p.logits(), scratch, p.K);  // what is known of the component so far
+  normalise(p.logits(), scratch, p.K);  // log-probability of each component, given the sub-pixels so far
   for (int c = 0; c < size; ++c) {
     if (c) words = noise(rows.seeds[row], first + c);
     if (!known)

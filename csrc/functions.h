@@ -1,5 +1,7 @@
-// exp, log and what is made of them, each to a few units in the last place: of the sixteen floats that a processor
-// takes at a time, or of the one that a thread of a GPU has.
+// exp, log and functions made of them, accurate to a few units in the last place (gelu: see there). A processor
+// computes sixteen at a time (vec.h), a thread of a GPU one (cuda/lane.h).
+//
+// Why they are fast: they take whole vectors, without calls or branches.
 #pragma once
 
 #include "target.h"
@@ -12,10 +14,10 @@
 
 namespace linpix::LINPIX_ISA {
 
-// e^x, by 2^n e^r with |r| <= ln(2)/2; below -87 it stays at e^-87, above 88 at e^88
+// e^x as 2^n e^r with |r| <= ln(2)/2; e^-87 below -87, e^88 above 88
 LINPIX_INLINE Floats exp(Floats x) {
   x = at_most(at_least(x, -87.0f), 88.0f);
-  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
+  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
   const Floats shifted = multiply_add(x, 1.44269504f, shift);
   const Floats n = shifted - shift;
   Floats r = multiply_add(n, -0.693145752f, x);
@@ -30,7 +32,7 @@ LINPIX_INLINE Floats exp(Floats x) {
   return times_power(p, shifted);
 }
 
-// 2 * atanh(s) for |s| <= 1/3
+// 2 * atanh(s), for |s| <= 1/3
 LINPIX_INLINE Floats twice_atanh(Floats s) {
   const Floats s2 = s * s;
   Floats p = 2.0f / 15;
@@ -43,7 +45,7 @@ LINPIX_INLINE Floats twice_atanh(Floats s) {
   return multiply_add(p * s2, s, 2.0f * s);
 }
 
-// ln x of a positive, normal x
+// ln(x), for a positive, normal x
 LINPIX_INLINE Floats log(Floats x) {
   Floats m, e;
   split(x, m, e);
@@ -51,10 +53,10 @@ LINPIX_INLINE Floats log(Floats x) {
   return multiply_add(e, 0.693145752f, multiply_add(e, 1.42860677e-6f, s));
 }
 
-// ln(1 + x) for 0 <= x <= 1
+// ln(1 + x), for 0 <= x <= 1
 LINPIX_INLINE Floats log1p(Floats x) { return twice_atanh(x / (x + 2.0f)); }
 
-// 1 - e^-x for x >= 0, to its own precision however small x is
+// 1 - e^-x, for x >= 0; the relative error is small for small x too
 LINPIX_INLINE Floats one_minus_exp(Floats x) {
   Floats p = -1.0f / 40320;
   p = multiply_add(p, x, 1.0f / 5040);
@@ -67,7 +69,7 @@ LINPIX_INLINE Floats one_minus_exp(Floats x) {
   return where_less(x, 0.5f, p * x, 1.0f - exp(-x));
 }
 
-// to its own precision however small x is
+// the relative error is small for small x too
 LINPIX_INLINE Floats tanh(Floats x) {
   const Floats m = one_minus_exp(2.0f * magnitude(x)), size = m / (2.0f - m);
   return where_less(x, 0.0f, -size, size);

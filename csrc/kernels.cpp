@@ -1,7 +1,8 @@
-// One version of the kernels: compiled once for each instruction set, LINPIX_ISA naming it.
+// One version of the kernels: decode, prefill and read, as one thread runs them. Compiled once for each instruction
+// set, which LINPIX_ISA names.
 //
-// Every number is computed in one order, whatever else is in the batch: products add up k by k, and all else is per
-// row. So an image does not depend on its neighbours, bit for bit.
+// Every number is computed in one order, whatever else is in the batch: products add up k by k, and everything else is
+// computed per row. So an image does not depend on the images beside it, bit for bit.
 
 #include "attention.h"
 #include "causal.h"
@@ -16,7 +17,8 @@ Token token_of(const Model& m, const Rows& rows, int row) {
   return token_at(m, rows, row, rows.positions[row] + (rows.taken ? rows.taken[row] : 0));
 }
 
-// Take a row through the sub-pixels ahead that are no tokens: what the model was told, and what lies amid background.
+// Takes a row through the next sub-pixels that skip the layers: those that the model has read, and those amid
+// background.
 template <class T>
 void run_ahead(const Model& m, const Rows& rows, int row, Pass<T>& pass) {
   for (int64_t& taken = rows.taken[row]; taken < rows.steps[row]; ++taken) {
@@ -52,7 +54,7 @@ int64_t decode(const Model& m, const Rows& rows, Piece piece, int most, Share sh
       }
     }
     if (share.index == 0 && share.count > 1) give_up_if_late(*share.barrier, step + 1 - piece.from);
-    wait(share);  // until the sub-pixels that the next step looks up are there
+    wait(share);  // for the sub-pixels that the next step looks up
     if (share.count > 1 && share.barrier->given_up) return step + 1;
   }
   return piece.to;
@@ -71,7 +73,7 @@ void prefill(const Model& m, const Rows& rows, int row, Share share, void* own, 
       if (!was_told(m, next) && !amid_background(m, next, rows.canvas + next.slot * m.subpixels))
         pass.token[pass.tokens++] = next;
     if (!pass.tokens) return;
-    const bool features = m.background >= 0;  // of the last token: those after it may be amid background
+    const bool features = m.background >= 0;  // of the last token: sub-pixels after it may be amid background
     pass.run(features);
     if (features && share.index == 0) pass.finish_last();
     wait(share);

@@ -1,4 +1,4 @@
-// The operators' CPU side: checks that name what they saw, then plain pointers. Schemas stand in model/ops.py.
+// The operators on the CPU: checks of their arguments, then plain pointers for decode.h. Schemas: model/ops.py.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -93,7 +93,7 @@ void attend_all(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
       for (int64_t i = 0; i < M; ++i) put(to + i, result[i]);
     }
   };
-  // Rows may share slot 0, so it is the heads that are dealt.
+  // Threads share the heads, not the rows, since rows may share slot 0.
   const bool small = B * tokens * H * D * M < 1 << 18;
   const int members = small ? 1 : (int)std::min<int64_t>(torch::stable::get_num_threads(), H);
   std::vector<std::vector<float>> scratch(members, std::vector<float>(2 * D + 2 * M));
@@ -142,7 +142,7 @@ Rows states_of(const char* op, const Model& m, int64_t N, const Tensor& S, const
   return rows;
 }
 
-// These, and what decode_quantum and prefill are told of every row.
+// The same, with the further arguments of decode_quantum and prefill for each row.
 Rows rows_of(const char* op, const Model& m, const Tensor& canvas, const Tensor& known, const Tensor& S,
              const Tensor& z, const Maybe& last, const Maybe& told, const Tensor& slots, const Tensor& positions,
              const Tensor& start, int64_t threads) {
@@ -161,7 +161,7 @@ Rows rows_of(const char* op, const Model& m, const Tensor& canvas, const Tensor&
   return rows;
 }
 
-// Steps of each row, those of padding rows (slot 0) set to none: on a processor nothing is gained by computing them.
+// The steps of each row, 0 for padding rows (slot 0): on a processor nothing is gained by computing them.
 std::vector<int64_t> checked_steps(const char* op, const Model& m, const Rows& rows, const int64_t* steps) {
   std::vector<int64_t> real(rows.count);
   for (int i = 0; i < rows.count; ++i) {

@@ -1,4 +1,5 @@
-// A packed model, from tensors and integers to the pointers that the kernels take.
+// Turns a packed model, which is tensors and integers, into the pointers and sizes that the kernels take, and checks
+// it.
 #pragma once
 
 #include "checks.h"
@@ -12,11 +13,11 @@ constexpr bool ON_GPU = true;
 constexpr bool ON_GPU = false;
 #endif
 
-// Half of the 32 MiB of last-level cache that a few cores usually share. The system's own figure is of no use: it may
-// be that of a whole socket.
+// Half of the 32 MiB of last-level cache that a few cores usually share. The system's own figure is not useful: it
+// may be that of a whole socket.
 constexpr size_t CACHE_BYTES = 16 << 20;
 
-// What model/packing.py makes of a transformer, taken apart again; see `Packed` there for the order.
+// Takes apart what model/packing.py makes of a transformer; see `Packed` there for the order of weights and sizes.
 class Parts {
  public:
   Parts(const char* op, const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps) : op_(op) {
@@ -66,7 +67,7 @@ class Parts {
                     op, ": following, class_rows and background are ", sizes[10], ", ", sizes[11], " and ", sizes[12]);
     STD_TORCH_CHECK(sizes[13] == 1 || (sizes[13] == 3 && !model.marginal && sizes[12] < 0), op,
                     ": a token must have 1 sub-pixel, or 3 with a start token and no background; got ", sizes[13]);
-    if (!ON_GPU) check_look_ups();  // on a GPU they would have to be waited for; pack made them of a valid configuration
+    if (!ON_GPU) check_look_ups();  // on a GPU this would have to wait; pack made them from a valid configuration
     for (size_t i : {0, 2, 6, 8}) model.bf16 |= weights[first + i].scalar_type() == ScalarType::BFloat16;
     model.head = head(weights[7], weights[8], "head", model.d_model);
     if (model.background >= 0) {
@@ -97,7 +98,7 @@ class Parts {
                          matrix(w[6], w[7], "up", 1, model.d_ff, model.d_model, true),
                          matrix(w[8], w[9], "down", 1, model.d_model, model.d_ff, true),
                          norm(w[4], w[5], "norm1"), norm(w[10], w[11], "norm2")});
-      const Layer &one = layers_[0], &layer = layers_.back();  // scratch memory is that of the first
+      const Layer &one = layers_[0], &layer = layers_.back();  // scratch memory is laid out for the first
       STD_TORCH_CHECK(one.qkv.int8 == layer.qkv.int8 && one.out.int8 == layer.out.int8 && one.up.int8 == layer.up.int8 &&
                           one.down.int8 == layer.down.int8, op, ": the same matrices must be int8 in all layers");
     }
@@ -120,11 +121,12 @@ class Parts {
     STD_TORCH_CHECK(!int8 || depth <= 1 << 16, op_, ": ", name, " is int8, with a depth of at most 65536, got ", depth);
     const ScalarType wide = of_layer && model.bf16 ? ScalarType::BFloat16 : ScalarType::Float;
     const ScalarType type = int8 ? ScalarType::Char : wide;
-    const int64_t all = (int64_t)groups * columns;  // with a bias each, and behind them a scale and a sum: see Factors
+    const int64_t all = (int64_t)groups * columns;  // biases; int8: followed by as many scales and sums, see Factors
     return {checked<void>(w, op_, name, type, {all * depth}),
             checked<float>(bias, op_, name, ScalarType::Float, {(int8 ? 3 : 1) * all}), groups, columns, depth, int8};
   }
-  // To mixture parameters: see Mixture in drawing.h. On a GPU k after k, unpadded: a lane takes a column.
+  // The head gives the parameters of Mixture in drawing.h. On a GPU k follows k, without padding: a lane takes a
+  // column.
   Matrix head(const Tensor& w, const Tensor& bias, const char* name, int depth) {
     const int size = model.token_size, groups = 1 + 2 * size + size * (size - 1) / 2;
     if (!ON_GPU) return matrix(w, bias, name, groups, model.mixtures, depth, false);
@@ -136,7 +138,7 @@ class Parts {
     return {checked<float>(weight, op_, name, ScalarType::Float, {model.d_model}),
             checked<float>(bias, op_, name, ScalarType::Float, {model.d_model})};
   }
-  // What is looked up lies inside the table and before t, whatever the image holds.
+  // Look-ups must lie inside the table whatever the image holds, and before the token, or after it for `following`.
   void check_look_ups() {
     const Model& m = model;
     for (int i = 0; i < m.values; ++i)

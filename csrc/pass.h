@@ -1,4 +1,12 @@
-// A pass: some tokens through all layers, on one thread's share of the columns.
+// A pass: takes some tokens through all layers, on one thread's share of the columns. All of decode, prefill and read
+// goes through it: one token of each row in decode, up to 32 of one row in the others.
+//
+// Why it is fast:
+// - Bias, activation, residual and rounding are applied to the sums of a product while they are in the nearest cache.
+// - The qkv product of a head is followed at once by that head's feature map and state, while the next head's state is
+//   prefetched. q, k and v are stored for one head at a time.
+// - Threads that share the columns meet at four barriers in a layer. Each of them does the norms of all rows for
+//   itself, which saves further barriers.
 #pragma once
 
 #include "attention.h"
@@ -10,7 +18,7 @@
 namespace linpix::LINPIX_ISA {
 namespace {
 
-// Until every thread of the share has come here.
+// Returns when every thread of the share has called it.
 void wait(Share share) {
   if (share.count == 1) return;
   Barrier& b = *share.barrier;
@@ -26,7 +34,7 @@ void wait(Share share) {
 #if defined(__x86_64__)
       _mm_pause();
 #endif
-    } else {  // somebody has lost its core; to yield ours would be to lose it too, and to go on missing each other
+    } else {  // another thread has lost its core; if we yielded, we could lose ours too, and go on missing each other
       __atomic_add_fetch(&b.asleep, 1, __ATOMIC_SEQ_CST);
       sleep_while(b.round, round);
       __atomic_sub_fetch(&b.asleep, 1, __ATOMIC_SEQ_CST);
@@ -37,7 +45,7 @@ void wait(Share share) {
 template <class T>
 class Pass {
  public:
-  // For `most` tokens at most. Without own and common it only counts the bytes that it would take of them.
+  // For up to `most` tokens. If own and common are null, this only counts the bytes that it needs of each.
   Pass(const Model& model, const Rows& rows, Share share, int most, void* own, void* common)
       : m(model), rows(rows), share(share) {
     uintptr_t at = (uintptr_t)own;
@@ -64,11 +72,11 @@ class Pass {
   size_t own_bytes, common_bytes;
   Token* token;       // of this pass
   int tokens = 0;
-  float* parameters;  // (tokens, groups, columns): what head() leaves
+  float* parameters;  // (tokens, groups, columns): results of head()
   float* scratch;     // K, rounded up
-  float* skipped;     // hidden features and parameters of a sub-pixel that skips the layers
+  float* skipped;     // of a sub-pixel that skips the layers: hidden features, then parameters
 
-  // All layers; the last one only as far as its state if nothing is to be predicted.
+  // Takes the tokens through all layers. Without `predict`, the last layer only updates its state.
   void run(bool predict) {
     embed();
     residual_norm(x, nullptr, m.layer[0].norm1, &m.layer[0].qkv);
@@ -101,7 +109,7 @@ class Pass {
     if (m.background >= 0) keep(0);
   }
 
-  // The final features of the last token, after run(true); what those that skip the layers know of it is kept.
+  // The final features of the last token, after run(true). What later sub-pixels that skip the layers need is kept.
   const float* finish_last() {
     float* found = features + (tokens - 1) * m.d_model;
     normalise(x + (tokens - 1) * m.d_model, m.norm, found);
@@ -109,7 +117,7 @@ class Pass {
     return found;
   }
 
-  // Mixture parameters of a sub-pixel amid background, in `skipped`: those of model/background.py.
+  // Mixture parameters of a sub-pixel amid background, as in model/background.py; they stay in `skipped`.
   float* skip(const Token& k) {
     const uint8_t* image = rows.canvas + k.slot * m.subpixels;
     const int n = m.project.columns;
@@ -123,7 +131,7 @@ class Pass {
   }
 
  private:
-  // What is kept of the final features of these tokens, from `first` on.
+  // Projects the final features of the tokens from `first` on, and keeps them in rows.last.
   void keep(int first) {
     product(features + first * m.d_model, m.d_model, tokens - first, m.project, 0, panels_of(m.project.columns),
             [&](int r, int c, Floats s) { store(rows.last + token[first + r].slot * m.project.columns + c, s); });
@@ -136,7 +144,7 @@ class Pass {
     return taken;
   }
 
-  // Panels of a matrix, for every token: by what stands in bytes and affine if it is int8, else from `from`.
+  // Panels first .. last-1 of w, for every token. The input is bytes and affine if w is int8, otherwise `from`.
   template <class Epilogue>
   void multiply(const T* from, const Matrix& w, int first, int last, Epilogue epilogue) {
     if (w.int8)
@@ -152,7 +160,8 @@ class Pass {
     multiply(from, w, share.index * panels / share.count, (share.index + 1) * panels / share.count, epilogue);
   }
 
-  // Before a product, its rows are rounded to T as they come, or stay floats until they are whole, then become bytes.
+  // y and hidden, the inputs of the products `out` and `down`, are rounded to T as they come. For an int8 product they
+  // stay floats until a row is complete, because its range is needed to make bytes of it.
   static size_t bytes_for(const Matrix& w) { return w.int8 ? sizeof(float) : sizeof(T); }
   static void leave(char* rows, const Matrix& w, int r, int c, Floats s) {
     if (w.int8)
@@ -199,8 +208,9 @@ class Pass {
       store(to + c, multiply_add((load(from + c) - mean) * scale, load(norm.weight + c), load(norm.bias + c)));
   }
 
-  // Between two sub-layers: the residual stream x from what the last one left, and a, or bytes, which the next one
-  // multiplies by w, if there is one. Post-norm: x = norm(from), a = x. Pre-norm: x = from, a = norm(x).
+  // Between two sub-layers: makes the residual stream x of what the last one left, and the input of the next one's
+  // product by w: a, or bytes if w is int8. w is null after the last layer.
+  // Post-norm: x = norm(from), a = x. Pre-norm: x = from, a = norm(x).
   void residual_norm(const float* from, const Norm* post, Norm pre, const Matrix* w) {
     const int n = m.d_model;
     for (int r = 0; r < tokens; ++r) {
@@ -222,7 +232,7 @@ class Pass {
     }
   }
 
-  // This thread's share of the heads: projections, feature map, state, read-out into y.
+  // This thread's share of the heads: qkv product, feature map, state, and the result into y.
   void attention(int l) {
     const Matrix &w = m.layer[l].qkv, &out = m.layer[l].out;
     const int D = m.key_dim, M = m.value_dim, panels = panels_of(w.columns);
@@ -256,13 +266,14 @@ class Pass {
   const Rows& rows;
   const Share share;
   float* x;         // (tokens, d_model): the residual stream
-  T* a;             // (tokens, d_model): what a sub-layer multiplies
-  uint8_t* bytes;   // (tokens, depth): the same for an int8 product
-  Affine* affine;    // (tokens)
+  T* a;             // (tokens, d_model): the input of a product
+  uint8_t* bytes;   // (tokens, depth): the input of an int8 product
+  Affine* affine;    // (tokens): the range of its rows
   float* qkv;       // (tokens, q k v of one head)
   float* features;  // (tokens, d_model)
-  float* read;      // M, rounded up
-  float* sum;       // (tokens, d_model): a sub-layer's output and its residual. From here on, common to the share:
+  float* read;      // M, rounded up: the result of one head
+  // Common to the threads of the share:
+  float* sum;       // (tokens, d_model): a sub-layer's output and its residual
   char* y;          // (tokens, H * M): see leave()
   char* hidden;     // (tokens, d_ff): see leave()
 };

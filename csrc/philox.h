@@ -1,4 +1,4 @@
-// Philox4x32-10 (Salmon et al., 2011): what an image draws at a position is a function of its seed and the position.
+// Philox4x32-10 (Salmon et al., 2011): random words as a function of an image's seed and the position, without a state.
 #pragma once
 
 #include <stdint.h>
@@ -22,7 +22,7 @@ LINPIX_HOST_DEVICE Words philox4x32(Words counter, uint32_t key0, uint32_t key1)
   return counter;
 }
 
-// Words of image `seed` at position t: those of stream 0 in model/philox.py.
+// The words of image `seed` at sub-pixel t: stream 0 of model/philox.py.
 LINPIX_HOST_DEVICE Words noise(int64_t seed, int64_t t) {
   const uint64_t key = (uint64_t)seed;
   return philox4x32({{(uint32_t)t, 0, 0, 0}}, (uint32_t)key, (uint32_t)(key >> 32));

@@ -1,7 +1,11 @@
-// The matrix product: some rows times a packed weight, in one order of addition whatever the rows beside.
+// The matrix product: some rows times a packed weight (see Matrix in decode.h), with an epilogue for the sums.
 //
-// One accumulator per output, k after k: so an output does not depend on how many rows a tile has, bit for bit. Bytes
-// are summed as integers, and every row of them has a range of its own.
+// Each output has one accumulator, which takes k in order. So it does not depend, bit for bit, on how many rows a tile
+// has. Bytes are summed as integers, and each row of bytes has its own range.
+//
+// Why it is fast: the accumulators of a tile stay in registers, so a weight is loaded once for all rows of a tile, and
+// a value of a once for all of its columns. A panel serves all rows of the call before the next one is read. Weights
+// are prefetched where loading them is the limit.
 #pragma once
 
 #include "decode.h"
@@ -10,7 +14,7 @@
 namespace linpix::LINPIX_ISA {
 namespace {
 
-// Accumulators that fit in the registers beside one row of weights and one value of a.
+// As many accumulators as fit in the registers, beside the weights of one k and one value of a.
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 6, TILE_BLOCKS = 4;
 #elif defined(__AVX2__)
@@ -20,15 +24,15 @@ constexpr int TILE_ROWS = 6, TILE_BLOCKS = 1;
 #else
 constexpr int TILE_ROWS = 3, TILE_BLOCKS = 1;
 #endif
-constexpr int FEW_ROWS = 2, AHEAD = 2048;  // with so few rows, weights are waited for; bytes to ask for them ahead
+constexpr int FEW_ROWS = 2, AHEAD = 2048;  // with so few rows, loading weights is the limit: bytes to prefetch ahead
 
 using Tile = float[TILE_ROWS][TILE_BLOCKS * LANES];
 
-// ROWS rows of a times BLOCKS blocks of a panel that is `width` blocks wide. ASK: prefetch weights `ahead` bytes on.
+// ROWS rows of a times BLOCKS blocks of a panel that is `width` blocks wide. ASK: prefetch weights `ahead` bytes ahead.
 template <int ROWS, int BLOCKS, bool ASK, class T>
 void tile(const T* a, int stride, const T* w, int width, int depth, Tile& result, int ahead) {
   using Op = Operand<T>;
-  typename Op::Sum sums[ROWS][BLOCKS];  // in registers: every loop over it is unrolled before they are dealt out
+  typename Op::Sum sums[ROWS][BLOCKS];  // in registers, since all loops over it are unrolled
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
@@ -77,7 +81,8 @@ void tile_of(int rows, int blocks, const T* a, int stride, const T* w, int width
   }
 }
 
-// What stands behind the bias of an int8 matrix, one a column: a weight is scale * int8, and sum is that of the weights.
+// What follows the bias of an int8 matrix, for each column: a weight is scale * int8, and the sum is that of the
+// weights.
 struct Factors {
   const float *scales, *sums;
   explicit Factors(const Matrix& m) : scales(m.bias + m.groups * m.columns), sums(scales + m.groups * m.columns) {}
@@ -91,16 +96,16 @@ int panels_of(int columns) {
   return (blocks + Matrix::PANEL - 1) / Matrix::PANEL;
 }
 
-// Panels first .. last-1 of m (counted through all its groups) for `rows` rows of a; epilogue(row, column, sums) gets
-// sixteen columns at a time, while they are in the nearest cache. column counts through the padded groups. affine: of
-// bytes, one a row.
+// Panels first .. last-1 of m (counted through all its groups) for `rows` rows of a. epilogue(row, column, sums) gets
+// sixteen columns at a time, while they are in the nearest cache. column counts through the padded groups. affine: the
+// range of each row, if a is bytes.
 template <class T, class Epilogue>
 void product(const T* a, int stride, int rows, const Matrix& m, int first, int last, Epilogue epilogue,
              [[maybe_unused]] const Affine* affine = nullptr) {
   const int panels = panels_of(m.columns), blocks = m.columns / LANES;
   const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
   for (int panel = first; panel < last; ++panel) {
-    // blocks of a group are dealt to its panels as evenly as can be, the wider ones first: as in model/packing.py
+    // blocks of a group are divided as evenly as possible, the wider panels first: as in model/packing.py
     const int group = panel / panels, at = panel % panels;
     const int begin = at * (blocks / panels) + least(at, blocks % panels);
     const int width = blocks / panels + (at < blocks % panels);
@@ -116,7 +121,8 @@ void product(const T* a, int stride, int rows, const Matrix& m, int first, int l
         if (rows <= FEW_ROWS)
           tile_of<true>(count, wide, from, stride, block, width, m.depth, sums, AHEAD);
         else if ((m.exceeds_cache || m.int8) && tiles > 1 && i == tiles - 1)
-          // with this panel in a near cache, there is time for the next; bytes are done with theirs in half of it
+          // this panel is in a near cache by now, so there is time to fetch the next one; bytes are done with a panel
+          // in half of the time, so they need this even if the weights stay in the cache
           tile_of<true>(count, wide, from, stride, block, width, m.depth, sums, panel_bytes);
         else
           tile_of<false>(count, wide, from, stride, block, width, m.depth, sums, 0);

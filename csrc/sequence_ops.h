@@ -1,4 +1,4 @@
-// causal_attention and its gradient, of the processor and of the GPU: what they are given, checked, and their results.
+// causal_attention and its gradient, for processor and GPU alike: checks their arguments and allocates their results.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -14,7 +14,7 @@ namespace linpix {
 
 inline Heads heads_of(const Tensor& x) { return {x.data_ptr(), x.stride(0), x.stride(1)}; }
 
-// Of each token and head one number, or a vector that must lie side by side; tokens and heads may have any strides.
+// One number for each token and head, or one vector, which must be contiguous. Tokens and heads may have any strides.
 inline Heads checked_heads(const Tensor& x, const char* op, const char* name, ScalarType type,
                            const std::vector<int64_t>& sizes) {
   check_kind(x, op, name, type, sizes);
@@ -25,7 +25,8 @@ inline Heads checked_heads(const Tensor& x, const char* op, const char* name, Sc
 
 inline ScalarType computed_in(ScalarType type) { return type == ScalarType::Double ? type : ScalarType::Float; }
 
-// q, k (N, H, D), v (N, H, M), and where each sequence begins, (B + 1): numbers that only the CPU looks at.
+// q, k (N, H, D), v (N, H, M), and offsets (B + 1), where each sequence begins. The values of offsets are checked only
+// on the CPU.
 inline Sequences check_sequences(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
                                  const Tensor& offsets) {
   STD_TORCH_CHECK(q.dim() == 3, op, ": q must have shape (N, H, D), got ", text(sizes_of(q)));
@@ -51,7 +52,7 @@ inline Sequences check_sequences(const char* op, const Tensor& q, const Tensor& 
   return s;
 }
 
-// run(op, sequences, v) does the work where there is some.
+// run(op, sequences, v) does the work, if there is any.
 template <class Run>
 std::tuple<Tensor, Tensor> causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
                                             double eps, Run run) {

@@ -1,4 +1,4 @@
-// causal_attention and its gradient on the processor: torch's threads, each with its share of the sequences' heads.
+// causal_attention and its gradient on the processor. torch's threads share the heads of the sequences.
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -9,7 +9,8 @@
 namespace linpix {
 namespace {
 
-// Threads get equal shares of all heads' tokens: a head of a sequence belongs to the share that its first token is in.
+// Threads get equal shares of the tokens of all heads. A head of a sequence belongs to the thread that has its first
+// token.
 void run(const char* op, const SequenceKernel& kernel, const Sequences& s, int64_t tokens) {
   STD_TORCH_CHECK(s.offsets[0] == 0 && s.offsets[s.count] == tokens, op, ": offsets must go from 0 to ", tokens,
                   ", the number of tokens, got ", s.offsets[0], " to ", s.offsets[s.count]);

@@ -1,4 +1,4 @@
-// Which library is being compiled: the processor's, whose kernels name their instruction set by LINPIX_ISA, or the GPU's
+// Which library is being compiled: the processor's (LINPIX_ISA names the instruction set of its kernels), the GPU's
 // (USE_CUDA), or the GPU's emulated on the host for tests (LINPIX_EMULATE).
 #pragma once
 

@@ -1,3 +1,4 @@
+// The threads of run_together, and the waiting of decode.h: clock, sleep and wake.
 #include "team.h"
 
 #include "decode.h"
@@ -23,8 +24,8 @@
 namespace linpix {
 namespace {
 
-constexpr uint64_t MAX_THREADS = 4096;  // threads
-constexpr int HICCUP = 8;    // passes: what takes no longer than so many is no reason to give up
+constexpr uint64_t MAX_THREADS = 4096;  // and the unit of call numbers in call_
+constexpr int HICCUP = 8;    // passes: a delay of up to so many is not a reason to give up
 constexpr int SPINS = 2000;  // of some 40 cycles: 20 to 30 microseconds
 
 void pause_briefly() {
@@ -58,7 +59,7 @@ class Team {
           pause_briefly();
         else
           call_.wait(seen);
-      seen = call_.load();  // a call that this thread has no part in may be missed: nobody waits for it
+      seen = call_.load();  // may miss a call that this thread has no part in, and whose end does not depend on it
       if (index >= (int)(seen % MAX_THREADS)) continue;
       (*work_)(index);
       if (left_.fetch_sub(1) == 1) left_.notify_all();
@@ -72,7 +73,8 @@ class Team {
   std::atomic<int> left_{0};
 };
 
-// Never destroyed: its threads may still look at it while the process ends. A forked child has none of them.
+// Never destroyed, since its threads may still use it while the process ends. A forked child has none of these threads,
+// so it gets a new team.
 Team* team = new Team;
 [[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { team = new Team; });
 

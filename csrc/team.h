@@ -1,4 +1,5 @@
-// Our own threads: torch's parallel_for promises no concurrency, and threads that wait for each other need it.
+// Our own threads. Threads that wait for each other must run at the same time, which torch's parallel_for does not
+// promise.
 #pragma once
 
 #include <functional>
@@ -6,8 +7,8 @@
 namespace linpix {
 
 // Runs work(0) .. work(members - 1) at the same time, work(0) on the calling thread, and returns when all are done.
-// The threads stay, spin for some microseconds after their work, and then sleep. One call runs at a time: another
-// thread's waits. work must not throw.
+// The threads are kept: after their work they spin for 20 to 30 microseconds, so that the next call finds them awake,
+// and then sleep. One call runs at a time; calls from other threads wait. work must not throw.
 void run_together(int members, const std::function<void(int)>& work);
 
 }  // namespace linpix

@@ -1,9 +1,10 @@
-// Sixteen floats at a time, on whatever registers the instruction set has.
+// Sixteen floats at a time, in whatever registers the instruction set has; bfloat16 and bytes as products take them.
 //
-// Every kernel source is compiled once for each instruction set, with LINPIX_ISA naming the namespace that keeps the
-// versions apart. Nothing here includes the standard library: an inline function of its, compiled for AVX-512, could
-// be the one that the linker keeps for all. Results are the same for the same instruction set, whatever is inlined
-// where: the build forbids contraction (-ffp-contract=off), and multiply-adds are spelled out.
+// Kernels are written once over these types, and compiled once for each instruction set, each version in the namespace
+// LINPIX_ISA. Floats is one AVX-512 register, or two or four smaller ones.
+// The C++ standard library is not included here: the linker could keep a copy of one of its inline functions that was
+// compiled for AVX-512, and use it on every processor. Results depend on the instruction set alone, not on what the
+// compiler inlines: the build forbids contraction (-ffp-contract=off), and multiply-adds are explicit.
 #pragma once
 
 #include <stddef.h>
@@ -62,7 +63,7 @@ LINPIX_INLINE Floats operator-(Floats a) { LINPIX_EACH(-a.part[i]); }
 LINPIX_INLINE Floats where_less(Floats a, Floats b, Floats yes, Floats no) {
   LINPIX_EACH(a.part[i] < b.part[i] ? yes.part[i] : no.part[i]);
 }
-// a < b ? a : b and b < a ? a : b, lane by lane, by one instruction where there is one; a NaN in a or b chooses b
+// a < b ? a : b and b < a ? a : b, lane by lane, in one instruction where there is one; a NaN in a or b chooses b
 LINPIX_INLINE NativeFloats native_smaller(NativeFloats a, NativeFloats b) {
 #if defined(__AVX512F__)
   return (NativeFloats)_mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b);  // _mm512_min_ps: gcc 12 warns
@@ -83,7 +84,7 @@ LINPIX_INLINE NativeFloats native_larger(NativeFloats a, NativeFloats b) {
 }
 LINPIX_INLINE Floats smaller(Floats a, Floats b) { LINPIX_EACH(native_smaller(a.part[i], b.part[i])); }
 LINPIX_INLINE Floats larger(Floats a, Floats b) { LINPIX_EACH(native_larger(a.part[i], b.part[i])); }
-// a NaN in x stays
+// a NaN in x stays a NaN
 LINPIX_INLINE Floats at_least(Floats x, float low) { return larger(low, x); }
 LINPIX_INLINE Floats at_most(Floats x, float high) { return smaller(high, x); }
 LINPIX_INLINE Floats magnitude(Floats x) {
@@ -124,11 +125,11 @@ LINPIX_INLINE void store_some(float* to, Floats x, int n) {
   for (int i = 0; i < n; ++i) to[i] = lanes[i];
 }
 
-// p * 2^n, where shifted = n + 1.5 * 2^23, so that n stands in its low bits
+// p * 2^n, where shifted = n + 1.5 * 2^23, so that its low bits are n
 LINPIX_INLINE Floats times_power(Floats p, Floats shifted) {
   LINPIX_EACH((NativeFloats)((NativeInts)p.part[i] + ((NativeInts)shifted.part[i] << 23)));
 }
-// x = m * 2^e with m in [sqrt(1/2), sqrt(2)), of a positive, normal x
+// x = m * 2^e with m in [sqrt(1/2), sqrt(2)), for a positive, normal x
 LINPIX_INLINE void split(Floats x, Floats& m, Floats& e) {
   for (int i = 0; i < PARTS; ++i) {
     const NativeInts bits = (NativeInts)x.part[i], exponent = (bits - 0x3f3504f3) >> 23;
@@ -152,7 +153,7 @@ LINPIX_INLINE float least_of(Floats x) {
   return lanes[0];
 }
 
-// In one fixed order: halves onto halves.
+// In a fixed order: the upper half of the lanes is added to the lower one, until one lane is left.
 LINPIX_INLINE float sum(Floats x) {
   alignas(64) float lanes[LANES];
   store(lanes, x);
@@ -167,7 +168,7 @@ struct bfloat16 {
   uint16_t bits;
 };
 
-// to the nearest, ties to even; a NaN stays one
+// rounds to the nearest, ties to even; a NaN stays a NaN
 LINPIX_INLINE void store(bfloat16* to, Floats x) {
 #if defined(__AVX512BF16__)
   __m256bh rounded = _mm512_cvtneps_pbh((__m512)x.part[0]);
@@ -189,7 +190,8 @@ struct Affine {
   float low, step;
 };
 
-// A row of n numbers, a multiple of LANES: the same bytes on every instruction set. If one is not finite, low is NaN.
+// A row of n numbers (a multiple of LANES) as bytes, the same on every instruction set. If a number is not finite, low
+// is NaN.
 LINPIX_INLINE Affine quantise(const float* from, int n, uint8_t* to) {
   Floats low = load(from), high = low;
   for (int i = LANES; i < n; i += LANES) {
@@ -197,10 +199,10 @@ LINPIX_INLINE Affine quantise(const float* from, int n, uint8_t* to) {
     high = larger(load(from + i), high);
   }
   const float least = least_of(low), span = -least_of(-high) - least;
-  const float steps = 255 / span < 3e38f ? 255 / span : 3e38f;  // times a span near 0 it is still finite
+  const float steps = 255 / span < 3e38f ? 255 / span : 3e38f;  // finite when multiplied by a span near 0
   NativeInts seen = {};
   for (int i = 0; i < n; i += LANES) {
-    // to the nearest integer: it stands in the low bits of a float from 1.5 * 2^23 on, which is 0x4b400000
+    // to the nearest integer, which adding 1.5 * 2^23 (bits 0x4b400000) leaves in the low bits
     const Floats shifted = (load(from + i) - least) * steps + 12582912.0f;
     for (int p = 0; p < PARTS; ++p) {
       typedef uint8_t Bytes __attribute__((vector_size(NATIVE)));
@@ -212,10 +214,10 @@ LINPIX_INLINE Affine quantise(const float* from, int n, uint8_t* to) {
   }
   int32_t all = 0;
   for (int i = 0; i < NATIVE; ++i) all |= seen[i];
-  return {all & 0x30000000 ? __builtin_nanf("") : least, span / 255};  // bits of infinity and NaN
+  return {all & 0x30000000 ? __builtin_nanf("") : least, span / 255};  // set in infinity and NaN
 }
 
-// What a matrix product multiplies at once: per lane one float, a pair of bfloat16 with neighbouring k, or four bytes.
+// What a matrix product multiplies at once: in each lane one float, two bfloat16 or four bytes, of neighbouring k.
 template <class T>
 struct Operand;
 
@@ -262,19 +264,19 @@ struct Operand<bfloat16> {
   }
 };
 
-// Neighbours' products, added up: exact but for two times -2^15 * -2^15.
+// The sum of two neighbouring products in each lane. Exact, unless both products are -2^15 * -2^15.
 LINPIX_INLINE NativeInts add_products(NativeShorts a, NativeShorts b) {
 #if defined(__AVX512BW__)
   return (NativeInts)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
   return (NativeInts)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
-  const NativeInts products = (NativeInts)(a * b);  // of a byte and a signed byte: it fits
+  const NativeInts products = (NativeInts)(a * b);  // of a byte and a signed byte: fits in 16 bits
   return (products << 16 >> 16) + (products >> 16);
 #endif
 }
 
-// An activation, unsigned, times a weight, signed: summed as integers, so exactly, and in any order.
+// Unsigned activations times signed weights. Sums of integers are exact, so their order does not matter.
 template <>
 struct Operand<uint8_t> {
   static constexpr int K = 4;
@@ -297,7 +299,7 @@ struct Operand<uint8_t> {
 #if defined(__AVX512VNNI__)
       const auto a = (__m512i)x.part[i], w = (__m512i)weights.x.part[i];
       sum.part[i] = (NativeInts)_mm512_dpbusd_epi32((__m512i)sum.part[i], a, w);
-#else  // as 16-bit numbers, the even bytes and the odd ones: pmaddubsw would saturate
+#else  // even and odd bytes separately, as 16-bit numbers, since pmaddubsw would saturate
       const NativeShorts a = (NativeShorts)x.part[i], w = (NativeShorts)weights.x.part[i];
       sum.part[i] += add_products(a & 0xff, w << 8 >> 8) + add_products(a >> 8 & 0xff, w >> 8);
 #endif
