@@ -32,7 +32,7 @@ CUDA_TARGETS = ("80", "90")  # compute capabilities; the last is also kept as PT
 
 
 def torch_folder() -> Path | None:
-    """Where torch's headers and libraries are: importable, or beside the interpreter of an isolated build; else None."""
+    """Where torch's headers and libraries are: importable, or beside the interpreter in an isolated build; or None."""
     spec = find_spec("torch")
     places = [Path(spec.origin).parent] if spec and spec.origin else []
     places += [Path(sysconfig.get_path(kind)) / "torch" for kind in ("platlib", "purelib")]
