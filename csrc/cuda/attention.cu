@@ -1,4 +1,4 @@
-// The state kernel for the heads that it is made for.
+// Starts the state kernel of attention.h, for each size of heads that there is a kernel for.
 #include "attention.h"
 
 namespace linpix {

@@ -1,8 +1,11 @@
-// Linear attention of one token after the other on the state of a slot, a warp for each row and head.
+// The state kernel: linear attention on the state of a slot, one token after the other, a warp for each row and head.
 //
-// Decode is bound by this traffic. A lane holds 16-byte chunks of S, one in each of its rows, so that all of D x M is on
-// its way at once and every sector that is fetched is used: lanes of one group share their rows (key dims), lanes of
-// the same number in their groups share their columns (value dims).
+// Why it is fast: decode is limited by reading and writing the state. A warp requests all of S (D x M) at once, in
+// 16-byte chunks, and uses every sector that is fetched; on Hopper and later, while the qkv product is still running. S
+// stays in registers for all tokens of the pass, and is written back once, if a group of tokens has become complete.
+//
+// A lane has one chunk in each of its rows of S. Lanes of a group share their rows (key dims); lanes with the same
+// place in their groups share their columns (value dims).
 #pragma once
 
 #include "../functions.h"
@@ -11,13 +14,13 @@
 
 namespace linpix::LINPIX_ISA {
 
-// The fold schedule: token number n is the waiting_at-th of its group; it finds the tokens from folded on in pairs, and
-// completes its group if the next one begins another.
+// The fold schedule. Token number n is number waiting_at of its group, and finds tokens folded .. n-1 in pairs. It
+// completes its group if the next token begins another.
 LINPIX_INLINE int waiting_at(int64_t n, int defer) { return (int)((uint32_t)n % (uint32_t)defer); }
 LINPIX_INLINE int64_t folded(int64_t n, int defer) { return n - waiting_at(n, defer); }
 LINPIX_INLINE bool completes(int64_t n, int defer) { return waiting_at(n, defer) == defer - 1; }
 
-// N neighbours, in as few loads and stores as there can be.
+// N neighbours, in as few loads and stores as possible.
 template <class V, int N>
 struct alignas(N * sizeof(V) < 16 ? N * sizeof(V) : 16) Run {
   V x[N];
@@ -25,7 +28,7 @@ struct alignas(N * sizeof(V) < 16 ? N * sizeof(V) : 16) Run {
 };
 
 template <class Element>
-struct Stored;  // how an element of S is kept
+struct Stored;  // how elements of S are stored
 template <>
 struct Stored<float> {
   static LINPIX_INLINE void read(const Chunk& from, float (&to)[4], float) {
@@ -42,7 +45,7 @@ struct Stored<float16> {
   static LINPIX_INLINE void read(const Chunk& from, float (&to)[8], float scale) {
     for (int e = 0; e < 8; ++e) to[e] = widened(float16{(uint16_t)(from.word[e / 2] >> e % 2 * 16)}) * scale;
   }
-  // to what read would give back; returns how many had to be clamped
+  // Rounds to what read would return; returns how many elements had to be clamped.
   static LINPIX_INLINE int round(float (&x)[8], float scale) {
     int clamped = 0;
     for (int e = 0; e < 8; ++e) {
@@ -61,17 +64,17 @@ struct Stored<float16> {
   }
 };
 
-// T: of y. Element: of S, as it is kept.
+// T: type of y. Element: type in which S is stored.
 template <class T, class Element, int D, int M>
 struct Attend {
   static constexpr int BLOCK = 4 * WARP, PER_SM = 4;
   static constexpr int E = 16 / (int)sizeof(Element);  // elements of a chunk
-  static constexpr int LANES_A_ROW = M / E;             // lanes that share their rows: a group
+  static constexpr int LANES_A_ROW = M / E;             // a group: lanes that share their rows
   static constexpr int GROUPS = WARP / LANES_A_ROW < D ? WARP / LANES_A_ROW : D;
-  static constexpr int R = D / GROUPS;                  // rows of a lane
+  static constexpr int R = D / GROUPS;                  // rows of S in a lane
   static_assert(LANES_A_ROW >= 1 && LANES_A_ROW * GROUPS <= WARP && R * GROUPS == D, "heads that a warp can share out");
 
-  static constexpr int PART = R < 8 ? R : 8;           // chunks that are asked for before the first is taken apart
+  static constexpr int PART = R < 8 ? R : 8;           // chunks that are requested before the first is used
   static constexpr int AT_ONCE = E == 8 ? 4 : 2;       // pairs likewise
 
   struct Waiting {
@@ -80,9 +83,9 @@ struct Attend {
   };
   struct Lane {
     float S[R][E], z[R], y[E], normaliser;
-    int64_t row, head, at, number;  // at: of its state; number: of its next token
-    int live, left;                 // tokens before the end of the row's steps; those that take part and are to come
-    int group, place;               // of the lane
+    int64_t row, head, at, number;  // at: index of the head's state; number: of the next token
+    int live, left;                 // tokens within the row's steps; those of them that take part and are to come
+    int group, place;               // the lane's group, and its place there
     bool folds;                     // whether this token is folded in
     float scale;
   };
@@ -110,10 +113,10 @@ struct Attend {
       l.at = (slot * m.layers + call.layer) * m.heads + l.head;
       l.scale = p.pools.scale ? p.pools.scale[call.layer * m.heads + l.head] : 1.0f;
       if (l.live <= 0) return;
-      const int end = waiting_at(l.number, C);  // the pairs of this group, but for a first token that is not folded in
+      const int end = waiting_at(l.number, C);  // this group's pairs, without a first token that is not folded in
       const int begin = folded(l.number, C) < first && end ? (int)first : 0;
-      // What is read is asked for before any of it is used, as far as registers allow. Nothing folded yet: whatever is
-      // there is another's.
+      // All that is read is requested before any of it is used, as far as registers allow. If nothing has been folded
+      // into S yet, its contents are those of another image, and are not read.
       Waiting waiting;
       if (begin < end) ask(waiting, p, l, begin, end);
       const bool filled = folded(l.number, C) > first;
@@ -168,7 +171,7 @@ struct Attend {
 #pragma unroll
         for (int e = 0; e < E; ++e) {
           rounded_value.x[e] = rounded(value.x[e]).bits;
-          if (C > 1) value.x[e] = widened(bfloat16{rounded_value.x[e]});  // as later steps will find it
+          if (C > 1) value.x[e] = widened(bfloat16{rounded_value.x[e]});  // rounded as later steps will find it
         }
 #pragma unroll
         for (int r = 0; r < R; ++r) {
@@ -228,8 +231,8 @@ struct Attend {
   static LINPIX_INLINE uint16_t* pair(const Pass& p, const Lane& l, int waiting) {
     return p.pools.pairs + (l.at * p.pools.defer + waiting) * (D + M);
   }
-  // Pairs from number `begin` on, AT_ONCE of them; of fewer the last one more than once, so that no load hangs on a
-  // question.
+  // Requests AT_ONCE pairs from number `begin` on. If there are fewer, the last one is read repeatedly, so that no load
+  // depends on a branch.
   static LINPIX_INLINE void ask(Waiting& w, const Pass& p, const Lane& l, int begin, int end) {
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
@@ -238,7 +241,7 @@ struct Attend {
       w.value[i] = Run<uint16_t, E>::at(from + D + l.place * E);
     }
   }
-  // The first `count` of them, AT_ONCE at most.
+  // Folds the first `count` of them into S, AT_ONCE at most.
   static LINPIX_INLINE void fold(const Waiting& w, Lane& l, int count) {
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i)

@@ -1,4 +1,4 @@
-// The kernels of models some of whose sub-pixels are no tokens.
+// Starts the kernels of background.h.
 #include "background.h"
 
 namespace linpix {

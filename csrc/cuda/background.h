@@ -1,15 +1,17 @@
-// Sub-pixels that are no tokens: what the model was told, and what lies amid background (see model/background.py).
+// The kernels for sub-pixels that skip the layers, because the model has read them, or because they lie amid background
+// (see model/background.py). Such a sub-pixel costs at most one hidden layer, instead of a pass.
 #pragma once
 
 #include "ends.h"
 
 namespace linpix::LINPIX_ISA {
 
-// A warp for each row, between two passes of decode: through what is no token, up to the next one and its look-ups.
+// A warp for each row, between two passes of decode: takes the row through sub-pixels that are not tokens, up to the
+// next token, and embeds that.
 struct RunAhead {
   static constexpr int BLOCK = WARP, PER_SM = 16;
   struct Counts {
-    float ink, following;  // of the values that a token looks up: other than background; known background that follows
+    float ink, following;  // how many of a token's values are ink; are known background that follows
   };
 
   static LINPIX_HOST_DEVICE int floats(const Model& m) {  // in shared memory
@@ -66,7 +68,7 @@ struct RunAhead {
       threads.each([&](int i) {
         if (i == 0) finish_token(m, p.rows, (int)row, taken, parameters, parameters + width);
       });
-      threads.barrier();  // the next one may look at what was drawn
+      threads.barrier();  // the next token may look up what was drawn
     }
     threads.barrier();
     threads.each([&](int i) {
@@ -78,11 +80,11 @@ struct RunAhead {
   }
 };
 
-// A warp for each row, after a pass of prefill: what is kept of its last token, and how many there are by now.
+// A warp for each row, after a pass of prefill: keeps what is needed of the row's last token, and counts its tokens.
 struct KeepLast {
   static constexpr int BLOCK = 4 * WARP, PER_SM = 8;
   struct Tokens {
-    int64_t last, count;  // place of the row's last one, below 0 where it has none; how many
+    int64_t last, count;  // place of the row's last token, below 0 if it has none; how many tokens
   };
 
   LINPIX_BODY run(Threads<BLOCK>& threads, const EndCall& call) {

@@ -1,4 +1,4 @@
-// causal_attention and its gradient on the GPU.
+// The operators causal_attention and its gradient on the GPU.
 #include "../sequence_ops.h"
 
 #include "device.h"
@@ -6,7 +6,7 @@
 namespace linpix {
 namespace {
 
-// kernel: in which a block walks through a head of a sequence; what the sequences' offsets are, the host cannot see.
+// kernel: causal or causal_backward. The values of s.offsets are not checked, since they are in the GPU's memory.
 void run(const char* op, int (*kernel)(const Sequences&, void*), const Sequences& s, const Tensor& v) {
   STD_TORCH_CHECK(s.D <= MAX_SEQUENCE_HEAD && s.M <= MAX_SEQUENCE_HEAD, op, ": heads must be of size ",
                   MAX_SEQUENCE_HEAD, " at most on a GPU, got ", s.D, " and ", s.M);

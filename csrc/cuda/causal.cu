@@ -1,4 +1,4 @@
-// The kernels of causal_attention, for what a number may be.
+// Starts the kernels of causal.h, for each type of the elements.
 #include "causal.h"
 
 #include "kernels.h"

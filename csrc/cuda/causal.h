@@ -1,8 +1,9 @@
 // Causal linear attention over whole sequences, and its gradient: a block for each head of each sequence.
 //
-// The same walk as csrc/causal.h, chunk by chunk, with a chunk's vectors, its scores and the state in shared memory.
-// A thread computes four rows of a product at a time, in one column: those of a warp are neighbours, and the rows they
-// share are read once for all.
+// Goes chunk by chunk as csrc/causal.h does, with a chunk's vectors, its scores and the state in shared memory.
+//
+// Why it is fast: a thread computes four rows of a product at a time, in one column. Threads of a warp have
+// neighbouring columns of the same rows, so the rows are read from shared memory once for all of them.
 #pragma once
 
 #include "../functions.h"
@@ -23,7 +24,7 @@ LINPIX_INLINE double mapped(double x) { return 0 < x ? x + 1 : natural_exp(x); }
 
 constexpr int C = SEQUENCE_CHUNK;
 
-// A chunk's tokens: t .. t + count - 1, of a head.
+// The tokens of a chunk: t .. t + count - 1 of a head.
 struct Place {
   int64_t head, t;
   int count;
@@ -34,7 +35,7 @@ struct Place {
   }
 };
 
-// What a block walks through: the tokens of a head of a sequence.
+// The tokens that a block goes through: first .. end - 1 of a head of a sequence.
 struct Walk {
   int64_t head, first, end;
 
@@ -46,14 +47,14 @@ LINPIX_INLINE Walk walk_of(const Sequences& s, int64_t block) {
   return {block % s.heads, s.offsets[sequence], s.offsets[sequence + 1]};
 }
 
-// A matrix in shared memory; rows lie one number apart from a multiple of the memory's banks.
+// A matrix in shared memory. Rows have an odd length, so that numbers of one column lie in different banks.
 template <class R>
 struct Shared {
   R* at;
   int row;
 
   LINPIX_INLINE R& operator()(int r, int c) const { return at[r * row + c]; }
-  // rows of `columns` behind the last; returns where the next one may begin
+  // Places the matrix at `from`; returns where the next one may begin.
   LINPIX_HOST_DEVICE R* place(R* from, int rows, int columns) {
     at = from;
     row = columns | 1;
@@ -61,7 +62,7 @@ struct Shared {
   }
 };
 
-// write(r, c, sum over k of a(r, k) b(k, c))
+// Calls write(r, c, sum over k of a(r, k) b(k, c)) for all r and c, shared among the threads of a block.
 template <int BLOCK, class R, class A, class B, class Write>
 LINPIX_INLINE void product(int thread, int rows, int columns, int depth, A a, B b, Write write) {
   constexpr int ROWS = 4;
@@ -142,7 +143,7 @@ struct CausalForward {
         *p.token<R>(s.normaliser, i) = x.normaliser[i];
       });
       threads.barrier();
-      threads.each([&](int thread) {  // the scores' columns, then the state's rows: one sum over both
+      threads.each([&](int thread) {  // one sum over tokens of the chunk (scores) and features (state)
         product<BLOCK, R>(thread, C, M, C + D,
                           [&](int i, int j) { return j < C ? x.scores(i, j) : x.q(i, j - C); },
                           [&](int j, int m) { return j < C ? x.v(j, m) : x.S(j - C, m); }, [&](int i, int m, R sum) {
@@ -166,7 +167,7 @@ template <class R, class E>
 struct CausalBackward {
   static constexpr int BLOCK = 256, PER_SM = 2;
 
-  // n: what comes down to the numerators, and as column M to the normaliser; column M of v is 1, as in csrc/causal.h
+  // n: the gradient of the numerators, with that of the normaliser as column M; v: column M is 1; as in csrc/causal.h
   Shared<R> q, k, v, n, scores, gradients, S;  // S: (M + 1, D)
 
   LINPIX_HOST_DEVICE R* lay_out(R* from, int D, int M) {
@@ -203,7 +204,7 @@ struct CausalBackward {
     threads.barrier();
   }
 
-  // A chunk, with what it needs of its results; ends with a barrier.
+  // Reads a chunk, and computes n from its results y and normaliser; ends with a barrier.
   LINPIX_INLINE void begin(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
     threads.each([&](int thread) {
       read<R, E, BLOCK>(thread, s.q, p, s.D, true, q);
@@ -229,19 +230,19 @@ struct CausalBackward {
     threads.barrier();
   }
 
-  // (i, j) for j <= i: what came down to token i, times the value of token j
+  // gradients(i, j), for j <= i: row i of n times row j of v
   LINPIX_INLINE void fill_gradients(int thread, const Sequences& s) const {
     product<BLOCK, R>(thread, C, C, s.M + 1, [&](int i, int m) { return n(i, m); },
                       [&](int m, int j) { return v(j, m); },
                       [&](int i, int j, R sum) { gradients(i, j) = j <= i ? sum : 0; });
   }
 
-  // Through the feature map: phi'(x) = 1 where x > 0, and there phi(x) > 1; else it is phi(x).
+  // Applies the gradient of the feature map: phi'(x) is 1 where x > 0 (and phi(x) > 1), else phi(x).
   static LINPIX_INLINE void write(const Heads& to, const Place& p, int i, int d, R mapped, R gradient) {
     if (i < p.count) put(p.token<E>(to, i) + d, gradient * (mapped < 1 ? mapped : 1));
   }
 
-  // Equation 13, from the first chunk to the last; S is the state before the chunk: (value or one, key).
+  // Equation 13, from the first chunk to the last. S (column of v, key dim): the state before the chunk.
   LINPIX_INLINE void queries(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
     const int D = s.D, M = s.M;
     begin(threads, s, p);
@@ -262,7 +263,8 @@ struct CausalBackward {
     threads.barrier();
   }
 
-  // Equations 14 and 15, from the last chunk to the first; S is what comes after the chunk: (from above, query).
+  // Equations 14 and 15, from the last chunk to the first. S (column of n, query dim): sums over the tokens after the
+  // chunk.
   LINPIX_INLINE void keys_and_values(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
     const int D = s.D, M = s.M;
     begin(threads, s, p);

@@ -1,4 +1,4 @@
-// Which GPU and stream an operator runs on, and what a launch answered.
+// The GPU and the stream that an operator runs on, and a check of what a launch returned.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -13,7 +13,7 @@
 namespace linpix {
 
 #if defined(USE_CUDA)
-// Makes the GPU of a tensor the current one, and knows its stream.
+// Makes a tensor's GPU the current one while it lives; stream: the current stream there.
 class Device {
  public:
   explicit Device(const Tensor& on) : guard_(on.get_device_index()) {

@@ -1,4 +1,4 @@
-// The first and the last kernel of a step.
+// Starts the kernels of ends.h; and explain.
 #include "ends.h"
 
 namespace linpix {

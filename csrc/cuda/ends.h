@@ -1,4 +1,5 @@
-// Where a step begins and ends: look-ups of the next token; final norm, head and draw.
+// The kernels that begin and end a pass. Embed looks up a token's input. Finish does the final norm, the head and the
+// draw, and looks up the next token's input as well, so that a step of decode needs one kernel less.
 #pragma once
 
 #include "../drawing.h"
@@ -10,7 +11,7 @@
 
 namespace linpix::LINPIX_ISA {
 
-// The sum of table rows that a token is embedded as, written by a warp's lane.
+// Writes a token's input, a sum of table rows; each lane of a warp writes its columns.
 LINPIX_INLINE void look_up(const Model& m, const Token& k, const uint8_t* image, int lane, float* to) {
   for (int c = lane; c < m.d_model; c += WARP) {
     float x = 0;
@@ -24,7 +25,7 @@ LINPIX_INLINE void look_up(const Model& m, const Token& k, const uint8_t* image,
 
 LINPIX_INLINE const uint8_t* image_of(const Pass& p, const Token& k) { return p.rows.canvas + k.slot * p.model.subpixels; }
 
-// Whether nothing was folded into a row's slot yet: position 0, unless something was read before.
+// Whether nothing has been folded into a row's slot yet: position 0, unless inputs were read before.
 LINPIX_INLINE bool begins(const Rows& rows, int64_t row, int64_t t) { return t == 0 && !(rows.told && rows.told[row]); }
 
 // A warp for each token of the pass.
@@ -48,8 +49,8 @@ struct Embed {
   }
 };
 
-// Final features of the tokens at place(thread) of each warp, or of nothing where that is below 0, written to
-// to(thread) of its shared memory.
+// Writes the final features of each warp's token to to(thread), in shared memory. place(thread): the token's place in
+// the pass; below 0 the warp has none, and what it writes means nothing.
 template <class Threads, class Own, class Place, class To>
 LINPIX_INLINE void final_features(Threads& threads, Own& own, const EndCall& call, Place place, To to) {
   const int n = call.pass.model.d_model;
@@ -65,7 +66,7 @@ LINPIX_INLINE void final_features(Threads& threads, Own& own, const EndCall& cal
   });
 }
 
-// What is kept of a row's final features, by a warp's lane: see model/background.py.
+// Keeps what later sub-pixels need of a row's final features, see model/background.py; each lane does its columns.
 LINPIX_INLINE void keep(const Pass& p, int64_t row, const float* features, int lane) {
   const Matrix& project = p.model.project;
   const float* weights = (const float*)project.weights;
@@ -77,11 +78,11 @@ LINPIX_INLINE void keep(const Pass& p, int64_t row, const float* features, int l
   }
 }
 
-// A warp for each row of a pass with one token a row: its sub-pixels, and the look-ups of the one after it.
+// A warp for each row, after a pass with one token a row: draws the token's sub-pixels, and embeds the next token.
 struct Finish {
   static constexpr int BLOCK = 4 * WARP, PER_SM = 8;
 
-  static LINPIX_HOST_DEVICE int floats(const Model& m) {  // of a row, in shared memory
+  static LINPIX_HOST_DEVICE int floats(const Model& m) {  // in shared memory, for each row
     return m.d_model + (m.head.groups + 1) * m.mixtures;
   }
 
@@ -94,7 +95,7 @@ struct Finish {
     const int head = call.keep_head ? n * width : 0;  // floats of its weights in shared memory, a multiple of four
     const auto own_floats = [&](int i) { return (float*)threads.shared + head + i / WARP * floats(m); };
     typename Threads<BLOCK>::template Own<RowPart> own;
-    threads.each([&](int i) {  // weights: nobody writes them
+    threads.each([&](int i) {  // before follow: no kernel writes weights
       for (int c = i * 4; c < head; c += BLOCK * 4)
         threads.copy((float*)threads.shared + c, (const float*)m.head.weights + c);
       threads.end_group();

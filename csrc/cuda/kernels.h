@@ -1,39 +1,51 @@
-// What the CUDA kernels work on, and how they are started: plain pointers into the GPU's memory, and sizes.
+// What the CUDA kernels work on (plain pointers into the GPU's memory, and sizes), and the functions that start them.
+// Begin here to read csrc/cuda/. pass.cpp puts the kernels in order, threads.h says how a kernel is written, product.h
+// has the matrix products, attention.h the recurrent state, and ends.h embedding, head and sampling.
 //
-// A pass takes `tokens` tokens of each row through all layers: in decode one of every row, in prefill many of a few.
-// Token j of row r stands at position positions[r] + begun + j (without positions: begun + j), where begun is taken[r]
-// in decode and `step` else. It takes part if begun + j < steps[r], unless it is skipped. Rows and tokens that do not
-// take part are computed as far as that harms nobody.
+// A pass takes `tokens` tokens of each row through all layers: in decode one of every row, in prefill up to CHUNK.
+// Token j of row r has position positions[r] + begun + j (without positions: begun + j), where begun is taken[r] in
+// decode and `step` otherwise. It takes part if begun + j < steps[r], unless it is skipped. Rows and tokens that do not
+// take part are computed too where this is harmless.
+//
+// Why decode is fast on a GPU:
+// - Reading and writing the state limits decode. S is read once per step, in 16-byte chunks that are requested before
+//   any of them is used. It can be kept in float16, and written only once per group of tokens (see Pools).
+// - A layer is five kernels, since norms, residuals and activations are part of the products (pass.cpp, product.h).
+// - On Hopper and later, a kernel begins while the one before it ends, and requests what that one does not write:
+//   weights and state (follow in threads.h).
+// - Nothing waits for the processor: steps, positions and images are in the GPU's memory, so a CUDA graph
+//   holds several passes (ops.cpp, model/cuda.py).
 #pragma once
 
 #include "../decode.h"
 
 namespace linpix {
 
-// Recurrent state of all slots. With defer > 1, S holds only whole groups of tokens, those of numbers below
-// n - n % defer, and the keys and values of the others wait in pairs: S is read at every step but written once a group.
-// What is done when depends on nothing but a token's number in its image, so an image does not depend on who is beside
-// it. The number is the position, unless some sub-pixels are no tokens, or something was read before the first.
+// The recurrent state of all slots. If the next token is number n in its image and defer > 1, S holds only whole groups
+// of tokens, those below n - n % defer. The keys and values of later ones wait in pairs. So S is read at every step,
+// but written once per group. This schedule depends only on a token's number, so an image does not depend on the images
+// beside it. The number is the position, unless some sub-pixels are not tokens, or inputs were read before the first.
 struct Pools {
-  void* S;             // (N, L, H, D, M) float, or float16 times a head's scale
+  void* S;             // (N, L, H, D, M) float, or float16 that a head's scale multiplies
   float* z;            // (N, L, H, D)
   uint16_t* pairs;     // (N, L, H, defer, D + M) bfloat16: mapped key, value; null if defer is 1
   const float* scale;  // (L, H), powers of two; null if S is float
-  int64_t* saturated;  // elements of S that float16 could not hold, clamped; null if S is float
+  int64_t* saturated;  // how many elements of S float16 could not hold; they are clamped; null if S is float
   int defer;
   int64_t* tokens;     // (N): the number of a slot's next token; null: its position
 };
 
-// Between kernels. Padded columns of y are zero, as those of hidden come out of the products.
+// What kernels pass to each other. Padded columns of y and hidden are zero: those of y from the start, those of hidden
+// as results of the products.
 struct Buffers {
-  float *sum, *x;  // (rows * tokens, d_model): what the last sub-layer left with its residual; the residual stream
+  float *sum, *x;  // (rows * tokens, d_model): a sub-layer's output and its residual; the residual stream
   float* qkv;      // (rows * tokens, columns of qkv)
   void *y, *hidden;  // (rows * tokens, depth of out), (rows * tokens, depth of down): float or bfloat16
-  bool* skipped;     // (rows * tokens): of prefill with Pools.tokens, sub-pixels that are no tokens; else null
+  bool* skipped;     // (rows * tokens): sub-pixels that are not tokens; null unless prefill has Pools.tokens
 };
 
 struct Pass {
-  Model model;  // its layers are on the host: kernels are given what they need of them
+  Model model;  // its layers are in host memory, so kernels get what they need of them in their calls
   Rows rows;
   Pools pools;
   Buffers buffers;
@@ -49,30 +61,30 @@ struct AttendCall {
 };
 
 struct ProductCall {
-  const void* a;  // (rows, depth): what is multiplied; or null: what `residual_norm` makes of sum
+  const void* a;  // (rows, depth): what is multiplied; null: what residual_norm makes of sum is multiplied
   Matrix weights;
   int rows;
-  // residual_norm: x = norm_post(sum) if there is one, else sum; multiplied is norm_pre(x) if there is one, else x
+  // residual_norm: x = post(sum), or sum without post; what is multiplied is pre(x), or x without pre
   const float* sum;
   Norm post, pre;
   int d_model;
-  float* x;        // written by residual_norm; read by what adds it
+  float* x;        // written by residual_norm, read by Product::add
   void* out;       // (rows, columns)
   bool gelu;
 };
 
 struct EndCall {
   Pass pass;
-  Norm post;       // of the last layer, if post-norm
+  Norm post;       // of the last layer, in post-norm models
   bool embed_next = false;
-  bool keep_head = false;  // in shared memory, where it fits: finish says so
+  bool keep_head = false;  // head weights are kept in shared memory; set by finish() if they fit
 };
 
-// What a product does with its sums: qkv stores them, up applies relu or gelu, and add adds x.
+// What a product does with its sums: qkv stores them, up applies relu or gelu, add adds x.
 enum class Product { qkv, up, add };
 
-// Each returns a cudaError_t. overlapped: see launch in threads.h. multiply, finish and keep_last always are, and embed
-// never is.
+// Each starts one kernel and returns a cudaError_t. overlapped: see launch in threads.h; always so in multiply, finish
+// and keep_last, never in embed.
 int attend(const AttendCall&, void* stream, bool overlapped);
 int multiply(Product, const ProductCall&, bool bf16, void* stream);
 int embed(const Pass&, void* stream);
@@ -80,22 +92,23 @@ int finish(const EndCall&, void* stream);
 int run_ahead(const Pass&, void* stream, bool overlapped);
 int keep_last(const EndCall&, void* stream);
 
-// All of it: passes of decode, or the first tokens of each row. Buffers for rows * tokens.
+// All kernels of some passes of decode, or of a prefill of at most `longest` tokens of each row. The buffers need room
+// for rows * tokens.
 constexpr int CHUNK = 128;  // tokens of a row that prefill takes together
 int decode(Pass, int passes, void* stream);
 int prefill(Pass, int64_t longest, void* stream);
 
-// Attention over whole sequences, forward and backward, with heads of at most this size: a block keeps a chunk and a state
-// in its shared memory, in double too.
+// Attention over whole sequences, forward and backward. Heads may have at most this size, since a block keeps a chunk
+// and a state in its shared memory, in double too.
 constexpr int MAX_SEQUENCE_HEAD = 64;
 int causal(const Sequences&, void* stream);
 int causal_backward(const Sequences&, void* stream);
 
 const char* explain(int error);
 bool attends(int key_dim, int value_dim);  // whether there is a kernel for heads of this size
-constexpr int MAX_D_MODEL = 512;          // residual_norm keeps a row in a warp's registers
-constexpr int MAX_MIXTURES = 512;         // and parameters of four rows
-constexpr int MAX_DEPTH = 2048;           // products keep their rows in a block's shared memory
-constexpr int MAX_BACKGROUND_DIM = 4096;  // as model/config.py has it; hidden features of a row in shared memory
+constexpr int MAX_D_MODEL = 512;          // a warp keeps a row in its registers (norm.h)
+constexpr int MAX_MIXTURES = 512;         // finish keeps the parameters of four rows in shared memory
+constexpr int MAX_DEPTH = 2048;           // a product keeps its rows in a block's shared memory
+constexpr int MAX_BACKGROUND_DIM = 4096;  // as in model/config.py; run_ahead keeps a row's in shared memory
 
 }  // namespace linpix

@@ -1,5 +1,5 @@
-// One float at a time: what a thread of a GPU has where a processor's core has sixteen (vec.h). So that functions.h and
-// drawing.h are the same code on both, and the host can test what a GPU runs.
+// Floats of one float: a thread of a GPU has one where a processor's core has sixteen (vec.h). So functions.h,
+// drawing.h and token.h are the same code on both, and the host can test what a GPU runs.
 #pragma once
 
 #include <stddef.h>
@@ -66,11 +66,11 @@ LINPIX_INLINE Floats load(const float* from) { return *from; }
 LINPIX_INLINE void store(float* to, Floats x) { *to = x.x; }
 LINPIX_INLINE float sum(Floats x) { return x.x; }
 
-// p * 2^n, where shifted = n + 1.5 * 2^23, so that n stands in its low bits
+// p * 2^n, where shifted = n + 1.5 * 2^23, so that its low bits are n
 LINPIX_INLINE Floats times_power(Floats p, Floats shifted) {
   return float_of(bits_of(p.x) + (bits_of(shifted.x) << 23));
 }
-// x = m * 2^e with m in [sqrt(1/2), sqrt(2)), of a positive, normal x
+// x = m * 2^e with m in [sqrt(1/2), sqrt(2)), for a positive, normal x
 LINPIX_INLINE void split(Floats x, Floats& m, Floats& e) {
   const int32_t bits = (int32_t)bits_of(x.x), exponent = (bits - 0x3f3504f3) >> 23;
   m = float_of((uint32_t)bits - ((uint32_t)exponent << 23));
@@ -81,7 +81,7 @@ LINPIX_INLINE void split(Floats x, Floats& m, Floats& e) {
 struct bfloat16 {
   uint16_t bits;
 };
-// to the nearest, ties to even; a NaN stays one
+// rounds to the nearest, ties to even; a NaN stays a NaN
 LINPIX_INLINE bfloat16 rounded(float x) {
   const uint32_t bits = bits_of(x);
   if ((bits & 0x7fffffff) > 0x7f800000) return {(uint16_t)(bits >> 16 | 0x40)};
@@ -90,7 +90,7 @@ LINPIX_INLINE bfloat16 rounded(float x) {
 LINPIX_INLINE float widened(bfloat16 x) { return float_of((uint32_t)x.bits << 16); }
 LINPIX_INLINE void store(bfloat16* to, Floats x) { *to = rounded(x.x); }
 
-// float16: to the nearest, ties to even; beyond 65,504 to infinity, which callers must not ask for
+// float16: halved rounds to the nearest, ties to even. Callers must pass it at most 65,504; more may become infinity.
 struct float16 {
   uint16_t bits;
 };
@@ -110,7 +110,7 @@ LINPIX_INLINE float16 halved(float x) {
   const uint16_t sign = (uint16_t)(bits_of(x) >> 16 & 0x8000);
   const float most = float_of(bits_of(x) & 0x7fffffff);
   if (!(most <= 65504.0f)) return {(uint16_t)(sign | (most >= 65520.0f ? 0x7c00 : most == most ? 0x7bff : 0x7e00))};
-  // a float whose last place is that of the result: adding it rounds, and leaves the places counted in its low bits
+  // unit: a float whose last place is that of the result, so that adding it rounds, and its low bits count the places
   int exponent = (int)(bits_of(most) >> 23) - 127;
   if (exponent < -14) exponent = -14;
   const float unit = float_of((uint32_t)(exponent + 13 + 127) << 23);  // 2^(exponent - 10 + 23)

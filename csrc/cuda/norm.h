@@ -26,7 +26,7 @@ LINPIX_INLINE void add_lanes(Threads& threads, Own& own) {
     threads.add_across(stride, [&](int i) -> float& { return own[i].total; });
 }
 
-// Every warp's row in place: norm of it over its n columns.
+// LayerNorm of every warp's row of n columns, in place.
 template <class Threads, class Own>
 LINPIX_INLINE void normalise(Threads& threads, Own& own, const Norm& norm, int n) {
   threads.each([&](int i) {

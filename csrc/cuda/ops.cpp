@@ -1,8 +1,8 @@
-// The operators' CUDA side: checks that name what they saw, buffers, then plain pointers on the current stream.
+// The operators on a GPU: checks of their arguments, buffers, then plain pointers for kernels.h, on the current stream.
 //
-// Nothing here waits for the GPU, so calls can be recorded in a CUDA graph; what lies in its memory (slots, positions,
-// steps) is therefore not looked at, and model/cuda.py answers for it. Compiled with LINPIX_EMULATE, the same serves
-// tests on a processor, as operators of their own.
+// Nothing here waits for the GPU, so calls can be recorded in a CUDA graph. Values in the GPU's memory (slots,
+// positions, steps) are therefore not checked here but in model/cuda.py. Compiled with LINPIX_EMULATE, the same code
+// gives tests on a processor operators of their own.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -27,13 +27,13 @@ void check_heads(const char* op, int64_t D, int64_t M) {
                   " and ", M);
 }
 
-// The state kernel alone, on one layer of a pool; q, k and v are brought together as a projection would leave them.
+// The state kernel alone, on one layer of a pool. q, k and v are copied to where a qkv product would leave them.
 Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor S, Tensor z, const Tensor& slots,
                       double eps) {
   const char* op = "recurrent_step";
   const auto [B, tokens, H, D, M, N, type] = check_step(op, q, k, v, S, z);
   check_heads(op, D, M);
-  const int64_t layers = N > 1 ? S.stride(0) / (H * D * M) : 1;  // of the pool that S and z are a layer of
+  const int64_t layers = N > 1 ? S.stride(0) / (H * D * M) : 1;  // of the pool: S and z are one of its layers
   STD_TORCH_CHECK(N <= 1 || (S.stride(0) == layers * H * D * M && z.stride(0) == layers * H * D), op,
                   ": S and z must be the same layer of a pool (N, L, H, D, M) and (N, L, H, D)");
   const Device device(S);
@@ -67,12 +67,12 @@ Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
   pass.buffers.qkv = (float*)qkv.data_ptr();
   pass.buffers.y = y.data_ptr();
   pass.tokens = (int)tokens;
-  pass.step = 1;  // not the first token of an image: the state is what it is
+  pass.step = 1;  // not the first token of an image, which would find an empty state
   check(op, attend(call, device.stream, false));
   return y;
 }
 
-// A pass over what the tensors hold, with buffers for so many tokens of each row.
+// A pass made of the operators' arguments, with buffers for at_once tokens of each row.
 class Call {
  public:
   Call(const char* op, const Tensor& canvas, const Tensor& known, const Tensor& S, const Tensor& z, const Maybe& pairs,
@@ -142,7 +142,7 @@ class Call {
 
   Pass pass{};
 
-  // Memory beside another tensor's, for as long as this call lives.
+  // Memory on the device of `beside`, for as long as this Call lives.
   void* held(const Tensor& beside, int64_t rows, int64_t columns, ScalarType kind, bool zeroed) {
     const std::vector<int64_t> shape = {rows, columns};
     held_.push_back(zeroed ? torch::stable::new_zeros(beside, shape, kind)
@@ -206,7 +206,7 @@ STABLE_TORCH_LIBRARY_IMPL(linpix, CUDA, library) {
   library.impl("prefill", TORCH_BOX(&linpix::prefill_slots));
 }
 #else
-// For tests: threads of a phase in the other order, by which what they compute must not change; another GPU's memory.
+// For tests: run the threads of a phase in reverse, which must not change results; set a GPU's shared memory in bytes.
 extern "C" void linpix_backwards(bool yes) { linpix::gpu::backwards = yes; }
 extern "C" void linpix_shared_bytes(int of_a_block) { linpix::gpu::this_gpu().shared_bytes = of_a_block; }
 

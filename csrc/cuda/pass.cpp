@@ -1,4 +1,7 @@
-// The order of the kernels: what a step of decode and a chunk of prefill are made of.
+// The order of the kernels in a pass of decode and in a chunk of prefill.
+//
+// Why it is fast: kernels are few, since they run one after the other. A layer has five. A step has one more, finish,
+// or two if sub-pixels can skip the layers (run_ahead). Nothing here waits for the GPU.
 #include <algorithm>
 
 #include "kernels.h"
@@ -6,7 +9,7 @@
 namespace linpix {
 namespace {
 
-// All layers; the last one only as far as its state if nothing is to be predicted. Five kernels each.
+// All layers, five kernels each. Without `predict`, the last layer only updates its state.
 int run_layers(const Pass& p, bool predict, void* stream) {
   const Model& m = p.model;
   const Buffers& b = p.buffers;
@@ -49,7 +52,7 @@ int decode(Pass p, int passes, void* stream) {
 
 int prefill(Pass p, int64_t longest, void* stream) {
   int error = 0;
-  for (p.step = 0; p.step < longest && !error; p.step += CHUNK) {  // token 0 without a start token is left out by attend
+  for (p.step = 0; p.step < longest && !error; p.step += CHUNK) {  // attend leaves out token 0 without a start token
     p.tokens = (int)std::min<int64_t>(CHUNK, longest - p.step);
     error = embed(p, stream);
     if (!error) error = run_layers(p, p.model.background >= 0, stream);

@@ -1,5 +1,5 @@
-// The product's tiles: for a few rows, columns are spread over as many multiprocessors as there are; for many, each
-// weight that is read serves 64 of them.
+// Chooses the tiles of a product. With few rows they are small, so that the columns are spread over many
+// multiprocessors; with many rows they are large, so that each weight that is read serves 64 rows.
 #include "product.h"
 
 namespace linpix {
@@ -7,7 +7,7 @@ namespace {
 
 using namespace linpix::LINPIX_ISA;
 
-constexpr int FEW = 64;  // rows, at most, for which the small tiles are taken
+constexpr int FEW = 64;  // rows: up to so many, tiles are small
 
 template <class Kernel>
 int start(const ProductCall& call, void* stream) {
@@ -19,7 +19,7 @@ int start(const ProductCall& call, void* stream) {
 template <Product PRODUCT>
 int start(const ProductCall& call, bool bf16, void* stream) {
   if (!bf16) return start<Multiply<float, PRODUCT, 1, 1, 1, 4, 8>>(call, stream);
-  using Few = Multiply<bfloat16, PRODUCT, 1, 1, 1, PRODUCT == Product::add ? 2 : 4, 16>;  // d_model columns are few
+  using Few = Multiply<bfloat16, PRODUCT, 1, 1, 1, PRODUCT == Product::add ? 2 : 4, 16>;  // d_model has few columns
   using Many = Multiply<bfloat16, PRODUCT, 2, 4, 2, 4, 3>;
   const bool fits = Many::shared_bytes(call.weights.depth) <= this_gpu().shared_bytes;
   return call.rows > FEW && fits ? start<Many>(call, stream) : start<Few>(call, stream);

@@ -1,7 +1,12 @@
 // The matrix product: some rows times a packed weight, with what comes before it (residual and norm) and after it.
 //
-// An output has one accumulator and takes k in order, by the same instruction in tiles of every shape. So it does not
-// depend on how many rows there are, bit for bit; K is never split.
+// Each output has one accumulator, which takes k in order, and tiles of all shapes use the same instruction; k is never
+// split. So an output does not depend, bit for bit, on how many rows there are.
+//
+// Why it is fast: a block keeps its rows in shared memory for all of k, while weights stream past them in stages:
+// several are on their way as asynchronous copies while one is multiplied. On Hopper and later, the first stages are
+// requested before the preceding kernel has ended. In bfloat16, matrix instructions multiply, and weights are packed as
+// their fragments: a lane loads those of a tile at once, as 16 bytes.
 #pragma once
 
 #include "../functions.h"
@@ -11,7 +16,7 @@
 
 namespace linpix::LINPIX_ISA {
 
-constexpr int STEP = 32;  // k of a stage; packed weights hold whole stages
+constexpr int STEP = 32;  // values of k in a stage; packed weights hold whole stages
 constexpr int WIDE = 8;   // columns of a tile of weights
 
 LINPIX_INLINE void put_pair(float* to, float x, float y) { to[0] = x, to[1] = y; }
@@ -19,19 +24,19 @@ LINPIX_INLINE void put_pair(bfloat16* to, float x, float y) {
   *(uint32_t*)to = rounded(x).bits | (uint32_t)rounded(y).bits << 16;
 }
 
-// What a warp multiplies in one stage: 16 * MT rows of a by NT tiles of weights. Packed weights are tile after tile, in
-// each stage after stage (model/packing.py). Sums lie as mma.m16n8k16 leaves them: lane i has rows i / 4 and i / 4 + 8,
-// columns i % 4 * 2 and the next.
+// What a warp multiplies in one stage: 16 * MT rows of a by NT tiles of weights. Packed weights are tile after tile,
+// and in a tile stage after stage (model/packing.py). Sums are laid out as by mma.m16n8k16: lane i has rows i / 4 and i
+// / 4 + 8, columns i % 4 * 2 and the next.
 template <class T, int MT, int NT>
 struct Stage;
 
 template <int MT, int NT>
 struct Stage<bfloat16, MT, NT> {
-  static constexpr int PAD = 8;  // elements after a row of a, so that rows begin in different banks
+  static constexpr int PAD = 8;  // unused elements after a row of a, so that rows begin in different banks
   static constexpr int TILE_BYTES = STEP * WIDE * 2;
   uint32_t a[2][MT][4], b[NT][4];
 
-  // a: this warp's first row, at this stage's first column; weights: its first tile, of this stage
+  // from: this warp's first row of a, at this stage's first column; weights: this stage of the warp's first tile
   LINPIX_INLINE void load(int lane, const bfloat16* from, int stride, const char* weights) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
@@ -43,7 +48,7 @@ struct Stage<bfloat16, MT, NT> {
                                              lane % 4 * 2);
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
-      const Chunk c = *(const Chunk*)(weights + n * TILE_BYTES + lane * 16);  // two fragments, one after the other
+      const Chunk c = *(const Chunk*)(weights + n * TILE_BYTES + lane * 16);  // the fragments of both halves
 #pragma unroll
       for (int w = 0; w < 4; ++w) b[n][w] = c.word[w];
     }
@@ -63,7 +68,7 @@ struct Stage<bfloat16, MT, NT> {
   }
 };
 
-// In float32, without matrix instructions: for checking, and for whoever wants every bit.
+// In float32, without matrix instructions: for checks, and for full precision.
 template <int MT, int NT>
 struct Stage<float, MT, NT> {
   static constexpr int PAD = 4;
@@ -94,7 +99,7 @@ struct Stage<float, MT, NT> {
   }
 };
 
-// WM x WN warps, each with MT x NT tiles of sums; STAGES of weights on their way or in use.
+// A block: WM x WN warps, each with MT x NT tiles of sums. STAGES: of weights in shared memory, on their way or in use.
 template <class T, Product PRODUCT, int MT, int NT, int WM, int WN, int STAGES>
 struct Multiply {
   using Part = Stage<T, MT, NT>;
@@ -114,7 +119,7 @@ struct Multiply {
     char* const weights = threads.shared;
     T* const a = (T*)(threads.shared + STAGES * STAGE_BYTES);
 
-    const auto load = [&](int stage) {  // a group of copies, be it empty: they are counted
+    const auto load = [&](int stage) {  // one group of copies, even if empty: wait counts groups
       threads.each([&](int i) {
         constexpr int CHUNKS = Part::TILE_BYTES / 16;
         for (int c = i; stage < stages && c < TILES * CHUNKS; c += BLOCK)
@@ -125,7 +130,7 @@ struct Multiply {
         threads.end_group();
       });
     };
-    for (int stage = 0; stage < STAGES - 1; ++stage) load(stage);  // weights: nobody writes them
+    for (int stage = 0; stage < STAGES - 1; ++stage) load(stage);  // before follow: no kernel writes weights
     threads.follow();
     if constexpr (PRODUCT == Product::add) {
       const int chunks = depth * (int)sizeof(T) / 16;  // of a row
@@ -150,8 +155,8 @@ struct Multiply {
           for (int c = 0; c < 4; ++c) sums[i].value[m][n][c] = 0;
     });
     for (int stage = 0; stage < stages; ++stage) {
-      threads.each([&](int) { threads.template wait<STAGES - 2>(); });  // so this stage is there,
-      threads.barrier();                                               // and nobody still uses the one before it
+      threads.each([&](int) { threads.template wait<STAGES - 2>(); });  // this stage has arrived,
+      threads.barrier();                                               // and no warp still uses the one before it
       load(stage + STAGES - 1);
       typename Threads<BLOCK>::template Own<Part> part;
       threads.each([&](int i) {
@@ -191,7 +196,7 @@ struct Multiply {
  private:
   static LINPIX_INLINE float activate(float x, bool as_gelu) { return as_gelu ? gelu(x).x : at_least(x, 0).x; }
 
-  // The residual stream from what the last sub-layer left, and from it what is multiplied: see ProductCall.
+  // Makes the residual stream of what the last sub-layer left, and of it the rows to be multiplied: see ProductCall.
   LINPIX_BODY residual_norm(Threads<BLOCK>& threads, const ProductCall& call, T* a, int stride, int64_t first_row,
                             int rows) {
     const int n = call.d_model, depth = call.weights.depth;

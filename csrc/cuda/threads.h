@@ -1,14 +1,14 @@
-// A kernel, written once: on a GPU its threads are the hardware's, in a test they are loops on the host.
+// How kernels are written, and started. A kernel is written once and runs on a GPU, or in tests as loops on the host.
 //
-// A kernel is a type with BLOCK (threads of a block), PER_SM (blocks that must fit on a multiprocessor, which bounds
-// its registers) and `run(Threads<BLOCK>&, const Call&)`. Its body is a list of phases: `each` has every thread do
-// something, reading nothing that another thread of the same phase writes; `barrier` stands between phases that do
-// depend. What a thread keeps from phase to phase is an `Own`. Across the 32 lanes of a warp there are `add_across` and
-// `multiply`, which need no barrier.
+// A kernel is a type with BLOCK (threads of a block), PER_SM (how many blocks must fit on a multiprocessor, which
+// limits its registers) and `run(Threads<BLOCK>&, const Call&)`. Its body is a list of phases. In a phase, `each`,
+// every thread does something, and reads nothing that another thread writes in the same phase. Between phases that
+// depend on each other there is a `barrier`. What a thread keeps from phase to phase is an `Own`. `add_across` and
+// `multiply` work across the 32 lanes of a warp and need no barrier.
 //
-// On the host a phase is a loop over the threads, forwards or backwards (`backwards`, for tests: a result that changes
-// with it lacks a barrier), an asynchronous copy is done when it is waited for and not before, and registers and shared
-// memory that nothing was written to hold UNWRITTEN.
+// On a GPU all this is inlined to plain CUDA, so it costs nothing. On the host a phase is a loop over the threads,
+// which tests can reverse (`backwards`): if that changes a result, a barrier is missing. An asynchronous copy is done
+// when it is waited for and not before. Registers and shared memory hold UNWRITTEN until something is written there.
 #pragma once
 
 #include <stdint.h>
@@ -45,7 +45,7 @@ template <int COUNT>
 class Threads {
  public:
   template <class T>
-  struct Own {  // in the thread's registers: its number, asked for on the host, is not looked at here
+  struct Own {  // in the thread's registers; the index is used only on the host
     T mine;
     __device__ __forceinline__ T& operator[](int) { return mine; }
   };
@@ -62,8 +62,8 @@ class Threads {
   }
   __device__ __forceinline__ void barrier() { __syncthreads(); }
 
-  // Ends what may run beside the kernel before this one: reading what that one does not write. From here on, all that
-  // was written before is seen, and the kernel after this one may begin the same way.
+  // Until here a kernel may run beside the one before it, and may read only what that one does not write. After this
+  // call it sees all that was written before, and the kernel after it may begin in the same way.
   __device__ __forceinline__ void follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -71,15 +71,15 @@ class Threads {
 #endif
   }
 
-  // value(thread) of each lane becomes the sum of its own and that of the lane whose number differs by `stride` (xor).
+  // value(thread) of each lane becomes the sum of its own and that of lane (its number xor stride).
   template <class F>
   __device__ __forceinline__ void add_across(int stride, F value) {
     float& mine = value((int)threadIdx.x);
     mine = mine + __shfl_xor_sync(0xffffffffu, mine, stride);
   }
 
-  // sums(thread)[4] += a(thread)[4] x b(thread)[2] of a warp: 16 x 16 times 16 x 8 bfloat16, as mma.m16n8k16 has them
-  // lie in registers (PTX manual, "Matrix Fragments for mma.m16n8k16").
+  // sums(thread)[4] += a(thread)[4] x b(thread)[2] for a warp: 16 x 16 times 16 x 8 bfloat16, laid out in registers as
+  // in mma.m16n8k16 (PTX manual, "Matrix Fragments for mma.m16n8k16").
   template <class A, class B, class C>
   __device__ __forceinline__ void multiply(A a, B b, C sums) {
     const int i = (int)threadIdx.x;
@@ -95,7 +95,7 @@ class Threads {
 #endif
   }
 
-  // 16 bytes into shared memory; done when waited for
+  // Starts a copy of 16 bytes into shared memory; wait() waits for its end.
   __device__ __forceinline__ void copy(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
@@ -109,7 +109,8 @@ class Threads {
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
   }
-  // until at most `left` groups of this thread's copies are under way; others see them after a barrier
+  // Waits until at most LEFT groups of this thread's copies are under way. Other threads see the copies after a
+  // barrier.
   template <int LEFT>
   __device__ __forceinline__ void wait() {
 #if __CUDA_ARCH__ >= 800
@@ -118,7 +119,7 @@ class Threads {
   }
 };
 
-// They pass through the caches without staying: state is not wanted again before the next step.
+// Loads and stores that do not stay in the caches: state is not needed again before the next step.
 __device__ __forceinline__ Chunk load_streaming(const void* from) {
   const uint4 x = __ldcs((const uint4*)from);
   return {{x.x, x.y, x.z, x.w}};
@@ -150,20 +151,20 @@ inline const Gpu& this_gpu() {
   return found;
 }
 
-// Whether a kernel can begin while the one before it ends; LINPIX_OVERLAP=0 forbids it.
+// Whether a kernel may begin while the one before it ends; LINPIX_OVERLAP=0 forbids it.
 inline bool overlaps() {
   const char* wanted = getenv("LINPIX_OVERLAP");
   return this_gpu().major >= 9 && !(wanted && wanted[0] == '0');
 }
 
-// The error of a call, no longer remembered by the runtime, so that no later launch is blamed for it.
+// Returns a call's error, and clears it in the runtime, so that it is not reported for a later launch.
 inline int taken_back(cudaError_t error) {
   (void)cudaGetLastError();
   return (int)error;
 }
 
-// On stream, after what is on it already. `overlapped`: the launch before it was one of ours, so this one may begin while
-// that one ends (see follow; on Hopper and later). Returns a cudaError_t.
+// Starts a kernel on stream, after what is there already. `overlapped`: the launch before it was one of ours, so this
+// one may begin while that one ends (see follow; on Hopper and later). Returns a cudaError_t.
 template <class Kernel, class Call>
 int launch(Grid grid, int shared_bytes, void* stream, bool overlapped, const Call& call) {
   if (shared_bytes > 48 << 10) {
@@ -191,7 +192,7 @@ int launch(Grid grid, int shared_bytes, void* stream, bool overlapped, const Cal
 #define LINPIX_BODY static void
 
 inline bool backwards = false;
-constexpr uint32_t UNWRITTEN = 0x7fffffff;  // in each word: NaN as any float; as a number or address, beyond everything
+constexpr uint32_t UNWRITTEN = 0x7fffffff;  // in each word: a NaN as any float, out of range as a number or address
 inline std::vector<Chunk> unwritten(size_t bytes) {
   return std::vector<Chunk>(bytes / sizeof(Chunk) + 1, Chunk{{UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN}});
 }
@@ -246,7 +247,7 @@ class Threads {
   }
 
   void copy(void* to, const void* from) { open_.push_back([=] { memcpy(to, from, 16); }); }
-  // Groups are those of the whole block: called by each thread, the first call of a round ends it.
+  // A group is that of the whole block: every thread calls this, and the last of COUNT calls ends the group.
   void end_group() {
     if (++ended_ % COUNT == 0) {
       groups_.push_back(std::move(open_));
@@ -278,7 +279,7 @@ inline void store_streaming(void* to, const Chunk& c) { memcpy(to, &c, sizeof c)
 inline void count(int64_t* at, int64_t n) { *at += n; }
 
 struct Gpu {
-  int shared_bytes = 163 << 10;  // those of compute capability 8.0; tests change it
+  int shared_bytes = 163 << 10;  // as with compute capability 8.0; tests change it
 };
 inline Gpu& this_gpu() {
   static Gpu gpu;
@@ -287,7 +288,7 @@ inline Gpu& this_gpu() {
 
 template <class Kernel, class Call>
 int launch(Grid grid, int shared_bytes, void*, bool, const Call& call) {
-  if (shared_bytes > this_gpu().shared_bytes) return 1;  // cudaErrorInvalidValue, as a GPU says it
+  if (shared_bytes > this_gpu().shared_bytes) return 1;  // cudaErrorInvalidValue, as on a GPU
   for (int y = 0; y < grid.y; ++y)
     for (int64_t x = 0; x < grid.x; ++x) {
       Threads<Kernel::BLOCK> threads(backwards ? grid.x - 1 - x : x, y, shared_bytes);

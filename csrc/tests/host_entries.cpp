@@ -1,6 +1,6 @@
-// Calls every function of csrc/cuda that the host may call, on a machine without a GPU: each must return an error of
-// CUDA. A device function that a host function calls compiles without a word, and ends the process when it is called.
-// One line each: its name and what it returned, with every way through it.
+// Calls every function of csrc/cuda that the host may call, on a machine without a GPU. Each must return a CUDA error:
+// if a host function calls a device function, nvcc compiles it without a warning, but the process ends at that call.
+// Prints a line for each call, the function's name and its result, and takes every path through it.
 #include <cstdio>
 #include <cstring>
 #include <initializer_list>
@@ -11,7 +11,7 @@ using namespace linpix;
 
 namespace {
 
-// The name is printed before the call: the last line is that of the one that ended the process.
+// The name is printed before the call, so if the process ends, the last line names the function.
 template <class F>
 void report(const char* name, F call) {
   std::printf("%s", name);
@@ -74,6 +74,6 @@ int main() {
             report("multiply", [&] { return multiply(product, call, bf16, nullptr); });
           }
       }
-  report("attends", [] { return attends(8, 8) ? 100 : 0; });                       // these two ask no GPU
+  report("attends", [] { return attends(8, 8) ? 100 : 0; });                       // these two do not use a GPU
   report("explain", [] { return std::strlen(explain(100)) > 0 ? 100 : 0; });
 }

@@ -1,6 +1,7 @@
-// The kernels without torch: `make sanitize` runs this under the sanitizers, a test under an emulated arm64.
+// Tests of the kernels without torch. `make sanitize` runs them under the sanitizers, tests/model/test_csrc.py on an
+// emulated arm64.
 //
-// Every buffer is a heap block of its exact size, so that a read or write beyond it is seen.
+// Every buffer is a heap block of its exact size, so that the sanitizers find a read or write beyond it.
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -66,7 +67,7 @@ void functions_are_those_of_the_library() {
     worst_exp = std::max(worst_exp, std::abs(lane(portable::exp(x)) / std::exp((double)x) - 1));
     worst_gelu = std::max(worst_gelu, std::abs(lane(portable::gelu(x)) - x * 0.5 * std::erfc(-x / std::sqrt(2.0))));
     const float positive = std::exp(x);
-    for (const float of : {x, positive, -positive})  // of small ones too
+    for (const float of : {x, positive, -positive})  // small numbers too
       if (of) worst_tanh = std::max(worst_tanh, std::abs(lane(portable::tanh(of)) / std::tanh((double)of) - 1));
     worst_log = std::max(worst_log, std::abs(lane(portable::log(positive)) - std::log((double)positive)) /
                                         std::max(1.0, std::abs(std::log((double)positive))));
@@ -100,7 +101,7 @@ std::vector<float> numbers(size_t n, float scale = 1) {
 
 // --- products of bytes ---------------------------------------------------------------------------------------------
 
-// As integers, to the last one; where all are as large as can be, sums of two products do not fit into 16 bits.
+// Sums are exact as integers. largest: all numbers are as large as possible, so sums of two products exceed 16 bits.
 void products_of_bytes_are_exact(int rows, int columns, int depth, bool largest) {
   std::vector<uint8_t> a((size_t)rows * depth);
   std::vector<int8_t> w((size_t)columns * depth);
@@ -169,7 +170,7 @@ void attention_is_equations_18_to_20(int D, int M) {
 
 // --- attention over whole sequences ------------------------------------------------------------------------------
 
-// q, k, v, y, normaliser, g, dq, dk and dv of some sequences, one of them empty, in blocks of their exact sizes.
+// q, k, v, y, normaliser, g, dq, dk and dv of three sequences, one of them empty, in blocks of their exact sizes.
 template <class E>
 struct Whole {
   static constexpr int HEADS = 3;
@@ -181,7 +182,7 @@ struct Whole {
     for (int i = 0; i < 8; ++i) x[i].resize(offsets.back() * HEADS * (i == 2 || i == 3 || i == 4 || i == 7 ? M : D));
   }
   Heads at(int i, int width) { return {x[i].data(), HEADS * width, width}; }
-  // Every head of every sequence, each with its scratch of the exact size.
+  // Every head of every sequence, with scratch of the exact size.
   void run(const SequenceKernel& kernel) {
     const Sequences s = {(int64_t)offsets.size() - 1, offsets.data(), HEADS, D, M, element, 1e-6, at(0, D), at(1, D),
                          at(2, M), at(3, M), {normaliser.data(), HEADS, 1}, at(4, M), at(5, D), at(6, D), at(7, M)};
@@ -256,7 +257,8 @@ void whole_sequences_are_steps(int tokens, int D, int M) {
       std::memcpy(&value, &bits, sizeof value);
       difference += std::pow(value - whole.x[i][j], 2), size += std::pow(whole.x[i][j], 2);
     }
-    // Gradients of q and k come from differences to y, which was rounded; with one feature nothing is left of them.
+    // Gradients of q and k come from differences to y, which was rounded; with one feature they are only rounding
+    // errors.
     const bool direct = i == 3 || i == 7;
     expect((D == 1 && !direct) || std::sqrt(difference) <= (direct ? 0.005 : 0.05) * std::sqrt(size) + 1e-6,
            "bfloat16 is float32 rounded");
@@ -267,7 +269,7 @@ void whole_sequences_are_steps(int tokens, int D, int M) {
 
 struct Shape {
   int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures;
-  bool pre_norm, gelu, bf16, background = false;  // background: it skips, and looks up a neighbour that follows
+  bool pre_norm, gelu, bf16, background = false;  // background: skips layers, and looks up a following neighbour
   int token_size = 1;                             // sub-pixels
   bool int8 = false;                              // all products but the feed-forward's first
 };
@@ -422,7 +424,7 @@ void an_image_is_the_same_alone_and_in_a_batch(Shape shape) {
     }
 }
 
-// Another call goes on with the steps that they leave, bit for bit.
+// A second call goes on with the remaining steps; the result is the same bit for bit.
 void threads_that_keep_each_other_waiting_stop_at_the_same_step() {
   const Net net({2, 2, 8, 8, 16, 128, 3, true, true, false});
   Batch expected(net.m, 3), batch(net.m, 3);
@@ -452,7 +454,7 @@ void threads_that_keep_each_other_waiting_stop_at_the_same_step() {
   expect(batch.canvas == expected.canvas && batch.S == expected.S, "given up in the middle, bit for bit");
 }
 
-// Each call begins with threads that share, and give that up after a step.
+// Each call begins with threads that share columns, and give that up after one step.
 void what_is_left_when_sharing_is_given_up_is_dealt_out(bool background) {
   const Net net({2, 2, 8, 8, 96, 128, 3, true, true, false, background});
   const std::vector<int64_t> steps{10, 7, 9};
