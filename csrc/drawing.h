@@ -29,7 +29,7 @@ LINPIX_FUNCTION bool all_finite(const float* x, int n) {
 }
 
 // The component that u picks, with the probabilities that were trained, or the likeliest one if the temperature is 0.
-// Other temperatures do not sharpen this choice: nearly every sub-pixel would become background, its likeliest value.
+// Other temperatures do not sharpen this choice, since the likeliest value of nearly every sub-pixel is background.
 LINPIX_FUNCTION int pick(const Mixture& p, float u, float temperature, float* weights) {
   const float* logits = p.logits();
   int best = 0;

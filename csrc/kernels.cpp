@@ -17,7 +17,7 @@ Token token_of(const Model& m, const Rows& rows, int row) {
   return token_at(m, rows, row, rows.positions[row] + (rows.taken ? rows.taken[row] : 0));
 }
 
-// Takes a row through the next sub-pixels that skip the layers: those that the model has read, and those amid
+// Takes a row through the next sub-pixels that skip the layers: those that the model has read or that lie amid
 // background.
 template <class T>
 void run_ahead(const Model& m, const Rows& rows, int row, Pass<T>& pass) {

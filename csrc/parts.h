@@ -1,5 +1,4 @@
-// Turns a packed model, which is tensors and integers, into the pointers and sizes that the kernels take, and checks
-// it.
+// Turns a packed model (tensors and integers) into the pointers and sizes that the kernels take, and checks it.
 #pragma once
 
 #include "checks.h"
@@ -125,8 +124,7 @@ class Parts {
     return {checked<void>(w, op_, name, type, {all * depth}),
             checked<float>(bias, op_, name, ScalarType::Float, {(int8 ? 3 : 1) * all}), groups, columns, depth, int8};
   }
-  // The head gives the parameters of Mixture in drawing.h. On a GPU k follows k, without padding: a lane takes a
-  // column.
+  // Gives the parameters of Mixture in drawing.h. On a GPU k follows k, without padding: a lane takes a column.
   Matrix head(const Tensor& w, const Tensor& bias, const char* name, int depth) {
     const int size = model.token_size, groups = 1 + 2 * size + size * (size - 1) / 2;
     if (!ON_GPU) return matrix(w, bias, name, groups, model.mixtures, depth, false);

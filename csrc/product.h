@@ -81,7 +81,7 @@ void tile_of(int rows, int blocks, const T* a, int stride, const T* w, int width
   }
 }
 
-// What follows the bias of an int8 matrix, for each column: a weight is scale * int8, and the sum is that of the
+// What follows the bias of an int8 matrix, for each column: its scale (a weight is scale * int8) and its sum of
 // weights.
 struct Factors {
   const float *scales, *sums;

@@ -9,8 +9,7 @@
 namespace linpix {
 namespace {
 
-// Threads get equal shares of the tokens of all heads. A head of a sequence belongs to the thread that has its first
-// token.
+// Threads get equal shares of all heads' tokens. A head of a sequence belongs to the thread that has its first token.
 void run(const char* op, const SequenceKernel& kernel, const Sequences& s, int64_t tokens) {
   STD_TORCH_CHECK(s.offsets[0] == 0 && s.offsets[s.count] == tokens, op, ": offsets must go from 0 to ", tokens,
                   ", the number of tokens, got ", s.offsets[0], " to ", s.offsets[s.count]);

@@ -190,8 +190,8 @@ struct Affine {
   float low, step;
 };
 
-// A row of n numbers (a multiple of LANES) as bytes, the same on every instruction set. If a number is not finite, low
-// is NaN.
+// A row of n numbers (a multiple of LANES) as bytes, the same on every instruction set. If one is not finite, low is
+// NaN.
 LINPIX_INLINE Affine quantise(const float* from, int n, uint8_t* to) {
   Floats low = load(from), high = low;
   for (int i = LANES; i < n; i += LANES) {

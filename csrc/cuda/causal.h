@@ -263,8 +263,7 @@ struct CausalBackward {
     threads.barrier();
   }
 
-  // Equations 14 and 15, from the last chunk to the first. S (column of n, query dim): sums over the tokens after the
-  // chunk.
+  // Equations 14 and 15, from the last chunk to the first. S (column of n, query dim): sums over later chunks.
   LINPIX_INLINE void keys_and_values(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
     const int D = s.D, M = s.M;
     begin(threads, s, p);

@@ -1,5 +1,5 @@
 // The kernels that begin and end a pass. Embed looks up a token's input. Finish does the final norm, the head and the
-// draw, and looks up the next token's input as well, so that a step of decode needs one kernel less.
+// draw. It can look up the next token's input as well, so that most steps of decode need no Embed.
 #pragma once
 
 #include "../drawing.h"

@@ -6,7 +6,7 @@
 
 namespace linpix::LINPIX_ISA {
 
-struct RowPart {  // column c of the row is value[c / 32] of lane c % 32; columns beyond the row's are 0
+struct RowPart {  // column c of the row is value[c / 32] of lane c % 32; norms do not touch columns beyond the row's
   static constexpr int MAX_COLUMNS = MAX_D_MODEL / WARP;
   float value[MAX_COLUMNS], total;
 };

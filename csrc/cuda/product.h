@@ -25,8 +25,8 @@ LINPIX_INLINE void put_pair(bfloat16* to, float x, float y) {
 }
 
 // What a warp multiplies in one stage: 16 * MT rows of a by NT tiles of weights. Packed weights are tile after tile,
-// and in a tile stage after stage (model/packing.py). Sums are laid out as by mma.m16n8k16: lane i has rows i / 4 and i
-// / 4 + 8, columns i % 4 * 2 and the next.
+// and in a tile stage after stage (model/packing.py). Sums are laid out as by mma.m16n8k16: lane i has the rows
+// i / 4 and i / 4 + 8, columns i % 4 * 2 and the next.
 template <class T, int MT, int NT>
 struct Stage;
 

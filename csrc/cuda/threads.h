@@ -109,8 +109,7 @@ class Threads {
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
   }
-  // Waits until at most LEFT groups of this thread's copies are under way. Other threads see the copies after a
-  // barrier.
+  // Waits until at most LEFT groups of this thread's copies are under way. Other threads see them after a barrier.
   template <int LEFT>
   __device__ __forceinline__ void wait() {
 #if __CUDA_ARCH__ >= 800

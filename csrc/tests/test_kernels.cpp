@@ -257,8 +257,7 @@ void whole_sequences_are_steps(int tokens, int D, int M) {
       std::memcpy(&value, &bits, sizeof value);
       difference += std::pow(value - whole.x[i][j], 2), size += std::pow(whole.x[i][j], 2);
     }
-    // Gradients of q and k come from differences to y, which was rounded; with one feature they are only rounding
-    // errors.
+    // Gradients of q and k come from differences to y, which was rounded; with one feature only rounding errors remain.
     const bool direct = i == 3 || i == 7;
     expect((D == 1 && !direct) || std::sqrt(difference) <= (direct ? 0.005 : 0.05) * std::sqrt(size) + 1e-6,
            "bfloat16 is float32 rounded");
