@@ -5,12 +5,12 @@ from numpy.typing import NDArray
 
 
 def components(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """A number from 1 on for each pixel of (H, W), the same for those that touch, at a corner too; 0 outside."""
+    """Number each pixel of (H, W): 0 outside the mask; from 1 on inside, equal if pixels touch, even at a corner."""
     width = mask.shape[1]
     steps = np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     rows, starts = np.nonzero(steps == 1)
-    _, ends = np.nonzero(steps == -1)  # runs of pixels, row by row: as many ends as starts, in the same order
-    below = (rows + 1) * (width + 2)   # runs of the next row that touch a run are neighbours in these orders
+    _, ends = np.nonzero(steps == -1)  # runs of pixels, row by row; the ends are in the same order as the starts
+    below = (rows + 1) * (width + 2)   # runs of the next image row that touch a run are consecutive in these orders
     first = np.searchsorted(rows * (width + 2) + ends, below + starts)
     count = np.searchsorted(rows * (width + 2) + starts, below + ends, side="right") - first
     upper = np.repeat(np.arange(len(rows)), count)

@@ -1,7 +1,7 @@
-"""From the pixels of a picture to fewer ones, parts of which may be hidden: what is cropped, and one rule for the rest.
+"""Crop a partly hidden picture and reduce it to fewer pixels, by one rule for pixels that are partly hidden.
 
-A larger pixel covers a rectangle of the picture. It is known if at least half of its area is, and its value is the mean
-over its known part alone. So hidden paint has no weight, not even in a pixel that is hidden in part.
+A larger pixel covers a rectangle of the picture. It is known if at least half of its area is known, and its value is
+the mean over its known part alone. So hidden paint never has weight, even in a pixel that is only partly hidden.
 """
 
 import math
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FINE = 256  # bounds are multiples of 1/256 pixel: sums of bytes are then exact in float64, in whatever order
+FINE = 256  # bounds are multiples of 1/256 pixel: sums of bytes are then exact in float64, in any order
 
-Bounds = NDArray[np.float64]  # (parts + 1,), rising, in pixels from the first edge of the picture
+Bounds = NDArray[np.float64]  # (parts + 1,), ascending, in pixels from the left or top edge of the picture
 Crop = tuple[int, int, int, int]  # left, top, width, height
 
 
 def centred(size: tuple[int, int], ratio: tuple[int, int]) -> Crop:
-    """The largest part of an aspect ratio around the centre. size, ratio: width and height."""
+    """The largest crop of an aspect ratio around the centre. size, ratio: width and height."""
     (width, height), (across, down) = size, ratio
     crop_width = min(width, max(1, round(height * across / down)))
     crop_height = min(height, max(1, round(width * down / across)))
@@ -27,16 +27,16 @@ def centred(size: tuple[int, int], ratio: tuple[int, int]) -> Crop:
 
 
 def moved(hidden: NDArray[np.bool_], size: tuple[int, int], crop: Crop, within: Crop) -> tuple[Crop, Crop, float]:
-    """Move the crop of a picture to the middle of what is hidden, if that is not in it and at most half as long.
+    """Centre the crop of a picture on the hidden part, if that is not inside it and at most half its length.
 
-    Returns it, the same part of what says what is hidden, and the share of the hidden area that is outside.
+    Each axis moves on its own. Returns the crop, the same crop in `hidden`, and the share of the hidden area outside.
     hidden: (H, W), of the picture itself or of its mask · size: width and height of the picture · within: the crop of
-    `hidden`. A mask of another shape than the picture does not move it.
+    `hidden`. A mask whose aspect ratio is not the picture's does not move the crop.
     """
     if not hidden.any():
         return crop, within, 0.0
     (tall, wide), (width, height) = hidden.shape, size
-    if abs(wide * height - tall * width) <= max(size):  # of one shape, to a pixel of the mask
+    if abs(wide * height - tall * width) <= max(size):  # the same aspect ratio, to a pixel of the mask
         columns, rows = np.flatnonzero(hidden.any(axis=0)), np.flatnonzero(hidden.any(axis=1))
         left, from_left = _reaching(crop[0], crop[2], width, columns, wide, within[0], within[2])
         top, from_top = _reaching(crop[1], crop[3], height, rows, tall, within[1], within[3])
@@ -47,10 +47,10 @@ def moved(hidden: NDArray[np.bool_], size: tuple[int, int], crop: Crop, within: 
 
 def _reaching(start: int, length: int, whole: int, holes: NDArray[np.intp], parts: int, within: int, inside: int
               ) -> tuple[int, int]:
-    """Where one side of `moved`'s crop begins in the picture, and in its mask.
+    """Where the crop of `moved` begins on one axis, in the picture and in its mask.
 
-    start, length, whole: of the crop and the picture · holes: places in the mask, rising · parts, within, inside: of
-    the mask, and where the crop begins in it and how long it is there.
+    start, length: of the crop · whole: length of the picture · holes: places in the mask, ascending · parts: length of
+    the mask · within, inside: where the crop begins in the mask, and how long it is there.
     """
     scale = whole / parts
     first, last = math.floor(holes[0] * scale), math.ceil((holes[-1] + 1) * scale)
@@ -61,14 +61,14 @@ def _reaching(start: int, length: int, whole: int, holes: NDArray[np.intp], part
 
 
 def bounds(parts: int, start: float, stop: float) -> Bounds:
-    """Of equal parts from start to stop."""
+    """The bounds of equal parts from start to stop."""
     return np.round(np.linspace(start, stop, parts + 1) * FINE) / FINE
 
 
 def sums(pixels: NDArray[Any], rows: Bounds, columns: Bounds) -> Iterator[NDArray[np.float64]]:
-    """(H, W, ...) to the sums over rectangles between these bounds: one row of them, (parts, ...), at a time."""
+    """Sums of pixels (H, W, ...) over rectangles between these bounds; yields (parts, ...), a row of rectangles."""
     at = columns.astype(np.intp)
-    inside = (columns - at).reshape(-1, *[1] * (pixels.ndim - 2))  # of the pixel in which a bound lies
+    inside = (columns - at).reshape(-1, *[1] * (pixels.ndim - 2))  # how far each bound lies inside its pixel, 0 to 1
     for top, bottom in pairwise(rows):
         band = _band(pixels, top, bottom)
         before = np.concatenate([np.zeros_like(band[:1]), band.cumsum(axis=0)])
@@ -77,7 +77,7 @@ def sums(pixels: NDArray[Any], rows: Bounds, columns: Bounds) -> Iterator[NDArra
 
 def _band(pixels: NDArray[Any], top: float, bottom: float) -> NDArray[np.float64]:
     first, last = int(np.ceil(top)), int(bottom)
-    if first > last:  # both within one pixel
+    if first > last:  # both bounds are inside one pixel
         part: NDArray[np.float64] = pixels[last] * (bottom - top)
         return part
     band: NDArray[np.float64] = pixels[first:last].sum(axis=0, dtype=np.uint64).astype(np.float64)
@@ -89,7 +89,7 @@ def _band(pixels: NDArray[Any], top: float, bottom: float) -> NDArray[np.float64
 
 
 def half_known(kept: NDArray[np.bool_], height: int, width: int) -> NDArray[np.bool_]:
-    """Stretch a mask of any size to (height, width), by the rule."""
+    """Stretch a mask of any size to (height, width), by the rule of this module."""
     if kept.shape == (height, width):
         return kept
     rows, columns = bounds(height, 0, kept.shape[0]), bounds(width, 0, kept.shape[1])
@@ -100,9 +100,9 @@ def half_known(kept: NDArray[np.bool_], height: int, width: int) -> NDArray[np.b
 
 def means(pixels: NDArray[np.uint8], kept: NDArray[np.bool_], rows: Bounds, columns: Bounds,
           known: NDArray[np.bool_] | None = None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Pixels (H, W, channels), of which `kept` (H, W) are known, to values and what is known; hidden ones are 0.
+    """Reduce pixels (H, W, channels), known where `kept` (H, W) is; returns values, 0 where hidden, and what is known.
 
-    known: what the rule gives, if that was looked up elsewhere.
+    known: the result of the rule, if it was computed elsewhere.
     """
     areas = np.stack([*sums(kept.view(np.uint8), rows, columns)])
     totals = np.stack([*sums(pixels * kept[..., None], rows, columns)])
@@ -115,9 +115,9 @@ def means(pixels: NDArray[np.uint8], kept: NDArray[np.bool_], rows: Bounds, colu
 
 def reduced(pixels: NDArray[np.uint8], kept: NDArray[np.bool_], height: int, width: int
             ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """A whole picture (H, W, channels), by the rule. kept: a mask of any size, which is stretched over it.
+    """Reduce a whole picture (H, W, channels) by the rule. kept: a mask of any size, stretched over the picture.
 
-    What is known is looked up in the mask itself: a mask of the size asked for is taken pixel by pixel.
+    What is known is computed from the mask itself, so a mask of the requested size is taken pixel by pixel.
     """
     own = half_known(kept, *pixels.shape[:2])
     if pixels.shape[:2] == (height, width):

@@ -1,4 +1,4 @@
-"""Finished pictures as files: enlarged, centred in a square that clients default to, as PNG, WebP or JPEG."""
+"""Finished pictures as PNG, WebP or JPEG files, enlarged or centred in a square of one of OpenAI's sizes."""
 
 import io
 import struct
@@ -14,24 +14,24 @@ from linpix.model.config import ModelConfig
 
 Format = Literal["png", "webp", "jpeg"]  # webp: lossless
 
-LARGEST_SIDE = 1024        # of an answer, in pixels; enlarging by nearest neighbour adds nothing but bytes
-SQUARES = (256, 512, 1024)  # sides that clients of OpenAI's ask for by default
+LARGEST_SIDE = 1024        # of an answer, in pixels; enlarging by nearest neighbour only adds bytes
+SQUARES = (256, 512, 1024)  # sides in pixels that OpenAI clients ask for by default
 MEDIA_TYPES: dict[str, Format] = {"image/png": "png", "image/webp": "webp", "image/jpeg": "jpeg"}
 NPY = "application/x-npy"
 JPEG_QUALITY = 95
-SMALL_PIXELS, SMALL_LEVEL = 2**12, 2  # of a grey picture whose PNG is written straight, and its level of zlib
+SMALL_PIXELS, SMALL_LEVEL = 2**12, 2  # the largest grey picture that _small_png writes, and its zlib level
 
-Image.init()  # its writers now, not while a request waits
+Image.init()  # load Pillow's writers now, not while a request waits
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """How large an answer is: the model's picture, enlarged by a whole factor, in the middle of width x height."""
+    """The size of an answer: the model's picture, enlarged by a whole factor, in the middle of width x height."""
 
     factor: int
     width: int
     height: int
-    told: str = ""  # of what was asked for, that it is not an enlargement alone
+    told: str = ""  # a warning for the client if its size is not an enlargement alone, else empty
 
     @property
     def size(self) -> str:
@@ -39,17 +39,17 @@ class Frame:
 
 
 def enlarged(config: ModelConfig, factor: int = 1) -> Frame:
-    """By a whole factor, and nothing around it."""
+    """The frame of a picture enlarged by a whole factor, with nothing around it."""
     return Frame(factor, config.width * factor, config.height * factor)
 
 
 def sizes(config: ModelConfig) -> list[str]:
-    """Multiples of the model's own size, width x height, which comes first."""
+    """The model's own size, width x height, and then its multiples."""
     return [f"{config.width * factor}x{config.height * factor}" for factor in range(1, _most(config) + 1)]
 
 
 def frame_of(size: str | None, config: ModelConfig) -> Frame:
-    """What a size stands for. Raises ValueError that names the two nearest ones."""
+    """The frame that a size stands for. Raises ValueError that names the nearest sizes."""
     if size in (None, "auto", "native"):
         return enlarged(config)
     factors = {text: factor for factor, text in enumerate(sizes(config), 1)}
@@ -73,7 +73,7 @@ def _most(config: ModelConfig) -> int:
 
 
 def _nearest(size: str, config: ModelConfig) -> list[str]:
-    """The multiples below and above a size that is two numbers; none if it is not."""
+    """The multiples below and above a size; empty if the size is not two numbers."""
     sides = size.lower().split("x")
     if len(sides) != 2 or not all(side.isascii() and side.isdigit() and len(side) < 7 for side in sides):
         return []
@@ -84,9 +84,9 @@ def _nearest(size: str, config: ModelConfig) -> list[str]:
 
 def framed(canvas: NDArray[np.uint8], config: ModelConfig, frame: Frame, rows: int | None = None
            ) -> NDArray[np.uint8]:
-    """(T,) sub-pixels to (H, W, channels) by nearest neighbour; rows from `rows` on are unfinished, and black.
+    """Enlarge (T,) sub-pixels to (H, W, channels) by nearest neighbour.
 
-    Around a picture that does not fill its frame its outermost pixels go on.
+    Image rows from `rows` on are unfinished and black. A picture's edge pixels are repeated to fill its frame.
     """
     picture = canvas.reshape(config.height, config.width, config.channels)
     if rows is not None:
@@ -105,8 +105,8 @@ def framed(canvas: NDArray[np.uint8], config: ModelConfig, frame: Frame, rows: i
 def encoded(pixels: NDArray[np.uint8], kind: Format = "png", *, compress_level: int = -1) -> bytes:
     """(H, W, 1 or 3) as a file. PNG and WebP are exact, JPEG is not.
 
-    Equal arguments give equal bytes (with one version of Pillow): no time, no comment. compress_level: of PNG; -1:
-    zlib's own choice. A small grey PNG has a level of its own.
+    Equal arguments give equal bytes with one version of Pillow: a file has no time and no comment. compress_level: of
+    PNG; -1: zlib's default. A small grey PNG ignores it and uses SMALL_LEVEL.
     """
     if kind == "png" and pixels.shape[2] == 1 and pixels.size <= SMALL_PIXELS:
         return _small_png(pixels[..., 0])
@@ -115,16 +115,16 @@ def encoded(pixels: NDArray[np.uint8], kind: Format = "png", *, compress_level: 
     if kind == "png":
         picture.save(out, "PNG", compress_level=compress_level)
     elif kind == "webp":
-        picture.save(out, "WEBP", lossless=True, quality=50, method=2)  # effort of the search; pixels are exact
+        picture.save(out, "WEBP", lossless=True, quality=50, method=2)  # effort of the search; pixels stay exact
     else:
         picture.save(out, "JPEG", quality=JPEG_QUALITY, subsampling=0)
     return out.getvalue()
 
 
 def _small_png(pixels: NDArray[np.uint8]) -> bytes:
-    """(H, W), grey, as a PNG without filters: written by zlib alone, in a third of Pillow's time, it is no larger."""
+    """A grey picture (H, W) as a PNG without filters. It takes a third of Pillow's time, and is not larger."""
     height, width = pixels.shape
-    lines = np.zeros((height, 1 + width), np.uint8)  # each begins with the number of its filter: none
+    lines = np.zeros((height, 1 + width), np.uint8)  # each line begins with its filter number; 0: none
     lines[:, 1:] = pixels
     chunks = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)),
               (b"IDAT", zlib.compress(lines.tobytes(), SMALL_LEVEL)), (b"IEND", b""))

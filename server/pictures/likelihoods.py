@@ -1,4 +1,4 @@
-"""Pictures whose likelihood is asked for, and the map that shows it: bright where the model did not expect a pixel."""
+"""Pictures whose likelihood is computed, and the map that shows it: bright where the model did not expect a pixel."""
 
 import io
 
@@ -11,13 +11,13 @@ from linpix.model.config import ModelConfig
 from .encode import Frame
 from .pictures import Occluded, PictureError, read_occluded
 
-WHITE_BITS = 8.0  # of a sub-pixel, drawn white: what a guess among 256 equal values costs
+WHITE_BITS = 8.0  # bits of a sub-pixel that is drawn white: the cost of a uniform guess among 256 values
 
 
 def read_scored(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: int | None) -> Occluded:
-    """As read_occluded, with the values of what is hidden; all of it is, if nothing says what. Raises PictureError."""
+    """As read_occluded, with values of hidden pixels; if nothing says what is hidden, all is. Raises PictureError."""
     found = read_occluded(image, config, mask=mask, keep_rows=keep_rows, beneath=True)
-    if found.known.all():  # an opaque image without a mask is hidden as a whole, so one of these two hides nothing
+    if found.known.all():  # one of them is given: without both, an opaque image is hidden as a whole
         param = "mask" if mask is not None else "keep_rows"
         raise PictureError(f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or leave "
                            f"{param} out to score the whole picture", param)
@@ -25,7 +25,7 @@ def read_scored(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_r
 
 
 def numbers(bits: NDArray[np.float64], config: ModelConfig) -> list[list[list[float | None]]]:
-    """(T,) as height x width x channels for JSON; None for NaN."""
+    """Bits (T,) as lists of height x width x channels for JSON; None for NaN."""
     rounded = [None if np.isnan(value) else round(value, 6) for value in bits.tolist()]
     line = config.width * config.channels
     return [[rounded[at:at + config.channels] for at in range(first, first + line, config.channels)]
@@ -35,7 +35,7 @@ def numbers(bits: NDArray[np.float64], config: ModelConfig) -> list[list[list[fl
 def map_png(bits: NDArray[np.float64], config: ModelConfig, frame: Frame) -> bytes:
     """A grey PNG of bits (T,), the mean of each pixel's channels: 0 is black, WHITE_BITS white, NaN transparent.
 
-    So is what a frame has beside the picture.
+    The frame around the picture is transparent too.
     """
     mean = bits.reshape(config.height, config.width, config.channels).mean(-1)
     counted = ~np.isnan(mean)

@@ -9,17 +9,17 @@ from PIL import Image
 from .encode import Format, encoded
 from .prepare import Box, Prepared
 
-EDGE = 3.0  # how much steeper than an enlarged picture's a stroke's edge is, where the upload is much larger
+EDGE = 3.0  # strokes get edges up to this many times as steep as in an enlarged picture, in large uploads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overlay:
-    """What is needed for it, at the size of the answer."""
+    """What is needed to lay completions back over one upload, at the size of the answer."""
 
     blank: NDArray[np.uint8]       # (H, W, channels): the upload, with paper where it is hidden
     hidden: NDArray[np.bool_]      # (H, W)
     field: Box                     # where the model's picture lies
-    ink: NDArray[np.uint8] | None  # (channels,), of a prepared figure; None: the model's picture has the colours
+    ink: NDArray[np.uint8] | None  # (channels,), of a prepared figure; None: colours are the model's
 
     @property
     def size(self) -> str:
@@ -27,18 +27,18 @@ class Overlay:
 
     @property
     def held(self) -> int:
-        """Bytes that it takes while its request waits."""
+        """Bytes of memory that this takes while its request waits."""
         return self.blank.nbytes + self.hidden.nbytes
 
     def png(self, picture: NDArray[np.uint8]) -> bytes:
         return self.encoded(picture, "png")
 
     def encoded(self, picture: NDArray[np.uint8], kind: Format) -> bytes:
-        """picture: (height, width, channels), the model's, complete."""
+        """The laid-back picture as a file. picture: the model's complete picture, (height, width, channels)."""
         return encoded(self.laid(picture), kind, compress_level=1)
 
     def laid(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """(H, W, channels)."""
+        """The upload with its hidden pixels filled in, (H, W, channels)."""
         left, top, right, bottom = self.field
         tall, wide = picture.shape[:2]
         across, down = wide / (right - left), tall / (bottom - top)
@@ -66,7 +66,7 @@ def overlay(colours: NDArray[np.uint8], kept: NDArray[np.bool_], field: Box, cha
     blank, ink = colours.copy(), None
     if prepared is not None:
         plain = kept & prepared.sheet & ~prepared.ink
-        tone = prepared.paper / max(1.0, float(np.median(prepared.paper[plain])))  # the light, without the colour
+        tone = prepared.paper / max(1.0, float(np.median(prepared.paper[plain])))  # the light alone
         paper = tone[~kept][:, None] * np.median(colours[plain], axis=0)
         blank[~kept] = np.clip(paper + 0.5, 0, 255).astype(np.uint8)
         ink = np.median(colours[prepared.ink], axis=0).astype(np.uint8)

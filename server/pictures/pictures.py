@@ -21,18 +21,18 @@ from . import coverage, sanitise
 from .coverage import Crop, centred, moved
 from .encode import encoded, enlarged, framed
 
-LARGEST_UPLOAD = 4096 * 4096  # pixels, as the header declares them; Pillow spends 4 bytes on most kinds
-LARGEST_PHOTOGRAPH = 8192 * 8192  # of a JPEG in one scan, decoded at 1/2, 1/4 or 1/8 of its size: no more than that
-MAX_SCANS = 500              # of one JPEG: each costs 33 bytes of upload, and a pass over all its pixels
-MAX_SCANNED = 32 * LARGEST_UPLOAD  # pixels of all passes: 11 ms for 16 million; encoders make some ten passes
-OPAQUE = 128                  # alpha from here on is known
+LARGEST_UPLOAD = 4096 * 4096  # pixels, as the header declares them; Pillow mostly uses 4 bytes a pixel
+LARGEST_PHOTOGRAPH = 8192 * 8192  # pixels of a JPEG in one scan, which is then decoded at half its width and height
+MAX_SCANS = 500              # of one JPEG: each costs 33 bytes of upload, but a pass over all its pixels
+MAX_SCANNED = 32 * LARGEST_UPLOAD  # pixels in all passes: 16 million take 11 ms; encoders make about ten passes
+OPAQUE = 128                  # pixels of at least this alpha are known
 
 _UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
             5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
             8: Image.Transpose.ROTATE_90}  # by EXIF's orientation
 
-Image.init()  # its readers and writers now, not while a request waits, or when no more files can be opened
-# Once, for the process: catch_warnings is not safe in threads, and a client's odd picture is no line of our log.
+Image.init()  # load readers and writers now, not while a request waits or when no more files can be opened
+# Once for the process: catch_warnings is not thread-safe, and a client's odd picture does not belong in our log.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -51,24 +51,24 @@ class Occluded:
 
     canvas: NDArray[np.uint8]  # (T,), raster order, channels interleaved; holes are 0, or what was beneath them
     known: NDArray[np.bool_]   # (T,), the channels of one pixel always agree
-    read: bool = False         # by a conditional model, before it draws anything
-    missed: float = 0.0        # the part of all that is hidden in the upload which lies outside its crop
+    read: bool = False         # the model is conditional: it reads what is known before it draws anything
+    missed: float = 0.0        # the share of the upload's hidden area that is outside its crop
 
     @property
     def prefix(self) -> int:
-        """Known sub-pixels before the first hole; T where there is none."""
+        """Known sub-pixels before the first hole; T if there is no hole."""
         return self.known.size if self.known.all() else int(self.known.argmin())
 
     @property
     def conditioning(self) -> Literal["prefix", "full", "partial"]:
-        """prefix, full: all that is known conditions all that is drawn, as it comes before the first hole, or is read.
+        """prefix, full: all that is known conditions all that is drawn: it comes before the first hole, or is read.
 
-        partial: what comes after the first hole conditions only what follows it.
+        partial: known sub-pixels after the first hole condition only the sub-pixels that follow them.
         """
         return "prefix" if self.prefix == self.known_count else "full" if self.read else "partial"
 
     def prefix_only(self) -> "Occluded":
-        """The same with everything from the first hole on hidden."""
+        """The same image, with everything from the first hole on hidden."""
         known = np.arange(self.known.size) < self.prefix
         return replace(self, canvas=np.where(known, self.canvas, np.uint8(0)), known=known)
 
@@ -78,13 +78,13 @@ class Occluded:
 
     @property
     def known_before_first_hole(self) -> int:
-        """prefix, under the name that the answer gives it."""
+        """The prefix, under its name in the API's answer."""
         return self.prefix
 
     @property
     def known_after_last_hole(self) -> int:
-        """Known sub-pixels that condition nothing unless they are read; 0 where there is no hole."""
-        return int(self.known[::-1].argmin())  # of True alone: 0
+        """Known sub-pixels after the last hole: unless read, they condition nothing; 0 if there is no hole."""
+        return int(self.known[::-1].argmin())  # argmin is 0 if all are True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,18 +92,18 @@ class Decoded:
     """An upload before it is brought to the model's size. H and W are those of its crop."""
 
     colours: NDArray[np.uint8]       # (H, W, channels)
-    kept: NDArray[np.bool_]          # what is no hole; of any size, to be stretched over the colours
+    kept: NDArray[np.bool_]          # False in holes; of any size, stretched over the colours
     crop: Crop                       # in the upload as it was decoded
-    missed: float = 0.0              # as of Occluded
-    scale: int = 1                   # sides of the upload by those of what was decoded of it
+    missed: float = 0.0              # as in Occluded
+    scale: int = 1                   # sides of the upload / sides of the decoded picture
 
 
 def read_occluded(
     image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: int | None, beneath: bool = False
 ) -> Occluded:
-    """Decode a PNG, JPEG or WebP, and find its holes, as `decode` says. Raises PictureError, or MemoryError.
+    """Decode a PNG, JPEG or WebP, and find its holes, as `decode` does. Raises PictureError, or MemoryError.
 
-    beneath: keep the values under the holes, means of whole pixels; everything is a hole where nothing says otherwise.
+    beneath: keep the values under the holes, as means over whole pixels; if nothing says what is hidden, all is.
     """
     decoded = decode(image, config, mask=mask, keep_rows=keep_rows, unmarked=beneath)
     found = occluded(decoded, config)
@@ -114,24 +114,23 @@ def read_occluded(
 
 
 def occluded(decoded: Decoded, config: ModelConfig) -> Occluded:
-    """At the model's size."""
+    """Reduce a decoded upload to the model's size."""
     values, known = coverage.reduced(decoded.colours, decoded.kept, config.height, config.width)
     return Occluded(values.reshape(-1), known.reshape(-1).repeat(config.channels), bool(config.patch), decoded.missed)
 
 
 def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: int | None,
            channels: int | None = None, whole: bool = False, unmarked: bool = False) -> Decoded:
-    """Decode a PNG, JPEG or WebP, and find its holes. Raises PictureError for any upload, or MemoryError.
+    """Decode a PNG, JPEG or WebP, and find its holes. Raises PictureError for any bad upload, or MemoryError.
 
-    A given mask (holes where its alpha is under 128; its colours do not count) decides alone, and transparent parts of
-    the image then show black beneath. keep_rows (holes from that row of the model's image on) does too; an image that
-    has holes of its own is refused with it, if it is cropped.
-    Without either the holes are where the image's own alpha is under 128, and other pixels keep their
-    colours whatever their alpha. A mask may have any size: it is cropped as the image is. An opaque mask or
-    alpha channel leaves nothing to fill. Holes outside the crop around the centre move it, see coverage.moved.
-    channels: 1 or 3, if not the model's · whole: not cropped; keep_rows then makes no holes here, and transparent
-    parts show what differs most from the opaque ones, black or white · unmarked: everything is a hole where nothing
-    says otherwise.
+    A mask or keep_rows decides alone, and transparent parts of the image then show black. A mask has holes where its
+    alpha is under 128; its colours do not count. It may have any size, and is cropped as the image is. keep_rows makes
+    holes from that row of the model's image on; unless `whole`, an image that has holes of its own is refused with it.
+    Without either, the image has holes where its own alpha is under 128, and other pixels keep their colours whatever
+    their alpha. An opaque mask or alpha channel leaves nothing to fill. The crop is around the centre; holes outside it
+    move it, see coverage.moved.
+    channels: 1 or 3, if not the model's · whole: do not crop; keep_rows then makes no holes here, and transparent parts
+    show black or white, whichever differs more from the opaque ones · unmarked: if nothing says what is hidden, all is.
     """
     if mask is not None and keep_rows is not None:
         raise PictureError("mask and keep_rows both say what to fill in; send one of them", "mask")
@@ -182,18 +181,18 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
 
 
 def png(canvas: NDArray[np.uint8], config: ModelConfig, factor: int = 1, rows: int | None = None) -> bytes:
-    """A PNG of (T,) sub-pixels; rows from `rows` on are unfinished, and come out black."""
+    """A PNG of (T,) sub-pixels; image rows from `rows` on are unfinished and black."""
     return encoded(framed(canvas, config, enlarged(config, factor), rows))
 
 
 @contextmanager
 def _blaming(param: str) -> Iterator[None]:
-    """Pillow raises nearly anything for a broken picture; here it all becomes PictureError, but for MemoryError."""
+    """Turn whatever Pillow raises for a broken picture into PictureError. Only MemoryError stays."""
     try:
         yield
-    except (PictureError, MemoryError):  # that there is no memory is no fault of the picture's
+    except (PictureError, MemoryError):  # a lack of memory is not the picture's fault
         raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # one raised by -W error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # warning: with -W error
         raise _too_large(param, "far more") from error
     except Exception as error:
         raise PictureError(f"{param} is truncated or corrupt, and cannot be decoded; save it again as PNG, "
@@ -206,7 +205,7 @@ def _too_large(param: str, got: str) -> PictureError:
 
 
 def _opened(data: bytes, param: str) -> tuple[Image.Image, int]:
-    """The picture, and how much smaller than the upload it was decoded, a side."""
+    """The picture, and the factor by which decoding reduced its sides."""
     with _blaming(param):
         picture, scale = _upright(data, param)
         picture.load()
@@ -219,7 +218,7 @@ def _cropped(picture: Image.Image, crop: Crop) -> Image.Image:
 
 
 def _alpha(picture: Image.Image) -> NDArray[np.uint8] | None:
-    """(H, W), if it has any."""
+    """The alpha channel (H, W), if there is one."""
     if picture.mode.startswith("I"):
         if "transparency" not in picture.info:
             return None
@@ -243,7 +242,7 @@ def _pixels(picture: Image.Image, channels: int) -> tuple[NDArray[np.uint8], NDA
 
 
 def _upright(data: bytes, param: str) -> tuple[Image.Image, int]:
-    """Decode the one frame of an upload, turned as its EXIF says, and how much it was reduced; no ICC profiles."""
+    """The one frame of an upload, turned as its EXIF says, and how much its sides are reduced; without ICC profiles."""
     if not data:
         raise PictureError(f"{param} is empty: the upload has 0 bytes", param)
     kind = sanitise.kind_of(data)
@@ -274,7 +273,7 @@ def _upright(data: bytes, param: str) -> tuple[Image.Image, int]:
 
 
 def _eight_bit(transparent: object, raw_mode: object) -> object:
-    """Scale the transparent colour as Pillow scales the pixels of these raw modes, but (13.0) not it."""
+    """Scale the transparent colour as Pillow scales the pixels of these raw modes; Pillow 13.0 leaves it as it is."""
     if isinstance(transparent, int) and raw_mode in ("1", "L;2", "L;4"):
         return {"1": 255 * (transparent > 0), "L;2": 85 * transparent, "L;4": 17 * transparent}[raw_mode]
     if isinstance(transparent, tuple) and raw_mode == "RGB;16B":

@@ -1,12 +1,13 @@
-"""A photographed or scanned digit, brought to what MNIST shows: light ink on black, 20 pixels large, centred by mass.
+"""Bring a photographed or scanned digit to MNIST's form: light ink on black, 20 pixels large, centred by mass.
 
-The paper's tone is a smooth surface fitted to what is known; what differs from it is ink, dark or light. Of the pieces
-of ink the heaviest counts, with those near it; specks, and what comes in from the picture's edge, do not. If that is a
-sheet on a table, what differs from the sheet is ink.
+The paper's tone is a smooth surface fitted to the known pixels. Pixels that differ from it are ink, dark or light. The
+heaviest piece of ink is the figure, with the pieces near it; specks, and ink that reaches the picture's edge, do not
+count. If this figure is a sheet on a table, the pixels that differ from the sheet are ink.
 
-A hole hides ink, or does not; so it counts as little as possible. It is no ink. Pieces of ink at one hole are one
-figure. If ink reaches a hole, the figure may go on in it: its box then takes in the hole, up to what a figure of its
-width is high (LARGEST_HIDDEN). For the centre of mass, hidden pixels of the box weigh as much as known ones on average.
+A hole may or may not hide ink, so it counts as little as possible. A hole is not ink. Pieces of ink at one hole are one
+figure. If ink reaches a hole, the figure may continue in it: its box then includes the hole, up to the height that a
+figure of its width may have (LARGEST_HIDDEN). For the centre of mass, hidden pixels of the box weigh as much as its
+known pixels do on average.
 """
 
 from dataclasses import dataclass
@@ -17,16 +18,17 @@ from numpy.typing import NDArray
 from .components import components
 from .coverage import bounds, means
 
-SIDE, LONGER, CENTRE = 28, 20, 14.5  # of MNIST: the field, the longer side of a digit, and where its mass is centred
-DEGREES = ((0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2))  # of the paper's surface: shadows and vignettes
-SAMPLES = 64                   # a side, of which the surface is fitted
-FAINTEST = 0.08                # ink differs from paper by this part of the range at least
-NOISES = 5                     # and by so many standard deviations of the paper
-LARGEST_HIDDEN = (1.5, 4 / 3)  # of a figure cut off by a hole: times its known height, times its width; of 2,000 test
-                               # digits the height is then wrong by a factor of 1.26 with half hidden, else of 2
-NARROW = 0.75                  # the width of a digit is this part of its height, half of the time
-SHEET = (1 / 3, 0.8, 0.5)      # a sheet on a table is at least this part of the picture's longer side wide and high,
-                               # and fills these parts of what lies between its sides, and of its box
+SIDE, LONGER, CENTRE = 28, 20, 14.5  # pixels in MNIST: the field, a digit's longer side, the centre of its mass
+DEGREES = ((0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2))  # of x and y in the paper's surface; for shadows, vignettes
+SAMPLES = 64                   # along the shorter side, to which the surface is fitted
+FAINTEST = 0.08                # ink differs from paper by at least this part of the range
+NOISES = 5                     # and by at least this many standard deviations of the paper
+LARGEST_HIDDEN = (1.5, 4 / 3)  # largest height of a figure cut off by a hole: times its known height, times its width.
+                               # With half hidden, the height of 2,000 test digits is wrong by a factor of 1.26;
+                               # the known half taken as the whole digit would be wrong by 2
+NARROW = 0.75                  # median width of a digit, as a part of its height
+SHEET = (1 / 3, 0.8, 0.5)      # a sheet on a table: its width and height are at least this part of the picture's longer
+                               # side, and it fills these parts of the area between its sides, and of its box
 TONES = (0.25, 0.75)           # parts of the ink's contrast that become black and white: MNIST's glyphs had no greys
 
 Grey = NDArray[np.uint8]
@@ -47,11 +49,11 @@ class Prepared:
     field: Box                  # what the canvas shows; it may go beyond the picture
     ink: Mask                   # (H, W), the figure's
     paper: NDArray[np.float64]  # (H, W), the paper's tone
-    sheet: Mask                 # (H, W), known paper and ink: without the table that a sheet lies on
+    sheet: Mask                 # (H, W), known paper and ink, without the table under a sheet
 
     @property
     def scale(self) -> float:
-        """Canvas pixels of one pixel of the picture."""
+        """Canvas pixels per pixel of the picture."""
         return SIDE / (self.field[2] - self.field[0])
 
 
@@ -67,19 +69,19 @@ def prepare(grey: Grey, kept: Mask) -> Prepared:
             pass  # an empty sheet, or a very thick figure
     box = _box(figure, ~kept)
     level = float(np.median(contrast[figure]))
-    around = blurred(figure.astype(np.float64), 2 + max(kept.shape) // 250) > 1e-9  # its soft edges too
+    around = blurred(figure.astype(np.float64), 2 + max(kept.shape) // 250) > 1e-9  # with its soft edges
     low, high = TONES
     tones = np.where(around & kept, np.clip((contrast / level - low) / (high - low), 0, 1), 0)
     field = _field(tones, kept, box)
     canvas, known = _reduced((255 * tones + 0.5).astype(np.uint8), kept, field)
     strokes = canvas[canvas > canvas.max() // 3]
-    brightest = float(np.percentile(strokes, 75)) if strokes.size else 255.0  # under 255: strokes of under a pixel
+    brightest = float(np.percentile(strokes, 75)) if strokes.size else 255.0  # < 255: strokes under a pixel wide
     canvas = np.clip(canvas * (255 / max(brightest, 1.0)) + 0.5, 0, 255).astype(np.uint8) if brightest < 255 else canvas
     return Prepared(canvas, known, inverted, box, field, figure, paper, sheet)
 
 
 def _found(grey: Grey, sheet: Mask, kept: Mask) -> tuple[NDArray[np.float64], NDArray[np.float64], bool, Mask]:
-    """Paper, contrast, whether ink is dark, and the figure, all (H, W), of what is on a sheet. Raises NoFigure."""
+    """Paper, contrast, whether ink is dark, and the figure on a sheet; arrays are (H, W). Raises NoFigure."""
     paper = _paper(grey, sheet)
     contrast, inverted = _contrast(grey, paper, sheet)
     ink = _ink(blurred(contrast, max(kept.shape) // 500), sheet)
@@ -87,7 +89,7 @@ def _found(grey: Grey, sheet: Mask, kept: Mask) -> tuple[NDArray[np.float64], ND
 
 
 def _spanned(figure: Mask) -> Mask | None:
-    """What lies between a figure's left and right sides, less its edges; None if it is not a sheet of paper."""
+    """The area between a figure's left and right sides, without its edges; None if it is not a sheet of paper."""
     left, top, right, bottom = _extent(figure)
     wide, tall, least = right - left, bottom - top, SHEET[0] * max(figure.shape)
     spanned = np.logical_or.accumulate(figure, axis=1) & np.logical_or.accumulate(figure[:, ::-1], axis=1)[:, ::-1]
@@ -98,7 +100,7 @@ def _spanned(figure: Mask) -> Mask | None:
 
 
 def _paper(grey: Grey, kept: Mask) -> NDArray[np.float64]:
-    """The tone of the paper at every pixel, ink or not: a surface fitted to what lies near to it."""
+    """The paper's tone at every pixel, also under ink: a surface fitted to the samples close to it. Raises NoFigure."""
     height, width = grey.shape
     step = max(1, min(height, width) // SAMPLES)
     ys, xs = np.nonzero(kept[::step, ::step])
@@ -107,19 +109,19 @@ def _paper(grey: Grey, kept: Mask) -> NDArray[np.float64]:
     values = grey[::step, ::step][ys, xs].astype(np.float64)
     terms = _terms(ys * step / height, xs * step / width)
     ring = np.minimum(np.minimum(ys, ys.max() - ys), np.minimum(xs, xs.max() - xs)) <= max(ys.max(), xs.max()) // 16
-    fitted = np.full_like(values, np.median(values[ring]))  # there is paper around a digit
+    fitted = np.full_like(values, np.median(values[ring]))  # a digit has paper around it
     weights = np.zeros(len(DEGREES))
-    for degrees in (1, 1, 3, 3, 6, 6, 6):  # bent at once, it would follow thick ink
+    for degrees in (1, 1, 3, 3, 6, 6, 6):  # a surface bent from the start would follow thick ink
         away = np.abs(values - fitted)
         near = away <= max(4.0, 2.5 * _spread(away))
         weights[:degrees] = np.linalg.lstsq(terms[near, :degrees], values[near], rcond=None)[0]
         fitted = terms @ weights
     whole = _terms(np.arange(height)[:, None] / height, np.arange(width)[None] / width) @ weights
-    return np.clip(whole, fitted.min(), fitted.max())  # where all is hidden, the surface might go anywhere
+    return np.clip(whole, fitted.min(), fitted.max())  # in hidden parts the surface could take any value
 
 
 def _spread(away: NDArray[np.float64]) -> float:
-    """The standard deviation of the paper, by its distances from its tone: of a third of them, which ink is not in."""
+    """The paper's standard deviation, from distances to its tone. The smallest third of them has no ink."""
     return float(np.quantile(away, 1 / 3)) / 0.43
 
 
@@ -128,10 +130,12 @@ def _terms(y: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64
 
 
 def _contrast(grey: Grey, paper: NDArray[np.float64], kept: Mask) -> tuple[NDArray[np.float64], bool]:
-    """How much inkier than the paper each pixel is, 1 at most, and whether ink is dark. Light multiplies: so a ratio
-    to the paper's tone is the same in the shade. 0 where hidden."""
+    """How much inkier than the paper each pixel is (at most 1; 0 where hidden), and whether ink is dark.
+
+    It is a ratio to the paper's tone, since light multiplies: so it is the same in the shade.
+    """
     away = np.where(kept, grey - paper, 0)
-    cubes = away**3  # noise hardly counts
+    cubes = away**3  # in cubes, noise hardly counts
     dark = bool(cubes[cubes < 0].sum() + cubes[cubes > 0].sum() < 0)
     room = np.maximum(paper if dark else 255 - paper, 16)
     return (-away if dark else away) / room, dark
@@ -147,7 +151,7 @@ def blurred(values: NDArray[np.float64], radius: int) -> NDArray[np.float64]:
 
 
 def _ink(smooth: NDArray[np.float64], kept: Mask) -> Mask:
-    """What is at least half as far from the paper as ink is, on average."""
+    """Pixels more than half as far from the paper as the median of the ink. Raises NoFigure if there are none."""
     limit = least = max(FAINTEST, NOISES * _spread(np.abs(smooth[kept])))
     for _ in range(8):
         above = smooth[smooth > limit]
@@ -159,7 +163,7 @@ def _ink(smooth: NDArray[np.float64], kept: Mask) -> Mask:
 
 
 def _figure(ink: Mask, contrast: NDArray[np.float64], hidden: Mask) -> Mask:
-    """The ink of one figure."""
+    """The ink of one figure. Raises NoFigure if there are several, or it is too small."""
     near_hole = blurred(hidden.astype(np.float64), 1) > 1e-9
     labels = components(ink | near_hole)
     ys, xs = np.nonzero(ink)
@@ -194,10 +198,10 @@ def _extent(mask: Mask) -> Box:
 
 
 def _box(figure: Mask, hidden: Mask) -> Box:
-    """The figure's extent, and that of the holes which its ink runs into, to that side."""
+    """The figure's extent; on each side where its ink runs into holes, it grows towards their extent."""
     box, holes = _extent(figure), components(hidden)
     reach = [*box]
-    reaching = 3 + max(figure.shape) // 250  # of the soft edge between ink and hole
+    reaching = 3 + max(figure.shape) // 250  # pixels; the soft edge between ink and hole
     for side, (across, down) in enumerate(((-1, 0), (0, -1), (1, 0), (0, 1))):
         into = np.zeros_like(figure)
         for step in range(1, reaching + 1):
@@ -214,7 +218,7 @@ def _box(figure: Mask, hidden: Mask) -> Box:
 
 
 def _shifted(mask: Mask, across: int, down: int) -> Mask:
-    """Moved by up to its size; what comes in is False."""
+    """Move a mask by at most its size; pixels that come in are False."""
     moved = np.zeros_like(mask)
     height, width = mask.shape
     moved[max(0, down):height + min(0, down), max(0, across):width + min(0, across)] = (
@@ -223,14 +227,14 @@ def _shifted(mask: Mask, across: int, down: int) -> Mask:
 
 
 def _grown(first: float, last: float, beyond_first: float, beyond_last: float, most: float) -> tuple[float, float]:
-    """An interval that takes in another, on both sides in proportion, until it is so long."""
+    """Extend an interval to include another, in proportion on both sides, up to the length `most`."""
     before, after = max(0.0, first - beyond_first), max(0.0, beyond_last - last)
     share = min(1.0, max(0.0, most - (last - first)) / max(before + after, 1e-9))
     return first - share * before, last + share * after
 
 
 def _field(tones: NDArray[np.float64], kept: Mask, box: Box) -> Box:
-    """What the canvas shows: the box in it is LONGER pixels large, and its mass is at CENTRE."""
+    """What the canvas shows: the box's longer side has LONGER canvas pixels, and the mass is centred at CENTRE."""
     left, top, right, bottom = box
     inside = np.s_[int(top):int(np.ceil(bottom)), int(left):int(np.ceil(right))]
     mass, there = tones[inside], kept[inside]
@@ -240,13 +244,15 @@ def _field(tones: NDArray[np.float64], kept: Mask, box: Box) -> Box:
     for axis, first, last in ((1, left, right), (0, top, bottom)):
         along = mass.sum(axis=1 - axis)
         centre = int(first) + 0.5 + float(along @ np.arange(len(along))) / float(along.sum())
-        corner.append(min(first, max(last - side, centre - side * CENTRE / SIDE)))  # never cut off
+        corner.append(min(first, max(last - side, centre - side * CENTRE / SIDE)))  # the box is never cut off
     return corner[0], corner[1], corner[0] + side, corner[1] + side
 
 
 def _reduced(tones: Grey, kept: Mask, field: Box) -> tuple[Grey, Mask]:
-    """What the field shows, by the rule for partly hidden pixels. Beyond the picture there is paper, or a hole where
-    there is one at its edge."""
+    """Reduce the field to the canvas, by the rule of coverage.py for partly hidden pixels.
+
+    Beyond the picture there is paper, or a hole where the edge of the picture is hidden.
+    """
     height, width = kept.shape
     before = int(max(0, np.ceil(-field[1]))), int(max(0, np.ceil(-field[0])))
     after = int(max(0, np.ceil(field[3] - height))), int(max(0, np.ceil(field[2] - width)))

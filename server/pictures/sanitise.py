@@ -1,8 +1,8 @@
-"""What PNG, JPEG and WebP files consist of. Of an upload, only what its pixels need comes as far as the decoder.
+"""The pieces of PNG, JPEG and WebP files: only those that an upload's pixels need are passed to the decoder.
 
-Pillow looks at a file piece by piece, in Python, and keeps what it finds: a small upload of millions of empty pieces,
-or of text, profiles and EXIF that inflate or overlap, would cost it minutes, or gigabytes. So pieces are counted and
-checksums compared here, orientation and frames are read, and everything else but the pixels is left out.
+Pillow reads a file piece by piece, in Python, and keeps what it finds: a small upload of millions of empty pieces, or
+of text, profiles and EXIF that inflate or overlap, would take minutes or gigabytes. So this module counts pieces,
+compares checksums, reads the orientation and the number of frames, and drops everything else but the pixels.
 """
 
 import re
@@ -17,9 +17,9 @@ ContainerFormat = Literal["PNG", "JPEG", "WEBP"]
 MAX_PIECES = 16_384  # chunks or segments; 16 MiB of PNG in chunks of 8 KiB, the common size, have 2,048
 _SIGNATURES: dict[ContainerFormat, tuple[int, bytes]] = {"PNG": (0, b"\x89PNG\r\n\x1a\n"), "JPEG": (0, b"\xff\xd8\xff"),
                                               "WEBP": (8, b"WEBP")}
-_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # of JPEG; any number of 0xff may stand before it
-_ALONE = {0x01, 0xd8}                                 # markers without a length, as those of restarts, which are pixels
-_LEFT_OUT = {*range(0xe1, 0xf0), 0xfe} - {0xee}  # applications' and comments; JFIF's and Adobe's say what colours mean
+_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # of JPEG; any number of 0xff may come before it
+_ALONE = {0x01, 0xd8}                                 # markers without a length; restarts, also without, are pixels
+_LEFT_OUT = {*range(0xe1, 0xf0), 0xfe} - {0xee}  # applications, comments; JFIF and Adobe stay: what colours mean
 _EXIF, _END, _SCAN = 0xe1, 0xd9, 0xda
 _WEBP_PIXELS = (b"VP8 ", b"VP8L", b"ALPH", b"ANIM", b"ANMF")
 _ORIENTATION = 0x0112
@@ -27,7 +27,7 @@ _ORIENTATION = 0x0112
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """A file of nothing but pixels, and what was read on the way."""
+    """A file reduced to its pixels, and what else was read from it."""
 
     data: bytes
     frames: int = 1
@@ -36,7 +36,7 @@ class Pixels:
 
 
 def kind_of(data: bytes) -> ContainerFormat | None:
-    """By the first bytes."""
+    """The format of a file, from its first bytes; None if it is none of these."""
     return next((kind for kind, (at, magic) in _SIGNATURES.items() if data.startswith(magic, at)), None)
 
 
@@ -52,7 +52,7 @@ _HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
 def other_kind(data: bytes) -> str | None:
-    """What a file is that is not taken, and the cure, by its first bytes; None if they say nothing."""
+    """What an unsupported file is, from its first bytes, and what to do instead; None if it is unknown."""
     if data[4:8] == b"ftyp":
         brands = data[8:12] + data[16:max(16, min(64, int.from_bytes(data[:4])))]
         if b"avif" in brands or b"avis" in brands:
@@ -64,7 +64,7 @@ def other_kind(data: bytes) -> str | None:
 
 
 def pixels_of(data: bytes, kind: ContainerFormat) -> Pixels:
-    """The file without whatever its pixels do not need. Raises ValueError for a damaged or unreasonable one."""
+    """The file without the pieces that its pixels do not need. Raises ValueError for a damaged or unreasonable one."""
     readers: dict[ContainerFormat, Callable[[bytes], Pixels]] = {"PNG": _png, "JPEG": _jpeg, "WEBP": _webp}
     try:
         return readers[kind](data)
@@ -74,7 +74,7 @@ def pixels_of(data: bytes, kind: ContainerFormat) -> Pixels:
 
 def _png(data: bytes) -> Pixels:
     view, at = memoryview(data), len(_SIGNATURES["PNG"][1])
-    first: dict[bytes, memoryview] = {}  # of the chunks that may be there once, before the pixels
+    first: dict[bytes, memoryview] = {}  # the first chunk of each name before the pixels
     rows: list[memoryview] = []
     frames, orientation = 0, 1
     for _ in range(MAX_PIECES):
@@ -96,7 +96,7 @@ def _png(data: bytes) -> Pixels:
         at = end + 4
     else:
         raise ValueError(f"more than {MAX_PIECES} chunks")
-    if b"acTL" in first:  # an animation; what is no part of it stands before its first frame
+    if b"acTL" in first:  # an animation; pixels before its first fcTL are one picture more
         frames = struct.unpack_from(">I", first[b"acTL"])[0] + (b"fcTL" not in first)
     kept = [_chunk(name, first[name]) for name in (b"IHDR", b"PLTE", b"tRNS") if name in first]
     return Pixels(b"".join([_SIGNATURES["PNG"][1], *kept, _chunk(b"IDAT", b"".join(rows)), _chunk(b"IEND", b"")]),
@@ -108,7 +108,7 @@ def _chunk(name: bytes, body: bytes | memoryview) -> bytes:
 
 
 def _jpeg(data: bytes) -> Pixels:
-    """Of several pictures the first: a phone's photograph stands before its previews, or a film."""
+    """The first of several pictures: in a phone's file, the photograph comes before its previews or film."""
     at, scans, orientation, kept = 2, 0, 0, [b"\xff\xd8"]
     for _ in range(MAX_PIECES):
         found = _MARKER.search(data, at)
@@ -150,7 +150,7 @@ def _webp(data: bytes) -> Pixels:
         if name == b"VP8X":
             if length < 10:
                 raise ValueError(f"a header of {length} bytes")
-            kept.append(struct.pack("<4sIB", name, 10, body[0] & 0b00010010) + body[1:10])  # alpha and animation stay
+            kept.append(struct.pack("<4sIB", name, 10, body[0] & 0b00010010) + body[1:10])  # keeps alpha and animation
         elif name in _WEBP_PIXELS:
             kept.append(data[at:at + 8 + whole])
         elif name == b"EXIF":
@@ -164,7 +164,7 @@ def _webp(data: bytes) -> Pixels:
 
 
 def _orientation(exif: bytes | memoryview) -> int:
-    """1 where it is not given, or not to be found: odd EXIF is no reason to refuse a picture."""
+    """The orientation; 1 if it is missing or unreadable: odd EXIF is not a reason to refuse a picture."""
     tiff = bytes(exif[6:] if bytes(exif[:6]) == b"Exif\0\0" else exif)
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     try:

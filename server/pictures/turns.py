@@ -1,4 +1,4 @@
-"""The few places in which uploads are decoded: shared out among clients, and known ahead. Of the event loop only."""
+"""The few places in which uploads are decoded, shared among clients, and their predicted waits. Event loop only."""
 
 import asyncio
 import time
@@ -14,30 +14,30 @@ T = TypeVar("T")
 
 
 class Decoders:
-    """The next place goes to the client that has the fewest, and among those to the one that waits longest."""
+    """A free place goes to the client that has the fewest, and among equals to the one that has waited longest."""
 
     def __init__(self) -> None:
         self._running: Counter[str] = Counter()                     # uploads being decoded, by client
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # in the order of the clients' last turns
-        self._seconds = 0.0                                         # of one upload, smoothed; 0: none was decoded yet
+        self._seconds = 0.0                                         # to decode an upload, smoothed; 0: none was decoded
 
     async def run(self, client: str, read: Callable[[], T]) -> T:
-        """The result of read, in a thread. Once begun it keeps its place until it is over, even if cancelled."""
+        """Run read in a thread; return its result. Once begun, it keeps its place until it ends, even if cancelled."""
         await self._place(client)
         thread = asyncio.ensure_future(asyncio.to_thread(read))
         thread.add_done_callback(partial(self._done, client, time.monotonic()))
         return await asyncio.shield(thread)
 
     def check(self, client: str, left_s: float) -> None:
-        """Raise DeadlineUnreachable if an upload of this client would wait for longer than that for its place."""
+        """Raise DeadlineUnreachable if an upload of this client would wait longer than left_s for its place."""
         own = len(self._waiting.get(client, ()))
-        turns = own + self._running[client] + 1  # of others that wait, so many are taken before it
+        turns = own + self._running[client] + 1  # each other client has at most so many uploads before it
         ahead = own + sum(min(len(line), turns) for other, line in self._waiting.items() if other != client)
         if (wait_s := self._seconds * ahead / PLACES) > left_s:
             raise DeadlineUnreachable(left_s, wait_s, ahead, uploads=True)
 
     def until(self, uploads: int) -> float:
-        """Seconds until so many of those that wait or are being decoded are done, or all of them."""
+        """Predicted seconds until this many of the waiting and running uploads are done, or all if there are fewer."""
         there = self._running.total() + sum(map(len, self._waiting.values()))
         return self._seconds * min(uploads, there) / PLACES
 
@@ -50,7 +50,7 @@ class Decoders:
         try:
             await place
         except asyncio.CancelledError:
-            if not place.cancelled():  # it had just been given to it
+            if not place.cancelled():  # this upload had just been given the place
                 self._give_back(client)
             elif place in (line := self._waiting.get(client, deque())):
                 line.remove(place)
@@ -59,9 +59,9 @@ class Decoders:
             raise
 
     def _give_back(self, client: str) -> None:
-        """A client's place is free, for the next one."""
+        """Free a client's place, and give it to the next upload."""
         self._running[client] -= 1
-        self._running = +self._running  # without those that have none
+        self._running = +self._running  # drops clients that have none
         while self._waiting:
             after = min(self._waiting, key=lambda other: self._running[other])
             line = self._waiting.pop(after)
@@ -75,7 +75,7 @@ class Decoders:
 
     def _done(self, client: str, began: float, thread: asyncio.Future[T]) -> None:
         if not thread.cancelled():
-            thread.exception()  # looked at: where the client has left, nobody else does, and asyncio would log it
+            thread.exception()  # read, so that asyncio does not log it if the client has disconnected
         took = time.monotonic() - began
         self._seconds = 0.7 * self._seconds + 0.3 * took if self._seconds else took
         self._give_back(client)

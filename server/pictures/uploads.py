@@ -1,4 +1,4 @@
-"""From the fields of an edit to what the model completes, and to what its completions are laid back over."""
+"""Turn the fields of an edit into the image that the model completes, and what completions are laid back over."""
 
 import io
 from dataclasses import dataclass
@@ -17,24 +17,24 @@ from .prepare import SIDE, Box, NoFigure, Prepared, prepare
 
 Preparation = Literal["none", "mnist"]
 
-LARGEST_SIDE = 1024  # of what is prepared or laid back: larger uploads are reduced to it
+LARGEST_SIDE = 1024  # pixels; uploads to prepare or to lay back are reduced to this side
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Upload:
     occluded: Occluded
     crop: Box                   # left, top, right, bottom of what the model's picture shows, in pixels of the upload
-    prepared: Prepared | None   # in pixels of the upload once it is reduced
+    prepared: Prepared | None   # in pixels of the reduced upload
     box: Box | None             # of the prepared figure, in pixels of the upload
     overlay: Overlay | None
 
     @property
     def held(self) -> int:
-        """Bytes that it still needs once the upload is decoded."""
+        """Bytes of memory that are still needed once the upload is decoded."""
         return 0 if self.overlay is None else self.overlay.held
 
     def seen(self) -> bytes:
-        """A PNG of what the model sees of a prepared picture, transparent where it is to be drawn."""
+        """A PNG of what the model sees of a prepared picture, transparent where pixels are to be drawn."""
         out = io.BytesIO()
         shape = SIDE, SIDE
         alpha = 255 * self.occluded.known.reshape(shape).astype(np.uint8)
@@ -46,7 +46,7 @@ def read(image: bytes, config: ModelConfig, *, mask: bytes | None = None, keep_r
          preparation: Preparation = "none", lay_back: bool = False) -> Upload:
     """Decode an upload; pictures.decode says what its holes are. Raises PictureError, or MemoryError.
 
-    mnist: the digit in it is found, and brought to the size and place of MNIST's. lay_back: for Upload.overlay.
+    preparation mnist: find the digit, and bring it to MNIST's size and place · lay_back: also make Upload.overlay.
     """
     if preparation == "none":
         decoded = decode(image, config, mask=mask, keep_rows=keep_rows)
@@ -76,13 +76,13 @@ def read(image: bytes, config: ModelConfig, *, mask: bytes | None = None, keep_r
 
 
 def reduce_and_prepare(grey: NDArray[np.uint8], kept: NDArray[np.bool_]) -> Prepared:
-    """grey: (H, W) · kept: of any size, stretched over it. Raises NoFigure."""
+    """Reduce a grey picture (H, W), and prepare it. kept: of any size, stretched over it. Raises NoFigure."""
     values, known = reduced(grey[..., None], kept, *_smaller(grey)[:2])
     return prepare(values[..., 0], known)
 
 
 def outside(occluded: Occluded) -> list[str]:
-    """A warning for whoever hid something that the model does not see; or none."""
+    """A warning if something is hidden that the model does not see, else no warning."""
     if not occluded.missed:
         return []
     return [f"{max(1, round(100 * occluded.missed))} % of what is hidden is outside the part of the picture that the "
@@ -90,7 +90,7 @@ def outside(occluded: Occluded) -> list[str]:
 
 
 def check_preparable(config: ModelConfig) -> None:
-    """Raise PictureError for a model that was not trained on digits as MNIST has them."""
+    """Raise PictureError unless the model has the shape of MNIST's images."""
     if (config.height, config.width, config.channels) != (SIDE, SIDE, 1):
         raise PictureError(f"prepare=mnist goes with models of {SIDE}x{SIDE} grey pixels, and this one has "
                            f"{config.width}x{config.height} with {config.channels} channels; leave prepare out, or "
@@ -98,7 +98,7 @@ def check_preparable(config: ModelConfig) -> None:
 
 
 def _smaller(pixels: NDArray[np.uint8]) -> tuple[int, int, float]:
-    """Height and width of an upload that is prepared or laid back, and how many of its pixels one of these is."""
+    """Height and width to which an upload is reduced, and the length of one reduced pixel in pixels of the upload."""
     height, width = pixels.shape[:2]
     factor = max(1.0, max(height, width) / LARGEST_SIDE)
     return max(1, round(height / factor)), max(1, round(width / factor)), factor
@@ -118,7 +118,7 @@ def _below(shape: tuple[int, ...], field: Box, rows: int) -> NDArray[np.bool_]:
 
 def _overlay(image: bytes, config: ModelConfig, mask: bytes | None, keep_rows: int | None,
              crop: tuple[int, int, int, int]) -> Overlay:
-    """Over the whole upload, of which the model sees the crop."""
+    """The overlay over a whole upload, of which the model sees only the crop."""
     whole = decode(image, config, mask=None, keep_rows=config.height, channels=3, whole=True)
     decoded = decode(image, config, mask=mask, keep_rows=keep_rows, channels=3)
     tall, wide, factor = _smaller(whole.colours)
