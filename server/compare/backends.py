@@ -1,8 +1,8 @@
-"""What a comparison runs: a network with one kind of attention, stepping on memory or recomputing everything.
+"""The backends of a comparison: a network with one kind of attention, stepping on memory or recomputing everything.
 
-`linear` and `stateful-softmax` keep a memory per image and take one step a token; `softmax`, `lsh-1` and `lsh-4`
-keep nothing but the image and run the parallel form over the whole prefix at every position, which are the paper's
-baselines. `linear` is run by the compiled engine as well, where that is there.
+`linear` and `stateful-softmax` keep a memory per image and take one step per token. `softmax`, `lsh-1` and `lsh-4` are
+the paper's baselines: they keep nothing but the image, and run the parallel form over the whole prefix at every
+position. `linear` also runs in the compiled engine, if that is available.
 """
 
 import dataclasses
@@ -21,19 +21,19 @@ from linpix.model.inputs import START
 from linpix.model.packing import PRECISIONS, choose, pack
 from linpix.model.transformer import Attend, Transformer
 
-QUANTUM_S = 0.05     # a call of the compiled engine lasts so long at most: live requests wait for its end
-PASS_SIZE = 2**19    # tokens x d_model x hashings of a parallel pass, at most: bounds memory, and more is no faster
+QUANTUM_S = 0.05     # longest call of the compiled engine, about: live requests wait for its end
+PASS_SIZE = 2**19    # most tokens x d_model x hashings of a parallel pass: bounds memory; more is not faster
 
 
 class Form(NamedTuple):
     """How a backend decodes."""
 
-    attention: dict[str, Any]  # what tells the configuration of its weights from other attention
-    keeps: bool                # a memory per image, and steps on it; else each position computes its whole prefix again
-    compiled: bool = False     # by the compiled engine as well, where that is there
+    attention: dict[str, Any]  # fields that select it in the configuration of its weights
+    keeps: bool                # steps on a memory per image; else each position computes its whole prefix again
+    compiled: bool = False     # also runs in the compiled engine, if that is available
 
 
-FORMS = {  # the cheap ones first, as they are surveyed
+FORMS = {  # cheapest first: the order in which they are surveyed
     "linear": Form({"attention": "linear"}, keeps=True, compiled=True),
     "stateful-softmax": Form({"attention": "softmax"}, keeps=True),
     "softmax": Form({"attention": "softmax"}, keeps=False),
@@ -44,14 +44,14 @@ BACKENDS = tuple(FORMS)
 
 
 class Backend:
-    """A network, and the memory of the images that it decodes: in slots 1..rows, or none."""
+    """A network, and the memory of the images that it decodes, in slots 1..rows, if it keeps one."""
 
     engine, precision = "eager", "fp32"
-    stride = 1  # tokens of one call of step, at most
+    stride = 1  # most tokens in one call of step
 
     def __init__(self, name: str, net: Transformer, rows: int) -> None:
         self.name, self.net, self.rows = name, net, rows
-        if name == "linear":  # torch alone, as all else that is compared in this engine
+        if name == "linear":  # without our operator: eager backends are compared in torch alone
             self.state: State | None = RecurrentState(net.config, rows, operator=False)
         else:
             self.state = net.attention.new_state(rows) if FORMS[name].keeps else None
@@ -62,8 +62,8 @@ class Backend:
     def fill(self, canvas: Tensor) -> Iterator[None]:
         """Give every slot the memory of a whole image, `canvas` (1, T), as prefill would.
 
-        What a step costs depends on its position and not on values. But memory that nobody has written yet
-        is one page of zeros, always in the cache, which would flatter whoever keeps much.
+        The cost of a step depends on its position and not on values. But memory that was never written is one
+        page of zeros, always in the cache, which would favour backends that keep much.
         """
         state = self.state
         if state is not None:
@@ -76,7 +76,7 @@ class Backend:
     def difference(self, canvas: Tensor, at: Iterable[int]) -> Generator[None, None, float]:
         """Largest difference of the mixture parameters between a step and the parallel form over the prefix.
 
-        Asked at some positions of the image that filled the slots.
+        at: positions of the image that filled the slots.
         """
         assert self.state is not None
         start, slots, worst = self._start[:1], self._slots[:1], 0.0
@@ -108,7 +108,7 @@ class Backend:
 
 
 class CompiledBackend(Backend):
-    """Linear attention in the compiled engine. A step is an image row, in calls as long as a quantum."""
+    """Linear attention in the compiled engine. A step draws an image row, in calls of about QUANTUM_S."""
 
     engine = "compiled"
 
@@ -120,10 +120,10 @@ class CompiledBackend(Backend):
         self._packed, self._S, self._z = pack(net, PRECISIONS[self.precision]), self.state.S, self.state.z
         self._canvas = torch.zeros(rows + 1, net.config.subpixels, dtype=torch.uint8)
         self._unknown = torch.zeros_like(self._canvas, dtype=torch.bool)
-        self._quantum = 1  # tokens of a call, as learned from the last one
+        self._quantum = 1  # tokens of the next call, from the speed of the last one
 
     def step(self, canvas: Tensor, t: int, u: Tensor) -> Generator[None, None, None]:
-        """Draw tokens t .. t + stride - 1, image i with seed i: u is drawn anew, from the same seeds."""
+        """Draw tokens t .. t + stride - 1, image i with seed i. u is ignored: the engine draws its own noise."""
         rows, end, C = len(canvas), min(t + self.stride, self.net.config.length), self.net.config.token_size
         while t < end:
             count = min(self._quantum, end - t)
@@ -154,12 +154,12 @@ def _parallel(net: Transformer, canvas: Tensor, t: int, start: Tensor,
 
 
 def config_of(backend: str, config: ModelConfig) -> ModelConfig:
-    """The configuration of a backend's weights, all but attention being that of `config`."""
+    """The configuration of a backend's weights: `config` with that backend's attention."""
     return dataclasses.replace(config, **FORMS[backend].attention)
 
 
 def rows_together(backend: str, config: ModelConfig, batch: int, t: int) -> int:
-    """Rows of a batch that go through the network in one pass: all, or of whole prefixes what PASS_SIZE allows."""
+    """Rows of a batch in one pass through the network: all, or as many whole prefixes as PASS_SIZE allows."""
     form = FORMS[backend]
     rounds = form.attention.get("lsh_rounds")
     tokens = rounds * max(t + 1, config.lsh_chunk) if rounds else t + 1  # lsh pads to whole chunks
@@ -167,12 +167,12 @@ def rows_together(backend: str, config: ModelConfig, batch: int, t: int) -> int:
 
 
 def state_bytes(backend: str, config: ModelConfig) -> int:
-    """Per image, beside its sub-pixels: who computes prefixes again keeps nothing else."""
+    """Bytes per image, beside its sub-pixels; 0 for backends that compute prefixes again."""
     return attention_for(config_of(backend, config)).state_bytes if FORMS[backend].keeps else 0
 
 
 def first_position(config: ModelConfig) -> int:
-    """The first position with anything to compute from: without a start token, 1."""
+    """The first position that has an input: 0, or 1 without a start token."""
     return 1 if config.first_marginal else 0
 
 

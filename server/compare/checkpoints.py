@@ -1,4 +1,4 @@
-"""Which weights stand for which backend: a model, the twins trained to be compared with it, or nobody's."""
+"""The weights that each backend runs: a model's, those of twins trained to be compared with it, or random ones."""
 
 import dataclasses
 import json
@@ -22,8 +22,8 @@ _FREE = {"attention", "twin_of", "eps", "first_marginal",
 def find_twins(checkpoint: Checkpoint, folder: Path, read_before: Iterable[Checkpoint] = ()) -> list[Checkpoint]:
     """The checkpoints in `folder` to compare this one with.
 
-    Those trained as its twins, or as those of the model that it is a twin of; and that model, if no twin stands for its
-    attention. Raises CheckpointError if there is one that cannot be read. read_before: these are not read again while
+    These are its twins, or the twins of the model that it is a twin of; and that model, if no twin stands for its
+    attention. Raises CheckpointError if one cannot be read. read_before: checkpoints that are not read again while
     their folders state the same digests.
     """
     there = {(one.name, one.digest): one for one in read_before if one.folder.parent == Path(os.path.abspath(folder))}
@@ -55,10 +55,11 @@ def not_compared(checkpoint: Checkpoint) -> str:
 
 
 def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str, Checkpoint | None]:
-    """Whose weights each backend runs; None where nobody's will do, and random ones must.
+    """The checkpoint whose weights each backend runs; None: random weights.
 
-    A twin stands for its attention before the model that it is a twin of, since twins were trained alike; asked about
-    itself, it stands for its own. Raises ValueError for what is no twin, or has attention that no backend runs.
+    A twin stands for its attention rather than the model that it is a twin of, since twins were trained alike. A twin
+    that is itself compared stands for its own attention. Raises ValueError for a checkpoint that is not a twin, or a
+    model that is not compared.
     """
     ours = checkpoint.net.config
     if obstacle := not_compared(checkpoint):
@@ -81,8 +82,10 @@ def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str,
 
 
 def _stands_for(theirs: ModelConfig, ours: ModelConfig) -> list[str]:
-    """The backends that weights of one configuration run when another is asked about: those whose attention, computed
-    with our options where the backend does not say otherwise, is theirs."""
+    """The backends that `theirs` is the configuration of, when the model of `ours` is compared.
+
+    Options of attention that a backend does not set are those of `ours`.
+    """
     options = {name: getattr(ours, name) for name in kind_of(theirs.attention).options}
     return [name for name in BACKENDS
             if config_of(name, theirs) == theirs == config_of(name, dataclasses.replace(theirs, **options))]

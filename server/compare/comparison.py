@@ -1,4 +1,4 @@
-"""Backends of one model side by side on this machine: measure their steps, and whole images where there is time.
+"""A comparison of one model's backends on this machine: time their steps, and whole images if there is time.
 
 The work comes in short units, so that a service can fit it between live requests.
 """
@@ -26,13 +26,13 @@ from .checkpoints import sources_of
 from .measure import Cell, CellKind, Measurement, OutOfTime, Stopwatch
 from .results import circumstances, findings
 
-UNIT_S = 0.05        # a unit of work ends after this, so that live requests get their turn
-ROUNDS = 40          # over the positions of one cell, at most
-ROUNDS_SHARE = 0.4   # of the budget, before whole images are decoded; what then is left goes there too
-MARGIN = 1.2         # a decode is begun if this many times its predicted time is left
-DECODES = 9          # whole images of a cell, at most: a hiccup may be most of a short one
-DECODES_SHARE = 0.1  # of the budget, for all of these but each cell's first
-MEMORY_SHARE = 0.25  # of the free memory, for one backend's states
+UNIT_S = 0.05        # a unit of work ends after this, so that live requests need not wait longer
+ROUNDS = 40          # most rounds over the positions of one cell
+ROUNDS_SHARE = 0.4   # of the time left after the survey, before whole images are decoded; time left then goes there too
+MARGIN = 1.2         # a decode begins only if this many times its predicted time is left
+DECODES = 9          # most whole decodes of a cell; several, as a hiccup may dominate a short one
+DECODES_SHARE = 0.1  # of the budget, for all whole decodes but each cell's first
+MEMORY_SHARE = 0.25  # of the free memory, at most, for one backend's states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class ComparisonPlan:
 
     backends: tuple[str, ...] = BACKENDS
     batches: tuple[int, ...] = (1, 16, 64)  # images decoded together; 1 is always measured beside them
-    budget_s: float = 60.0                  # time to measure in, set-up aside
+    budget_s: float = 60.0                  # time for measuring, without set-up
 
     def __post_init__(self) -> None:
         for backend in self.backends:
@@ -66,7 +66,7 @@ class Comparison:
     def __init__(self, checkpoint: Checkpoint, twins: Sequence[Checkpoint], plan: ComparisonPlan, *, command: str = "",
                  clock: Callable[[], float] = time.perf_counter,
                  processor: Callable[[], float] | None = time.thread_time) -> None:
-        """twins: see find_twins; attention that nobody has gets random weights, made here. Raises ValueError.
+        """twins: see find_twins; attention that no checkpoint has gets random weights. Raises ValueError.
 
         clock, processor: see Stopwatch.
         """
@@ -74,7 +74,7 @@ class Comparison:
         sources = sources_of(checkpoint, twins)
         self.plan, self.progress = plan, 0.0
         best = choose(config_of("linear", config))
-        precisions = {"eager": "fp32", best.engine: best.precision}  # by engine, of those that can run here
+        precisions = {"eager": "fp32", best.engine: best.precision}  # by engine, for engines that can run here
         self._kinds: list[CellKind] = [(name, engine) for name in BACKENDS if name in plan.backends
                                    for engine in (reversed(precisions) if FORMS[name].compiled else ("eager",))]
         self.cells = [Cell(backend, engine, precisions[engine], batch, sources[backend])
@@ -88,7 +88,7 @@ class Comparison:
         self._describe()
 
     def run(self) -> Iterator[None]:
-        """Units of about UNIT_S each."""
+        """Do the work; yields after each unit of about UNIT_S."""
         work = self._work()
         over = False
         try:
@@ -102,7 +102,7 @@ class Comparison:
                 self._watch.end()
                 yield
         finally:
-            self._measured.backends.clear()  # their memories are large, and the report outlives them
+            self._measured.backends.clear()  # their memories are large, and only the report is still needed
             self._nets.clear()
         self._describe()
         self.progress = 1.0
@@ -120,7 +120,7 @@ class Comparison:
                     self.progress = min(0.99, (self._watch.elapsed() - began) / self.plan.budget_s)
                     yield
             except OutOfTime:
-                pass  # what is known stands, and the later stages find no time either
+                pass  # what was measured counts, and later stages find no time either
             for cell in self.cells:
                 if not (cell.round_seconds or cell.note):
                     cell.note = (f"the budget of {self.plan.budget_s:g} s ended before its steps were timed "
@@ -128,7 +128,7 @@ class Comparison:
             self._describe()
 
     def _survey(self) -> Iterator[None]:
-        """Each cell's figure from few positions, before any gets a better one."""
+        """A first figure for every cell, from few positions, before any gets a better one."""
         for cell in sorted(self.cells, key=lambda cell: self._kinds.index(cell.kind)):
             if not cell.note:
                 yield from self._measured.survey(cell)
@@ -141,7 +141,7 @@ class Comparison:
             yield from self._measured.round(min(ready, key=lambda cell: cell.spent))
 
     def _decodes(self) -> Iterator[None]:
-        """Whole images, as far as there is time; the fastest cells first, and short ones several times."""
+        """Decode whole images while there is time; the fastest cells first, and short decodes several times."""
         again_s = DECODES_SHARE * self.plan.budget_s / len(self.cells)
         for cell in sorted(self._surveyed(), key=self._measured.seconds):
             while MARGIN * (seconds := self._measured.seconds(cell)) < self._watch.left():
@@ -154,7 +154,7 @@ class Comparison:
         return [cell for cell in self.cells if cell.round_seconds]
 
     def _set_up(self) -> Iterator[None]:
-        """Memories, and how far the two softmax forms agree."""
+        """Fill the memories, and measure how far the two softmax forms agree."""
         config, measured = self._measured.config, self._measured
         cells = {cell.kind: [one for one in self.cells if one.kind == cell.kind] for cell in self.cells}
         for kind, alike in cells.items():

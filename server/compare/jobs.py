@@ -1,4 +1,4 @@
-"""One comparison at a time, made in a thread, run by the worker between quanta, watched and cancelled by its id."""
+"""Comparisons, one at a time: made in a thread, run by the engine thread between quanta, watched by id."""
 
 import asyncio
 import itertools
@@ -18,14 +18,14 @@ from .checkpoints import find_twins
 from .comparison import Comparison, ComparisonPlan
 
 logger = logging.getLogger("linpix")
-PAUSE_S = 1.0  # after a cancelled comparison: to begin costs others' images time, and to cancel costs nothing
+PAUSE_S = 1.0  # before the next one after a cancelled one: beginning takes time from live requests, cancelling is free
 
 Status = Literal["running", "completed", "cancelled", "failed"]
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A comparison's state as clients see it; the engine thread writes, the event loop reads. It holds numbers only."""
+    """A comparison's state as clients see it; the engine thread writes, the event loop reads. It holds no network."""
 
     id: str
     model: str
@@ -47,7 +47,7 @@ class Comparisons:
         self._ledger, self._thread = ledger, thread
         self._jobs: dict[str, Job] = {}
         self._ids = itertools.count(1)
-        self._twins: list[Checkpoint] = []  # of the model compared last that are not served: likely wanted again
+        self._twins: list[Checkpoint] = []  # of the last model compared, if not served: likely needed again
         self._making: asyncio.Task[None] | None = None
         self._quiet_until = 0.0
 
@@ -59,7 +59,7 @@ class Comparisons:
         if left_s > 0 or (self._making and not self._making.done()):
             raise JustCancelled(next(reversed(self._jobs)), max(left_s, 0.1))
         job = Job(f"cmp-{next(self._ids)}", model, plan.budget_s)
-        self._jobs = dict(list(self._jobs.items())[-15:])  # the last ones stay readable
+        self._jobs = dict(list(self._jobs.items())[-15:])  # the last 16 stay readable
         self._jobs[job.id] = job
         self._making = asyncio.get_running_loop().create_task(self._make(job, checkpoint, plan))
         return job
@@ -70,13 +70,13 @@ class Comparisons:
         return self._looked_at(self._jobs[id])
 
     def _looked_at(self, job: Job) -> Job:
-        if job.status == "running" and self._ledger.gone:  # nothing else will end it
+        if job.status == "running" and self._ledger.gone:  # without an engine nothing else ends it
             job.error, job.status = self._ledger.gone, "failed"
         return job
 
     @property
     def latest(self) -> Job | None:
-        """The comparison begun last, running or over."""
+        """The last comparison that was begun, running or over."""
         return self._looked_at(next(reversed(self._jobs.values()))) if self._jobs else None
 
     def cancel(self, id: str) -> Job:
@@ -87,7 +87,7 @@ class Comparisons:
         return job
 
     def stop(self) -> None:
-        """Cancel whatever runs: the service is ending."""
+        """Cancel the running comparison: the service is ending."""
         for id in self._jobs:
             self.cancel(id)
 
@@ -102,7 +102,7 @@ class Comparisons:
             self._thread.run_in_background(self._units(job, comparison, checkpoint))
 
     def _made(self, job: Job, checkpoint: Checkpoint, plan: ComparisonPlan) -> Comparison | None:
-        """In a thread: twins are read and hashed, networks built. None for a job that has been cancelled."""
+        """Read and hash twins, and build networks, in a thread. None for a job that has been cancelled."""
         if job.status != "running":
             return None
         served = [served.decoder.checkpoint for served in self._ledger.models.values()]
@@ -133,14 +133,14 @@ class Comparisons:
             raise
 
     def _fail(self, job: Job, failure: Exception, checkpoint: Checkpoint) -> None:
-        """Clients hear of files by their place among the checkpoints; the log has the whole path."""
+        """End a job with an error. Clients see paths below the folder of checkpoints; the log has the whole path."""
         if job.status == "running":
             told = str(failure).replace(f"{checkpoint.folder.parent}{os.sep}", "")
             job.error, job.status = f"{type(failure).__name__}: {told}", "failed"
 
 
 class Jobs:
-    """Comparisons as the routes ask for them: in this process, or in another (server/cluster/front.py)."""
+    """What routes call: comparisons in this process, or in another one (FarJobs in server/cluster/serving.py)."""
 
     def __init__(self, comparisons: Comparisons, ledger: Ledger) -> None:
         self._comparisons, self._ledger = comparisons, ledger
@@ -163,11 +163,11 @@ class Jobs:
         return self._comparisons.latest
 
     def stop(self) -> None:
-        """Cancel whatever runs: the service is ending."""
+        """Cancel the running comparison: the service is ending."""
         self._comparisons.stop()
 
     async def watch(self, id: str, interval_s: float = 0.5) -> AsyncIterator[dict[str, Any]]:
-        """Yield a job's JSON whenever time has passed, and once more when it is over."""
+        """Yield a job's JSON every interval_s while it runs, and once more when it is over."""
         while (job := await self.find(id)).status == "running":
             yield job.to_json()
             await asyncio.sleep(interval_s)

@@ -1,4 +1,4 @@
-"""Times of one comparison: steps of each backend at some positions, whole decodes, and what follows from them.
+"""The timing of one comparison: steps of each backend at some positions, whole decodes, and estimates from them.
 
 The work comes in short units, so that a service can fit it between live requests; only time inside units counts.
 """
@@ -19,9 +19,9 @@ from linpix.model.generate import noise_of
 from .backends import Backend, first_position, rows_together
 
 CellKind = tuple[str, str]    # backend, engine
-BURST, BURST_S = 4, 0.05  # a step is taken so often, or for so long, in a row, and the quickest counts
-BUSY = 1.5                # other work has disturbed decodes that took so many times what their quickest steps add up to
-WAITED = 0.25             # or a row that this thread was not on a processor for so much of the time
+BURST, BURST_S = 4, 0.05  # a step is repeated this many times, or for this long; the quickest counts
+BUSY = 1.5                # decodes that took this many times the sum of their usual steps were disturbed by other work
+WAITED = 0.25             # and so was a cell whose thread was off the processor for this part of its time
 
 
 class OutOfTime(Exception):
@@ -29,14 +29,14 @@ class OutOfTime(Exception):
 
 
 class Stopwatch:
-    """Seconds spent inside units of work. A unit begins when it is said to, and ends likewise."""
+    """Seconds spent inside units of work, each between `begin` and `end`."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter,
                  processor: Callable[[], float] | None = time.thread_time) -> None:
-        """processor: the seconds that this thread has been on a processor; None beside a made-up clock."""
+        """processor: seconds that this thread has been on a processor; None if the clock is made up."""
         self.clock, self.processor, self.spent = clock, processor, 0.0
-        self.timed_s, self.waited_s = 0.0, 0.0  # of all timed work, and those of them off the processor
-        self.deadline = math.inf  # in time spent, not on the wall
+        self.timed_s, self.waited_s = 0.0, 0.0  # of all timed work, and of it off the processor
+        self.deadline = math.inf  # in seconds spent in units, not on the wall clock
         self._began = 0.0
 
     def begin(self) -> None:
@@ -46,18 +46,18 @@ class Stopwatch:
         self.spent = self.elapsed()
 
     def unit(self) -> float:
-        """Seconds since the unit began; asked inside one."""
+        """Seconds since the unit began; to be called inside one."""
         return self.clock() - self._began
 
     def elapsed(self) -> float:
-        """Seconds spent in units; asked inside one."""
+        """Seconds spent in units; to be called inside one."""
         return self.spent + self.unit()
 
     def left(self) -> float:
         return self.deadline - self.elapsed()
 
     def timed(self, work: Iterator[None]) -> Generator[None, None, float]:
-        """Carry work out and return its seconds, those between units aside. Raises OutOfTime."""
+        """Do the work and return its seconds, without those between units. Raises OutOfTime."""
         seconds, over = 0.0, False
         while True:
             if self.elapsed() > self.deadline:
@@ -86,13 +86,13 @@ class Cell:
     engine: str
     precision: str
     batch: int
-    source: Checkpoint | None     # whose weights; None: random ones
+    source: Checkpoint | None     # of the weights; None: random ones
     spent: float = 0.0
     rounds: int = 0
-    round_seconds: float = 0.0    # what the next round will take; 0 before the survey
+    round_seconds: float = 0.0    # predicted, of the next round; 0 before the survey
     note: str = ""                # why there is no figure
-    timed_s: float = 0.0          # of its steps and decodes,
-    waited_s: float = 0.0         # and those of them that other work had the processor
+    timed_s: float = 0.0          # of its steps and decodes
+    waited_s: float = 0.0         # the part of timed_s in which other work had the processor
     decodes: list[float] = field(default_factory=list)  # seconds of whole decodes
 
     @property
@@ -101,7 +101,7 @@ class Cell:
 
     @property
     def decoded(self) -> float | None:
-        """Seconds of a whole decode, the median, if there was time for one."""
+        """Median seconds of a whole decode; None if there was no time for one."""
         return statistics.median(self.decodes) if self.decodes else None
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ class Cell:
 
 
 class Measurement:
-    """Step times by backend, rows and position; visit and decode add to them, the rest reads them."""
+    """Step times by backend, rows and position: survey and round add to them, other methods read them."""
 
     def __init__(self, config: ModelConfig, rows: int, watch: Stopwatch) -> None:
         """rows: the largest batch."""
@@ -128,14 +128,14 @@ class Measurement:
     def survey(self, cell: Cell) -> Iterator[None]:
         """Few positions, for a first figure."""
         yield from self._visit(cell, self.coarse[0], burst=1)
-        self._samples.pop(self._key(cell, self.coarse[0]), None)  # that was to warm up
+        self._samples.pop(self._key(cell, self.coarse[0]), None)  # it was only to warm up
         for t in self.coarse:
             if self._key(cell, t) not in self._samples:
                 yield from self._visit(cell, t, burst=2)
         cell.round_seconds = self._round_seconds(cell)
 
     def round(self, cell: Cell) -> Iterator[None]:
-        """All positions, there and back: drift of the machine then hits all of them alike."""
+        """Visit all positions, every second round backwards: so drift of the machine affects all of them alike."""
         for t in self.positions[:: -1 if cell.rounds % 2 else 1]:
             yield from self._visit(cell, t, BURST)
         cell.rounds += 1
@@ -160,20 +160,20 @@ class Measurement:
         self._count(cell, before)
 
     def steps(self, cell: Cell) -> dict[int, float]:
-        """Seconds of a step of the batch, by position. Of groups of rows, one stands for all."""
+        """Seconds of a step of the batch, by position. If it goes in groups of rows, one group stands for all."""
         keys = [key for t in self.positions if (key := self._key(cell, t)) in self._samples]
         return {t: _usual(self._samples[kind, rows, t]) * cell.batch / rows for kind, rows, t in keys}
 
     def estimate(self, cell: Cell) -> float:
-        """Seconds of decoding the batch, from the steps."""
+        """Seconds to decode the batch, estimated from its steps."""
         return integrate(self.steps(cell), self._length)
 
     def seconds(self, cell: Cell) -> float:
-        """Of decoding the batch: measured if it was."""
+        """Seconds to decode the batch: measured, else estimated."""
         return self.estimate(cell) if cell.decoded is None else cell.decoded
 
     def disturbed(self, cell: Cell) -> str:
-        """How other work is known to have slowed a cell down, in words; empty if it is not."""
+        """How other work slowed a cell down, in words; empty if it is not known to have."""
         if cell.waited_s > WAITED * cell.timed_s:
             return f"other work had its processor for {cell.waited_s / cell.timed_s:.0%} of the time"
         if cell.decoded is not None and cell.decoded > BUSY * (usual := self.estimate(cell)):
@@ -186,17 +186,17 @@ class Measurement:
         cell.waited_s += self.watch.waited_s - before[1]
 
     def tail_over_head(self, cell: Cell) -> float:
-        """Median step in the last tenth of the positions over that in the first."""
+        """Median step time in the last tenth of the positions / that in the first tenth."""
         steps, tenth = self.steps(cell), max(1, self._length // 10)
         costs = np.interp(np.arange(self._length), list(steps), list(steps.values()))
         return float(np.median(costs[-tenth:]) / np.median(costs[:tenth]))
 
     def _key(self, cell: Cell, t: int) -> tuple[CellKind, int, int]:
-        """Cells whose batch is larger than what goes through the network together share their samples."""
+        """The key of a cell's samples. Batches larger than one pass through the network share samples."""
         return cell.kind, rows_together(cell.backend, self.config, cell.batch, t), t
 
     def _visit(self, cell: Cell, t: int, burst: int) -> Iterator[None]:
-        """Time a step of a cell at t, or a call's steps that t is one of. The first of a burst warms the caches."""
+        """Time a cell's step at t, or the steps of a call that includes t. The first of a burst warms the caches."""
         began = self.watch.elapsed()
         key, backend = self._key(cell, t), self.backends[cell.kind]
         at = min(t, self._length - backend.stride)
@@ -211,7 +211,7 @@ class Measurement:
         yield
 
     def _round_seconds(self, cell: Cell) -> float:
-        """What one round over the positions is going to take."""
+        """Predicted seconds of the next round over the positions."""
         steps = self.steps(cell)
         at = np.interp(self.positions, list(steps), list(steps.values())).tolist()
         share = self.backends[cell.kind].stride / cell.batch
@@ -220,11 +220,11 @@ class Measurement:
 
 
 def integrate(seconds: dict[int, float], length: int) -> float:
-    """The sum over positions 0..length-1 of what is known at some of them, with straight lines between."""
+    """The sum over positions 0..length-1 of seconds known at some of them, with straight lines between."""
     positions = sorted(seconds)
     return float(np.interp(np.arange(length), positions, [seconds[t] for t in positions]).sum())
 
 
 def _usual(samples: Sequence[float]) -> float:
-    """The lower quartile: what else the machine does can only add, and does so in bursts of its own."""
+    """The lower quartile: other work on the machine can only add time, and comes in bursts."""
     return sorted(samples)[(len(samples) - 1) // 4]

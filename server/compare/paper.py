@@ -1,4 +1,4 @@
-"""What a report's table and its picture both need: the paper's figures, and how a figure is written."""
+"""Shared by a report's tables and its plot: the paper's figures, and how a figure is written."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,8 +7,8 @@ from typing import Any
 Report = dict[str, Any]
 Result = dict[str, Any]
 
-# Tables 1, 2, 4 and 5 of "Transformers are RNNs" (2020): 4 has the rows of 1 (MNIST) and 2 (CIFAR-10), and one more.
-# Its factors are left out: they follow from the figures.
+# Tables 1, 2, 4 and 5 of "Transformers are RNNs" (2020). Table 4 has the rows of 1 (MNIST) and 2 (CIFAR-10), and one
+# more. The paper's factors are left out: they follow from the figures.
 PAPER: dict[str, Any] = {
     "source": "Katharopoulos et al., Transformers are RNNs, ICML 2020, tables 1, 2, 4 and 5",
     "device": "one P40-class GPU, in table 5 also on a CPU that is not named",
@@ -40,8 +40,8 @@ PAPER: dict[str, Any] = {
                    "cpu_seconds": 45.1, "gpu_seconds": 61.3},
     },
 }
-ENGINES = {"eager": "torch", "eager+operator": "torch with our operator", "compiled": "compiled"}  # for people
-DATASETS = {784: ("mnist", "MNIST"), 3072: ("cifar10", "CIFAR-10")}  # by sub-pixels, else MNIST
+ENGINES = {"eager": "torch", "eager+operator": "torch with our operator", "compiled": "compiled"}  # as readers see them
+DATASETS = {784: ("mnist", "MNIST"), 3072: ("cifar10", "CIFAR-10")}  # by number of sub-pixels; else MNIST
 
 
 def dataset_of(report: Report) -> tuple[str, str]:
@@ -49,7 +49,7 @@ def dataset_of(report: Report) -> tuple[str, str]:
 
 
 def order_of(report: Report) -> list[str]:
-    """The paper's rows in its order, whether they ran here or not, and then those backends that it does not have."""
+    """The paper's backends in its order, whether they ran here or not, and then those that it does not have."""
     return list(dict.fromkeys([*report["paper"][dataset_of(report)[0]], *ran_in(report)]))
 
 
@@ -72,12 +72,12 @@ def results_of(results: list[Result], backend: str, engine: str) -> list[Result]
 
 
 def factor(x: float | None, base: float | None) -> str:
-    """Bases are of rows of the same engine, so that a factor tells of attention alone."""
+    """x / base in words. Bases are from the same engine, so that a factor compares attention alone."""
     return f" ({figure(x / base)}x)" if x and base else ""
 
 
 def figure(x: float | None, mark: str = "") -> str:
-    """Three digits, and never an exponent."""
+    """Three significant digits, and never an exponent."""
     if x is None:
         return "-"
     digits = max(0, 2 - math.floor(math.log10(abs(x)))) if x else 0

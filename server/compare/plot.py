@@ -48,7 +48,7 @@ def svg(report: Report) -> str:
 
 
 def _mark(engine: str) -> str:
-    """What tells other engines from the eager one of the same colour: a rim, as lines are dashed."""
+    """A rim for bars of other engines, which have the eager engine's colour; their lines are dashed."""
     return "" if engine == "eager" else ' class="axis" stroke-width="2"'
 
 
@@ -91,7 +91,7 @@ def _paper_bars(report: Report, backends: set[str]) -> list[Result]:
 
 
 def _bar_plot(groups: list[tuple[str, list[Result]]], colours: dict[str, str], left: float, right: float) -> list[str]:
-    """Groups of bars, each with what stands below it; the last are the paper's."""
+    """Groups of bars, each with the label below it; the last group is the paper's."""
     order = list(colours)
     y, low, high = _log_axis([bar["images_per_second"] for _, bars in groups for bar in bars])
     parts = [_text(left, 78, "Images per second, by batch (log)", "title"),
@@ -124,7 +124,7 @@ def _short(bar: Result) -> str:
 
 
 def _log_axis(values: list[float]) -> tuple[Callable[[float], float], int, int]:
-    """From a value to its height in pixels, and the exponents of the lowest and highest decade."""
+    """A function from a value to its y in pixels, and the exponents of the lowest and highest decade."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)) + 0.1)
     high = max(high, low + 1)
     return lambda value: _BOTTOM - (_BOTTOM - _TOP) * (math.log10(value) - low) / (high - low), low, high

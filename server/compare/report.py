@@ -1,6 +1,6 @@
-"""What a comparison found, for people: a table for the terminal, report.md and report.svg beside report.json.
+"""A comparison's findings for readers: a table for the terminal, report.md and report.svg beside report.json.
 
-Nothing here measures, and nothing here needs torch.
+This module measures nothing, and does not need torch.
 """
 
 import json
@@ -37,7 +37,7 @@ def write(report: Report, folder: Path) -> None:
 
 
 def table(report: Report) -> str:
-    """For a terminal: one line a backend and batch."""
+    """A table for a terminal: one line per backend, engine and batch."""
     rows = [("backend", "engine", "batch", "images/s", "s/image", "state/image", "last/first tenth",
              "bits/dim")]
     for result in report["results"]:
@@ -53,7 +53,7 @@ def table(report: Report) -> str:
 
 
 def markdown(report: Report) -> str:
-    """The paper's tables beside ours."""
+    """report.md: our tables beside the paper's."""
     dataset, title = dataset_of(report)
     engines = sorted({result["engine"] for result in report["results"]})
     command = f"`{report['command']}` · " if report["command"] else ""
@@ -140,7 +140,7 @@ def _steps(report: Report) -> list[list[str]]:
 
 
 def _rows(report: Report) -> list[tuple[str, str, str]]:
-    """Name, backend and engine, in the paper's order; the paper has backends that did not run here."""
+    """Name, backend and engine of each row, in the paper's order; engine is "" if a backend did not run here."""
     results = report["results"]
     engines = sorted({result["engine"] for result in results})
     return [(f"{backend} ({ENGINES[engine]})" if engine and len(engines) > 1 else backend, backend, engine)
@@ -161,19 +161,19 @@ def _remarks(report: Report) -> list[str]:
 
 
 def _grid(rows: list[list[str]]) -> list[str]:
-    """A Markdown table; the first row is its head, the first column its names."""
+    """A Markdown table; the first row is its head, the first column has the names."""
     rule = ["---", *["---:"] * (len(rows[0]) - 1)]
     return ["| " + " | ".join(row) + " |" for row in (rows[0], rule, *rows[1:])]
 
 
 def _bits(result: Result) -> str:
-    """bits/dim, with a star where it is not strictly autoregressive."""
+    """bits/dim, with a star if it is not strictly autoregressive."""
     bits = result.get("bits_per_dim")
     return figure(bits) + ("*" if bits and result.get("exception") else "")
 
 
 def _measured(result: Result, field: str, base: float | None = None) -> str:
-    """Our figure, as marked as it has to be, and its factor against base."""
+    """Our figure with the marks that it needs, and its factor against base."""
     if not (x := result.get(field)):
         return figure(x)
     return figure(x, "~" if result["estimated"] else "") + ("†" if result.get("disturbed") else "") + factor(x, base)

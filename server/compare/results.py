@@ -33,7 +33,7 @@ def circumstances(checkpoint: Checkpoint, sources: dict[str, Checkpoint | None],
 
 
 def findings(cells: Sequence[Cell], measured: Measurement, difference: float | None) -> Report:
-    """difference: the largest one between the parameters of the two softmax forms, if it was asked for."""
+    """difference: the largest one between the parameters of the two softmax forms, if it was measured."""
     return {"spent_s": _rounded(measured.watch.spent), "largest_logit_difference": _rounded(difference),
             "notes": list(_notes(cells, measured)), "results": [_result(cell, measured) for cell in cells]}
 
@@ -87,7 +87,7 @@ def _exception(backend: str, config: ModelConfig) -> str:
 
 
 def _bits_per_dim(provenance: dict[str, Any]) -> tuple[float | None, str]:
-    """Of the most test images that it was evaluated on, else of validation; and of which, in words."""
+    """bits/dim on the largest number of test images, else on validation images; and on which, in words."""
     bits = dict(provenance.get("bits_per_dim") or {})
     tests = {name: int(name.removeprefix("test_")) for name in bits if name.removeprefix("test_").isdecimal()}
     for name in (*sorted(tests, key=tests.__getitem__, reverse=True), "validation"):
