@@ -1,7 +1,7 @@
-"""LinPix from Python: `load`, `sample`, `complete`, `score`. The rooms are folders beside this one, linked into it:
+"""LinPix from Python: `load`, `sample`, `complete`, `score`. Its packages are folders beside this one, linked into it:
 
-- `linpix.model`: the transformers and their checkpoints; knows no server and no training.
-- `linpix.server`: the service, and what draws without one (server/__init__.py is its map).
+- `linpix.model`: the transformers and their checkpoints; depends on neither server nor training.
+- `linpix.server`: the service, and the commands that work without it (server/__init__.py is its map).
 - `linpix.training`: data sets, training runs, experiments.
 """
 

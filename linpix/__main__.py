@@ -1,4 +1,4 @@
-"""The command line. A command imports what it needs, and nothing else."""
+"""The command line. A command imports only what it needs."""
 
 import argparse
 import atexit
@@ -18,19 +18,19 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. What the user can mend is one line on standard error."""
+    """Run one command; returns the exit status. An error that the user can correct is one line on standard error."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words[:1] in (["train"], ["experiment"]):  # before torch: for hours, threads that spin would starve others
+    if words[:1] in (["train"], ["experiment"]):  # before torch: spinning threads would starve others for hours
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     alone, serving = arguments is None, words[:1] == ["serve"]
-    if alone or serving:  # imports are no garbage: to look for some in them takes half a second, and again at the end
+    if alone or serving:  # imports are not garbage: collecting takes half a second, and again at the end
         gc.disable()
         atexit.register(gc.freeze)
     if serving:
-        # Until the server drains there is nothing to end: not by SystemExit, which a native module that is being
-        # imported takes for its own failure.
+        # Until the server handles SIGTERM there is nothing to drain. Not SystemExit: a native module that is being
+        # imported takes it for its own failure.
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
-        if hasattr(signal, "SIGHUP"):  # it waits for the server: until then it would end us
+        if hasattr(signal, "SIGHUP"):  # pending until the server handles it: else it would end the process
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         given = _parser(words[:1]).parse_args(words)
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         message = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, OSError) and error.filename and error.strerror:  # the system's words, without a cure
+        if isinstance(error, OSError) and error.filename and error.strerror:  # the system's words say no cure
             cure = next((cure for kind, cure in _CURES.items() if isinstance(error, kind)), "give another path")
             message = f"{error.filename}: {error.strerror.lower()}; {cure}"
         print(f"linpix {words[0]}: {message}", file=sys.stderr)
@@ -61,7 +61,7 @@ _CURES = {FileNotFoundError: "check the path", IsADirectoryError: "give a file o
 
 
 def _imported(module: str) -> Any:
-    """A module of ours. Raises ModuleNotFoundError that says how to install what is missing."""
+    """Import a module of ours. Raises ModuleNotFoundError that says how to install what is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -109,7 +109,7 @@ def _integers(text: str) -> list[int]:
 
 
 def _parser(wanted: list[str]) -> argparse.ArgumentParser:
-    """wanted: the command, if any; flags that live in a room's settings are read from it only then."""
+    """wanted: the command, if any. Flags that come from a package's settings are added for its command only."""
     parser = argparse.ArgumentParser(prog="linpix", description="Linear transformers that draw images: train, serve, "
                                                                 "sample, complete, compare.")
     if wanted == ["--version"]:
@@ -256,7 +256,7 @@ def _serve_flags(parser: argparse.ArgumentParser) -> None:
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         parser.add_argument(f"--{name.replace('_', '-')}", metavar="|".join(choices) or name.upper(),
                             help=argparse.SUPPRESS if field.json_schema_extra == HIDDEN else text)
-    parser.formatter_class = argparse.HelpFormatter  # the defaults are in the text: None means the variable decides
+    parser.formatter_class = argparse.HelpFormatter  # defaults are in the texts; None: the variable decides
 
 
 def _model_flags(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:

@@ -1,1 +1,1 @@
-"""The commands that decode without a server."""
+"""The commands, most of which work without a server."""

@@ -1,4 +1,4 @@
-"""A grid of images as it fills, and an animation of it.
+"""A grid of images while they are drawn, and an animation of it.
 
 A picture is (height, width) of greys or (height, width, 3) of colours, uint8.
 """
@@ -17,18 +17,18 @@ from linpix.model.generate import tile
 Picture = NDArray[np.uint8]
 UNDRAWN = 48                     # grey of what is not drawn yet; black would pass for the background of a digit
 MAX_FRAMES = 60
-PLAYED_MS, SLOWEST_MS, HELD_MS = 2400, 120, 2000  # all frames but the last, one of them at most, and the last
-WIDEST = 560                     # up to where an animation is enlarged, in pixels
-LARGEST_SIDE, LARGEST_FRAME = 16_383, 2**22  # pixels; WebP's limit, and what makes 60 frames some hundred MB
+PLAYED_MS, SLOWEST_MS, HELD_MS = 2400, 120, 2000  # all frames but the last; longest of these; the last
+WIDEST = 560                     # an animation is enlarged up to this width, in pixels
+LARGEST_SIDE, LARGEST_FRAME = 16_383, 2**22  # pixels; WebP's limit, and 60 such frames have some hundred MB
 
 
 # --- the grid ---
 
 def grid(images: NDArray[np.uint8], config: ModelConfig, *, rows: NDArray[np.int64] | None = None,
          known: NDArray[np.bool_] | None = None, columns: int = 0) -> Picture:
-    """Images (count, T) side by side. rows: (count,) finished image rows; what follows, but for known (T,), is grey.
+    """Images (count, T) side by side.
 
-    columns: 0 for as many as columns_for says.
+    rows: (count,) finished image rows; unless known (T,), pixels after them are grey · columns: 0: see columns_for.
     """
     if rows is not None:
         drawn = np.arange(config.subpixels) < rows[:, None] * (config.width * config.channels)
@@ -37,27 +37,27 @@ def grid(images: NDArray[np.uint8], config: ModelConfig, *, rows: NDArray[np.int
 
 
 def columns_for(count: int) -> int:
-    """Of a grid: up to 10, and of more than 6 those that leave the fewest places empty."""
+    """Columns of a grid: all images, if at most 6; else 6 to 10, whichever leaves the fewest places empty."""
     return min(range(min(6, count), min(10, count) + 1), key=lambda columns: (-count % columns, -columns))
 
 
 class Film:
     """How many rows of each image are finished, and at which moments a frame is taken.
 
-    The first is before anything is drawn, the last when everything is; between them at most frames - 2, evenly spread
-    over what there is to draw. Whole image rows count, so the frames do not depend on how long quanta happened to be.
+    The first frame is taken before anything is drawn, the last when everything is; between them are at most frames - 2,
+    evenly spread over the rows to draw. Only whole image rows count, so frames do not depend on the length of quanta.
     """
 
     def __init__(self, count: int, begun: int, height: int, frames: int = MAX_FRAMES) -> None:
-        """begun: image rows that every image begins with, out of height."""
+        """begun: image rows, out of height, that are finished from the start in every image."""
         self.rows = np.full(count, begun, np.int64)
         self.moments = [self.rows.copy()]  # (count,) each
         self._drawn, self._total, self._intervals, self._last = 0, count * (height - begun), frames - 1, 0
 
     def advance(self, progress: Iterable[tuple[int, int]]) -> None:
-        """progress: indices of images, and how many rows of them are finished by now."""
+        """progress: pairs of an image's index and the number of its rows that are finished by now."""
         for index, finished in progress:
-            rows = max(finished, int(self.rows[index]))  # of an image that is drawn again, fewer are finished
+            rows = max(finished, int(self.rows[index]))  # an image that is drawn again has fewer finished rows
             self._drawn += rows - int(self.rows[index])
             self.rows[index] = rows
         interval = self._drawn * self._intervals // max(1, self._total)
@@ -69,15 +69,15 @@ class Film:
 # --- the animation ---
 
 def sheet_size(count: int, config: ModelConfig) -> tuple[int, int]:
-    """Width and height of the grid of so many images."""
+    """Width and height, in pixels, of the grid of `count` images."""
     columns = columns_for(count)
     return columns * (config.width + 1) + 1, -(-count // columns) * (config.height + 1) + 1
 
 
 def enlargement(count: int, config: ModelConfig, factor: int | None) -> int:
-    """The factor by which a grid is enlarged: as asked for, else what makes it as wide as WIDEST allows.
+    """The factor by which a grid is enlarged: the given one, else the largest within WIDEST.
 
-    Raises ValueError where an animation of that size could not be written.
+    Raises ValueError if an animation of that size cannot be written.
     """
     width, height = sheet_size(count, config)
     factor = factor or max(1, min(WIDEST // width, LARGEST_SIDE // height))
@@ -89,22 +89,22 @@ def enlargement(count: int, config: ModelConfig, factor: int | None) -> int:
 
 
 def readable(count: int, config: ModelConfig) -> int:
-    """The factor that makes a grid of so many images as wide as WIDEST allows, on a screen."""
+    """The largest factor that keeps a grid of `count` images within WIDEST, for a screen."""
     return max(1, WIDEST // sheet_size(count, config)[0])
 
 
 def durations(frames: int) -> list[int]:
-    """Milliseconds of each frame, in steps of 10, which is what GIF can say."""
+    """Milliseconds of each frame, in GIF's steps of 10."""
     moving = max(1, frames - 1)
     return [min(SLOWEST_MS, PLAYED_MS // moving // 10 * 10)] * (frames - 1) + [HELD_MS]
 
 
 def animate(frames: Sequence[Picture], kind: Literal["GIF", "WEBP"], factor: int) -> bytes:
-    """An animation that repeats, and rests on its last frame. Exact, but for a GIF of more than 256 colours."""
+    """An animation that repeats, and pauses on its last frame. Exact, except a GIF of more than 256 colours."""
     pictures = [Image.fromarray(frame) for frame in frames]
     if kind == "GIF" and pictures[0].mode == "RGB":
-        # one palette for all frames, of the first and the last, which have all that is ever shown: with one for each,
-        # what was drawn would change colour; without dithering, since its dots flicker, and show when enlarged
+        # One palette for all frames, from the first and the last, which have all colours that are shown: with one per
+        # frame, finished pixels would change colour. No dithering: its dots flicker, and are visible when enlarged.
         seen = Image.fromarray(np.concatenate([frames[0], frames[-1]]))
         palette = seen.quantize(256, Image.Quantize.MEDIANCUT, kmeans=2)
         pictures = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]

@@ -1,7 +1,7 @@
-"""Bulk work: the images of `linpix sample --shards`, in tars or folders, which a repeated command goes on with.
+"""Bulk work: `linpix sample --shards` draws images into tars or folders, and continues when it is repeated.
 
-A shard appears under its name whole or not at all, so a command that was killed loses only its unfinished shards, and
-the same command draws exactly those. The folder's linpix.json has the settings that decide the bytes.
+A shard appears under its name whole or not at all, so a killed command loses only its unfinished shards, and the same
+command draws exactly those. The folder's linpix.json has the settings that decide the bytes.
 """
 
 import contextlib
@@ -39,12 +39,12 @@ ShardFormat = Literal["tar", "png"]  # WebDataset's tars, or folders of the same
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a bulk command is to draw."""
+    """The images that a bulk command draws."""
 
     count: int
     shards: int
     shard_format: ShardFormat
-    seed: int | None  # of image 0; None: that of the folder's first call, which drew one
+    seed: int | None  # of image 0; None: as in the folder's first call, random if it gave none
     temperature: float
     attempts: int
     label: int | None
@@ -60,7 +60,7 @@ class Order:
         return range(shard * self.count // self.shards, (shard + 1) * self.count // self.shards)
 
     def path_of(self, folder: Path, shard: int) -> Path:
-        number = f"{shard:0{max(5, len(str(self.shards - 1)))}}"  # of one width, for names like shard-{00000..00099}
+        number = f"{shard:0{max(5, len(str(self.shards - 1)))}}"  # of fixed width, for names like shard-{00000..00099}
         return folder / f"shard-{number}{'.tar' if self.shard_format == 'tar' else ''}"
 
 
@@ -68,12 +68,12 @@ class Order:
 class Drawn:
     seed: int        # of image 0
     images: int      # drawn by this call
-    seconds: float   # that it took to draw and write them
-    files: list[str]  # all shards
+    seconds: float   # to draw and write them
+    files: list[str]  # of all shards
 
 
 def draw_shards(folder: Path, order: Order, batcher: Batcher) -> Drawn:
-    """Draw the shards that folder lacks. Raises ValueError where it was begun with other settings, or is in use."""
+    """Draw the shards that folder lacks. Raises ValueError if it was begun with other settings, or is in use."""
     with _locked(folder):
         seed = _settle(folder, order, batcher)
         paths = [order.path_of(folder, shard) for shard in range(order.shards)]
@@ -92,7 +92,7 @@ def draw_shards(folder: Path, order: Order, batcher: Batcher) -> Drawn:
 
 
 class _Drawing:
-    """The images of some shards, drawn without a pause between shards, and given out in their order."""
+    """The images of some shards, drawn without a pause between shards, and written in their order."""
 
     def __init__(self, batcher: Batcher, order: Order, shards: list[int], seed: int, bar: "tqdm[Any]") -> None:
         self._batcher, self._order, self._seed, self._bar = batcher, order, seed, bar
@@ -101,7 +101,7 @@ class _Drawing:
         self._finished: dict[int, tuple[NDArray[np.uint8], int | None]] = {}  # sub-pixels (T,), and class, by number
 
     def _parts_of(self, images: range) -> list[range]:
-        # when an image is drawn again depends on the clock, and with it the eager engine's batches: see _submit
+        # the clock decides when an image is drawn again, and so what is in the eager engine's batches: see _submit
         slots = 1 if self._eager and self._order.attempts > 1 else self._batcher.decoder.slots
         return [images[first:first + slots] for first in range(0, len(images), slots)]
 
@@ -122,15 +122,15 @@ class _Drawing:
                  "temperature": self._order.temperature, "attempts": max(1, self._order.attempts),
                  "model": decoder.checkpoint.name,
                  "digest": decoder.checkpoint.digest, "engine": decoder.name, "precision": decoder.precision}
-        key = f"{index:09}"  # without a dot: what follows the first one tells WebDataset the files of a sample apart
+        key = f"{index:09}"  # no dot: in WebDataset, a sample's files differ after the first dot
         files.add(f"{key}.png", pictures.png(canvas, decoder.config, self._order.scale))
         files.add(f"{key}.json", json.dumps(facts, ensure_ascii=False).encode())
 
     def _submit(self) -> None:
-        """Keep the queue filled. The eager engine gets a part when the last one is done.
+        """Keep the queue filled. The eager engine gets a part only when the last one is done.
 
-        An image of a compiled engine does not depend on the others in its batch. One of the eager engine may, in the
-        last bits, so its batches must be the same after an interruption.
+        In the compiled engine, an image does not depend on the others in its batch. In the eager engine it may, in the
+        last bits, so there the batches must be the same after an interruption.
         """
         while not self._batcher.busy if self._eager else (
                 len(self._batcher.scheduler.waiting) < self._batcher.decoder.slots):
@@ -146,7 +146,7 @@ class _Drawing:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    import fcntl  # not on Windows, where all else of this package works
+    import fcntl  # missing on Windows, where the rest of this package works
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -161,20 +161,20 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _settle(folder: Path, order: Order, batcher: Batcher) -> int:
-    """Write a new folder's settings, or compare those of the one at hand. Returns the seed of image 0."""
+    """Write a new folder's settings, or check those of an old one; returns the seed of image 0. Raises ValueError."""
     file, settings = folder / SETTINGS, _settings(order, batcher)
     if not file.exists():
         if next(folder.glob("shard-*"), None):
             raise ValueError(f"--out {folder} has shards, but no {SETTINGS}, which says what they are; restore it, or "
                              "give another folder")
         first = secrets.randbelow(MAX_SEED - order.count) if order.seed is None else order.seed
-        seeds_from(first, order.count)  # checks
+        seeds_from(first, order.count)  # checks the range
         temporary = file.with_name(file.name + ".new")
         temporary.write_text(json.dumps({"seed": first} | settings, indent=1) + "\n")
         _published(temporary, file)
         return first
     try:
-        begun = {"attempts": 1} | json.loads(file.read_text())  # older releases made one
+        begun = {"attempts": 1} | json.loads(file.read_text())  # older releases made one attempt
         first = int(begun["seed"])
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{file} is damaged; restore it, or give another --out") from None
@@ -187,7 +187,7 @@ def _settle(folder: Path, order: Order, batcher: Batcher) -> int:
 
 
 def _settings(order: Order, batcher: Batcher) -> dict[str, object]:
-    """Everything but the seed that decides a shard's bytes. Versions too: of what draws, and of what writes PNG."""
+    """All that decides a shard's bytes, except the seed: also the versions of what draws and of what writes PNG."""
     decoder = batcher.decoder
     of_eager = {"batch": decoder.slots, "threads": torch.get_num_threads()}
     return {"count": order.count, "shards": order.shards, "shard_format": order.shard_format,
@@ -225,9 +225,9 @@ class _Folder:
 
 @contextlib.contextmanager
 def _writing(path: Path, shard_format: ShardFormat) -> Iterator[_Files]:
-    """A shard under a temporary name, which gets its own when all files are added, and is removed after an error."""
+    """Write a shard under a temporary name; it is renamed when all files are added, and removed after an error."""
     temporary = path.with_name(path.name + ".new")
-    _remove(temporary)  # of a call that was killed
+    _remove(temporary)  # left by a call that was killed
     try:
         if shard_format == "tar":
             with tarfile.open(temporary, "w", format=tarfile.USTAR_FORMAT) as tar:
@@ -249,9 +249,9 @@ def _remove(path: Path) -> None:
 
 
 def _published(temporary: Path, path: Path) -> None:
-    """Rename what is whole, after its bytes have reached the disk: a failing machine would leave it truncated.
+    """Rename a complete shard or file once its bytes are on the disk: else a failing machine could truncate it.
 
-    The files in a folder are left to the system: there may be thousands.
+    The files in a folder are not synced: there may be thousands.
     """
     _synced(temporary)
     os.replace(temporary, path)

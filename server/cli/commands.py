@@ -60,7 +60,7 @@ def serve(given: argparse.Namespace) -> None:
         raise ValueError(f"--{name.replace('_', '-')} (LINPIX_{name.upper()}): "
                          f"{first['msg'].removeprefix('Value error, ')}, got {first['input']!r:.80}") from invalid
     if settings.replicas:
-        from ..cluster import local  # what it needs is an extra
+        from ..cluster import local  # its dependencies are an extra
 
         local.serve(settings)
     else:
@@ -106,7 +106,7 @@ def _sample_shards(given: argparse.Namespace) -> None:
 
 
 def complete(given: argparse.Namespace) -> None:
-    picture = Path(given.image).read_bytes()  # before the model: a wrong path is told at once
+    picture = Path(given.image).read_bytes()  # before the model: a wrong path is reported at once
     mask = Path(given.mask).read_bytes() if given.mask else None
     if given.lay_back and (_kind(given.out) or given.scale):
         raise ValueError("--lay-back writes one PNG per image at the size of the picture: give a folder as --out, and "
@@ -142,7 +142,7 @@ def _attempts(given: argparse.Namespace, checkpoint: Checkpoint, heat: float) ->
 
 
 def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher]:
-    """What cannot be written or shown is refused here, before the work."""
+    """The model and its batcher. Output that cannot be written or shown is refused here, before the work."""
     kind = _check_output(given.out)
     given.colours = preview.colours_of(sys.stderr, "never" if given.json and given.preview == "auto"
                                          else given.preview, os.environ)
@@ -151,7 +151,7 @@ def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher
     wanted = None if auto else given.scale
     if kind in ("GIF", "WEBP"):
         given.scale = animation.enlargement(given.count, loaded.net.config, wanted)
-    elif auto or (kind == "PNG" and wanted is None and sys.stdout.isatty()):  # a grid is to be looked at
+    elif auto or (kind == "PNG" and wanted is None and sys.stdout.isatty()):  # to look at
         given.scale = animation.readable(given.count if kind else 1, loaded.net.config)
     engine = new_decoder(loaded, slots, given.engine, given.precision, device=given.device,
                         state=StateFormat(precision=given.state, defer=given.defer))
@@ -174,7 +174,7 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
                             frames=animation.MAX_FRAMES if kind in ("GIF", "WEBP") else 1) as progress:
 
         def done(index: int, image: NDArray[np.uint8]) -> None:
-            if not kind and not chooses:  # at once: an interruption then loses only what is not finished
+            if not kind and not chooses:  # at once: an interruption then loses only unfinished images
                 write(index, index, image)
             progress.done(index, image)
 
@@ -228,7 +228,7 @@ def _kind(out: str) -> Literal["PNG", "GIF", "WEBP"] | None:
 
 
 def _check_output(out: str) -> Literal["PNG", "GIF", "WEBP"] | None:
-    """Refuse before the work, not after it, what cannot be written; returns its kind."""
+    """The kind of --out; a folder is made. Raises ValueError before the work, not after it, if it cannot be written."""
     path, kind = Path(out), _kind(out)
     possible = "NAME.png for a grid, NAME.gif or NAME.webp for an animation of it"
     if kind:

@@ -1,4 +1,4 @@
-"""Draw and complete images without a server: the work of `linpix sample` and `complete`, and of the same in Python."""
+"""Draw and complete images without a server: for `linpix sample` and `complete`, and for Python."""
 
 import re
 import secrets
@@ -42,8 +42,8 @@ class Produced:
     images: list[NDArray[np.uint8]]  # (T,) each, in the order asked for
     labels: list[int | None]         # their classes, asked for or drawn first
     seconds: float                   # of decoding, prefills included
-    estimates: dict[int, Estimate]   # of particles: those that are answers, by index
-    recognised: dict[int, Recognised]  # of what was looked at, by index
+    estimates: dict[int, Estimate]   # of the particles that are answers, by index
+    recognised: dict[int, Recognised]  # of images whose class was judged, by index
 
 
 def produce(batcher: Batcher, specs: Sequence[ImageSpec],
@@ -51,7 +51,7 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
             advanced: Callable[[QuantumReport], object] = lambda report: None) -> Produced:
     """Make one image per spec, as many at a time as there are slots.
 
-    done is called with each image as it is finished, and then advanced with the report of its quantum.
+    done is called with each image that a quantum finishes, and then advanced with the quantum's report.
     Specs may differ in seed and temperature only.
     """
     batcher.submit(Submission("all", specs, stream=True))
@@ -79,7 +79,7 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
 
 
 def quantum_of(batcher: Batcher) -> QuantumReport:
-    """Run one quantum. Raises what ended an image in it; NotFinite, if that was numbers that are not finite."""
+    """Run one quantum. Raises the error that ended an image in it; for NotFinite, with what to do."""
     report = batcher.run_quantum()
     for error in report.failed.values():
         if isinstance(error, NotFinite):
@@ -91,7 +91,7 @@ def quantum_of(batcher: Batcher) -> QuantumReport:
 
 def ranked(net: Transformer, produced: Produced, known: NDArray[np.bool_] | None, count: int
            ) -> dict[int, dict[str, float]]:
-    """The best `count` of these images, the best first: what is known of each, by its index. known: (T,)."""
+    """The best `count` of these images, the best first: the ranking figures of each, by its index. known: (T,)."""
     if classes := [*produced.recognised.values()]:
         return {index: {"confidence": classes[index].confidence} for index in recognised(classes, count)}
     assert known is not None
@@ -117,7 +117,7 @@ _OWN_WORDS = (("keep_rows", "--keep-rows"), (r"\b(a )?mask\b", "--mask"), ("prep
 
 @contextmanager
 def in_own_words() -> Iterator[None]:
-    """Errors about a picture name flags, where those of the API name fields."""
+    """In errors about a picture, replace the API's field names by flags. Raises ValueError."""
     try:
         yield
     except pictures.PictureError as error:
@@ -145,7 +145,7 @@ def class_of(label: int | str | None, checkpoint: Checkpoint) -> int | None:
 
 
 def temperature_of(given: float | None, checkpoint: Checkpoint, *, filtered: bool = False) -> float:
-    """The one asked for, or the model's own. filtered: by particles, which draw at 1."""
+    """The given temperature, else the model's own. filtered: by particles, which draw at 1."""
     return given if given is not None else 1.0 if filtered else checkpoint.temperature
 
 
@@ -156,10 +156,10 @@ def sample(model: str, count: int = 1, *, label: int | str | None = None, seed: 
 
     model: a name under checkpoints/, or a checkpoint folder · label: a class, by name or number; None: any · seed: of
     the first image; image i has seed + i, and a server gives the same image for it · temperature: 1 as trained, lower
-    for calmer images; None: the model's own · batch: images drawn together at most · checkpoints: folder of models, if
+    for calmer images; None: the model's own · batch: most images drawn together · checkpoints: folder of models, if
     not that of LinPix · progress: a bar on standard error; None: on a terminal or in a notebook only · candidates: draw
-    so many, and return the `count` best of them · attempts: draw an image again until the model recognises its class,
-    at most so often in all; None: as the model has it, 1 for most models.
+    this many, and return the `count` best · attempts: most attempts at an image, which is drawn again until the model
+    recognises its class; None: the model's own number, 1 for most models.
     Raises ValueError, of which CheckpointError is one.
     """
     return _draw(model, count, label, seed, temperature, batch, checkpoints, progress, None, candidates, attempts)
@@ -170,12 +170,12 @@ def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, 
              progress: bool | None = None, prepare: Preparation = "none", candidates: int | None = None,
              attempts: int | None = None,
              method: Method | None = None, particles: int | None = None) -> Pictures:
-    """Complete an image: known pixels stay, and the others are drawn `count` times. As `sample` in everything else.
+    """Complete an image: known pixels stay, and the others are drawn `count` times. All else is as in `sample`.
 
     image: uint8 (height, width), or (height, width, 3) of colour models, of the model's size · known: bool
     (height, width) · prepare: "mnist" takes a photographed digit, grey of any size, brings it to MNIST's size and
-    place, and completes that · method: "smc" lets known pixels influence what is drawn before them too, by so many
-    particles (16) for each image; for models that are not conditional.
+    place, and completes that · method: "smc" lets known pixels influence what is drawn before them too, for models
+    that are not conditional · particles: with "smc", drawn for each image; None: 16.
     """
     group = particles_for(method, particles, candidates=candidates,
                           temperature=1.0 if temperature is None else temperature)
@@ -186,7 +186,7 @@ def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, 
 
 
 def _prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """A grey picture of any size as MNIST shows digits, and what of it is known. Raises ValueError."""
+    """Bring a grey picture of any size to MNIST's form; returns it and what of it is known. Raises ValueError."""
     if image.dtype != np.uint8 or image.ndim != 2:
         raise ValueError(f"image must be uint8 of shape (height, width), got {image.dtype} of shape {image.shape}")
     if known.dtype != np.bool_ or known.shape != image.shape:

@@ -33,10 +33,10 @@ def key(given: argparse.Namespace) -> None:
 
 
 def append(path: Path, line: str) -> None:
-    """Add a line to a file of keys, which is made for its owner alone if need be. Raises OSError or ValueError."""
+    """Add a line to a file of keys; a new file is its owner's alone. Raises OSError or ValueError."""
     with open(open_private(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+", encoding="utf-8",
               errors="replace") as file:
         text = file.read()
         whole = f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n"
-        parse(whole, path)  # before it is written: what is there may be bad, or have this name
+        parse(whole, path)  # before writing: the file may be invalid, or already have this name
         file.write(whole.removeprefix(text))

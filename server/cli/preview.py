@@ -20,11 +20,11 @@ from ..engine.decode.decoder import ImageSpec
 from ..engine.messages import QuantumReport
 from .animation import Film, Picture, grid
 
-REDRAWN_S = 0.1                  # between pictures on a terminal
+REDRAWN_S = 0.1                  # least time between pictures on a terminal
 TRUE_COLOURS = 2**24
 HALF_BLOCK = "\N{UPPER HALF BLOCK}"
 
-# What terminals of 256 colours agree on: a cube of 6 x 6 x 6 from number 16 on, then 24 greys.
+# The palette of terminals with 256 colours: a cube of 6 x 6 x 6 from number 16 on, then 24 greys.
 _LEVELS = (0, 95, 135, 175, 215, 255)
 _PALETTE = np.array([(r, g, b) for r in _LEVELS for g in _LEVELS for b in _LEVELS]
                     + [(grey, grey, grey) for grey in range(8, 239, 10)], np.int64)
@@ -68,7 +68,7 @@ def colours_of(stream: TextIO, wanted: Literal["auto", "always", "never"], envir
 
 
 def terminal_size(stream: TextIO) -> os.terminal_size:
-    """Columns and lines of a stream's terminal; of COLUMNS and LINES, else 80 and 24, where it says nothing."""
+    """Columns and lines of a stream's terminal; if it does not say, of COLUMNS and LINES, else 80 and 24."""
     try:
         size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
@@ -77,7 +77,7 @@ def terminal_size(stream: TextIO) -> os.terminal_size:
 
 
 class Preview:
-    """The first images, as many as fit, drawn over themselves as they grow; below them is a line for the bar."""
+    """The first images, as many as fit, redrawn in place as they grow; the line below them is for the bar."""
 
     def __init__(self, stream: TextIO, count: int, config: ModelConfig, colours: int, size: os.terminal_size) -> None:
         self._stream, self._colours, self._lines = stream, colours, 0
@@ -89,7 +89,7 @@ class Preview:
                               -(-(down * (config.height + 1) + 1) // height))
 
     def draw(self, sheet: Picture) -> None:
-        """Always of the same shape."""
+        """sheet: of the same shape in every call."""
         if self._reduction > 1:
             sheet = np.asarray(Image.fromarray(sheet).reduce(self._reduction))
         lines = half_blocks(sheet, self._colours)
@@ -100,9 +100,9 @@ class Preview:
 
 
 class Progress:
-    """What is seen of images while they are drawn: a bar on a terminal, a preview where it is wanted, and the film.
+    """The progress of images while they are drawn: a bar on a terminal, a preview where it is wanted, and the film.
 
-    A context; inside it call done for each finished image, then advanced for each quantum.
+    A context manager; inside it, call done for each finished image, then advanced for each quantum.
     """
 
     def __init__(self, specs: Sequence[ImageSpec], config: ModelConfig, stream: TextIO, *, colours: int,
@@ -116,7 +116,7 @@ class Progress:
         if first.canvas is not None:
             self._canvas[:] = first.canvas
         self._finished, self._drawn_at = 0, 0.0
-        self._each = config.subpixels - first.prefix  # to draw of an image
+        self._each = config.subpixels - first.prefix  # sub-pixels to draw of an image
         self._bar = tqdm(total=len(specs) * self._each, file=stream, disable=not self._live,
                          desc=f"0/{len(specs)} images", bar_format="{l_bar}{bar}| [{elapsed}<{remaining}]")
 

@@ -33,9 +33,9 @@ def score(model: str, image: ArrayLike, known: ArrayLike | None = None, *, label
 
     model, label, checkpoints: as for `sample` · image: uint8 (height, width), or (height, width, 3) of colour models,
     of the model's size, hidden pixels too · known: bool (height, width); None: all is hidden · posterior: compute the
-    likelihood under every class; without a label it is then that of their mixture, as it always is for models that draw
-    a class first.
-    Raises ValueError, of which CheckpointError is one, and Impossible where a checkpoint cannot draw such an image.
+    likelihood under every class; without a label, the score is then that of their mixture, as it always is for models
+    that draw a class first.
+    Raises ValueError, of which CheckpointError is one, and Impossible if a checkpoint cannot draw such an image.
     """
     limit_threads()
     checkpoint = read(find(str(model), None if checkpoints is None else Path(checkpoints)))
@@ -56,7 +56,7 @@ def score(model: str, image: ArrayLike, known: ArrayLike | None = None, *, label
 def run(given: argparse.Namespace) -> None:
     if given.out and (Path(given.out).suffix.lower() != ".png" or not Path(given.out).parent.is_dir()):
         raise ValueError(f"--out {given.out}: the map is written as a PNG; give NAME.png in an existing folder")
-    picture = Path(given.image).read_bytes()  # before the model: a wrong path is told at once
+    picture = Path(given.image).read_bytes()  # before the model: a wrong path is reported at once
     mask = Path(given.mask).read_bytes() if given.mask else None
     checkpoint = read(find(given.model, given.checkpoints))
     label, every, config = class_of(given.label, checkpoint), given.labels == "all", checkpoint.net.config
