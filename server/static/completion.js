@@ -1,4 +1,4 @@
-// Completion: a picture that is drawn or loaded, its holes filled in several ways, and one of them to go on from.
+// The completion panel: a drawn or loaded picture, its holes filled in several ways, and one of these to continue from.
 import {call, formOf, json, key, Problem} from "./service.js";
 import {$, counted, duration, fieldsOf, models, restore, shapeOf, Task} from "./parts.js";
 import {Board, GUIDE, pngOf} from "./editor.js";
@@ -22,7 +22,7 @@ export class Completion {
     this.task = new Task(this.form, this.panel.querySelector(".notice"), this.panel.querySelector(".status"));
     this.upload = new Upload(this.panel, this.board, this.task);
     this.visit = new Visit(this.panel.querySelector(".visit"), this.gallery, this.task, {shown: () => {
-      $("known").textContent = "";  // it is about the last ones
+      $("known").textContent = "";  // it describes the previous completions
       this.show("alternatives");
       this.follow();
     }});
@@ -84,7 +84,7 @@ export class Completion {
     }
   }
 
-  /** Show what the board has become. */
+  /** Update the panel after a change of the board. */
   follow() {
     const {board, panel} = this;
     this.upload.show();
@@ -120,14 +120,14 @@ export class Completion {
 
   // --- completing ---
 
-  /** What of the board's picture is known, pixel by pixel, and how to show where it ends. */
+  /** The board's picture, which of its pixels are known, and the edges of its holes as an image. */
   given() {
     const picture = this.board.image();
     const known = Array.from({length: picture.width * picture.height}, (_, pixel) => picture.data[4 * pixel + 3] > 0);
     const first = known.indexOf(false);
     if (first < 0) throw new Problem("Every pixel is known. Erase something, or press Lower half.");
     const before = this.board.from?.about.given?.kept;
-    const kept = known.map((is, pixel) => is && (before?.[pixel] ?? true));  // all the way from what was loaded
+    const kept = known.map((is, pixel) => is && (before?.[pixel] ?? true));  // known in every step since it was loaded
     return {picture, known, kept, first, edge: edgeOf(known, picture.width), photograph: this.board.photograph};
   }
 
@@ -159,14 +159,14 @@ export class Completion {
     });
   }
 
-  /** The first model for pictures of the board's shape that uses all that is known. */
+  /** The first of these models that has the board's shape and uses all known pixels. */
   conditional(cards) {
     return cards.find((card) => card.conditional && shapeOf(card) === this.board.shape);
   }
 
-  /** The same holes and seeds twice: told only what comes before the first hole, and told all that is known. */
+  /** Complete the same holes with the same seeds twice: given only what comes before the first hole, and given all. */
   compare() {
-    let plan;  // of both halves, whatever happens on the board meanwhile
+    let plan;  // of both sides, even if the board changes meanwhile
     const begin = async () => {
       const fields = fieldsOf(this.form);
       const {board} = this;
@@ -197,7 +197,7 @@ export class Completion {
     return this.task.start(begin, half(0), half(1));
   }
 
-  /** How probable the model finds a finished image, or what is on the board: what is erased there, or all of it. */
+  /** Show the likelihood of a finished image, or of the board's picture: of what is erased there, else of all of it. */
   judge(record) {
     return this.task.start(async (signal) => {
       const {board, task} = this;
@@ -212,7 +212,7 @@ export class Completion {
     });
   }
 
-  /** A completion becomes the picture, to be erased and completed again. Undo takes it back. */
+  /** Make a completion the board's picture, to be erased and completed again. Undo takes it back. */
   pin(record) {
     const {board, task} = this;
     task.attempt(() => {
@@ -224,7 +224,7 @@ export class Completion {
     });
   }
 
-  /** A sample becomes the picture. */
+  /** Make a sample the board's picture. */
   adopt(record) {
     this.task.attempt(() => {
       models.choose(record.answer.model);
@@ -233,7 +233,7 @@ export class Completion {
     });
   }
 
-  /** Bring picture and form back to what gave this completion. */
+  /** Restore the picture and the form that gave this completion. */
   reuse({about, seed}) {
     this.task.attempt(() => {
       restore(this.form, {...about.fields, seed, n: null});
@@ -267,10 +267,10 @@ export class Completion {
 
   back() {
     this.show("alternatives");
-    this.form.querySelector("[type=submit]").focus();  // the button that had it is gone
+    this.form.querySelector("[type=submit]").focus();  // the button that had the focus is hidden
   }
 
-  /** What is known, and the rows that are there. */
+  /** The known pixels and the rows drawn so far; the rest is transparent. */
   paint({image, shown = 0, about: {given: {picture, known}}}) {
     const {width, height} = picture;
     const painted = new ImageData(new Uint8ClampedArray((image ?? picture).data), width, height);
@@ -280,7 +280,7 @@ export class Completion {
     return painted;
   }
 
-  /** Says so where known pixels were not used, and what would use them. */
+  /** Say if known pixels were not used, and which model would use them. */
   tell({known, known_before_first_hole: before, conditioning}, card) {
     const late = (known - before) / card.channels;
     const other = this.conditional(models.cards);
@@ -290,7 +290,7 @@ export class Completion {
   }
 }
 
-/** Where known and erased pixels meet, as an image of lines for a style. */
+/** The lines between known and erased pixels, as an image for a style. */
 function edgeOf(known, width) {
   const lines = known.map((is, pixel) => {
     const [x, y] = [pixel % width, Math.floor(pixel / width)];

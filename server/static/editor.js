@@ -1,10 +1,10 @@
-// The drawing board: sub-pixels with ink, those that are known, and strokes that change either.
+// The drawing board: the ink of each sub-pixel, which pixels are known, and strokes that change both.
 
 import {shapeOf} from "./parts.js";
 
-const HOLE = [["#2a3342", "#3d4a5e"], ["#e3ded2", "#c9c2b2"]];  // hatching in the dark and in the light
+const HOLE = [["#2a3342", "#3d4a5e"], ["#e3ded2", "#c9c2b2"]];  // hatching in the dark and in the light theme
 export const GUIDE = "#e07a5f";
-const BOARD = ["ink", "known", "from", "photograph", "past", "future", "touched", "source", "framed"];  // what a shape's board has
+const BOARD = ["ink", "known", "from", "photograph", "past", "future", "touched", "source", "framed"];  // kept for each shape's board
 
 export class Board {
   constructor(canvas) {
@@ -21,7 +21,7 @@ export class Board {
     this.light.addEventListener("change", () => this.draw());
   }
 
-  /** The board of a model's shape, as it was left; a new one is empty, and its lower half is to be filled in. */
+  /** Show the board of a model's shape as it was left, or a new one, its lower half erased. False: it is shown already. */
   take(card) {
     const {width, height, channels} = card;
     const shape = shapeOf(card);
@@ -58,7 +58,7 @@ export class Board {
     this.draw();
   }
 
-  /** What is undone and redone: the picture, the completion and file it is from, and what it can be laid back over. */
+  /** What Undo and Redo restore: the picture, the completion and file it is from, and what it can be laid back over. */
   get state() {
     const {ink, known, from, photograph, source, framed} = this;
     return {ink: ink.slice(), known: known.slice(), from, photograph, source, framed};
@@ -95,7 +95,7 @@ export class Board {
 
   clear() {
     for (const [shape, {source}] of Object.entries(this.boards)) {
-      if (source && source === this.source) delete this.boards[shape];  // the same picture for another model
+      if (source && source === this.source) delete this.boards[shape];  // the same picture in another shape
     }
     this.change(() => {
       this.ink.fill(0);
@@ -107,7 +107,7 @@ export class Board {
     this.changed();
   }
 
-  /** Take a finished image, or one of which only a part is known. */
+  /** Make an image the picture. known: for each pixel; all, if it is left out. */
   put(image, from, known) {
     this.change(() => {
       for (let pixel = 0; pixel < this.known.length; pixel++) {
@@ -151,7 +151,7 @@ export class Board {
     this.lifted();
   }
 
-  /** The brush's outline around the pointer. */
+  /** Show the brush's outline around the pointer. */
   surround({offsetX, offsetY, pointerType}) {
     const {ring, canvas} = this;
     ring.hidden = this.tool === "box" || pointerType === "touch";
@@ -159,12 +159,12 @@ export class Board {
     Object.assign(ring.style, {width: `${side}px`, height: `${side}px`, left: `${offsetX}px`, top: `${offsetY}px`});
   }
 
-  /** Of the brush, in pixels. */
+  /** The radius of the brush, in pixels. */
   get radius() {
     return this.brush / 2 * (this.tool === "rub" ? 1.6 : 1) * this.width / 28;
   }
 
-  /** Begin or stretch the rectangle to the pixel of a place. */
+  /** Begin the rectangle at a place, or stretch it to there. */
   span([x, y]) {
     const inside = (value, end) => Math.min(end - 1, Math.max(0, Math.floor(value)));
     const to = [inside(x, this.width), inside(y, this.height)];
@@ -191,7 +191,7 @@ export class Board {
     return [(event.clientX - box.left) / box.width * this.width, (event.clientY - box.top) / box.height * this.height];
   }
 
-  /** From one place to another, in pixels: the pen leaves ink with soft edges, rubbing out forgets whole pixels. */
+  /** Draw from one place to another, in pixels: the pen leaves ink with soft edges, the eraser erases whole pixels. */
   stroke([x0, y0], [x1, y1]) {
     const {radius} = this;
     const length = (x1 - x0) ** 2 + (y1 - y0) ** 2;
@@ -210,7 +210,7 @@ export class Board {
       if (strength >= .5) this.known[pixel] = 0;
       return;
     }
-    if (!this.known[pixel] && strength < .5) return;  // a stroke's soft edge is no pixel that somebody knows
+    if (!this.known[pixel] && strength < .5) return;  // the soft edge of a stroke does not make an erased pixel known
     for (let channel = 0; channel < 3; channel++) {
       const at = 3 * pixel + channel;
       const before = this.known[pixel] ? this.ink[at] : 0;
@@ -244,14 +244,14 @@ export class Board {
     this.draw();
   }
 
-  /** Put the cursor there, or nowhere, and let go of a rectangle. */
+  /** Move the cursor to a pixel, or hide it with null; either drops the rectangle. */
   point(cursor) {
     this.cursor = cursor;
     this.box = null;
     this.draw();
   }
 
-  /** Where the cursor is, and what can be done there. */
+  /** A text: where the cursor is, and what can be done there. */
   get words() {
     if (this.box && !this.at) {
       const [left, top, right, bottom] = this.edges;
@@ -284,7 +284,7 @@ export class Board {
     return this.known.reduce((count, known) => count + 1 - known, 0);
   }
 
-  /** The picture with its holes transparent, or with what was beneath them. */
+  /** The picture with its holes transparent, or (whole) with what is beneath them. */
   image(whole = false) {
     const image = new ImageData(this.width, this.height);
     this.known.forEach((known, pixel) => {

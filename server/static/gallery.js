@@ -2,7 +2,7 @@
 import {bytesOf, decode} from "./service.js";
 import {$, copied, el, models} from "./parts.js";
 
-/** The grid of count images that shows them largest: whole pixels per pixel, and as few empty places as can be. */
+/** The grid that shows count images largest: a whole number of screen pixels per pixel, and the fewest empty places. */
 function arrange(count, image, room) {
   let best = {scale: 0};
   for (const gap of [12, 8, 6]) {
@@ -28,7 +28,7 @@ export class Gallery {
     new ResizeObserver(() => this.layout()).observe(this.field);
   }
 
-  /** Empty frames, and the invitation to fill them. */
+  /** Show empty frames, and the invitation to fill them. */
   invite(count, image) {
     if (this.records.length) return;
     this.image = image;
@@ -70,7 +70,7 @@ export class Gallery {
     this.list.replaceChildren();
   }
 
-  /** Show what an event says of its image. Of those that arrive while one is decoded, the last counts. */
+  /** Show the image of an event. Of events that arrive while an image is decoded, only the last is shown. */
   receive(data, records = this.records) {
     const record = records[data.image_index];
     const done = data.type.endsWith(".completed");
@@ -84,7 +84,7 @@ export class Gallery {
   async show(record) {
     let shown;
     do {
-      shown = record.answer;  // not its picture: rows that are black change nothing in that
+      shown = record.answer;  // not its picture: new rows that are black do not change that
       const {rows} = record;
       Object.assign(record, {image: await decode(shown.b64_json), shown: rows});
       this.repaint(record);
@@ -97,7 +97,7 @@ export class Gallery {
     record.painted?.();
   }
 
-  /** Mark an image as the one that somebody goes on from, or not. */
+  /** Mark an image as the one to continue from, or not. */
   pin(record, pinned) {
     if (record.pinned === pinned) return;
     record.pinned = pinned;
@@ -110,7 +110,7 @@ export class Gallery {
     if (record.button.getAttribute("aria-label") !== label) record.button.setAttribute("aria-label", label);
   }
 
-  /** No more will come: what is unfinished stays so, and says it. */
+  /** No more events will come: mark the images that are unfinished. */
   end(records) {
     for (const record of records.filter((one) => !one.done)) {
       record.frame.classList.add("unfinished");
@@ -125,7 +125,7 @@ export class Gallery {
   layout() {
     const width = this.field.clientWidth;
     if (!this.image || !width) return;
-    const below = innerHeight - this.field.getBoundingClientRect().top - scrollY - 16;  // what is left of the screen
+    const below = innerHeight - this.field.getBoundingClientRect().top - scrollY - 16;  // height left on the screen
     const tall = matchMedia("(min-width: 44rem)").matches ? Math.min(this.field.clientHeight, Math.max(340, below))
       : Math.min(width * 1.7, Math.max(width * .75, below));
     const count = this.list.childElementCount || 1;
@@ -135,14 +135,14 @@ export class Gallery {
     style.setProperty("--gap", `${gap}px`);
     style.setProperty("--width", `${this.image.width * scale}px`);
     style.setProperty("--height", `${this.image.height * scale}px`);
-    const over = this.invitation?.style;  // the frames, wherever the field ends
+    const over = this.invitation?.style;  // it covers the frames, not the whole field
     if (!over) return;
     over.width = style.width;
     over.height = `${Math.ceil(count / columns) * (this.image.height * scale + gap) - gap}px`;
   }
 }
 
-/** Rows that are there; those to come are transparent. */
+/** The rows drawn so far; those to come are transparent. */
 export function rowsSoFar(record) {
   const {image, shown} = record;
   image.data.fill(0, shown * image.width * 4);
@@ -173,7 +173,7 @@ function curlOf({about, seed}) {
   return [`curl -s ${quote(url)} -H 'accept: image/png'`, ...header, ...body, `-o linpix-${seed}.png`].join(" \\\n  ");
 }
 
-/** The dialog around one image. reuse, complete and judge leave it with the image for their panels. */
+/** The dialog that shows one image. Its buttons close it, and pass the image to reuse, complete or judge. */
 export class Viewer {
   constructor({reuse, complete, judge}) {
     this.dialog = $("viewer");
@@ -258,7 +258,7 @@ export class Viewer {
   async offer(record) {
     if (this.offered === record) return;
     this.offered = record;
-    await record.showing;  // its last rows
+    await record.showing;  // until its last rows are decoded
     const large = await enlarged(record.image);
     const native = new Blob([bytesOf(record.base64)], {type: "image/png"});
     if (this.offered !== record) return;

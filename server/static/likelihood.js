@@ -1,4 +1,4 @@
-// How probable the model finds a picture: a map of its surprise, pixel by pixel, and the class it takes it for.
+// The likelihood of a picture: a map of the model's surprise, pixel by pixel, and the class that it guesses.
 import {formOf, json} from "./service.js";
 import {$, el, figure, whole} from "./parts.js";
 import {pngOf} from "./editor.js";
@@ -14,7 +14,7 @@ export class Likelihood {
   }
 
   /**
-   * picture: opaque, of the model's shape · known: what is given, pixel by pixel, or null: all of it counts.
+   * picture: opaque, of the model's shape · known: whether each pixel is given; null: all of it is scored.
    * The class is guessed from the whole picture. Resolves once the answers are shown; rejects with a Problem.
    */
   async ask(picture, known, {model, label}, card, signal) {

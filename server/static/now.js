@@ -1,9 +1,9 @@
-// Now: what the service is doing, asked every second, and the pulse that every panel shows.
+// The panel Now: what the service is doing, polled every second, and the pulse that every panel shows.
 import {json, key} from "./service.js";
 import {$, counted, duration, el, figure, models as loaded, size, whole} from "./parts.js";
 
-const KEPT = 60;  // answers
-const SPAN = 4;   // rates are over so many
+const KEPT = 60;  // points of a chart, one an answer
+const SPAN = 4;   // rates are over this many intervals between answers
 const SVG = "http://www.w3.org/2000/svg";
 
 export const served = (status) => status.models.map((model) => model.id).join();
@@ -37,19 +37,19 @@ export class Now {
     document.addEventListener("visibilitychange", () => document.hidden || this.poll());
   }
 
-  /** Ask now, and then again and again while the page can be seen. */
+  /** Poll now, and then regularly while the page is visible. */
   async poll() {
     clearTimeout(this.timer);
     if (document.hidden || this.asking) return;
     this.asking = true;
     const began = performance.now();
-    let pause = key.get() && $("now").hidden ? 5000 : 1000;  // keys may have a rate, and this must not use it up
+    let pause = key.get() && $("now").hidden ? 5000 : 1000;  // polling must not use up a key's rate limit
     try {
       const status = await json("v1/status", {patience: 10});
       this.take(status);
       await this.heard(status);
     } catch (problem) {
-      if (problem.status === 429) {  // the rate of this visitor's key
+      if (problem.status === 429) {  // the rate limit of this visitor's key
         this.pulse("waiting", "Asking less often");
         pause = 1000 * problem.retryAfter;
       } else {
@@ -70,7 +70,7 @@ export class Now {
 
   take(status) {
     const before = this.answers.at(-1);
-    if (before && (status.uptime < before.uptime || served(before) !== served(status))) this.answers = [];  // other sums
+    if (before && (status.uptime < before.uptime || served(before) !== served(status))) this.answers = [];  // sums began anew
     this.answers = [...this.answers, status].slice(-SPAN - 1);
     const used = total(status, "slots_used");
     this.pulse(status.status === "ready" ? used ? "busy" : "ready" : "waiting",
@@ -111,7 +111,7 @@ export class Now {
   }
 
   showSlots(models) {
-    const names = models.map((model) => `${model.id} ${model.slots} ${memoryOf(model.id)}`).join();  // of memory one hears later
+    const names = models.map((model) => `${model.id} ${model.slots} ${memoryOf(model.id)}`).join();  // memory is known later
     if (this.names !== names) {
       this.names = names;
       this.rows = models.map((model) => {

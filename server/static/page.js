@@ -1,4 +1,4 @@
-// The page: its panels, the key where one is asked for, and what to say while the server is away.
+// The page: its panels, the key if the server asks for one, and the notice while the server does not answer.
 import {key, onKey, patiently, Problem} from "./service.js";
 import {$, models, Notice} from "./parts.js";
 import {Completion} from "./completion.js";
@@ -9,7 +9,7 @@ import {Samples} from "./samples.js";
 
 const PANELS = ["samples", "completion", "race", "now"];
 const notice = new Notice($("page-notice"));
-let latest = null;  // what the service said last, while it answers
+let latest = null;  // the last status of the service; null while it does not answer
 
 const viewer = new Viewer({
   reuse(record) {
@@ -65,7 +65,7 @@ for (const output of document.querySelectorAll("output[data-of]")) {
 
 async function heard(status) {
   const same = latest && served(latest) === served(status);
-  if (!same) models.set((await patiently("v1/models")).data, status.limits);  // it was away, or serves other models now
+  if (!same) models.set((await patiently("v1/models")).data, status.limits);  // the server came back, or has other models
   latest = status;
   if (same) return;
   notice.clear();
@@ -78,11 +78,11 @@ async function heard(status) {
 
 function lost(problem) {
   if (problem.code === "unreachable") problem = new Problem("The server does not answer. Start it with “make run”; this page goes on by itself.");
-  if (latest || notice.box.hidden) notice.show(problem);  // once: it is read aloud
+  if (latest || notice.box.hidden) notice.show(problem);  // only once: screen readers read it aloud
   latest = null;
 }
 
-// One dialog, however many requests were refused; whoever was refused with an older key just tries the newer one.
+// One dialog, however many requests were refused. A request refused with an older key is sent with the newer one.
 let asking = null;
 onKey.ask = (tried) => {
   if (key.get() !== tried) return Promise.resolve();

@@ -1,4 +1,4 @@
-// What the panels share: elements, figures as text, the models' choices, and the notice with its retry.
+// Shared by the panels: elements, figures as text, the models' choices, and the notice with its retry.
 import {Problem} from "./service.js";
 
 export const $ = (id) => document.getElementById(id);
@@ -15,14 +15,14 @@ export function el(name, attributes = {}, ...children) {
   return element;
 }
 
-/** Three digits, and never an exponent. */
+/** Three significant digits, and never an exponent. */
 export function figure(x) {
   if (x == null) return "–";
   const digits = x ? Math.max(0, 2 - Math.floor(Math.log10(Math.abs(x)))) : 0;
   return x.toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
 }
 
-/** What a picture and a model must share. */
+/** The shape, which a picture and a model must share. */
 export const shapeOf = ({width, height, channels}) => [width, height, channels].join();
 
 export const whole = (x) => Math.round(x).toLocaleString("en");
@@ -39,7 +39,7 @@ export function size(bytes) {
   return bytes >= 2 ** 20 ? `${figure(bytes / 2 ** 20)} MiB` : bytes >= 1024 ? `${figure(bytes / 1024)} KiB` : `${bytes} B`;
 }
 
-/** The loaded models, one of them chosen in every panel at once; the race follows where it can. */
+/** The loaded models. One of them is chosen, in all panels at once; the race follows if it can compare it. */
 export const models = {
   cards: [],
   chosen: null,
@@ -57,7 +57,7 @@ export const models = {
     }
     this.choose((cards.find((card) => card.id === this.chosen?.id) ?? surest(cards)).id);
   },
-  /** Choose the model of this id in every panel; its temperature and what is said of it come with it. */
+  /** Choose the model of this id in every panel, with its classes, temperature and facts. */
   choose(id) {
     const found = this.cards.find((card) => card.id === id);
     if (!found) throw new Problem(`${id} is no longer served. Choose another model.`);
@@ -85,7 +85,7 @@ export const models = {
   },
 };
 
-/** The model to begin with: of the first one's shape, the one with most images of the class asked for. */
+/** The model to begin with: of those with the first one's shape, the one that most often draws the class asked for. */
 function surest([first, ...others]) {
   const alike = others.filter((card) => shapeOf(card) === shapeOf(first));
   return alike.reduce((best, card) => (card.class_agreement ?? 0) > (best.class_agreement ?? 0) ? card : best, first);
@@ -101,13 +101,13 @@ export function fieldsOf(form) {
   return fields;
 }
 
-/** Enter a value as a person would. */
+/** Enter a value, and run the listeners that typing would run. */
 function enter(input, value) {
   input.value = value;
   input.dispatchEvent(new Event("input"));
 }
 
-/** Bring a form back to the fields of an earlier request, or of a link; n stays where they say nothing of it. */
+/** Set a form to the fields of an earlier request, or of a link; without n, the form keeps its own. */
 export function restore(form, {model, label = "", seed = "", temperature, n}) {
   models.choose(model ?? models.chosen.id);
   form.elements.label.value = label;
@@ -116,10 +116,10 @@ export function restore(form, {model, label = "", seed = "", temperature, n}) {
   if (n) enter(form.elements.n, n);
 }
 
-/** Whether a text is in the clipboard now: only pages from https or localhost may write there. */
+/** Copy a text to the clipboard. Resolves to whether it worked: only pages from https or localhost may write there. */
 export const copied = (text) => navigator.clipboard?.writeText(text).then(() => true, () => false) ?? false;
 
-/** Says what went wrong inside its box; where the server says when to come back, counts down to it. */
+/** A box that says what went wrong. If the server says when to try again, it counts down to that. */
 export class Notice {
   constructor(box) {
     this.box = box;
@@ -157,7 +157,7 @@ export class Notice {
         resolve();
       };
       const timer = setInterval(tick, 200);
-      signal.addEventListener("abort", () => {  // at once: what is shown next is somebody else's
+      signal.addEventListener("abort", () => {  // at once: the box may show something else next
         clearInterval(timer);
         reject(signal.reason);
       });
@@ -166,7 +166,7 @@ export class Notice {
   }
 }
 
-/** Work that can be stopped and, where the server says when, is tried again: a panel's form is its handle. */
+/** Work that can be stopped, and is tried again when the server says so; a panel's form starts and stops it. */
 export class Task {
   constructor(form, notice, status) {
     this.form = form;
@@ -195,7 +195,7 @@ export class Task {
     this.controller?.abort();
   }
 
-  /** Do something at once; what is wrong with it is said in the notice. */
+  /** Do something at once; the notice shows what went wrong. */
   attempt(work) {
     try {
       work();
@@ -204,7 +204,7 @@ export class Task {
     }
   }
 
-  /** work(signal), one after the other, each until it succeeds, is stopped or fails; a later start stops an earlier one. */
+  /** Run each work(signal) in order, again when the server says so, until an error, a stop, or a later start. */
   async start(...works) {
     this.stop();
     const controller = this.controller = new AbortController();
@@ -227,7 +227,7 @@ export class Task {
       if (!signal.aborted) {
         this.say("");
         this.notice.show(problem, () => {
-          this.form.querySelector("[type=submit]").focus();  // the button that has it goes away
+          this.form.querySelector("[type=submit]").focus();  // the button that has the focus goes away
           this.start(...works);
         });
       } else if (this.controller === controller) {

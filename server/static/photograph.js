@@ -1,14 +1,15 @@
 // A photograph, and a finished picture laid back over the part of it that the model saw.
 
-const LARGEST = 1024;  // pixels a side, as the API's lay_back
+const LARGEST = 1024;  // pixels a side, as in the API's lay_back
 const NOTICEABLE = 12;  // smaller differences of a value leave the photograph as it is
-const BLANK = 20;  // of a prepared picture, less ink than this is none
-const STEEP = 3;  // an enlarged picture's strokes get edges so much sharper at most
+const BLANK = 20;  // in a prepared picture, less ink than this counts as none
+const STEEP = 3;  // strokes get edges up to this many times as sharp as in an enlarged picture
 
 export class Photograph {
   /**
    * bitmap: of any size · crop: left, top, right, bottom of what the board shows of it · board: as it was loaded.
-   * prepared: the board has the share of ink on paper, whose tones the bitmap has; else colours, or their negative.
+   * prepared: the board has amounts of ink, and the bitmap the tones of ink and paper; else the board has the bitmap's
+   * colours, or (negative) their negative.
    */
   constructor(bitmap, crop, {ink, known, width, height}, {prepared, negative}) {
     const scale = Math.min(1, LARGEST / Math.max(bitmap.width, bitmap.height));
@@ -17,11 +18,11 @@ export class Photograph {
     Object.assign(this, {ink: ink.slice(), known: known.slice(), width, height, prepared, negative, crop: crop.map((side) => side * scale)});
   }
 
-  /** A canvas of the photograph in which what was erased, or differs from the loaded picture, is drawn. image, kept: of the board's size. */
+  /** The photograph as a canvas, with image drawn where it was erased or differs from the loaded picture. image, kept: of the board's size. */
   lay(image, kept) {
     const {width, height, ink, known, canvas, negative} = this;
     const [left, top, right, bottom] = this.crop;
-    const side = (right - left) / width;  // of a pixel of the board
+    const side = (right - left) / width;  // of a board pixel, in pixels of the photograph
     const laid = new OffscreenCanvas(canvas.width, canvas.height);
     const context = laid.getContext("2d");
     context.drawImage(canvas, 0, 0);
@@ -30,7 +31,7 @@ export class Photograph {
     const around = neighbours(width, height);
     let differs = Array.from(known, (is, pixel) => !is || !kept[pixel] || [0, 1, 2].some(
       (channel) => Math.abs(image.data[4 * pixel + channel] - ink[3 * pixel + channel]) > NOTICEABLE));
-    for (let round = 0; round < 2; round++) {  // the blur around strokes goes with them, and seams are beside it
+    for (let round = 0; round < 2; round++) {  // grow over the blur around strokes: seams are then outside it
       differs = around.map((near, pixel) => differs[pixel] || near.some((one) => differs[one]));
     }
     const layer = new Float32Array(width * height * 5);  // red, green, blue, ink over them, whether it is drawn
@@ -59,7 +60,7 @@ export class Photograph {
     return laid;
   }
 
-  /** The colour of the ink, and that of the paper in each pixel of the board: beneath ink, what is around it. */
+  /** The colour of the ink, and of the paper in each pixel of the board; beneath ink, it is that of pixels around. */
   tones() {
     const {width, height, ink: amount, crop: [left, top, right, bottom]} = this;
     const context = new OffscreenCanvas(width, height).getContext("2d");
@@ -89,7 +90,7 @@ export class Photograph {
   }
 }
 
-/** For each pixel the eight around it, or fewer at the edge. */
+/** For each pixel, the indices of the eight around it, or of fewer at the edge. */
 function neighbours(width, height) {
   return Array.from({length: width * height}, (_, pixel) => {
     const [x, y] = [pixel % width, Math.floor(pixel / width)];
@@ -98,7 +99,7 @@ function neighbours(width, height) {
   });
 }
 
-/** Five values of a layer between the middles of its pixels, into found. */
+/** Interpolate a layer's five values between the centres of its pixels, into found. */
 function between(layer, width, height, x, y, found) {
   const [u, v] = [Math.min(width - 1, Math.max(0, x)), Math.min(height - 1, Math.max(0, y))];
   const [x0, y0] = [Math.floor(u), Math.floor(v)];

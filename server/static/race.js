@@ -4,7 +4,7 @@ import {$, counted, duration, el, fieldsOf, figure, models, shapeOf, size, Task,
 
 const PATH = "v1/compare";
 const BUDGETS = [15, 30, 60, 120, 300];
-const IMAGES = 8;  // drawn for the lanes to go through: the first is the same in all, and so are those that follow
+const IMAGES = 8;  // drawn for the lanes: all of them go through the same images in the same order
 const KINDS = [  // seconds for one image of mnist-small and last step ÷ first, as in docs/numbers.md; bytes of its state
   ["linear", "compiled", "fixed memory, our kernels", 0.0164, 1, 67584],
   ["linear", "eager", "fixed memory", 0.885, 1, 67584],
@@ -43,7 +43,7 @@ export class Race {
     select.value = choices.includes(Number(before)) ? before : choices.find((seconds) => seconds >= 30) ?? budget;
   }
 
-  /** Take the model chosen in the other panels, or stay with one that can be compared: conditional ones cannot. */
+  /** Take the model chosen in the other panels, or, since conditional ones cannot be compared, one of its shape if possible. */
   take(chosen) {
     const able = models.cards.filter((card) => !card.conditional);
     const cards = able.length ? able : models.cards;
@@ -54,7 +54,7 @@ export class Race {
     this.idle(this.card);
   }
 
-  /** Lanes at the speeds of another machine, before this one was measured. */
+  /** Show lanes at the speeds of another machine until this one is measured. */
   idle(card) {
     if (this.report) {
       if (!this.task.running && this.report.model !== card.id) {
@@ -70,7 +70,7 @@ export class Race {
     this.compareInWords();
   }
 
-  /** Race at once, at the speeds that are known. A machine that was never asked to measure itself is measured meanwhile. */
+  /** Race at once, at known speeds. If the server's last comparison was cancelled, or there is none, measure meanwhile. */
   async open(comparison) {
     if (this.task.running || this.report) return;
     if (comparison?.status === "running") await this.compare({id: comparison.id, ours: false});
@@ -83,7 +83,7 @@ export class Race {
     }
   }
 
-  /** A comparison, followed to its end beside a race at the speeds known before, and its race. job: its id, and whose it is, once they are known. */
+  /** Follow a comparison beside a race at the speeds known before; then race at its speeds. job: gets its id, and ours. */
   compare(job) {
     return this.task.start(async (signal) => {
       const {images} = await this.draw(this.card.id, signal);
@@ -97,11 +97,11 @@ export class Race {
       await this.watch(job, signal);
     } catch (problem) {
       if (problem.status !== 404) throw problem;
-      await this.follow(job, signal);  // the server was started again, and knows of none
+      await this.follow(job, signal);  // the server was restarted, and does not know this comparison
     }
   }
 
-  /** Begin a comparison, or find that of somebody else. One that is stopped before the server has answered ends too. */
+  /** Begin a comparison, or find the one that is running. One stopped before the server has answered is cancelled too. */
   async begin(job, signal) {
     const body = {model: fieldsOf(this.form).model, budget: Number(this.form.elements.budget.value)};
     await unless(signal, this.asked);
@@ -112,7 +112,7 @@ export class Race {
         Object.assign(job, {ours: true, id: (await unless(signal, told)).id});
         return;
       } catch (problem) {
-        if (problem.status !== 409 || problem.retryAfter) throw problem;  // the other kind: one was cancelled just now
+        if (problem.status !== 409 || problem.retryAfter) throw problem;  // with retryAfter: one was cancelled just now
         job.taken = true;
       }
     }
@@ -123,7 +123,7 @@ export class Race {
     } else Object.assign(job, {ours: false, id: comparison.id});
   }
 
-  /** Follow a comparison to its end. Ours ends with the signal; of one that has ended otherwise, the job forgets the id. */
+  /** Follow a comparison to its end. An abort cancels ours. If it ends in another way, the job forgets its id. */
   async watch(job, signal) {
     const {id, ours} = job;
     if (ours) signal.onabort = () => { this.asked = end(id); };
@@ -155,7 +155,7 @@ export class Race {
 
   // --- what was measured ---
 
-  /** Show a report; of one that grows, lanes that it does not know yet go on as they were. */
+  /** Show a report. While it grows, lanes that have no figure in it yet stay as they were. */
   show(report, grows = false) {
     this.report = report;
     const kinds = report.results.filter((result) => result.batch === 1).map((result) => [result.backend, result.engine]);
@@ -203,7 +203,7 @@ export class Race {
     const names = kinds.map(([backend, engine]) => `${backend} ${engine}`).join();
     if (this.names === `${names} ${card.id}`) return;
     this.names = `${names} ${card.id}`;
-    for (const [name, room] of [["--large", 140], ["--small", 84]]) {  // whole pixels per pixel
+    for (const [name, room] of [["--large", 140], ["--small", 84]]) {  // a whole number of screen pixels per pixel
       this.lanes.style.setProperty(name, `${card.width * Math.max(1, Math.floor(room / card.width))}px`);
     }
     this.all = kinds.map(([backend, engine, text]) => {
@@ -263,7 +263,7 @@ export class Race {
 
   // --- the race itself ---
 
-  /** Images for the lanes to go through, of one model; drawn before anything is measured, so that they disturb nothing. */
+  /** The images of one model for the lanes, drawn before anything is measured, so that they do not disturb it. */
   async draw(model, signal) {
     if (!this.images[model]) {
       const answer = await json("v1/images/generations", {body: {model, n: Math.min(IMAGES, models.limits.max_n)}, signal});
@@ -282,7 +282,7 @@ export class Race {
     this.task.say(`The race is over: every lane has drawn the image of seed ${seed}. ${measured}`);
   }
 
-  /** All lanes, as fast as they are known to be at each moment, until the slowest has drawn one image. */
+  /** Run all lanes, each at the speed known for it at that moment, until the slowest has drawn one image. */
   replay(images, signal) {
     this.halt?.();
     const {names} = this;
@@ -318,17 +318,17 @@ export class Race {
   }
 }
 
-/** As the promise, or rejected when the signal is aborted before it. */
+/** Settles as the promise does, or rejects if the signal is aborted first. */
 function unless(signal, promise) {
   return Promise.race([promise, new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)))]);
 }
 
-/** Of a figure that other work has disturbed; its note says how. */
+/** The mark of a figure that other work has disturbed; its note says how. */
 const mark = (result) => result.disturbed ? "†" : "";
 
 const end = (id) => patiently(`${PATH}/${id}`, {method: "DELETE"}).catch(() => {});
 
-/** Seconds at which each token is there: its steps as measured, with straight lines between, scaled to the whole. */
+/** Seconds at which each token is drawn: measured steps, with straight lines between, scaled to the whole image. */
 function endsOf(result, tokens) {
   const steps = result.step_seconds;
   const ends = new Float64Array(tokens);
@@ -343,7 +343,7 @@ function endsOf(result, tokens) {
   return ends.map((end) => end * result.seconds_per_image / sum);
 }
 
-/** A lane's image as far as it is drawn. */
+/** Show the part of a lane's image that is drawn. */
 function paint(lane, image, pixels) {
   const part = new ImageData(image.data.slice(), image.width);
   part.data.fill(0, pixels * 4);
@@ -372,7 +372,7 @@ function advance(lane, elapsed, images) {
   }
   if (made === lane.made) return;
   const pile = lane.pile.getContext("2d");
-  if (made < lane.made) {  // the lane is slower than it was thought to be
+  if (made < lane.made) {  // a newer figure made the lane slower
     pile.clearRect(0, 0, lane.pile.width, lane.pile.height);
     lane.made = 0;
   }

@@ -16,7 +16,7 @@ export class Samples {
     this.form.addEventListener("submit", () => this.draw());
   }
 
-  /** Draw at once when a visitor arrives, and when there is another link. query: what a link says, or "". */
+  /** Draw at once when a visitor arrives, and when the link changes. query: that of the link, or "". */
   arrive(query) {
     if (query === this.query || (this.query != null && !query)) return;
     this.query = query;
@@ -27,7 +27,7 @@ export class Samples {
     });
   }
 
-  /** Bring the form back to what gave this image. */
+  /** Restore the form that gave this image. */
   reuse({about, seed}) {
     this.task.attempt(() => {
       restore(this.form, {...about.fields, seed, n: null});

@@ -2,7 +2,7 @@
 
 const STORED = "linpix-key";
 
-/** What went wrong, in a sentence with a cure; retryAfter is in seconds, or null where waiting does not help. */
+/** What went wrong, in a sentence with a cure; retryAfter is in seconds, or null if waiting does not help. */
 export class Problem extends Error {
   constructor(message, {status = 0, code = "", retryAfter = null} = {}) {
     super(message);
@@ -25,7 +25,7 @@ export const sentence = (text) => {
 
 const GONE = "The server does not answer. Start it with “make run”, then try again.";
 
-/** fetch, but whatever is not a success is a Problem. body: an object for JSON, or FormData · patience: seconds. */
+/** fetch, but throws a Problem unless it succeeds. body: an object for JSON, or FormData · patience: seconds. */
 export async function call(path, {method, body, accept, signal, patience} = {}) {
   for (;;) {
     const headers = new Headers(accept ? {accept} : {});
@@ -60,7 +60,7 @@ export function formOf(fields) {
 
 export const json = async (path, options) => (await call(path, options)).json();
 
-/** The same, however slow the rate of this visitor's key. */
+/** As json, but waits and tries again when the rate limit of this visitor's key refuses. */
 export async function patiently(path, options) {
   for (;;) {
     try {
@@ -83,7 +83,7 @@ async function problemOf(response) {
   }
 }
 
-/** The events of a stream, as {event, data}. A stream that breaks, or an error event, is a Problem. */
+/** The events of a stream, as {event, data}. A stream that breaks, or an error event, throws a Problem. */
 export async function* events(response, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";

@@ -1,4 +1,4 @@
-// Pictures from elsewhere: read, cropped to the board or prepared for it, and shown with a frame around what counts.
+// Loaded pictures: read, cropped to the board or prepared for it, and shown with a frame around what the model sees.
 import {decode, formOf, json, Problem} from "./service.js";
 import {$, models} from "./parts.js";
 import {GUIDE} from "./editor.js";
@@ -6,7 +6,7 @@ import {Photograph} from "./photograph.js";
 
 export const EDITS = "v1/images/edits";
 const MNIST = "28,28,1";  // the shape of prepared digits
-const FORMATS = ["image/png", "image/jpeg", "image/webp", ""];  // what the API reads, or what no name says
+const FORMATS = ["image/png", "image/jpeg", "image/webp", ""];  // what the API reads; "": the type is unknown
 
 export class Upload {
   constructor(panel, board, task) {
@@ -33,12 +33,12 @@ export class Upload {
     document.addEventListener("dragleave", (event) => event.relatedTarget || easel.classList.remove("over"));
   }
 
-  /** After the board of another shape was taken: it has its own picture, or gets the one of the board before. */
+  /** After the board changed its shape: it keeps its own picture, or gets source, that of the board before. */
   follow(source) {
     const {board, task} = this;
-    if (task.status.textContent === this.said) task.say("");  // of a picture that is on another board
-    const free = board.source || !board.touched;  // no drawing that is somebody's own
-    if (!free || board.source === this.loading) this.loading = null;  // what is still read was for another board
+    if (task.status.textContent === this.said) task.say("");  // it was about a picture on another board
+    const free = board.source || !board.touched;  // not a drawing of the visitor's own
+    if (!free || board.source === this.loading) this.loading = null;  // a picture still being read is for another board
     if (source && board.source !== source && free && !this.loading) this.load(source);
   }
 
@@ -47,7 +47,7 @@ export class Upload {
     this.board.clear();
   }
 
-  /** Put a picture on the board; it is kept, to be put on that of another model too. */
+  /** Put a picture on the board. It is kept, to be put on the board of another shape too. */
   async load(blob, prepare) {
     const {board, task} = this;
     this.loading = blob;
@@ -75,21 +75,21 @@ export class Upload {
     bitmap.close();
   }
 
-  /** The server finds the digit; the board gets what the model is to see of it. */
+  /** Let the server find the digit, and put what the model sees of it on the board. */
   prepare(blob, cropped, what, asked) {
     const {board} = this;
     const {shape} = board;
     const fields = {image: blob, model: models.chosen.id, prepare: "mnist", ...(!board.holes && {keep_rows: 28})};
     const gone = () => board.source !== blob || board.shape !== shape;
     return this.task.start(async (signal) => {
-      if (gone()) return;  // when it is tried again
+      if (gone()) return;  // it may be, when this is tried again
       let answer;
       try {
         answer = await json(EDITS, {body: formOf(fields), signal});
       } catch (problem) {
-        if (asked || problem.status !== 400) throw problem;  // else it only looked like a digit
+        if (asked || problem.status !== 400) throw problem;  // else the picture only looked like a digit
       }
-      const bitmap = await createImageBitmap(blob);  // each attempt has its own
+      const bitmap = await createImageBitmap(blob);  // each attempt closes its own
       const digit = answer && await createImageBitmap(await decode(answer.prepared.b64_json));
       if (gone()) return;
       if (digit) {
@@ -117,7 +117,7 @@ export class Upload {
     $("prepare").checked = prepared;
   }
 
-  /** A picture without holes gets one, so that there is something to complete. */
+  /** Finish loading: a picture dark on light is inverted, and one without holes gets one, to be completed. */
   settle(what, bitmap, crop, prepared = false) {
     const {board, task} = this;
     const how = bitmap?.width > board.width ? "cropped and shrunk to " : "";
@@ -137,7 +137,7 @@ export class Upload {
     task.say(this.said);
   }
 
-  /** Put an image of ours on the board. */
+  /** Put an image that the server drew on the board. */
   async adopt(base64, what) {
     this.loading = null;
     this.board.load(fitted(await createImageBitmap(await decode(base64)), this.board));
@@ -145,7 +145,7 @@ export class Upload {
   }
 }
 
-/** A loaded picture with a frame around what the model sees: left, top, right, bottom. */
+/** A small copy of a loaded picture, with a frame around what the model sees. crop: left, top, right, bottom. */
 function framed(picture, crop, prepared = false) {
   const scale = 270 / Math.max(picture.width, picture.height);
   const image = new OffscreenCanvas(Math.max(1, picture.width * scale), Math.max(1, picture.height * scale));
@@ -160,7 +160,7 @@ function framed(picture, crop, prepared = false) {
 
 /** A picture cropped around its centre to a shape; transparent parts are not known. crop: in pixels of the picture. */
 function fitted(bitmap, {width, height, channels}) {
-  const theirs = Math.min(bitmap.width / width, bitmap.height / height);  // pixels for one of ours
+  const theirs = Math.min(bitmap.width / width, bitmap.height / height);  // its pixels per pixel of the board
   const fine = Math.min(16, Math.max(1, theirs));
   const [wide, tall] = [Math.round(width * fine), Math.round(height * fine)];
   const context = new OffscreenCanvas(wide, tall).getContext("2d");

@@ -1,13 +1,13 @@
-// What this visit has drawn: draws to go back to, all images of one in a file, and a link that draws them again.
+// The draws of this visit: earlier ones to show again, all images of one in a file, and a link that draws them again.
 import {bytesOf} from "./service.js";
 import {copied, el, models} from "./parts.js";
 
-const KEPT = 20;  // draws
+const KEPT = 20;  // draws, at most
 const SHOWN = 8;  // images of a draw, in its small picture
 const ACROSS = 4;
 
 export class Visit {
-  /** box: where it is shown · shown: called when an earlier draw is · link(records): an address, or none · stored: a key of the tab's storage. */
+  /** box: where it is shown · shown: called when an earlier draw is · link(records): an address, optional · stored: a key of the tab's storage, optional. */
   constructor(box, gallery, task, {shown = () => {}, link, stored} = {}) {
     Object.assign(this, {gallery, task, shown, stored, draws: []});
     this.list = el("ul", {"aria-label": "Earlier draws"});
@@ -16,9 +16,9 @@ export class Visit {
     box.append(el("div", {class: "buttons"}, ...this.buttons), el("h3", {}, "This visit"), this.list);
   }
 
-  /** Keep a draw, unless nothing of it was finished. */
+  /** Keep a draw if at least one image of it is finished. */
   async add(records) {
-    await this.restored;  // what was drawn before comes before it
+    await this.restored;  // draws from before a reload are listed below it
     if (!records.some((record) => record.done)) return;
     this.list.prepend(this.entry(records));
     this.draws = [records, ...this.draws].slice(0, KEPT);
@@ -69,11 +69,11 @@ export class Visit {
     const draws = this.draws.map((records) => ({...records[0].about, card: records[0].about.card.id, answers: records.map(({done, answer}) => done ? answer : null)}));
     try {
       sessionStorage.setItem(this.stored, JSON.stringify(draws));
-    } catch {  // more than the browser keeps: then the visit ends with the page
+    } catch {  // more than the browser keeps: a reload then loses these draws
     }
   }
 
-  /** Show what was drawn before a reload, by models that are still served. */
+  /** List the draws from before a reload, of models that are still served. */
   restore() {
     this.restored ??= (async () => {
       for (const {card: id, answers, ...about} of JSON.parse(sessionStorage.getItem(this.stored)) ?? []) {
@@ -97,7 +97,7 @@ const TABLE = Uint32Array.from({length: 256}, (_, n) => {
 
 const crc32 = (bytes) => ~bytes.reduce((sum, byte) => TABLE[(sum ^ byte) & 255] ^ sum >>> 8, -1);
 
-/** A ZIP archive of [name, bytes], as they are: PNG is compressed already. Names are ASCII. */
+/** A ZIP archive of [name, bytes], not compressed, as PNG already is. Names are ASCII. */
 function zip(files) {
   const packed = (...fields) => new Uint8Array(fields.flatMap(([size, value]) => Array.from({length: size}, (_, at) => value >>> 8 * at)));
   const [parts, directory] = [[], []];
