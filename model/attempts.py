@@ -1,13 +1,14 @@
-"""Drawing an image again, until the model that drew it recognises its class.
+"""Attempts at an image: it is drawn again until the model that drew it recognises its class.
 
-A model that draws the class first reads the whole image once it is drawn, with the class head that otherwise tells the
-class of an occluded picture. If the class that it drew has a probability below RECOGNISED, the image is drawn again
-with other random numbers. The first attempt that is recognised is the answer, or the surest of all. This is rejection
-by a classifier (Razavi et al., 2019), which here is the model's own. An image of nothing keeps its class, so classes
-are as frequent as without it; a completion draws its class again too, since it may not have fitted what is known.
+A model that draws the class first reads the whole image after drawing it, with the class head that otherwise predicts
+the class of an occluded picture. If the drawn class has a probability below RECOGNISED, the image is drawn again with
+other random numbers. The answer is the first attempt whose class is recognised, or else the attempt with the highest
+probability. This is rejection by a classifier (Razavi et al., 2019); here the classifier is the model itself. An image
+drawn from nothing keeps its class, so attempts do not change how frequent the classes are. A completion draws its class
+again too, since the first class may not have fitted the known pixels.
 
-The random numbers of attempt k are those of the seed plus 2^53 (k - 1), which no request can name: what is drawn
-depends on the seed that was asked for, and on no other image.
+Attempt k uses the random numbers of the seed plus 2^53 (k - 1), which no request can name. So an image depends on the
+requested seed, and on no other image.
 """
 
 import math
@@ -19,16 +20,16 @@ from numpy.typing import NDArray
 
 from .philox import MAX_SEED
 
-RECOGNISED = 0.9   # probability of its class from which on an image is taken
-MAX_ATTEMPTS = 16  # of an image, and the seeds that are kept for them
+RECOGNISED = 0.9   # an image is accepted if its class has at least this probability
+MAX_ATTEMPTS = 16  # at one image; each has a seed of its own
 
 
 class Recognised(NamedTuple):
-    """How sure a model is of the class of an image, now that it has read all of it."""
+    """How sure a model is of the class of an image after reading the whole image."""
 
     label: int         # the class that the image was drawn with
-    log_prob: float    # of it, in nats
-    attempts: int = 1  # of which this is the answer
+    log_prob: float    # log-probability of the class, in nats
+    attempts: int = 1  # attempts made so far
 
     @property
     def confidence(self) -> float:
@@ -38,16 +39,16 @@ class Recognised(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Attempts:
-    """Of one image, from its first attempt to its answer."""
+    """The attempts at one image, from the first one to the answer."""
 
-    seed: int  # that was asked for
-    most: int  # attempts
+    seed: int  # the requested one
+    most: int  # most attempts to make
     made: int = 0
     best: Recognised | None = None
-    canvas: NDArray[np.uint8] | None = None  # (T,), of the best
+    canvas: NDArray[np.uint8] | None = None  # (T,), the best attempt's image
 
     def judge(self, canvas: NDArray[np.uint8], found: Recognised) -> bool:
-        """Keep an attempt if it is the best; returns whether another is to be drawn, with `next_seed`. canvas: (T,)."""
+        """Keep an attempt if it is the best; return whether to draw another one, with `next_seed`. canvas: (T,)."""
         self.made += 1
         if self.best is None or found.log_prob > self.best.log_prob:
             self.canvas, self.best = canvas, found

@@ -1,9 +1,9 @@
-"""Sub-pixels amid background: predicted without the layers.
+"""The head for sub-pixels amid background, which are predicted without the layers.
 
-Where all that a sub-pixel looks up is background, so is almost always the sub-pixel itself: two thirds of MNIST's are
-like that, and hold 4 % of the bits. Such a sub-pixel leaves no trace in the recurrent state, and is predicted by one
-hidden layer from its position, the class, how much known background follows, and the final features of the last token
-that went through the layers, which know what has been drawn so far.
+If everything that a sub-pixel looks up is background, the sub-pixel itself almost always is, too. Two thirds of MNIST's
+sub-pixels are like that, and they hold 4 % of the bits. Such a sub-pixel leaves no trace in the recurrent state. One
+hidden layer predicts it from its position, the class, how much known background follows, and the final features of the
+last token that went through the layers; these features summarise what has been drawn so far.
 """
 
 import torch
@@ -27,14 +27,14 @@ class BackgroundHead(nn.Module):
                                               config.background_dim))
         nn.init.normal_(self.table, std=0.1)
         self.head = nn.Linear(config.background_dim, 3 * config.mixtures)
-        logit_probs, means, log_scales = self.head.bias.detach().chunk(3)  # to begin with: almost surely background
+        logit_probs, means, log_scales = self.head.bias.detach().chunk(3)  # initially: almost surely background
         logit_probs[0], means[0], log_scales[:] = 3.0, config.background / 127.5 - 1, -1.0
         log_scales[0] = -5.0
 
     def forward(self, last: Tensor, t: Tensor, start: Tensor, following: Tensor) -> Tensor:
         """Mixture parameters, (n, 3 * K).
 
-        last: (n, background_dim), `project` of the last token's final features, 0 where there is none · t, start: (n,)
+        last: (n, background_dim), `project` of the last token's final features, 0 if there is no token · t, start: (n,)
         following: (n,) int64, how many following neighbours are known background.
         """
         rows = torch.stack([t, self.subpixels + start - START, self.subpixels + self.class_rows + following], 1)

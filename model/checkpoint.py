@@ -1,6 +1,6 @@
-"""A checkpoint folder: model.safetensors (or shards), config.json, README.md, SHA256SUMS.
+"""Checkpoint folders: model.safetensors (or shards), config.json, README.md, SHA256SUMS.
 
-Written under a temporary name and then renamed; read strictly. No pickle anywhere.
+A folder is written under a temporary name and then renamed. Reading is strict. Pickle is not used.
 """
 
 import hashlib
@@ -26,51 +26,51 @@ from .transformer import Transformer
 
 FORMAT_VERSION = 1
 SHARD_BYTES = 16 * 2**20  # hosts of git repositories warn about larger files
-TEMPERATURE_RANGE = (0.5, 1.2)  # of a checkpoint that names none
-HOTTEST = 10.0            # that a request may ask for
-LARGEST_TEXT = 2**20      # bytes of config.json, SHA256SUMS, and whatever else is listed that holds no tensors
+TEMPERATURE_RANGE = (0.5, 1.2)  # for a checkpoint that names none
+HOTTEST = 10.0            # highest temperature that a request may ask for
+LARGEST_TEXT = 2**20      # most bytes of config.json, SHA256SUMS, and any other listed file without tensors
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class CheckpointError(ValueError):
-    """A checkpoint folder that cannot be used as it is; the message names the file or tensor and the cure."""
+    """A checkpoint folder that cannot be used as it is; the message names the file or tensor and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A transformer and where it comes from."""
+    """A transformer and its provenance."""
 
     name: str
     net: Transformer             # float32, in evaluation mode
     provenance: dict[str, Any]   # data, images, steps, minutes, seed, commit, command, bits_per_dim, ...
-    digest: str                  # SHA-256 over SHA256SUMS, so over every file that matters
+    digest: str                  # SHA-256 of SHA256SUMS, which covers every file listed there
     class_names: tuple[str, ...]
     folder: Path = Path()        # where it was read from
 
     @property
     def temperature(self) -> float:
-        """What it draws best with, where a request says none."""
+        """The temperature for requests that give none: the one that draws the best images."""
         return float(self.provenance.get("temperature", 1.0))
 
     @property
     def temperature_range(self) -> tuple[float, float]:
-        """The lowest and the highest temperature at which its images are still worth looking at."""
+        """The lowest and the highest temperature at which the images are still useful."""
         low, high = self.provenance.get("temperature_range") or TEMPERATURE_RANGE
         return float(low), float(high)
 
     @property
     def attempts(self) -> int:
-        """Attempts at an image, at most, where a request says nothing."""
+        """Most attempts at an image for requests that do not say."""
         return int(self.provenance.get("attempts", 1))
 
     @property
     def limits(self) -> str | None:
-        """A sentence of what it cannot do."""
+        """One sentence about what the model cannot do."""
         return self.provenance.get("limits")
 
     @property
     def class_agreement(self) -> float | None:
-        """Share of its images of a class that a classifier takes for that class; None if it was not measured."""
+        """Share of images drawn for a class that a classifier assigns to that class; None if not measured."""
         return self.provenance.get("class_agreement")
 
     def class_of(self, text: str) -> int | None:
@@ -88,7 +88,7 @@ def load(folder: Path | str) -> Transformer:
 
 
 def read(folder: Path) -> Checkpoint:
-    """Read and verify a checkpoint folder. Raises CheckpointError, naming what is wrong and the cure."""
+    """Read and verify a checkpoint folder. Raises CheckpointError with the problem and the remedy."""
     digest, files = _verified(folder)
     config, provenance, class_names = _description(folder, files["config.json"])
     tensors: dict[str, Tensor] = {}
@@ -96,7 +96,7 @@ def read(folder: Path) -> Checkpoint:
         if name.endswith(".safetensors"):
             try:
                 shard = safetensors.torch.load(files[name])
-            except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # of kinds of numbers it cannot make
+            except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # of dtypes it cannot make
                 raise CheckpointError(f"{folder / name} is not a safetensors file ({error}); "
                                       "restore it from where the checkpoint came from") from error
             if twice := shard.keys() & tensors.keys():
@@ -111,12 +111,12 @@ def read(folder: Path) -> Checkpoint:
 
 
 def digest_of(folder: Path) -> str:
-    """The digest that `read` would give, every file verified but no tensor looked at. Raises CheckpointError."""
+    """The digest that `read` would give. Verifies every file but parses no tensor. Raises CheckpointError."""
     return _verified(folder)[0]
 
 
 def stated_digest(folder: Path) -> str:
-    """The digest that `read` would give if every file is as SHA256SUMS says; empty where that cannot be read."""
+    """The digest that `read` would give if every file matches SHA256SUMS; "" if SHA256SUMS cannot be read."""
     try:
         return hashlib.sha256(_bytes(folder / "SHA256SUMS")).hexdigest()
     except (OSError, ValueError):
@@ -124,7 +124,7 @@ def stated_digest(folder: Path) -> str:
 
 
 def config_of(folder: Path) -> ModelConfig:
-    """The architecture that config.json describes; nothing else is read or verified. Raises CheckpointError."""
+    """The architecture in config.json. No other file is read or verified. Raises CheckpointError."""
     try:
         return _description(folder, _bytes(folder / "config.json"))[0]
     except CheckpointError:
@@ -135,7 +135,7 @@ def config_of(folder: Path) -> ModelConfig:
 
 
 def unfinished(folder: Path) -> list[Path]:
-    """What a save that is under way, or was interrupted, has beside this folder."""
+    """The folders that a save in progress, or an interrupted one, has beside this folder."""
     return [path for path in _beside(folder) if path.is_dir()]
 
 
@@ -157,7 +157,7 @@ def _description(folder: Path, config_json: bytes) -> tuple[ModelConfig, dict[st
 
 
 def _verified(folder: Path) -> tuple[str, dict[str, bytes]]:
-    """The digest, and the content of every file that SHA256SUMS lists: what is used is what was verified."""
+    """The digest, and the content of every file in SHA256SUMS, so that the verified bytes are the ones used."""
     if not folder.is_dir():
         left = [str(path) for path in unfinished(folder)]
         cure = f"; an interrupted save left {' and '.join(left)}: rename the first that loads" if left else ""
@@ -177,7 +177,7 @@ def _verified(folder: Path) -> tuple[str, dict[str, bytes]]:
             raise CheckpointError(f"{folder / 'SHA256SUMS'} lists {name!r:.400}, which is not a file name")
         try:
             files[name] = _bytes(folder / name)
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the name, too
+        except (OSError, ValueError) as error:  # ValueError also for a NUL in the name
             raise CheckpointError(f"{folder / _listed([name])} is listed in SHA256SUMS but cannot be read ({error}); "
                                   "restore it from where the checkpoint came from") from error
         if (got := hashlib.sha256(files[name]).hexdigest()) != expected:
@@ -187,7 +187,7 @@ def _verified(folder: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def _bytes(path: Path) -> bytes:
-    """Raises OSError, or ValueError for what would never end: pipes, devices, and texts longer than any of ours."""
+    """Read a file. Raises OSError, or ValueError for pipes and devices, which may not end, and for too long texts."""
     if path.exists() and not path.is_file():
         raise ValueError("is not a regular file")
     if path.suffix != ".safetensors" and (size := path.stat().st_size) > LARGEST_TEXT:
@@ -196,7 +196,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _fields(text: str) -> dict[str, Any]:
-    """A JSON object. Raises ValueError, also for what json.loads lets pass: names given twice, NaN and infinity."""
+    """A JSON object. Raises ValueError, also for what json.loads accepts: duplicate names, NaN and infinity."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
@@ -213,7 +213,7 @@ def _fields(text: str) -> dict[str, Any]:
 
 
 def _checked(provenance: Any, config: ModelConfig) -> dict[str, Any]:
-    """Raise ValueError unless what others compute with, or give to clients, is what they take it for."""
+    """Raise ValueError unless the fields that other code uses, or sends to clients, have the expected types."""
     if not isinstance(provenance, dict):
         raise ValueError(f"provenance must be an object of fields, got {provenance!r:.80}")
     names = provenance.get("class_names") or []
@@ -232,7 +232,7 @@ def _checked(provenance: Any, config: ModelConfig) -> dict[str, Any]:
 
 
 def _check_drawing(provenance: dict[str, Any], config: ModelConfig) -> None:
-    """Of what is told beside the weights' history; all of it may be absent. Raises ValueError."""
+    """Check the fields about drawing, all of which may be absent. Raises ValueError."""
     heat, bounds = provenance.get("temperature", 1.0), provenance.get("temperature_range") or list(TEMPERATURE_RANGE)
     share, limits = provenance.get("class_agreement"), provenance.get("limits")
     if not (isinstance(bounds, list) and len(bounds) == 2 and all(map(_is_heat, bounds)) and bounds[0] <= bounds[1]):
@@ -259,13 +259,13 @@ def _is_quantity(value: object) -> bool:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """For one line of a message: a terminal's control characters spelled out, and not too many."""
+    """Names for one line of a message: control characters are escaped, and at most 400 characters are kept."""
     text = ", ".join(name if name.isprintable() else ascii(name) for name in sorted(names))
     return text if len(text) <= 400 else text[:397] + "..."
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Initializes no weights: on "meta", that would import torch's compiler, which takes a second."""
+    """Skips the initialization of weights, which on "meta" would import torch's compiler and take a second."""
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
@@ -274,7 +274,7 @@ class _WithoutValues(TorchFunctionMode):
 
 
 def _shapes(folder: Path, config: ModelConfig, got: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """Of every tensor that the configuration asks for, found without memory for any."""
+    """Shapes of all tensors that the configuration asks for, found without allocating them."""
     if config.layers > len(got):
         raise CheckpointError(f"{folder / 'config.json'} asks for {config.layers} layers, and there are {len(got)} "
                               "tensors; config.json and the tensors belong to different models")
@@ -304,9 +304,9 @@ def _check_tensors(folder: Path, expected: Mapping[str, torch.Size], got: dict[s
 
 def save(folder: Path, net: Transformer, provenance: dict[str, Any], card: str,
          dtype: torch.dtype = torch.float32, files: Mapping[str, bytes] | None = None) -> None:
-    """Write a checkpoint folder, replacing one of that name whole.
+    """Write a checkpoint folder. An existing folder of that name is replaced as a whole.
 
-    card: the model card, Markdown · files: what else goes into it, by name.
+    card: the model card, Markdown · files: contents of additional files, by name.
     """
     new, old = _beside(folder)
     if old.exists() and not folder.exists():  # an earlier save was interrupted between its two renames
@@ -327,10 +327,10 @@ def save(folder: Path, net: Transformer, provenance: dict[str, Any], card: str,
 
 
 def describe(folder: Path, facts: Mapping[str, Any], card: Callable[[str], str] = str) -> None:
-    """Add facts to the provenance of a checkpoint folder, or replace them; the tensors stay as they are.
+    """Add facts to the provenance of a checkpoint folder, or replace them. The tensors do not change.
 
-    card: makes of the model card the one that is written. Raises CheckpointError for a folder that does not load, or
-    would not any more.
+    card: maps the old model card to the new one. Raises CheckpointError if the folder does not load, or would not load
+    after the change.
     """
     _, files = _verified(folder)
     fields = _fields(files["config.json"].decode())
@@ -349,7 +349,7 @@ def describe(folder: Path, facts: Mapping[str, Any], card: Callable[[str], str] 
 
 
 def _put(folder: Path) -> None:
-    """Give the whole new folder beside it its name."""
+    """Rename the finished new folder to `folder`; a folder that has this name is removed."""
     new, old = _beside(folder)
     for path in new.iterdir():
         path.chmod(0o644)  # safetensors makes its files private, but a service may run as another user
@@ -361,12 +361,12 @@ def _put(folder: Path) -> None:
 
 
 def _beside(folder: Path) -> tuple[Path, Path]:
-    """Where a save puts the new folder until it is whole, and the old one until the new has its name."""
+    """Temporary places: of the new folder until it is complete, and of the old one until the new one is renamed."""
     return folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
 
 
 def _shards(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """File names and their tensors, in order, each file under SHARD_BYTES unless one tensor exceeds it."""
+    """File names and their tensors, in order; each file has at most SHARD_BYTES unless one tensor alone has more."""
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():
@@ -381,7 +381,7 @@ def _shards(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def root(checkpoints: Path | None) -> Path:
-    """The folder that names are looked up in: the one given, else checkpoints/ of the checkout."""
+    """The folder in which names are looked up: the given one, else checkpoints/ of the checkout."""
     if checkpoints is None:
         checkpoints = Path(__file__).resolve().parent.parent / "checkpoints"
         if not checkpoints.is_dir():
@@ -393,21 +393,22 @@ def root(checkpoints: Path | None) -> Path:
 
 
 def name_of(folder: Path) -> str:
-    """The name that a folder has where it stands, even if that is a link: what it names may be another tomorrow."""
+    """The last part of a folder's path. A link is not followed, since its target may change."""
     return Path(os.path.abspath(folder)).name
 
 
 def folders(root: Path) -> list[Path]:
-    """The checkpoint folders under root, by name; those that a save or a training run keeps beside them are none.
+    """The checkpoint folders under root, sorted by name.
 
-    Nor are those that nobody lets us into, such as the lost+found of a volume.
+    Folders that a save or a training run keeps beside them are left out, as are folders that this process may not
+    enter, such as a volume's lost+found.
     """
     return sorted(path for path in root.iterdir()
                   if os.path.isfile(path / "config.json") and path.suffix not in (".new", ".old", ".training"))
 
 
 def find(name: str, checkpoints: Path | None = None) -> Path:
-    """The folder of MODEL: a name under checkpoints, or a folder. Raises CheckpointError with what there is."""
+    """The folder of MODEL: a name under checkpoints, or a folder. Raises CheckpointError, listing the names."""
     if "/" in name or name in (".", ".."):
         if not Path(name).is_dir():
             raise CheckpointError(f"there is no checkpoint folder {name}")
@@ -423,7 +424,7 @@ def find(name: str, checkpoints: Path | None = None) -> Path:
 
 
 def commit() -> str:
-    """The commit that this code is of, for provenance; "unknown" away from a checkout."""
+    """The commit of this code, for provenance; "unknown" outside a checkout."""
     try:
         command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()

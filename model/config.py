@@ -1,4 +1,4 @@
-"""What a model is: one frozen dataclass, stored as the checkpoint's config.json, and the presets."""
+"""The configuration of a model: one frozen dataclass, stored in the checkpoint's config.json, and the presets."""
 
 import dataclasses
 import json
@@ -16,12 +16,12 @@ Neighbour = tuple[int, int, int]
 ScaleTransform = Literal["exp", "elu"]
 Tokens = Literal["sub-pixel", "pixel"]
 
-# Far beyond what anybody trains. They keep a configuration of a hundred bytes from asking for a hundred gigabytes.
-MOST = 2**20              # of every size
-MAX_LOOKED_UP = 2**24    # places that an image's inputs are looked up at: T, and T again for each neighbour
+# Limits far above any model in use. They prevent that a configuration of 100 bytes asks for 100 gigabytes of memory.
+MOST = 2**20              # largest value of each size
+MAX_LOOKED_UP = 2**24    # places at which the inputs of an image are looked up: T, and T more for each neighbour
 MAX_NEIGHBOURS = 256
 MAX_BACKGROUND_DIM = 2**12
-MAX_RANDOM_FEATURES, MAX_RANDOM_DIM = 4096, 512  # of the feature map `random`, whose directions are made orthogonal
+MAX_RANDOM_FEATURES, MAX_RANDOM_DIM = 4096, 512  # for feature map `random`, whose directions are made orthogonal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,34 +31,34 @@ class ModelConfig:
     height: int = 28
     width: int = 28
     channels: int = 1                       # sub-pixels of one pixel are neighbours: r, g, b, r, g, b, ...
-    tokens: Tokens = "sub-pixel"            # what one step predicts; of a pixel, its channels in turn: see mixture.py
+    tokens: Tokens = "sub-pixel"            # what one step predicts; a pixel's channels in turn: see mixture.py
     layers: int = 8                         # L
     heads: int = 8                          # H
     key_dim: int = 32                       # D, per head
     value_dim: int = 32                     # M, per head
     d_model: int = 256
     d_ff: int = 1024
-    mixtures: int = 10                      # K components a token
+    mixtures: int = 10                      # K, components per token
     attention: AttentionKind = "linear"
     feature_map: FeatureMap = "elu+1"       # of queries and keys of linear attention: see features.py
     random_features: int = 64               # of the feature map `random`
-    lsh_rounds: int = 1                     # hashings of lsh attention
-    lsh_buckets: int = 64                   # of each hashing: 1, or an even number
-    lsh_chunk: int = 30                     # sorted tokens that attend together, and to as many before them
-    eps: float = 1e-6                       # added to the normaliser of linear attention
+    lsh_rounds: int = 1                     # rounds of hashing in lsh attention
+    lsh_buckets: int = 64                   # buckets per round: 1, or an even number
+    lsh_chunk: int = 30                     # sorted tokens that attend to each other and to the chunk before them
+    eps: float = 1e-6                       # added to the normaliser in linear attention
     norm: Norm = "post"                     # as in the published reference; pre trains more steadily
     residual: ResidualKind = "plain"        # reversible: two streams, trained in memory constant in L
     activation: Activation = "gelu"
     look_ups: tuple[LookUp, ...] = ("previous", "position")
-    neighbours: tuple[Neighbour, ...] = ()  # (dy, dx, dc) relative to token t's first sub-pixel, of earlier tokens
-    following: tuple[Neighbour, ...] = ()   # the same, of later tokens: looked up where they are known from the start
-    patch: int = 0                          # side of the squares in which known pixels are told first; 0: they are not
-    background: int | None = None           # sub-pixels that see this value only skip the layers; None: none skips
-    background_dim: int = 128               # hidden features of what predicts those that skip
+    neighbours: tuple[Neighbour, ...] = ()  # (dy, dx, dc) from token t's first sub-pixel, in earlier tokens
+    following: tuple[Neighbour, ...] = ()   # the same in later tokens: looked up if known from the start
+    patch: int = 0                          # side of the squares in which known pixels are read first; 0: not read
+    background: int | None = None           # sub-pixels that see only this value skip the layers; None: none skip
+    background_dim: int = 128               # hidden features of the head for sub-pixels that skip
     classes: int = 0                        # 0: unconditional only
-    scale_transform: ScaleTransform = "exp"  # when drawing; elu: the published sampler's elu(log_scale)+1.0001
-    first_marginal: tuple[float, ...] = ()  # P(sub-pixel 0 = v) of a model without a start token, else empty
-    twin_of: str = ""                       # the checkpoint that this one was trained to be compared with
+    scale_transform: ScaleTransform = "exp"  # for drawing; elu: the published sampler's elu(log_scale)+1.0001
+    first_marginal: tuple[float, ...] = ()  # P(sub-pixel 0 = v) if there is no start token, else empty
+    twin_of: str = ""                       # checkpoint that this one was trained to compare with
 
     def __post_init__(self) -> None:
         for name in ("height", "width", "channels", "layers", "heads", "key_dim", "value_dim",
@@ -134,7 +134,7 @@ class ModelConfig:
                                  f"got classes={self.classes}")
 
     def _check_pixels(self) -> None:
-        """What tokens of a whole pixel go with."""
+        """Raise ValueError if a field does not go with tokens of a whole pixel."""
         if self.channels != 3 or self.background is not None or self.first_marginal or "channel" in self.look_ups:
             raise ValueError("tokens 'pixel' go with 3 channels, background null, a start token and no look-up "
                              f"'channel'; got channels={self.channels}, background={self.background}, "
@@ -145,7 +145,7 @@ class ModelConfig:
                                  f"got {neighbour}")
 
     def _check_condition(self) -> None:
-        """The fields of models that hear every known pixel, or skip the layers amid background."""
+        """Check the fields of models that read every known pixel first, or skip the layers amid background."""
         if type(self.patch) is not int or self.patch < 0 or (self.patch and (
                 self.height % self.patch or self.width % self.patch)):
             raise ValueError(f"patch must divide height {self.height} and width {self.width}, or be 0; "
@@ -172,14 +172,14 @@ class ModelConfig:
 
     @property
     def patches(self) -> int:
-        """Squares that an image falls into, row after row; 0 for models without a patch."""
+        """Number of squares in an image, in raster order; 0 for models without a patch."""
         return self.height * self.width // self.patch**2 if self.patch else 0
 
     @property
     def class_first(self) -> bool:
-        """Whether an image without a class gets one before its first sub-pixel: one that what is known makes likely.
+        """Whether the model draws a class for an image without one before its first sub-pixel, given the known pixels.
 
-        Such a model has seen no image without its class.
+        Such a model was trained on images with their class only.
         """
         return bool(self.patch and self.classes)
 
@@ -205,12 +205,12 @@ class ModelConfig:
 
     @property
     def feature_dim(self) -> int:
-        """Of a query or key of one head after the feature map: the rows of S."""
+        """Size of one head's query or key after the feature map, which is the number of rows of S."""
         return {"polynomial": self.key_dim * (self.key_dim + 1) // 2,
                 "random": self.random_features}.get(self.feature_map, self.key_dim)
 
     def offset(self, neighbour: Neighbour) -> int:
-        """Sub-pixels from a token's first to its neighbour in raster order; negative is earlier."""
+        """Distance in sub-pixels from a token's first one to its neighbour in raster order; negative is earlier."""
         dy, dx, dc = neighbour
         return (dy * self.width + dx) * self.channels + dc
 
@@ -220,7 +220,7 @@ class ModelConfig:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "ModelConfig":
-        """Read what to_json wrote; a field added since then has its default, an unknown one is an error."""
+        """Read what to_json wrote. A missing field gets its default; an unknown field raises ValueError."""
         if not isinstance(fields, dict):
             raise ValueError(f"the architecture must be an object of fields, got {_short(fields)}")
         fields = dict(fields)
@@ -240,30 +240,30 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-# Every neighbour that local context uses has its own table; none costs recurrent state.
+# Each neighbour of the local context has its own table. Neighbours need no recurrent state.
 _LOCAL_CONTEXT: tuple[Neighbour, ...] = (
     (-1, 0, 0), (-1, 1, 0), (-1, -1, 0), (-2, 0, 0), (0, -2, 0),
     (-1, 2, 0), (-1, -2, 0), (-2, 1, 0), (-2, -1, 0), (-3, 0, 0))
 
-# For colours: the left and upper pixels in the channel that is predicted and in the one before it, which tell a linear
+# For colour: the left and upper pixels, in the predicted channel and in the channel before it. They help a linear
 # predictor most.
 _COLOUR_CONTEXT: tuple[Neighbour, ...] = (
     (0, 0, -1), *((dy, dx, dc) for dy, dx in ((0, -1), (-1, 0), (-1, -1), (-1, 1), (0, -2), (-2, 0), (-2, -1))
                   for dc in (0, -1)))
 
-# For tokens of a whole pixel: every channel of the eleven pixels that tell a linear predictor most. The left pixel's
-# blue is missing, for it is the previous value.
+# For tokens of a whole pixel: every channel of the eleven pixels that help a linear predictor most. The left pixel's
+# blue is missing because it is the previous value.
 _PIXEL_CONTEXT: tuple[Neighbour, ...] = (
     (0, -1, 0), (0, -1, 1),
     *((dy, dx, dc) for dy, dx in ((0, -2), (0, -3), (-1, 0), (-1, 1), (-1, -1), (-1, -2), (-2, 0), (-2, 1), (-2, -1),
                                   (-3, 1)) for dc in range(3)))
 
-# What lies after t and may be known: the seam of a hole. What is further away reaches a token through the patches.
+# Places after t that may be known: the edge of a hole. Places further away reach a token through the patches.
 _SEAM: tuple[Neighbour, ...] = (
     (0, 1, 0), (0, 2, 0), (1, 0, 0), (1, -1, 0), (1, 1, 0), (1, -2, 0), (1, 2, 0),
     (2, 0, 0), (2, -1, 0), (2, 1, 0), (3, 0, 0))
 
-# The same for pixels: those that tell a linear predictor at least 0.02 bits/dim beside the earlier ones.
+# The same for pixels: those that improve a linear predictor by at least 0.02 bits/dim beyond the earlier ones.
 _PIXEL_SEAM: tuple[Neighbour, ...] = tuple(
     (dy, dx, dc) for dy, dx in ((0, 1), (0, 2), (1, 0), (1, -1), (1, 1), (1, -2), (2, 0), (2, -1), (2, 1))
     for dc in range(3))
@@ -290,5 +290,5 @@ PRESETS: dict[str, ModelConfig] = {
 
 
 def bits_per_dim(nats: float, config: ModelConfig) -> float:
-    """Nats of one image, summed over its T sub-pixels, as bits per sub-pixel."""
+    """Convert the nats of one image, summed over its T sub-pixels, to bits per sub-pixel."""
     return nats / math.log(2) / config.subpixels

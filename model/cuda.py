@@ -20,25 +20,25 @@ from .inputs import START
 from .packing import PRECISIONS, pack, state_scale
 from .transformer import Transformer
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a graph; the rest of a batch is padding
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a graph; unused rows are padding
 Numbers = NDArray[np.int64] | Sequence[int]
 StatePrecision = Literal["fp32", "fp16"]
 Work = Callable[[], object]
 
 logger = logging.getLogger(__name__)
-_recording = threading.Lock()  # CUDA allows one capture at a time, and a model is loaded while another one decodes
-# Whether a kernel may begin while the one before it ends; csrc looks at each launch. Set from the start: C may move the
-# environment when a name is added to it, and another thread may be reading it then.
+_recording = threading.Lock()  # CUDA allows one capture at a time, and a model may be loaded while another one decodes
+# Whether a kernel may begin while the one before it ends; csrc reads it at each launch. It is set at import: adding a
+# name later may make C move the environment while another thread reads it.
 OVERLAP = "LINPIX_OVERLAP"
 os.environ.setdefault(OVERLAP, "1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFormat:
-    """How S is kept. What decode costs on a GPU is reading and writing it."""
+    """The format of S. Reading and writing S is the main cost of decode on a GPU."""
 
     precision: StatePrecision = "fp32"  # fp16 halves the traffic; z stays float32
-    defer: int = 1                      # tokens that wait until they are added to S together; 1: none waits
+    defer: int = 1                      # tokens that are collected and added to S together; 1: each is added at once
 
     def __str__(self) -> str:
         return self.precision if self.defer == 1 else f"{self.precision}/{self.defer}"
@@ -54,31 +54,31 @@ class StateFormat:
 
 @dataclass(slots=True)
 class _Rows:
-    """What a graph reads and writes of its rows, always at the same place."""
+    """The tensors of its rows that a graph reads and writes, at fixed addresses."""
 
     numbers: Tensor       # (5, bucket) int64: slots, positions, steps left, start, seeds
     temperatures: Tensor  # (bucket,) float32
     told: Tensor          # (bucket,) bool
     finite: Tensor        # (bucket,) bool
     passes: Tensor        # (bucket,) int64: steps that went through the layers
-    graph: Work | None = field(default=None)  # runs what was recorded
+    graph: Work | None = field(default=None)  # replays the recorded work
 
 
 def record_graph(work: Work) -> Work:
-    """Record what work has the GPU do; returns what has it done again. It is done twice meanwhile."""
-    work()  # for what is made at first use
+    """Record the GPU work of `work`; return a function that replays it. Runs the work twice meanwhile."""
+    work()  # warm-up: some things are created at first use
     torch.cuda.synchronize()
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     # thread_local: other threads may allocate memory meanwhile
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         work()
-    graph.replay()  # a graph that the driver takes and cannot run is found out here
+    graph.replay()  # detects a graph that the driver accepts but cannot run
     torch.cuda.synchronize()
     return graph.replay
 
 
 def _record(recorder: Callable[[Work], Work], work: Work) -> Work:
-    """If it fails, once more with kernels that wait for each other: a driver may refuse to record others."""
+    """Record; if that fails, record again with kernels that do not overlap: a driver may refuse overlapping ones."""
     with _recording:
         try:
             return recorder(work)
@@ -98,15 +98,16 @@ class GpuPool:
 
     def __init__(self, net: Transformer, slots: int, *, precision: str = "bf16", state: StateFormat | None = None,
                  device: str = "cuda", operators: Any = None, recorder: Callable[[Work], Work] | None = None) -> None:
-        """operators: where decode_quantum and prefill are; given by tests, with another device, to emulate a GPU.
+        """operators: has decode_quantum and prefill. Tests give it, with another device, to emulate a GPU.
 
-        recorder: as record_graph, which is the default unless operators are given; they are called each time.
+        recorder: a function like record_graph, which is the default unless operators are given. Without a recorder the
+        operators are called at each stride.
         """
         config, self.format = net.config, state or StateFormat()
         self.config, self.device = config, device
         self._operators = operators or torch.ops.linpix
         self._recorder = recorder or (None if operators else record_graph)
-        self.stride = max(steps for steps in range(1, 9) if config.row_length % steps == 0)  # of a graph
+        self.stride = max(steps for steps in range(1, 9) if config.row_length % steps == 0)  # passes per graph
         self._rows: dict[int, _Rows] = {}
         self._packed = pack(net, PRECISIONS[precision], gpu=True).to(device)
         shape, half = (slots + 1, config.layers, config.heads), self.format.precision == "fp16"
@@ -132,25 +133,25 @@ class GpuPool:
         return [part for part in (self.S, self.z, self.pairs, self.last, self.tokens) if part is not None]
 
     def saturated(self) -> int:
-        """Elements of S so far that float16 could not hold, and that were clamped. None should be."""
+        """Number of elements of S so far that exceeded float16 and were clamped. It should be 0."""
         return 0 if self._saturated is None else int(self._saturated)
 
     def put(self, slots: Numbers, canvas: Tensor | None, known: Tensor | None) -> None:
-        """What these slots' images begin with: (T,) uint8 and bool, or nothing."""
+        """Set the initial canvas (T,) uint8 and known (T,) bool of these slots' images; None clears them."""
         at = torch.from_numpy(np.asarray(slots, np.int64)).to(self.device)
         self.canvas[at] = 0 if canvas is None else canvas.to(self.device)
         self.known[at] = False if known is None else known.to(self.device)
 
     def images(self, slots: Numbers) -> Tensor:
-        """(B, T) uint8, on the processor."""
+        """The images in these slots, (B, T) uint8, on the CPU."""
         return self.canvas[torch.from_numpy(np.asarray(slots, np.int64)).to(self.device)].cpu()
 
     def clear(self, slot: int) -> None:
-        """Nothing: an image's first token finds an empty state, whatever lies there."""
+        """Does nothing: an image's first token starts from an empty state, whatever the slot holds."""
 
     def fill_with_nan(self, slot: int) -> None:
         for part in self._parts:
-            if part.is_floating_point():  # with so many tokens as before: a slot that holds none is not read
+            if part.is_floating_point():  # tokens stay as they are: a slot with 0 tokens is not read
                 part[slot] = torch.nan
 
     def copy(self, source: int, targets: list[int]) -> None:
@@ -158,7 +159,7 @@ class GpuPool:
             part[targets] = part[source].clone()
 
     def load(self, slot: int, state: RecurrentState, source: int) -> None:
-        """Give a slot of a packed model what was folded into another pool's: to a GPU that is one whole group."""
+        """Copy the state of a slot in another pool to a slot of a packed model, as one complete group of tokens."""
         assert self.tokens is not None
         S = state.S[source].to(self.device)
         if self.scale is not None and self._saturated is not None:
@@ -176,7 +177,7 @@ class GpuPool:
                 told: NDArray[np.bool_] | None = None) -> None:
         """Fold the next inputs of each image into its slot, from its position on: start token, x_0, x_1 and so on.
 
-        told: as in decode. Waits for the GPU, so that a caller can tell how long it took.
+        told: as in decode. Waits for the GPU, so that a caller can measure the time.
         """
         numbers = [np.asarray(x, np.int64) for x in (slots, positions, steps, start)]
         self._check(*numbers)
@@ -193,12 +194,12 @@ class GpuPool:
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers, start: Numbers, seeds: Numbers,
                temperatures: NDArray[np.float32] | Sequence[float], *, told: NDArray[np.bool_] | None = None,
                passes: int | None = None) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
-        """Advance each of B images from its position by its number of steps, or as far as `passes` take it.
+        """Advance each of B images from its position by its number of steps, or until `passes` are used up.
 
-        passes: through the layers, rounded up to a multiple of `stride` · told: (B,), whether what is known was read,
-        and is skipped; none if absent.
-        Returns, (B,) each, whether all was finite, the steps that were taken and those of them that went through the
-        layers. At most 4,096 images at a time; waits for the GPU once for each so many.
+        passes: limit of passes through the layers, rounded up to a multiple of `stride` · told: (B,), whether an
+        image's known sub-pixels were read, and are skipped; none if absent.
+        Returns, (B,) each, whether all parameters were finite, the steps taken, and how many of them went through the
+        layers. Decodes up to 4,096 images at a time, and waits for the GPU once per 4,096.
         """
         numbers = np.stack([np.asarray(x, np.int64) for x in (slots, positions, steps, start, seeds)])
         scales = np.asarray(temperatures, np.float32)
@@ -218,7 +219,7 @@ class GpuPool:
 
     def _decode(self, numbers: NDArray[np.int64], scales: NDArray[np.float32], told: NDArray[np.bool_],
                 strides: int) -> NDArray[np.int64]:
-        """(3, B): as decode, so many times what a graph holds."""
+        """Run the graph `strides` times; returns (3, B): the results of decode."""
         count = len(scales)
         rows = self._rows_for(count)
         rows.numbers[2] = 0  # padding takes no step
@@ -237,14 +238,14 @@ class GpuPool:
         return done
 
     def record(self, rows: int) -> None:
-        """Make ready for every number of rows up to this one, so that no request waits for it."""
+        """Record the graphs for every number of rows up to this one, so that no request has to wait for it."""
         for bucket in BUCKETS:
             self._rows_for(bucket)
             if bucket >= rows:
                 break
 
     def _advance(self, rows: _Rows) -> None:
-        """What a graph holds: `stride` passes of every row that has steps left, and where that leads."""
+        """The content of a graph: `stride` passes of every row with steps left, and the update of its numbers."""
         slots, positions, steps, start, seeds = rows.numbers
         packed, skips = self._packed, self.tokens is not None
         _, finite, taken, passes = self._operators.decode_quantum(
@@ -257,7 +258,7 @@ class GpuPool:
         steps -= taken
 
     def _rows_for(self, count: int) -> _Rows:
-        """The smallest bucket that holds so many rows; its graph is recorded when it is first wanted."""
+        """The smallest bucket that holds this many rows. Its graph is recorded at first use."""
         bucket = next(size for size in BUCKETS if size >= count)
         if bucket not in self._rows:
             rows = _Rows(torch.zeros(5, bucket, dtype=torch.int64, device=self.device),
@@ -272,7 +273,7 @@ class GpuPool:
 
     def _check(self, slots: NDArray[np.int64], positions: NDArray[np.int64], steps: NDArray[np.int64],
                start: NDArray[np.int64]) -> None:
-        """The kernels look at nothing: whoever is wrong here would write into another's memory."""
+        """Check the arguments, since the kernels do not: a wrong one would write into another image's memory."""
         N, length, last = len(self.canvas), self.config.length, START + self.config.classes
         real = slots[slots != PADDING_SLOT]
         if not len(slots) or slots.min() < 0 or slots.max() >= N or len(np.unique(real)) < len(real):

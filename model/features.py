@@ -1,4 +1,4 @@
-"""Feature maps of linear attention: phi(q) . phi(k) is the similarity of a query and a key, and never negative."""
+"""Feature maps of linear attention: phi(q) . phi(k) >= 0 is the similarity of a query and a key."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def phi(x: Tensor) -> Tensor:
 
 
 def feature_map(config: ModelConfig) -> Callable[[Tensor], Tensor]:
-    """What the configuration applies to queries and keys: (..., D) -> (..., feature_dim), phi(q) . phi(k) >= 0."""
+    """The feature map that the configuration names: (..., D) -> (..., feature_dim), phi(q) . phi(k) >= 0."""
     if config.feature_map == "random":
         return partial(random_features, directions=directions(config.random_features, config.key_dim))
     maps: dict[str, Callable[[Tensor], Tensor]] = {
@@ -28,7 +28,7 @@ def feature_map(config: ModelConfig) -> Callable[[Tensor], Tensor]:
 
 
 def relu_features(x: Tensor) -> Tensor:
-    """relu(x) + 0.001: without the constant, a query that is nowhere positive would attend to nothing."""
+    """relu(x) + 0.001: without the constant, a query without positive entries would attend to nothing."""
     return F.relu(x) + 1e-3
 
 
@@ -38,7 +38,7 @@ def polynomial_features(x: Tensor) -> Tensor:
     i, j = torch.triu_indices(D, D, device=x.device)
     one = torch.eye(D, dtype=x.dtype, device=x.device)
     weight = torch.where(i == j, 1.0, math.sqrt(2)) / math.sqrt(D)
-    # entries are picked by products with ones and zeros: compiled, the gradient of x[..., i] wrote beyond its buffer
+    # entries are picked by products with ones and zeros: the compiled gradient of x[..., i] wrote beyond its buffer
     return (x @ one[:, i]) * (x @ one[:, j]) * weight.to(x.dtype)
 
 
@@ -46,18 +46,18 @@ def random_features(x: Tensor, directions: Tensor) -> Tensor:
     """Positive random features: in expectation phi(q) . phi(k) = exp(q . k / sqrt(D)), the softmax kernel.
 
     FAVOR+ ("Rethinking Attention with Performers", lemma 1 and section 2.4): exp(w . x - |x|^2 / 2) for directions w
-    that are orthogonal in blocks of D, the same for every model. In float32: rounded to bfloat16, exponents are off by
-    percents.
+    that are orthogonal in blocks of D and the same for every model. Computed in float32: exponents rounded to bfloat16
+    would give errors of several per cent.
     """
     with torch.autocast(x.device.type, enabled=False):
         wide = x if x.dtype == torch.float64 else x.float()
         scaled = wide / x.shape[-1] ** 0.25
         exponents = scaled @ directions.to(scaled).T - scaled.square().sum(-1, keepdim=True) / 2
-        return (exponents.exp() + 1e-6) / math.sqrt(len(directions))  # as in the authors' code: never all zero
+        return (exponents.exp() + 1e-6) / math.sqrt(len(directions))  # as the authors do: features are never all zero
 
 
 def directions(count: int, dim: int) -> Tensor:
-    """(count, dim) float64, as long as normal vectors are, drawn by Philox: no library's generator may change them."""
+    """(count, dim) float64, with lengths of normal vectors; drawn by Philox, so that no library update changes them."""
     blocks = []
     for first in range(0, count, dim):
         u = uniforms(np.arange(first, first + dim)[:, None], np.arange(dim)).astype(np.float64)  # (dim, dim, 4)

@@ -1,6 +1,6 @@
-"""The plain decode loop: a batch of images from start to end, nothing joining and nothing leaving; and many as one.
+"""The plain decode loop: a batch of images from start to end, which no image joins or leaves; and a sheet of images.
 
-Training and tests use it. server/engine/decode/decoder.py does the same for slots and quanta.
+Training and tests use this loop. server/engine/decode/decoder.py does the same for slots and quanta.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ from .mixture import draw
 from .philox import uniforms
 from .transformer import Transformer
 
-# Streams of Philox, beside 0 for what an image draws
-CLASS_STREAM = 1       # what class an image has that was asked for without one
+# Streams of Philox, besides stream 0 for an image's tokens
+CLASS_STREAM = 1       # the class of an image that was requested without one
 RESAMPLING_STREAM = 2  # which particles go on, and which one is the answer
-SMALL = 10**8  # multiplications in a step; below, waking a second thread costs more than it saves
-READING = 5    # times as long as one with weights takes one with keys and values, which no other row shares
+SMALL = 10**8  # multiplications in a step; below this, waking a second thread costs more than it saves
+READING = 5    # a multiplication with keys and values, which rows do not share, takes this times one with weights
 
 
 @torch.inference_mode()
@@ -31,9 +31,9 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
              temperature: float = 1.0) -> Tensor:
     """Draw one image per seed.
 
-    labels: one per image, None for the unconditional start, or for a class that is drawn (`starts_of`) · known: (B, T)
-    uint8, whose first `prefix` tokens are kept, or, by a model with patches, those that are `given`, (B, T) bool ·
-    returns (B, T) uint8, on the CPU.
+    labels: one per image; None for the unconditional start, or for a drawn class (`starts_of`) · known: (B, T) uint8,
+    of which the first `prefix` tokens are kept or, with a model with patches, the sub-pixels where `given`, (B, T)
+    bool, is set · returns (B, T) uint8, on the CPU.
     """
     count, config = len(seeds), net.config
     start = torch.tensor([net.start_index(label) for label in labels or [None] * count])
@@ -69,9 +69,9 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
 
 
 def starts_of(net: Transformer, scores: Tensor, seeds: NDArray[np.int64], start: Tensor) -> Tensor:
-    """Start indices of images: with a model that draws the class first, those without a class get one that fits.
+    """Start indices of images. If the model draws the class first, images without a class get one, drawn by scores.
 
-    scores: (B, classes), of Transformer.read, or 0 where nothing is known and all classes are equally probable ·
+    scores: (B, classes), from Transformer.read; 0 where nothing is known, so that all classes are equally probable ·
     seeds, start: (B,) · returns (B,) int64.
     """
     if not net.config.class_first:
@@ -81,17 +81,17 @@ def starts_of(net: Transformer, scores: Tensor, seeds: NDArray[np.int64], start:
 
 
 def draw_class(scores: Tensor, u: Tensor) -> Tensor:
-    """A class of each image, (B,) int64: scores (B, classes), unnormalised log-probabilities · u (B,) in (0, 1)."""
+    """Draw a class per image, (B,) int64. scores: (B, classes), unnormalised log-probabilities · u: (B,) in (0, 1)."""
     cumulative = torch.exp(scores - scores.amax(-1, keepdim=True)).cumsum(-1)
     return (cumulative <= u[:, None] * cumulative[:, -1:]).sum(-1).clamp(max=scores.shape[1] - 1)
 
 
 @contextmanager
 def decode_threads(net: Transformer, rows: int, t: int) -> Iterator[None]:
-    """Take a step of so many rows, the furthest at t, on one thread while it is small: 150 operations of microseconds.
+    """Use one thread for a small step of this many rows, the furthest at t: 150 operations of microseconds each.
 
-    What is kept counts too: of keys and values each multiplication reads a number from memory. By rows and positions
-    alone, so the same batch is computed alike however long quanta are.
+    Multiplications with kept keys and values count READING times, since each reads a number from memory. The choice
+    depends only on rows and positions, so a batch is computed in the same way for any length of quanta.
     """
     threads = torch.get_num_threads()
     one = rows * (net.multiplications + READING * net.attention.memory_multiplications(t)) < SMALL
@@ -105,7 +105,7 @@ def decode_threads(net: Transformer, rows: int, t: int) -> Iterator[None]:
 
 
 def noise_of(config: ModelConfig, seeds: NDArray[np.int64], t: NDArray[np.int64]) -> Tensor:
-    """Two uniforms of each seed for each sub-pixel of tokens t: seeds (B,), t (n,) or (B, n); (B, n, C, 2) float32."""
+    """Two uniforms per seed and sub-pixel of tokens t, (B, n, C, 2) float32. seeds: (B,) · t: (n,) or (B, n)."""
     subpixels = t[..., None] * config.token_size + np.arange(config.token_size)
     return torch.from_numpy(uniforms(seeds[:, None, None], subpixels)[..., :2].copy()).to(torch.get_default_device())
 
@@ -122,7 +122,7 @@ def draw_token(net: Transformer, parameters: Tensor, t: Tensor, u: Tensor, tempe
 
 
 def tile(images: NDArray[np.uint8], config: ModelConfig, columns: int = 10) -> NDArray[np.uint8]:
-    """Images (count, T) side by side, `columns` a line, one grey pixel apart; (height, width[, channels])."""
+    """Arrange images (count, T) in lines of `columns`, one grey pixel apart; returns (height, width[, channels])."""
     columns = min(columns, len(images))
     lines = -(-len(images) // columns)
     height, width = config.height + 1, config.width + 1

@@ -1,8 +1,8 @@
-"""Checkpoints of the published reference ("Transformers are RNNs", fast-transformers 0.4.0), read as ours.
+"""Importer for checkpoints of the published reference ("Transformers are RNNs", fast-transformers 0.4.0).
 
-It is fed x_0 .. x_{T-2} and predicts x_1 .. x_{T-1}: it has no start token, and row p of its position table
-serves our t = p + 1. It concatenates the embeddings of value and position; here they are summed, each table
-padded with zeros where the other one has its numbers. Row 256 (the start) and position 0 are never looked at.
+The reference reads x_0 .. x_{T-2} and predicts x_1 .. x_{T-1}: it has no start token, and row p of its position table
+is for t = p + 1 here. It concatenates the embeddings of value and position. Here they are summed, and each table is
+padded with zeros where the other one has its numbers. Row 256 (the start) and position 0 are never used.
 """
 
 import hashlib
@@ -23,22 +23,22 @@ from .transformer import Transformer
 _SHAPES = {28 * 28: (28, 28, 1), 32 * 32 * 3: (32, 32, 3)}  # by T: height, width, channels
 _ALWAYS_ZERO = (1.0,) + (0.0,) * 255  # sub-pixel 0 of all 70,000 MNIST images
 _PARTS = {"attention.out_projection": "out", "norm1": "norm1", "linear1": "up", "linear2": "down",
-          "norm2": "norm2"}  # of a layer: their name, ours
+          "norm2": "norm2"}  # parts of a layer: the reference's name, the name here
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _CURE = "give a checkpoint of the published image model"
 
 
 class ImporterError(ValueError):
-    """A file that cannot be imported as it is; the message names the file, the tensor and the cure."""
+    """A file that cannot be imported as it is; the message names the file, the tensor and the remedy."""
 
 
 def import_reference(path: Path, heads: int, attention: AttentionKind = "linear",
                      first_marginal: Callable[[ModelConfig], Sequence[float]] | None = None
                      ) -> tuple[Transformer, dict[str, Any]]:
-    """Read a checkpoint of the reference: the transformer, in evaluation mode, and where it comes from.
+    """Read a checkpoint of the reference: the transformer, in evaluation mode, and its provenance.
 
-    heads, attention: the file holds neither. Another attention, or another number of heads that divides the
-    projections too, loads without complaint and predicts badly.
+    heads, attention: the file holds neither. A wrong attention, or a wrong number of heads that also divides the
+    projections, loads without an error and predicts badly.
     first_marginal: gives P(sub-pixel 0 = v), v = 0..255, in a training set of the configuration's shape; without
     it an image of 28 x 28 always begins with 0, and any other shape is an error. Raises ImporterError.
     """
@@ -58,7 +58,7 @@ def import_reference(path: Path, heads: int, attention: AttentionKind = "linear"
 
 
 def _unpack(path: Path, raw: bytes) -> tuple[dict[str, Tensor], int]:
-    """The tensors and the iteration of a checkpoint file; runs no code of the file's."""
+    """The tensors and the iteration of a checkpoint file. Runs no code from the file."""
     try:
         data = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -67,7 +67,7 @@ def _unpack(path: Path, raw: bytes) -> tuple[dict[str, Tensor], int]:
                                 "save model_state and iteration alone, with torch.save, where it is trusted"
                                 ) from error
         raise ImporterError(f"{path} is not a torch file, or is damaged; fetch it again") from error
-    except Exception as error:  # arbitrary bytes: torch raises whatever its parsers stumble over
+    except Exception as error:  # for arbitrary bytes, torch's parsers raise errors of many types
         raise ImporterError(f"{path} is not a torch file, or is truncated ({type(error).__name__}); "
                             "fetch it again") from error
     if not isinstance(data, dict) or not {"model_state", "iteration"} <= data.keys():
@@ -89,19 +89,19 @@ def _unpack(path: Path, raw: bytes) -> tuple[dict[str, Tensor], int]:
                 or tensor.dtype not in _DTYPES:
             raise ImporterError(f"{path}: {name} must be a dense tensor of floating-point numbers, "
                                 f"got {getattr(tensor, 'dtype', type(tensor).__name__)}; {_CURE}")
-        if tensor.numel() > tensor.untyped_storage().nbytes() // tensor.element_size():  # of one number, terabytes
+        if tensor.numel() > tensor.untyped_storage().nbytes() // tensor.element_size():  # a view may claim terabytes
             raise ImporterError(f"{path}: {name} has shape {tuple(tensor.shape)}, more than the file holds of it; "
                                 "save it again as model.state_dict()")
     return {name: tensor.detach().float() for name, tensor in state.items()}, iteration
 
 
 def _name(key: object) -> str:
-    return key if isinstance(key, str) else type(key).__name__  # tuples within tuples have no end
+    return key if isinstance(key, str) else type(key).__name__  # the text of nested tuples may be endless
 
 
 def _config(path: Path, state: dict[str, Tensor], heads: int, attention: AttentionKind,
             first_marginal: Callable[[ModelConfig], Sequence[float]] | None) -> ModelConfig:
-    """The configuration that the tensors' shapes tell; checks that every tensor is there and fits it."""
+    """The configuration that the tensors' shapes imply. Checks that every tensor is present and fits it."""
 
     def shape(name: str, dimensions: int) -> tuple[int, ...]:
         if name not in state:
@@ -184,7 +184,7 @@ def _shapes(config: ModelConfig, value_width: int, position_width: int) -> dict[
 
 
 def _translate(state: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """The reference's tensors under our names, in our form."""
+    """The reference's tensors with LinPix's names and shapes."""
     values, positions = state["value_embedding.weight"], state["pos_embedding.pe"][0]
     table = torch.zeros(257 + config.subpixels, config.d_model)
     table[:256, :values.shape[1]] = values

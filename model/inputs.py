@@ -1,10 +1,10 @@
-"""What a token is made of: sums of table look-ups for sub-pixels, and the known pixels of a square for patches.
+"""Embeddings of tokens: sums of table look-ups for sub-pixels, and the known pixels of a square for patches.
 
-The input of token t is a sum of table look-ups, each of something known before t is drawn. All tables are stacked
-into one, so that an engine needs one gather-and-sum whatever a configuration looks up. Row blocks, in order: the
-sub-pixel before t's first one (256 values, the unconditional start, one start per class), the positional look-ups and
-the class in the order of look_ups, 257 rows for each neighbour (256 values, and 256 for outside the image), and 258 for
-each following neighbour (256 values, 256 for unknown, 257 for outside).
+The input of token t is a sum of table look-ups, each of something that is known before t is drawn. All tables are
+stacked into one, so an engine needs a single gather-and-sum for every configuration. Its blocks of rows, in order: the
+sub-pixel before t's first one (256 values, the unconditional start, one start per class); the positional look-ups and
+the class, in the order of look_ups; 257 rows for each neighbour (256 values, and row 256 for outside the image); 258
+rows for each following neighbour (256 values, row 256 for unknown, row 257 for outside).
 """
 
 import numpy as np
@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from .config import ModelConfig, Neighbour
 
-START = 256    # previous value of token 0, unconditionally; START + 1 + c starts class c
+START = 256    # previous value of token 0 without a class; START + 1 + c starts class c
 OUTSIDE = 256  # value of a neighbour that lies outside the image
-UNKNOWN, FOLLOWING_OUTSIDE = 256, 257  # of a following neighbour
+UNKNOWN, FOLLOWING_OUTSIDE = 256, 257  # values of a following neighbour
 
 
 def check_known(config: ModelConfig, known: Tensor | NDArray[np.bool_]) -> None:
@@ -38,9 +38,9 @@ class InputEmbedding(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        # Not on "meta", where checkpoints are checked: to divide there imports torch's compiler, which takes a second.
+        # Not on "meta", where checkpoints are checked: a division there imports torch's compiler, which takes a second.
         token = torch.arange(config.length, device="cpu")
-        t = token * config.token_size  # its first sub-pixel
+        t = token * config.token_size  # each token's first sub-pixel
         place = {"position": token,
                  "row": t // (config.width * config.channels),
                  "column": t // config.channels % config.width,
@@ -55,7 +55,7 @@ class InputEmbedding(nn.Module):
             elif name != "previous":
                 positional.append(place[name] + rows)
             rows += sizes.get(name, 0)
-        self.class_rows = class_rows  # the first row of the classes' table: none, class 0, 1, ...; 0: no such table
+        self.class_rows = class_rows  # first row of the classes' table (no class, class 0, 1, ...); 0: no such table
         source, outside, base = [t - 1], [t == 0], [torch.zeros_like(t)]
         for neighbour in config.neighbours + config.following:
             where, beyond = _neighbour(config, t, neighbour)
@@ -64,7 +64,7 @@ class InputEmbedding(nn.Module):
             base.append(torch.full_like(t, rows))
             tables.append(rows)
             rows += OUTSIDE + 1 if neighbour in config.neighbours else FOLLOWING_OUTSIDE + 1
-        # (tokens, number of values looked up): where a value stands, whether that is outside, its table's first row
+        # (tokens, number of looked-up values): a value's place, whether it is outside, its table's first row
         for buffer, indices in (("source", torch.stack(source, 1).clamp(0, config.subpixels - 1)),
                                 ("outside", torch.stack(outside, 1)), ("base", torch.stack(base, 1)),
                                 ("positional", torch.stack(positional, 1) if positional else t.new_zeros(len(t), 0))):
@@ -74,23 +74,23 @@ class InputEmbedding(nn.Module):
             self._initialize(self.table.data.normal_(), tables)
 
     def _initialize(self, table: Tensor, tables: list[int]) -> None:
-        """tables: the first rows of those of values."""
-        if self.config.channels == 3:  # similar values begin with similar rows; tried with colours only
+        """tables: first rows of the tables that hold sub-pixel values."""
+        if self.config.channels == 3:  # similar values start with similar rows; tried only with colour
             for first in tables:
                 walk = table[first:first + 256].cumsum(0)
                 walk -= walk.mean(0)
                 table[first:first + 256] = walk / walk.std()
-        if self.config.following:  # most are unknown most of the time: a constant that should not drown the rest
+        if self.config.following:  # mostly unknown, so nearly a constant, which should not dominate
             table[tables[1 + len(self.config.neighbours)]:] *= 0.4
-        table *= 0.5 / self.config.token_size**0.5  # the tables of a neighbour's channels are together as loud as one
+        table *= 0.5 / self.config.token_size**0.5  # a neighbour's channels together have the norm of one table
 
     def values(self, canvas: Tensor, t: Tensor, start: Tensor, known: Tensor | None = None) -> Tensor:
-        """What is looked up for each token: the previous value, the neighbours', the following ones'.
+        """The values looked up for each token: the previous one, the neighbours', the following neighbours'.
 
-        canvas: (B, T) uint8, of which only sub-pixels of earlier tokens are looked at, and known ones of later tokens
+        canvas: (B, T) uint8; only sub-pixels of earlier tokens and known ones of later tokens are read
         t:      (B, n) int64, the tokens being predicted
-        start:  (B,) int64, the start index that stands before token 0
-        known:  (B, T) bool, what following neighbours are known; none if absent
+        start:  (B,) int64, the start index before token 0
+        known:  (B, T) bool, which sub-pixels following neighbours may read; none if absent
         Returns (B, n, 1 + neighbours + following) int64.
         """
         rows, n = t.shape
@@ -108,17 +108,17 @@ class InputEmbedding(nn.Module):
         return torch.where(self.outside[t], nothing, values)
 
     def amid_background(self, values: Tensor) -> Tensor:
-        """Whether all that is looked up is background, outside or unknown. values: (..., as above); returns (...)."""
+        """Whether all looked-up values are background, outside or unknown. values: (..., as above); returns (...)."""
         return ((values == self.config.background) | (values >= 256)).all(-1)
 
     def known_background(self, values: Tensor) -> Tensor:
-        """How many following neighbours are known to be background. Shapes as in amid_background; int64."""
+        """Number of following neighbours that are known background. Shapes as in amid_background; int64."""
         if self.config.background is None:
             return torch.zeros_like(values[..., 0])
         return (values[..., 1 + len(self.config.neighbours):] == self.config.background).sum(-1)
 
     def indices(self, values: Tensor, t: Tensor, start: Tensor) -> Tensor:
-        """Rows of the table to be summed, (..., look-ups). values: (..., as above) · t, start: (...)."""
+        """Rows of the table to sum, (..., look-ups). values: (..., as above) · t, start: (...)."""
         parts = [values + self.base[t], self.positional[t]]
         if self.class_rows:
             parts.append((self.class_rows + start - START)[..., None])
@@ -135,7 +135,7 @@ class InputEmbedding(nn.Module):
 
 
 def _neighbour(config: ModelConfig, t: Tensor, neighbour: Neighbour) -> tuple[Tensor, Tensor]:
-    """Where a neighbour of each sub-pixel stands, and whether that is outside the image."""
+    """The place of each sub-pixel's neighbour, and whether it is outside the image."""
     inside = torch.ones_like(t, dtype=torch.bool)
     row, column = t // (config.width * config.channels), t // config.channels % config.width
     for at, size in ((row + neighbour[0], config.height), (column + neighbour[1], config.width),
@@ -145,10 +145,11 @@ def _neighbour(config: ModelConfig, t: Tensor, neighbour: Neighbour) -> tuple[Te
 
 
 class PatchEmbedding(nn.Module):
-    """Known pixels by squares, which a conditional model reads before the first sub-pixel; and the query after them.
+    """Embeddings of the known pixels by squares, which a conditional model reads before the first sub-pixel, and of the
+    query token after them.
 
-    A patch is embedded as a linear function of its sub-pixels (value / 255 where known, else 0) and of which of them
-    are known. The query is the token from whose features the class is told.
+    A patch is embedded as a linear function of its sub-pixels (value / 255 where known, else 0) and of flags for which
+    of them are known. The class is predicted from the features of the query token.
     """
 
     members: Tensor
@@ -167,11 +168,11 @@ class PatchEmbedding(nn.Module):
             nn.init.normal_(values, std=0.3)
 
     def told(self, known: Tensor) -> Tensor:
-        """Which patches hold anything known. known: (B, T) bool; returns (B, patches)."""
+        """Which patches hold any known sub-pixel. known: (B, T) bool; returns (B, patches)."""
         return known[:, self.members].any(-1)
 
     def forward(self, canvas: Tensor, known: Tensor, image: Tensor, patch: Tensor) -> Tensor:
-        """(n, d_model). canvas: (B, T) uint8 · known: (B, T) bool · image, patch: (n,) int64, whose and which."""
+        """(n, d_model). canvas: (B, T) uint8 · known: (B, T) bool · image, patch: (n,) int64, their indices."""
         image, members = image[:, None], self.members[patch]
         there = known[image, members].to(self.place.dtype)
         values = canvas[image, members] / 255 * there

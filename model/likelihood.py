@@ -1,8 +1,8 @@
-"""How probable an image is: log-probabilities of its hidden sub-pixels given what is known, under several classes.
+"""The likelihood of an image: log-probabilities of its hidden sub-pixels given the known ones, under several classes.
 
-By the parallel form, piece by piece: a piece is a bounded number of tokens of a bounded number of classes, so that
-it takes a bounded time, and a service can do something else between two pieces. Pieces depend on the model and the
-number of classes alone, so that an image always gets the same numbers.
+It is computed by the parallel form, piece by piece. A piece has a bounded number of tokens and of classes, so it takes
+a bounded time, and a service can do other work between two pieces. How an image is cut into pieces depends only on the
+model, the number of classes and the last hidden token, so an image always gets the same numbers.
 """
 
 import math
@@ -18,7 +18,7 @@ from .attention import State
 from .inputs import check_known
 from .transformer import PREFILL_TOKENS, Transformer
 
-PIECE = 1.6e8  # multiplications in one piece, those of its last token times its tokens: some 10 ms on two cores
+PIECE = 1.6e8  # multiplications in one piece (those of its last token times its tokens): some 10 ms on two cores
 
 NOT_FINITE = "the model produced NaN or infinite values for this image"
 
@@ -26,22 +26,22 @@ NOT_FINITE = "the model produced NaN or infinite values for this image"
 class Scoring:
     """The log-likelihood of one image, under as many classes as there are labels, computed piece by piece.
 
-    log_probs: (labels, T) float32, in nats: of each sub-pixel that is hidden, given all earlier sub-pixels; given all
-    known ones too, if the model is conditional. NaN where a sub-pixel is known. Complete when `advance` returns False.
+    log_probs: (labels, T) float32, in nats: for each hidden sub-pixel, given all earlier sub-pixels and, if the model
+    is conditional, all known ones. NaN where a sub-pixel is known. Complete when `advance` returns False.
     """
 
     log_probs: Tensor
-    priors: NDArray[np.float64]  # (labels,), their log-probabilities given what is known: equal, or as the model tells
+    priors: NDArray[np.float64]  # (labels,), their log-probabilities given the known pixels: equal, or the model's
 
     def __init__(self, net: Transformer, canvas: NDArray[np.uint8], known: NDArray[np.bool_] | None = None,
                  labels: Sequence[int | None] | None = None) -> None:
         """canvas, known: (T,), nothing known if absent. Raises ValueError.
 
-        labels: classes, None for the unconditional start; if absent, what an image without a class may begin with: that
-        start, or every class if the model draws it first.
+        labels: classes, None for the unconditional start. If absent, the starts of an image without a class: the
+        unconditional one, or every class if the model draws the class first.
         """
         self.net, config = net, net.config
-        self.asked = canvas, known, labels  # as given, so that another process can compute it
+        self.asked = canvas, known, labels  # the arguments, so that another process can compute the result
         if labels is None:
             labels = range(config.classes) if config.class_first else (None,)
         known = np.zeros(config.subpixels, np.bool_) if known is None else known
@@ -58,39 +58,39 @@ class Scoring:
         self._pieces = self._run(int(np.flatnonzero(~known)[-1]) // config.token_size + 1)
 
     def advance(self) -> bool:
-        """Compute one piece; returns whether there are more. Raises FloatingPointError if the model gives NaN."""
+        """Compute one piece; return whether there are more. Raises FloatingPointError if the model gives NaN."""
         return next(self._pieces, False)
 
     def take(self, log_probs: NDArray[np.float32], priors: NDArray[np.float64]) -> None:
-        """What another process found for what was `asked`, in place of `advance`."""
+        """Take the results that another process computed for `asked`, instead of calling `advance`."""
         self.log_probs, self.priors = torch.tensor(log_probs, device=self.net.device), priors
 
     def complete(self) -> "Scoring":
-        """Compute all that is left."""
+        """Compute all remaining pieces."""
         while self.advance():
             pass
         return self
 
     @property
     def mixed(self) -> NDArray[np.float64]:
-        """(n,): log-probabilities in nats of the hidden sub-pixels, where the image is of any of the labels."""
+        """(n,): log-probabilities in nats of the hidden sub-pixels, for an image of unknown label; see mixture_of."""
         return mixture_of(self.log_probs[:, self.hidden].double().cpu().numpy(), self.priors)
 
     @property
     def totals(self) -> NDArray[np.float64]:
-        """(labels,): the log-likelihood in nats; -inf if a value is impossible, which sub-pixel 0 alone may be."""
+        """(labels,): the log-likelihood in nats; -inf if a value is impossible, which only sub-pixel 0's can be."""
         sums: NDArray[np.float64] = self.log_probs[:, self.hidden].double().sum(1).cpu().numpy()
         return sums
 
     def _run(self, length: int) -> Iterator[bool]:
         """length: tokens up to the last hidden one."""
-        # not before: many may wait, and of many classes this is large
+        # not earlier: many scorings may wait, and with many classes this is large
         self.log_probs = torch.full((len(self._start), len(self.hidden)), torch.nan, device=self.net.device)
         attention, rows, most, tokens = self.net.attention, len(self._start), 1, length
         if self._told and self._known is not None:
             scores = self.net.read(self._canvas[None], self._known[None], attention.new_state(1), torch.tensor([1]))
             self.priors = scores.double().log_softmax(-1)[0, self._told].cpu().numpy()
-        if attention.steps_as:  # else there are no pieces: the whole image, one class after the other
+        if attention.steps_as:  # else a piece is the whole image under one class
             a_token = self.net.multiplications + attention.memory_multiplications(length - 1)
             groups = -(-rows // max(1, int(PIECE / (PREFILL_TOKENS * a_token))))
             most = -(-rows // groups)
@@ -125,12 +125,12 @@ class Scoring:
 
 
 def uniform_prior(classes: int) -> float:
-    """The log-probability in nats of each of so many classes that are equally probable."""
+    """The log-probability in nats of each class if this many classes are equally probable."""
     return -math.log(classes)
 
 
 def class_log_probs(scores: Tensor) -> NDArray[np.float64]:
-    """Log-probabilities in nats, (B, classes), of scores that Transformer.read gives.
+    """Log-probabilities in nats, (B, classes), for the scores that Transformer.read returns.
 
     Raises FloatingPointError if the model gives NaN or infinity.
     """
@@ -144,8 +144,9 @@ def class_log_probs(scores: Tensor) -> NDArray[np.float64]:
 def class_log_probs_of(net: Transformer, canvas: NDArray[np.uint8]) -> NDArray[np.float64]:
     """Log-probabilities in nats of the classes of a whole image, (classes,), by a model that draws the class first.
 
-    It reads the image as it reads what is known of an occluded one. Its class head was trained to tell classes apart:
-    it sees malformed digits to which `Scoring` gives nearly all of the probability, since the same weights drew them.
+    The model reads the image in the same way as the known pixels of an occluded one. Its class head was trained to
+    distinguish classes, so it detects malformed digits. `Scoring` does not: it gives nearly all of the probability to
+    the class they were drawn with, since the same weights drew them.
     canvas: (T,). Raises FloatingPointError if the model gives NaN.
     """
     image = torch.from_numpy(canvas.copy()).to(net.device)[None]
@@ -155,11 +156,11 @@ def class_log_probs_of(net: Transformer, canvas: NDArray[np.uint8]) -> NDArray[n
 
 
 def mixture_of(log_probs: NDArray[np.float64], priors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Log-probabilities of sub-pixels where the class is unknown.
+    """Log-probabilities of sub-pixels if the class is unknown.
 
-    log_probs: (labels, n), of each given the ones before it · priors: (labels,), log-probabilities of the classes
-    before the first of them · returns (n,). By the chain rule: their sum is the log of the mean likelihood, and with
-    each sub-pixel the classes that expected it gain weight.
+    log_probs: (labels, n), of each sub-pixel given the ones before it · priors: (labels,), log-probabilities of the
+    classes before the first sub-pixel · returns (n,). By the chain rule, their sum is the log of the likelihood
+    averaged over classes by `priors`. At each sub-pixel the classes that expected it gain weight.
     """
     so_far = np.logaddexp.reduce(log_probs.cumsum(1) + priors[:, None], axis=0)
     differences: NDArray[np.float64] = np.diff(so_far, prepend=0.0)
@@ -167,9 +168,9 @@ def mixture_of(log_probs: NDArray[np.float64], priors: NDArray[np.float64]) -> N
 
 
 def posterior(log_likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities of classes from log-likelihoods of an image and each of them, (classes,).
+    """Probabilities of classes, given the joint log-likelihoods of an image and each class, (classes,).
 
-    NaN if the image is impossible under each of them.
+    NaN if the image is impossible under every class.
     """
     weights = np.exp(log_likelihoods - log_likelihoods.max())
     shares: NDArray[np.float64] = weights / weights.sum()

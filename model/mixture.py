@@ -1,10 +1,10 @@
 """A discretised mixture of K logistics: its exact likelihood, and exact draws from it.
 
-Parameters of a token of C sub-pixels, 1 or the 3 channels of a pixel, are groups of K numbers (Salimans et al., 2017,
-section 2.2): logit_probs, C groups of means, C of log_scales, and C * (C - 1) / 2 of coefficients, of green from red,
-blue from red and blue from green. 3 * K numbers for one channel, 10 * K for three. All channels of a pixel come from
-one component, and tanh(coefficient) * (an earlier channel's value) is added to the mean of a later one.
-Values 0..255 stand at v / 127.5 - 1, so each owns an interval of width 2 / 255.
+A token has C sub-pixels: 1, or the 3 channels of a pixel. Its parameters are groups of K numbers (Salimans et al.,
+2017, section 2.2): logit_probs, C groups of means, C of log_scales, and C * (C - 1) / 2 of coefficients (green from
+red, blue from red, blue from green). That is 3 * K numbers for one channel and 10 * K for three. All channels of a
+pixel come from one component, and tanh(coefficient) * (an earlier channel's value) is added to the mean of a later one.
+Value v of 0..255 lies at v / 127.5 - 1 and has an interval of width 2 / 255.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _HALF_BIN = 1 / 255
 
 
 def groups(token_size: int) -> int:
-    """Groups of K parameters of a token of C = token_size sub-pixels."""
+    """Number of groups of K parameters for a token of C = token_size sub-pixels."""
     return 1 + 2 * token_size + token_size * (token_size - 1) // 2
 
 
@@ -58,7 +58,7 @@ def _log_masses(values: Tensor, centred: Tensor, log_scales: Tensor) -> Tensor:
     """Log-probability of each value under each logistic: values (...) · centred on means, log_scales: (..., K).
 
     The interval's mass sigma(a) - sigma(b) is log sigma(a) + log sigma(-b) + log(-expm1(b - a)),
-    exact at every scale; 0 and 255 own everything beyond them.
+    exact at every scale. The intervals of 0 and 255 extend to infinity.
     """
     inverse_scales = torch.exp(-log_scales.clamp(min=MIN_LOG_SCALE))
     a = (centred + _HALF_BIN) * inverse_scales
@@ -66,7 +66,7 @@ def _log_masses(values: Tensor, centred: Tensor, log_scales: Tensor) -> Tensor:
     below = torch.where((values == 255)[..., None], 0.0, F.logsigmoid(a))
     above = torch.where((values == 0)[..., None], 0.0, F.logsigmoid(-b))
     edge = ((values == 0) | (values == 255))[..., None]
-    # the width in units of the scale, not b - a, which cancels; above 0 even where a huge scale underflows
+    # the width in units of the scale, not b - a, which cancels; kept above 0 in case a huge scale makes it underflow
     span = (2 * _HALF_BIN * inverse_scales).clamp(min=torch.finfo(inverse_scales.dtype).tiny)
     return below + above + torch.where(edge, 0.0, torch.log(-torch.expm1(-span)))
 
@@ -74,9 +74,9 @@ def _log_masses(values: Tensor, centred: Tensor, log_scales: Tensor) -> Tensor:
 def draw(parameters: Tensor, u: Tensor, temperature: Tensor, scale_transform: str = "exp") -> Tensor:
     """One token per row: u[:, 0, 0] picks the component, u[:, c, 1] draws channel c.
 
-    parameters: (B, groups * K) · u: (B, C, 2) float32 in (0, 1) · temperature: (B,), multiplies the scales; the
-    component keeps its own probability, which sharpened would collapse into background. 0 takes the most probable
-    component's means · returns (B, C) uint8.
+    parameters: (B, groups * K) · u: (B, C, 2) float32 in (0, 1) · temperature: (B,), multiplies the scales. The
+    component is drawn with its own probability: if that were sharpened too, images would collapse into background.
+    Temperature 0 takes the most probable component's means · returns (B, C) uint8.
     """
     logit_probs, means, log_scales, coefficients = _parts(parameters, u.shape[1])
     weights = torch.exp(logit_probs - logit_probs.amax(-1, keepdim=True))

@@ -1,9 +1,10 @@
-"""The one door to csrc: each operator's schema and its reference in torch.
+"""The only interface to csrc: each operator's schema and its reference in torch.
 
-The reference is definition, fallback and test oracle. A compiled library that is present adds
-its implementation of the same schema, and everything that calls the operator gets faster.
+The reference is definition, fallback and test oracle. A compiled library, if present, adds an implementation of the
+same schema, and all callers of the operator get faster.
 decode_quantum, prefill and read have no reference here: theirs are Transformer.step, prefill and read.
-LINPIX_KERNEL=portable|avx2|avx512|avx512vnni|avx512bf16 chooses among the versions that a processor can run.
+LINPIX_KERNEL=portable|avx2|avx512|avx512vnni|avx512bf16 chooses among the versions that a processor can run; none hides
+the compiled kernels.
 """
 
 import os
@@ -18,24 +19,24 @@ from torch.nn import functional as F
 
 from .features import phi
 
-VNNI_KERNELS = ("avx512vnni", "avx512bf16")  # whose processors multiply bytes; the others emulate it
-GPU_HEADS = (8, 16, 32)  # key and value dims, alike, that the CUDA kernels are made for
-GPU_MAX_HEAD = 64  # either, of attention over whole sequences
+VNNI_KERNELS = ("avx512vnni", "avx512bf16")  # these multiply bytes in hardware; the others emulate it
+GPU_HEADS = (8, 16, 32)  # sizes that the CUDA kernels support, with equal key and value dims
+GPU_MAX_HEAD = 64  # largest key or value dim for attention over whole sequences
 SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-# raised with every change of a schema below, or of what is packed: a library made for others is not found, nor loaded
+# increased with every change of a schema below or of the packed layout, so that a library for another is not loaded
 SCHEMAS = 13
 
 _library = torch.library.Library("linpix", "DEF")
 RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"
                   " -> Tensor")
-# What is packed into weights and sizes: model/packing.py. The pools canvas, known, S and z are indexed by slots (B,).
-# last, tokens and told belong to models that skip the layers amid background, or that hear all that is known: last
-# (N, background_dim) is a pool, told (B,) whether what is known of a row was read. pairs, scale and saturated belong to
-# deferred state, which a GPU's memory wants; a processor's does not: None there. So it is with tokens (N,) int64, a
-# pool too: how many tokens a slot's state holds, which a position does not say in these models.
-# most: steps, or tokens, of any row, since a number that lies on a GPU would have to be waited for. most_passes: a row
-# stops after so many, or when its steps are taken; a row that skips has fewer passes than steps.
-# patience: seconds a pass; threads that share its columns and take longer on average go on without sharing.
+# weights and sizes: see model/packing.py. The pools canvas, known, S and z are indexed by slots (B,).
+# last and told are for models that skip the layers amid background, or that read all known sub-pixels first: last
+# (N, background_dim) is a pool; told (B,) says whether a row's known sub-pixels were read. pairs, scale and saturated
+# are for deferred state, which saves memory traffic on a GPU; on a processor they are None. So is tokens (N,) int64, a
+# pool for the same models on a GPU: the number of tokens in a slot's state, which does not follow from the position.
+# most: the largest number of steps, or tokens, of a row; an argument, since reading it from a GPU would mean waiting.
+# most_passes: a row stops after this many passes, or when its steps are taken; a row that skips has fewer passes than
+# steps. patience: seconds per pass; threads that share columns and take longer on average go on without sharing.
 DECODE_QUANTUM = (
     "decode_quantum(Tensor(a!) canvas, Tensor known, Tensor(b!) S, Tensor(c!) z, Tensor(d!)? pairs, Tensor? scale,"
     " Tensor(e!)? saturated, Tensor(f!)? last, Tensor(g!)? tokens, Tensor? told, Tensor slots, Tensor positions,"
@@ -45,10 +46,10 @@ PREFILL = (
     "prefill(Tensor canvas, Tensor known, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor? scale,"
     " Tensor(d!)? saturated, Tensor(e!)? last, Tensor(f!)? tokens, Tensor? told, Tensor slots, Tensor positions,"
     " Tensor steps, Tensor start, Tensor[] weights, int[] sizes, float eps, int most, int threads) -> ()")
-# inputs (n, d_model): what goes into the first layer, of one row after the other; those of row i from offsets[i] on.
+# inputs (n, d_model): inputs of the first layer, one row of the batch after another; row i begins at offsets[i].
 READ = ("read(Tensor(a!) S, Tensor(b!) z, Tensor(c!)? last, Tensor slots, Tensor inputs, Tensor offsets,"
         " Tensor[] weights, int[] sizes, float eps, int threads) -> Tensor")
-# Attention over whole sequences, packed one after the other, for training and prefill; its second result is the
+# Attention over whole sequences, packed one after the other, for training and prefill. The second result is the
 # normaliser (N, H).
 CAUSAL_ATTENTION = "causal_attention(Tensor q, Tensor k, Tensor v, Tensor offsets, float eps) -> (Tensor, Tensor)"
 CAUSAL_ATTENTION_BACKWARD = ("causal_attention_backward(Tensor g, Tensor q, Tensor k, Tensor v, Tensor offsets,"
@@ -87,11 +88,11 @@ def causal_attention_reference(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor,
                                phi: Callable[[Tensor], Tensor] = phi) -> tuple[Tensor, Tensor]:
     """Causal linear attention over whole sequences (equations 8-12): the result, (N, H, M), and its normaliser, (N, H).
 
-    q, k: (N, H, D) before the feature map · v: (N, H, M), all of one dtype; the normaliser is float32, or float64 like
-    them, as is all that is computed · offsets: (B + 1,) int64, ascending from 0 to N. Tokens offsets[b] ..
+    q, k: (N, H, D) before the feature map · v: (N, H, M), all of one dtype; the normaliser and all computation are
+    float32, or float64 for float64 inputs · offsets: (B + 1,) int64, ascending from 0 to N. Tokens offsets[b] ..
     offsets[b + 1] - 1 are sequence b. y_i = sum_{j<=i} (phi(q_i) . phi(k_j)) v_j over the normaliser
-    sum_{j<=i} phi(q_i) . phi(k_j) + eps, chunk by chunk: what came before a chunk through its state (S, z), what is
-    inside through a masked C x C product. So memory is linear in the length.
+    sum_{j<=i} phi(q_i) . phi(k_j) + eps, chunk by chunk: tokens before a chunk enter through the state (S, z), tokens
+    inside it through a masked C x C product. So memory is linear in the length.
     """
     inside, (q, k, v) = _side_by_side(offsets, q, k, v)
     y, normaliser = attention_of_one_length(q, k, v, eps, phi)
@@ -100,12 +101,12 @@ def causal_attention_reference(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor,
 
 def attention_of_one_length(q: Tensor, k: Tensor, v: Tensor, eps: float,
                             phi: Callable[[Tensor], Tensor] = phi) -> tuple[Tensor, Tensor]:
-    """causal_attention_reference of B sequences of T tokens, without offsets, at which compiled code would stumble.
+    """causal_attention_reference for B sequences of T tokens, without offsets, which torch.compile handles badly.
 
     q, k: (B, T, H, D) · v: (B, T, H, M) · returns (B, T, H, M) and (B, T, H).
     """
     length, dtype = q.shape[1], v.dtype
-    with torch.autocast(q.device.type, enabled=False):  # sums over all tokens: rounded to bfloat16 they would not move
+    with torch.autocast(q.device.type, enabled=False):  # in bfloat16, sums over all tokens would stop growing
         q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
         Q, K, V = (_chunks(x) for x in (phi(q), phi(k), v))
         S = _of_chunks_before(K.mT @ V)                     # (B, H, chunks, D, M)
@@ -118,7 +119,7 @@ def attention_of_one_length(q: Tensor, k: Tensor, v: Tensor, eps: float,
 
 def causal_attention_backward_reference(g: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, y: Tensor,
                                         normaliser: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Equations 13-15, chunk by chunk: the gradients of q, k and v before the feature map, given that of y, g.
+    """Gradients of q, k and v before the feature map, given g, the gradient of y (equations 13-15), chunk by chunk.
 
     A column of ones beside v makes the normaliser one more numerator.
     """
@@ -135,7 +136,7 @@ def causal_attention_backward_reference(g: Tensor, q: Tensor, k: Tensor, v: Tens
     scores, gradients = (Q @ K.mT).tril(), (G @ V.mT).tril()
     dq, dk = (_tokens(x, length)[inside] for x in (gradients @ K + G @ before.mT, gradients.mT @ Q + V @ after.mT))
     dv = _tokens(scores.mT @ G + K @ after, length)[inside][..., :-1]
-    # through the feature map: phi'(x) = 1 where x > 0, and there phi(x) > 1; else it is phi(x)
+    # through the feature map: phi'(x) = 1 where x > 0, where phi(x) > 1; elsewhere phi'(x) = phi(x)
     dq, dk = dq * mapped_q.clamp(max=1), dk * mapped_k.clamp(max=1)
     return dq.to(dtype).contiguous(), dk.to(dtype).contiguous(), dv.to(dtype).contiguous()
 
@@ -144,7 +145,7 @@ CHUNK = 32  # tokens; quadratic inside a chunk, recurrent between chunks
 
 
 def _side_by_side(offsets: Tensor, *packed: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Each (N, ...) as (B, T, ...), with zeros after the end of a sequence; and (B, T) bool, where a token is."""
+    """Each (N, ...) as (B, T, ...), with zeros after the end of a sequence; and (B, T) bool, true at tokens."""
     lengths = offsets.diff()
     B, T = len(lengths), int(lengths.max()) if len(lengths) else 0
     if len(packed[0]) == B * T:  # of one length
@@ -156,7 +157,7 @@ def _side_by_side(offsets: Tensor, *packed: Tensor) -> tuple[Tensor, list[Tensor
 
 
 def _chunks(x: Tensor) -> Tensor:
-    """(B, T, H, E) -> (B, H, chunks, C, E); zeros at the end add nothing, and are cut off again."""
+    """(B, T, H, E) -> (B, H, chunks, C, E); padded with zeros, which add nothing and which _tokens cuts off."""
     return F.pad(x.transpose(1, 2), (0, 0, 0, -x.shape[1] % CHUNK)).unflatten(2, (-1, CHUNK))
 
 
@@ -166,7 +167,7 @@ def _tokens(x: Tensor, length: int) -> Tensor:
 
 
 def _of_chunks_before(x: Tensor) -> Tensor:
-    """The sum of all chunks before each, by shifting: subtracting its own share would leave a trace of its rounding."""
+    """The sum over all chunks before each one, by shifting: subtracting the own chunk would leave a rounding error."""
     return F.pad(x.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
 
 
@@ -194,7 +195,7 @@ def _causal_attention_backward_shape(g: Tensor, q: Tensor, k: Tensor, v: Tensor,
 def _keep_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, float],
                        output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs[:4], *output)
-    ctx.mark_non_differentiable(output[1])  # it is there for the gradient of the other
+    ctx.mark_non_differentiable(output[1])  # the normaliser is only for the gradient of y
 
 
 def _causal_attention_gradient(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
@@ -239,13 +240,13 @@ def _read_shape(S: Tensor, z: Tensor, last: Tensor | None, slots: Tensor, inputs
 
 
 def find_library(kind: str) -> Path | None:
-    """csrc, compiled for "cpu" or "cuda" when LinPix was installed, or None. LINPIX_KERNEL=none hides it."""
+    """The library of csrc for "cpu" or "cuda", or None if it was not compiled. LINPIX_KERNEL=none hides it."""
     path = Path(__file__).with_name(f"liblinpix_{kind}_{SCHEMAS}.so")
     return path if path.exists() and os.environ.get("LINPIX_KERNEL") != "none" else None
 
 
 def _load(kind: str) -> bool:
-    """Whether there is a compiled library. One that is there but broken is an error, not a slow service."""
+    """Load the compiled library; return whether there is one. A broken library raises OSError: no silent fallback."""
     if (path := find_library(kind)) is None:
         return False
     try:
@@ -259,7 +260,7 @@ def _load(kind: str) -> bool:
 def _check_choice() -> None:
     try:
         torch.ops.linpix.cpu_kernel()
-    except RuntimeError as error:  # its text begins with a place in the source
+    except RuntimeError as error:  # its text begins with a source location
         raise ValueError(str(error).splitlines()[0].partition(", ")[2].partition(", ")[2]) from error
 
 
@@ -267,13 +268,13 @@ compiled = _load("cpu")
 if compiled:
     _check_choice()
 _GPU_LEAST = (8, 0)  # compute capability: bfloat16 matrix products, asynchronous copies
-# whether there are CUDA kernels, and a GPU to run them
+# whether there are CUDA kernels and a GPU that can run them
 gpu = _load("cuda") and torch.cuda.is_available() and torch.cuda.get_device_capability() >= _GPU_LEAST
 
 
 def gpu_shared_bytes() -> int:
-    """Shared memory that a block may ask for on this GPU."""
-    least = 99 << 10  # of all that the kernels run on: 8.6 and 8.9 have so much
+    """Bytes of shared memory that a thread block may ask for on this GPU."""
+    least = 99 << 10  # the least of all supported GPUs, that of compute capability 8.6 and 8.9
     return int(getattr(torch.cuda.get_device_properties(), "shared_memory_per_block_optin", least))
 
 
@@ -283,7 +284,7 @@ def kernel() -> str:
 
 
 def why() -> str:
-    """Why that one, or why none and what to do about it, in a sentence."""
+    """Why `kernel()` is in use or, if none is, why and what to do about it, in a sentence."""
     asked = os.environ.get("LINPIX_KERNEL")
     if compiled:
         return ("LINPIX_KERNEL asks for it" if asked
@@ -295,7 +296,7 @@ def why() -> str:
 
 
 def why_no_gpu() -> str:
-    """Why decoding does not run on a GPU and what to do about it, in a sentence; "" where it can."""
+    """Why decoding cannot run on a GPU here and what to do about it, in a sentence; "" if it can."""
     if gpu:
         return ""
     if torch.version.cuda is None:

@@ -1,4 +1,4 @@
-"""Models for the compiled engine: which of them it can run, and their weights in the layout that csrc reads."""
+"""Models for the compiled engine: which models it can run, and their weights in the layout that csrc reads."""
 
 import time
 from collections.abc import Sequence
@@ -14,15 +14,16 @@ from .mixture import groups
 from .team import Team
 from .transformer import Layer, Transformer
 
-TILE = 16   # columns of a block: those of one AVX-512 register
-GPU_TILE = 32  # columns and depth are padded to multiples of it on a GPU
+TILE = 16   # columns per block: one AVX-512 register of float32
+GPU_TILE = 32  # on a GPU, columns and depth are padded to multiples of this
 GPU_MIXTURES = 512
-GPU_D_MODEL, GPU_DEPTH = 512, 2048  # a row of d_model stays in registers, one of d_ff or values in a block's memory
-_FP32_WEIGHTS, _FP32_ROWS, _FP32_PAD = 32 << 10, 16, 4  # of a block in fp32: bytes, rows, floats behind each row
-PANEL = 4   # blocks of a panel at most
+GPU_D_MODEL, GPU_DEPTH = 512, 2048  # a row of d_model is in registers; one of d_ff or values is in shared memory
+_FP32_WEIGHTS, _FP32_ROWS, _FP32_PAD = 32 << 10, 16, 4  # per block in fp32: bytes, rows, floats of padding per row
+PANEL = 4   # most blocks per panel
 _BEFORE_LAYERS, _EACH_LAYER = 13, 12  # tensors of Packed.weights
-# Of the layers' matrix products. int8: of all but a feed-forward's first, which costs more likelihood than the others
-# together; that is bf16, or fp32 where the processor has no fast bf16. A GPU has no kernels for it.
+# Precisions of the layers' matrix products. int8 leaves out the first product of the feed-forward, which would cost
+# more likelihood than all others together: it is bf16, or fp32 if the processor has no fast bf16. There are no GPU
+# kernels for int8.
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 
 
@@ -33,9 +34,9 @@ def _round_up(n: int, unit: int = TILE) -> int:
 def pack_matrix(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     """Rearrange a linear layer's weight (groups * columns, depth) into panels; returns one dimension.
 
-    A group's columns and the depth are padded with zeros to multiples of 16, its blocks of 16 columns dealt to
-    panels of at most 4 as evenly as can be. In a panel k follows k (of bfloat16: pairs of k, of int8: fours), each
-    with its blocks side by side, so a step reads the panel from end to end.
+    A group's columns and the depth are padded with zeros to multiples of 16. Blocks of 16 columns are distributed as
+    evenly as possible to panels of at most 4 blocks. Within a panel, one k follows another (bfloat16: pairs of k, int8:
+    groups of four), each with its blocks side by side, so a step reads the panel from start to end.
     """
     pair = max(1, 4 // dtype.itemsize)
     columns, depth = weight.shape[0] // groups, weight.shape[1]
@@ -48,7 +49,7 @@ def pack_matrix(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
 
 
 def pack_bias(bias: Tensor, groups: int, unit: int = TILE) -> Tensor:
-    """Bias (groups * columns), each group padded to a multiple of unit."""
+    """Pad each group of a bias (groups * columns) to a multiple of unit; returns float32."""
     columns = bias.shape[0] // groups
     padded = bias.new_zeros(groups, _round_up(columns, unit))
     padded[:, :columns] = bias.unflatten(0, (groups, columns))
@@ -56,17 +57,17 @@ def pack_bias(bias: Tensor, groups: int, unit: int = TILE) -> Tensor:
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights (columns, depth) as integers of -127 to 127, still floats, and the scale (columns,) of each column."""
+    """Weights (columns, depth) as integers from -127 to 127, stored as floats, and the scale (columns,) per column."""
     scale = weight.abs().amax(1) / 127
     return (weight / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round().clamp(-127, 127), scale
 
 
 def pack_tiles(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """The same for a GPU: tiles of 8 columns, in each stages of 32 k; returns one dimension.
+    """pack_matrix for a GPU: tiles of 8 columns, each with stages of 32 k; returns one dimension.
 
-    Columns of a group and depth are padded with zeros to multiples of 32. A stage of bfloat16 holds, lane after lane of
-    a warp, what that lane hands to two mma.m16n8k16: column lane / 4, and of k the pairs lane % 4 * 2 + (0, 8, 16,
-    24). One of float32 holds k after k, each with its 8 columns.
+    A group's columns and the depth are padded with zeros to multiples of 32. A bfloat16 stage holds, for one lane of a
+    warp after another, the lane's operands of two mma.m16n8k16: column lane / 4, and pairs of k from lane % 4 * 2 +
+    (0, 8, 16, 24) on. A float32 stage holds one k after another, each with its 8 columns.
     """
     columns, depth = weight.shape[0] // groups, weight.shape[1]
     padded = weight.new_zeros(groups, _round_up(columns, GPU_TILE), _round_up(depth, GPU_TILE))
@@ -74,19 +75,19 @@ def pack_tiles(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     tiles = padded.flatten(0, 1).unflatten(0, (-1, 8)).unflatten(2, (-1, GPU_TILE))  # (tiles, 8, stages, 32)
     if dtype == torch.float32:
         return tiles.permute(0, 2, 3, 1).flatten()
-    lanes = tiles.unflatten(3, (4, 4, 2))  # k as eighths, pairs of a lane, halves of a pair
+    lanes = tiles.unflatten(3, (4, 4, 2))  # k: pair within the lane, lane % 4, half of the pair
     return lanes.permute(0, 2, 1, 4, 3, 5).flatten().to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A model as csrc's operators take it.
+    """A model in the form that csrc's operators take.
 
-    weights: table, source, base, place, marginal, final norm (weight, bias), head (weight, bias), of a background
-    project, table, head (weight, bias), else nothing, and for each layer qkv, out (weight, bias each), norm1, up, down,
-    norm2. sizes: H, D, M, d_model, d_ff, K, classes, as 0 or 1 whether it is pre-norm, has gelu, and draws with the
-    published sampler's scale, then how many neighbours follow, the first row of the classes' table or 0, the
-    background or -1, and the sub-pixels of a token.
+    weights: table, source, base, place, marginal, final norm (weight, bias), head (weight, bias); for a background
+    project, table, head (weight, bias), else four empty tensors; and for each layer qkv, out, norm1, up, down, norm2
+    (weight, bias each). sizes: H, D, M, d_model, d_ff, K, classes; as 0 or 1, whether the model is pre-norm, has gelu,
+    and draws with the published sampler's scale; the number of following neighbours; the first row of the classes'
+    table, or 0; the background, or -1; and the sub-pixels per token.
     """
 
     weights: list[Tensor]
@@ -99,25 +100,24 @@ class Packed:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of the layers' packed matrices: what every step reads."""
+        """Bytes of the layers' packed matrices, which every step reads."""
         layers = self.weights[_BEFORE_LAYERS:]
         return sum(w.nbytes for i, w in enumerate(layers) if i % _EACH_LAYER in (0, 2, 6, 8))
 
     def decode(self, canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor,
                steps: Tensor, start: Tensor, seeds: Tensor, temperatures: Tensor, *, last: Tensor | None = None,
                told: Tensor | None = None, passes: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Advance each of B rows from its position by its number of steps, or until it has gone through the layers in
-        `passes` of them and the next would be one more. Positions and steps count tokens.
+        """Advance each of B rows from its position by its number of steps. Positions and steps count tokens.
 
-        Pools, indexed by slot: canvas (N, T) uint8, changed in place but where known (N, T) bool is set, for all of a
-        token or none ·
-        S (N, L, H, D, M), z (N, L, H, D) and, of a model with a background, last (N, background_dim) float32, changed
-        in place. Rows: slots, positions, steps, start, seeds (B,) int64, no slot twice except 0, whose rows are not
-        computed · temperatures (B,) float32 · told (B,) bool, whether what is known was read, and is skipped; none if
-        absent.
-        Returns the log-probability of each sub-pixel at temperature 1, (B, sub-pixels of most steps) float32 in nats,
-        0 after a row's last; (B,) bool, false where a row's parameters were not finite; and, (B,) int64 each, the steps
-        that a row took and those of them that went through the layers.
+        passes: a row stops earlier, before the step that would be its (passes + 1)-th through the layers.
+        Pools, indexed by slot: canvas (N, T) uint8, changed in place except where known (N, T) bool is set (for all
+        sub-pixels of a token or for none) · S (N, L, H, D, M), z (N, L, H, D) and, for a model with a background, last
+        (N, background_dim), all float32 and changed in place. Rows: slots, positions, steps, start, seeds (B,) int64,
+        no slot twice except 0, whose rows are not computed · temperatures (B,) float32 · told (B,) bool, whether a
+        row's known sub-pixels were read, and are skipped; none if absent.
+        Returns the log-probability of each sub-pixel at temperature 1, (B, sub-pixels in the largest number of steps)
+        float32 in nats, 0 after a row's last one; (B,) bool, false where a row's parameters were not finite; and, (B,)
+        int64 each, the steps that each row took, and how many of them went through the layers.
         """
         most = int(steps.numpy()[slots.numpy() != 0].max(initial=0))  # not torch's: see server/engine/decode/decoder.py
         threads, patience = self.team.choose(len(slots))
@@ -133,18 +133,18 @@ class Packed:
                 steps: Tensor, start: Tensor, *, last: Tensor | None = None, told: Tensor | None = None) -> None:
         """Fold the next inputs of each row into its slot, from its position on: start token, x_0, x_1 and so on.
 
-        As many steps of decode go through the same numbers, bit for bit, and so does the same in several calls. Pools
-        and rows as in decode.
+        The result is the same, bit for bit, as after this number of steps of decode, or after several calls. Pools and
+        rows as in decode.
         """
         torch.ops.linpix.prefill(canvas, known, S, z, None, None, None, last, None, told, slots, positions, steps,
                                  start, self.weights, self.sizes, self.eps, int(steps.max()), torch.get_num_threads())
 
     def read(self, inputs: Sequence[Tensor], S: Tensor, z: Tensor, slots: Tensor, *, last: Tensor | None = None
              ) -> Tensor:
-        """Fold what goes into the first layer of each row, (n, d_model) float32, into its slot.
+        """Fold each row's inputs of the first layer into its slot.
 
-        inputs: of B rows, one at least of each · pools and slots as in decode · returns the final features of each
-        row's last token, (B, d_model) float32.
+        inputs: B tensors (n, d_model) float32, n at least 1 · pools and slots as in decode · returns the final features
+        of each row's last token, (B, d_model) float32.
         """
         offsets = torch.tensor([0, *accumulate(map(len, inputs))])
         features: Tensor = torch.ops.linpix.read(S, z, last, slots, torch.cat([*inputs]), offsets, self.weights,
@@ -154,15 +154,16 @@ class Packed:
 
 @torch.no_grad()
 def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
-    """dtype: of the layers' matrices, one of PRECISIONS; the head stays float32, as all else.
+    """Pack a model's weights for csrc.
 
-    gpu: in the layout of the CUDA kernels. The tensors stay where the model is: `Packed.to` moves them.
+    dtype: of the layers' matrices, one of PRECISIONS; everything else, such as the head, stays float32 · gpu: use the
+    layout of the CUDA kernels. The tensors stay on the model's device; `Packed.to` moves them.
     """
     config = net.config
     assert (config.attention, config.feature_map, config.residual) == ("linear", "elu+1", "plain"), \
         "choose lets nothing else come here"
 
-    wider = dtype  # of what is not int8
+    wider = dtype  # of the one matrix per layer that is never int8
     if dtype == torch.int8:
         assert not gpu, "gpu_obstacle lets no int8 come here"
         wider = torch.bfloat16 if torch.ops.linpix.cpu_has_fast_bf16() else torch.float32
@@ -183,7 +184,7 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
     source = torch.where(inputs.outside, -1, inputs.source).to(torch.int32).contiguous()
     marginal = torch.tensor(config.first_marginal, dtype=torch.float64).cumsum(0)
 
-    def exact(weight: Tensor, groups: int) -> Tensor:  # what is no matrix of a layer; on a GPU as it is, k after k
+    def exact(weight: Tensor, groups: int) -> Tensor:  # float32 matrices outside the layers; on a GPU unpacked
         weight = weight.detach().float()
         return weight.T.contiguous() if gpu else pack_matrix(weight, groups, torch.float32)
 
@@ -219,15 +220,15 @@ def _heads(qkv: Tensor, config: ModelConfig) -> list[Tensor]:
 
 @torch.no_grad()
 def state_scale(net: Transformer) -> Tensor:
-    """Powers of two, (L, H), such that no |S| / scale can pass float16's 65,504 in an image: a proof, not a guess.
+    """Powers of two, (L, H), such that no |S| / scale can exceed float16's 65,504 in an image. This is a proven bound.
 
-    What a layer's projection is given is bounded: by its LayerNorm (the normalised row has length sqrt(d_model)), or in
-    the first layer of a post-norm model by the look-ups that are summed, or by what a patch is made of. So are keys and
-    values, and S is at most their product times the number of tokens. Rounding to bfloat16 adds at most 2^-8 of what is
-    rounded: of weights and inputs, so it is the sum of the magnitudes that is bounded, and of keys and values that
-    wait; rounding S adds at most 2^-11 each time, which is once in two tokens; the last factor is for float32's own
-    rounding, thousands of additions of 2^-24 each. The bound is loose, which costs nothing: float16 keeps its 11 bits
-    down to 2^-14 of a scale.
+    The input of a layer's projection is bounded by its LayerNorm (the normalised row has length sqrt(d_model)), or, in
+    the first layer of a post-norm model, by the summed look-ups or the parts of a patch. So keys and values are bounded
+    too, and S is at most their product times the number of tokens. Rounding to bfloat16 adds at most 2^-8, relative:
+    to weights and inputs, so the bound is on the sum of magnitudes, and to keys and values that wait in pairs. Rounding
+    S adds at most 2^-11 each time, at most once in two tokens. The last factor covers float32's own rounding, thousands
+    of additions with 2^-24 each. The bound is loose, which costs nothing: float16 keeps its 11 bits down to 2^-14 of a
+    scale.
     """
     config, largest = net.config, []
     tokens = config.length + (config.patches + 1 if net.patches is not None else 0)
@@ -238,7 +239,7 @@ def state_scale(net: Transformer) -> Tensor:
         if before is None:
             look_ups = net.inputs.base.shape[-1] + net.inputs.positional.shape[-1] + (net.inputs.class_rows > 0)
             sums = (net.inputs.table.double().abs() @ weight.T).amax(0) * look_ups
-            if (patches := net.patches) is not None:  # of values and flags that are at most 1
+            if (patches := net.patches) is not None:  # its inputs are values and flags of at most 1
                 patch = patches.linear.weight.double().abs().sum(1) + patches.linear.bias.double().abs()
                 patch = patch + patches.place.double().abs().amax(0)
                 sums = sums.maximum(weight @ patch).maximum(weight @ patches.query.double().abs())
@@ -255,15 +256,15 @@ def state_scale(net: Transformer) -> Tensor:
 class Choice:
     engine: str         # eager or compiled
     precision: str      # one of PRECISIONS
-    warning: str = ""   # why it is slower than it could be, and the cure
-    device: str = "cpu"  # or cuda
+    warning: str = ""   # why decoding is slower than it could be, and the remedy
+    device: str = "cpu"  # cpu or cuda
 
 
 def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", device: str = "cpu") -> Choice:
-    """What is meant by engine auto, eager or compiled, precision auto or any of PRECISIONS, device auto, cpu or cuda.
+    """Resolve engine auto, eager or compiled; precision auto or one of PRECISIONS; device auto, cpu or cuda.
 
-    auto is a GPU and the compiled engine where that can be, and bf16 where the processor has it; int8, which costs
-    likelihood, is only for those who ask for it. Raises ValueError with the cure.
+    auto chooses a GPU and the compiled engine if they can run the model, and bf16 if the processor has it. It never
+    chooses int8, which costs likelihood. Raises ValueError with the remedy.
     """
     for name, value, known in (("engine", engine, ("auto", "eager", "compiled")),
                                ("precision", precision, ("auto", *PRECISIONS)),
@@ -311,7 +312,7 @@ _PLAIN_ONLY = "it supports plain residuals only, and this model's are {}"
 
 
 def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
-    """Why a GPU cannot decode this model here in precision auto or one of PRECISIONS, or ""."""
+    """Why a GPU cannot decode this model here in a precision, auto or one of PRECISIONS; "" if it can."""
     if not ops.gpu:
         return ops.why_no_gpu()
     if precision == "int8":
@@ -339,5 +340,5 @@ def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
 
 
 def _fp32_depth(shared_bytes: int) -> int:
-    """The largest d_ff whose rows, beside the weights on their way, a block has memory for in fp32."""
+    """The largest d_ff whose rows fit in a block's shared memory in fp32, beside the weights being copied."""
     return ((shared_bytes - _FP32_WEIGHTS) // (4 * _FP32_ROWS) - _FP32_PAD) // GPU_TILE * GPU_TILE

@@ -1,7 +1,7 @@
-"""Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), in NumPy.
+"""The random generator Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), in NumPy.
 
-Counter-based: what image `seed` draws at position t is a pure function of (seed, t, stream), so
-it depends on no other image, no batch and no earlier draw.
+It is counter-based: the numbers of image `seed` at position t are a pure function of (seed, t, stream). They do not
+depend on other images, on the batch or on earlier draws.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
 """A stack of reversible residuals (Reformer, section 3), trained without keeping what its layers computed.
 
-Two streams take turns: (a, b) becomes (b, a + f(b)), where f is attention in one residual and feed-forward in the
-next, so that two of them are equation 9. Its result undoes each, (a, b) = (b' - f(a'), a'), which is equation 8. The
-way back does so from the last to the first, beside the gradient: memory does not grow with the number of layers, and
-each residual is computed twice.
+Two streams alternate: (a, b) becomes (a', b') = (b, a + f(b)), where f is attention in one residual and feed-forward in
+the next; two residuals together are equation 9. The inputs follow from the result, (a, b) = (b' - f(a'), a'), which is
+equation 8. The backward pass undoes the residuals this way, from the last to the first, while it computes the gradient.
+So memory does not grow with the number of layers, and each residual is computed twice.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from torch.autograd.function import once_differentiable
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """f, from (B, T, d_model) to the same shape, and those of its parameters that learn."""
+    """f, from (B, T, d_model) to the same shape, and its trainable parameters."""
 
     function: Callable[[Tensor], Tensor]
     parameters: tuple[Tensor, ...]
-    chunks: int = 1  # of the positions, one after the other (equation 10): for an f that does not mix them
+    chunks: int = 1  # parts of the positions, computed in turn (equation 10), if f does not mix positions
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.chunks == 1:
@@ -29,7 +29,7 @@ class Residual:
         return torch.cat([self.function(part) for part in x.chunk(self.chunks, 1)], 1)
 
     def pull(self, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """f(x), and what a gradient in f(x) is in x and in each parameter."""
+        """f(x), and the gradients of x and of each parameter, given the gradient of f(x)."""
         results, inputs = [], []
         sums: list[Tensor] = []
         for part, given in zip(x.chunk(self.chunks, 1), gradient.chunk(self.chunks, 1), strict=True):
@@ -46,10 +46,10 @@ class Residual:
 
 
 def run(residuals: list[Residual], streams: Tensor) -> Tensor:
-    """Streams (2, B, T, d_model) through all residuals; with a gradient, at the price of undoing them.
+    """Pass streams (2, B, T, d_model) through all residuals; the backward pass recomputes them in order to undo them.
 
-    Functions may draw random numbers: on the way back they draw the same. Autocast reaches into both ways, and the
-    streams keep their own precision, since rounding is what undoing leaves behind.
+    Functions may draw random numbers: the backward pass draws the same ones. Autocast applies in both passes. The
+    streams keep their own precision, since rounding them would make undoing inexact.
     """
     parameters = [parameter for residual in residuals for parameter in residual.parameters]
     return _Stack.apply(residuals, streams, *parameters)
@@ -60,7 +60,7 @@ class _Stack(torch.autograd.Function):
     def forward(ctx: Any, residuals: list[Residual], streams: Tensor, *parameters: Tensor) -> Tensor:
         device = streams.device.type
         ctx.residuals, ctx.random = residuals, []
-        # without its cache, where casts made here, without a graph, would meet those who want one
+        # without autocast's cache: casts made here have no graph, and other code could get them and need one
         ctx.autocast = {"device_type": device, "dtype": torch.get_autocast_dtype(device),
                         "enabled": torch.is_autocast_enabled(device), "cache_enabled": False}
         a, b = streams.detach()
@@ -69,7 +69,7 @@ class _Stack(torch.autograd.Function):
                 ctx.random.append(_random_state(streams.device))
                 a, b = b, a + residual(b)
         result = torch.stack([a, b])
-        ctx.save_for_backward(result, *parameters)  # these so that torch refuses a way back after they were changed
+        ctx.save_for_backward(result, *parameters)  # parameters: torch then refuses backward if they have changed
         return result
 
     @staticmethod

@@ -1,8 +1,8 @@
-"""Which tokens of a batch of images go through the layers, where not every sub-pixel does.
+"""Sequences of the tokens that go through the layers, for models in which not every sub-pixel does.
 
-A sequence is what one image has of them: its patches with anything known and the query, if anything is, and then
-each sub-pixel (of a model with tokens "pixel": each pixel) that is to be drawn and does not lie amid background, in
-raster order. Sequences are packed one after the other, without padding.
+The sequence of an image is: its patches with any known sub-pixel and the query, if anything is known; then, in raster
+order, each sub-pixel that is to be drawn and is not amid background (each pixel, for a model with tokens "pixel").
+Sequences are packed one after the other, without padding.
 """
 
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ from .inputs import InputEmbedding, PatchEmbedding
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """N tokens of B images. Images and positions of a kind of token are two lists of equal length, in packed order."""
+    """N tokens of B images. Each kind of token has a list of images and one of positions, both in packed order."""
 
     canvas: Tensor           # (B, T) uint8
     known: Tensor            # (B, T) bool
     start: Tensor            # (B,) start indices
     patch_image: Tensor      # tokens of known squares
     patch: Tensor
-    query_image: Tensor      # a token after them, for each image of which anything is known
+    query_image: Tensor      # the query token after them, for each image with any known sub-pixel
     pixel_image: Tensor      # sub-pixels, or pixels, that go through the layers
     pixel_t: Tensor
-    pixel_values: Tensor     # what they look up: InputEmbedding.values
-    skipped_image: Tensor    # sub-pixels amid background, which do not
+    pixel_values: Tensor     # their looked-up values: InputEmbedding.values
+    skipped_image: Tensor    # sub-pixels amid background, which skip the layers
     skipped_t: Tensor
-    skipped_following: Tensor  # known background that follows each, in following neighbours
-    last: Tensor             # of each that skips: the packed place of the token before it; N + image, if there is none
+    skipped_following: Tensor  # number of following neighbours of each that are known background
+    last: Tensor             # for each that skips: the packed place of the token before it; N + image if there is none
     order: Tensor            # (N,): packed place -> place in a list of all patches, then queries, then sub-pixels
     query_place: Tensor      # packed places of queries and sub-pixels
     pixel_place: Tensor
@@ -41,7 +41,7 @@ def sequences_of(inputs: InputEmbedding, patches: PatchEmbedding | None, canvas:
                  known: Tensor | None = None, *, begin: int = 0, end: int | None = None) -> Sequences:
     """Lay out a batch of images. canvas: (B, T) uint8 · start: (B,) · known: (B, T) bool, nothing if absent.
 
-    begin, end: leave out those of sub-pixels, or pixels, before and from these positions.
+    begin, end: only tokens of sub-pixels, or pixels, at positions begin .. end - 1; patches and queries in any case.
     """
     config = inputs.config
     B, length = len(canvas), config.length
@@ -56,7 +56,7 @@ def sequences_of(inputs: InputEmbedding, patches: PatchEmbedding | None, canvas:
     runs = drawn & ~skips
     told = patches.told(known) if patches else torch.zeros(B, 0, dtype=torch.bool)
     asked = told.any(1)
-    # where in its image's sequence each token stands: patches, the query, sub-pixels
+    # each token's place in its image's sequence: patches, the query, sub-pixels
     kinds = torch.cat([told, asked[:, None], runs], 1).long()
     local = kinds.cumsum(1) - kinds
     lengths = kinds.sum(1)

@@ -1,7 +1,7 @@
-"""Weights that several processes of one machine have in common.
+"""Weights that several processes on one machine share.
 
-Two processes with packed weights of their own keep two copies in a cache that may have room for one. These are in a
-file in memory, which all of them map. A process finds it by its name: the digest of what it holds, and the NUMA node.
+Two processes with separate packed weights keep two copies in a cache that may have room for only one. Shared weights
+are in a file in memory that all processes map. Its name is the digest of its content, and the NUMA node.
 """
 
 import errno
@@ -21,7 +21,7 @@ from torch import Tensor
 if sys.platform != "win32":
     import fcntl
 
-MEMORY = Path("/dev/shm")  # nosec B108: files in it are opened only if they are ours
+MEMORY = Path("/dev/shm")  # nosec B108: files in it are opened only if this user owns them
 PREFIX = "linpix-weights-"
 ALIGNED = 64  # bytes
 
@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 class SharedWeights:
     """Tensors with these contents, in memory that processes of the same user share as long as one of them lives.
 
-    What this process writes to them, no other sees (MAP_PRIVATE). Where sharing is not possible they are the tensors
-    that were given: on other systems than Linux, and with a warning where there is no room. Raises nothing.
+    Writes of this process are not visible to others (MAP_PRIVATE). If sharing is not possible, the given tensors are
+    used: on systems other than Linux, and, with a warning, if there is no room. Raises nothing.
 
-    folder: for the file; of a file system in memory.
+    folder: for the file; in a file system in memory.
     """
 
     def __init__(self, weights: Sequence[Tensor], folder: Path = MEMORY) -> None:
@@ -45,7 +45,7 @@ class SharedWeights:
         try:
             remove_unused(folder)
             self._share(folder)
-        except (OSError, RuntimeError) as error:  # torch's own, if memory cannot be mapped
+        except (OSError, RuntimeError) as error:  # RuntimeError: torch cannot map the memory
             self.close()
             full = isinstance(error, OSError) and error.errno == errno.ENOSPC
             logger.warning("this replica has weights of its own, and is slower beside others: %s%s", error,
@@ -73,14 +73,14 @@ class SharedWeights:
 
 
 def remove_unused(folder: Path = MEMORY) -> None:
-    """Remove the files of processes that were killed."""
+    """Remove files that killed processes left behind."""
     for path in folder.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's, or removed just now
+        with suppress(OSError):  # another user's file, or just removed
             _let_go(path, _open(path, os.O_RDONLY))
 
 
 def _node() -> str:
-    """The NUMA node of this process's first core: replicas of other nodes read a copy of their own."""
+    """The NUMA node of this process's first core; replicas on other nodes have their own copy."""
     cpu = Path(f"/sys/devices/system/cpu/cpu{min(os.sched_getaffinity(0))}")
     return min((node.name for node in cpu.glob("node*")), default="node0")
 
@@ -90,7 +90,7 @@ def _padded(part: Tensor) -> int:
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open a file of ours. Raises OSError. Of others not even a lock is waited for."""
+    """Open a file of this user without blocking. Raises OSError, for another user's file too: its locks could block."""
     file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     found = os.fstat(file)
     if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
@@ -100,7 +100,7 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _found_or_written(path: Path, parts: Sequence[Tensor]) -> int:
-    """The file, locked as one in use. One process writes it, the others wait. Raises OSError."""
+    """The open file, locked as in use. One process writes it while the others wait. Raises OSError."""
     begun = path.with_name(f"{path.name}.new")
     while True:
         with suppress(FileNotFoundError):
@@ -108,7 +108,7 @@ def _found_or_written(path: Path, parts: Sequence[Tensor]) -> int:
             fcntl.flock(file, fcntl.LOCK_SH)
             if _is_at(path, file):
                 return file
-            os.close(file)  # it was removed before we had the lock
+            os.close(file)  # removed before this process had the lock
             continue
         file = _open(begun, os.O_RDWR | os.O_CREAT)
         try:
@@ -121,7 +121,7 @@ def _found_or_written(path: Path, parts: Sequence[Tensor]) -> int:
 
 
 def _write(file: int, parts: Sequence[Tensor]) -> None:
-    os.ftruncate(file, 0)  # whoever began it may have been killed
+    os.ftruncate(file, 0)  # the process that began it may have been killed
     with os.fdopen(os.dup(file), "wb") as written:
         for part in parts:
             written.write(part.numpy().data)
@@ -136,7 +136,10 @@ def _is_at(path: Path, file: int) -> bool:
 
 
 def _let_go(path: Path, file: int) -> None:
-    """Close the file, and remove it if no other process has it open: who opens it looks whether it is still there."""
+    """Close the file, and remove it if no other process has it open.
+
+    A process that opens the file at that moment checks with _is_at whether it is still there.
+    """
     try:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

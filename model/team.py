@@ -1,7 +1,8 @@
-"""How many threads a decoder uses: all that it may have, or one where other programs need the same cores.
+"""The choice of a decoder's number of threads: all that it may have, or one if other programs need the same cores.
 
-Threads that share the columns of one pass wait for each other several times in it. When another program has one of
-their cores, each wait lasts until the operating system gives it back, and one thread alone is several times faster.
+Threads that share the columns of one pass wait for each other several times in it. If another program occupies one of
+their cores, each wait lasts until the operating system gives the core back, and a single thread is several times
+faster.
 """
 
 import math
@@ -12,35 +13,35 @@ from pathlib import Path
 
 import torch
 
-FIRST = 4                 # calls on one thread at the beginning; the very first one warms up, and is not counted
-ALONE_EVERY = 512         # calls: one of so many runs on one thread, to know how long that takes
-PAUSE, MAX_PAUSE = 8, 1024  # calls on one thread after a lost comparison: twice as many after each, up to a limit
-SETTLED = 64              # calls without a loss after which losses before them are forgotten
-WON = 0.9                 # threads have to take at most this part of the time of one thread
+FIRST = 4                 # initial calls on one thread; the first of them warms up and is not measured
+ALONE_EVERY = 512         # one call in this many runs on one thread, to measure its time again
+PAUSE, MAX_PAUSE = 8, 1024  # calls on one thread after a lost comparison; doubled after each loss, up to MAX_PAUSE
+SETTLED = 64              # after this many calls without a loss, the pause is PAUSE again
+WON = 0.9                 # several threads win if they take at most this share of one thread's time
 FORGET = 0.15             # weight of a new measurement
-PATIENCE = 2.0            # times as long as one thread: threads that take longer go on alone in the middle of a call
-SHARED = 8                # rows a thread: with more, each thread has rows of its own, and waits for no other
+PATIENCE = 2.0            # threads that take longer than this times one thread's time stop sharing within the call
+SHARED = 8                # rows per thread: with more, each thread has its own rows and does not wait for others
 
 
 @dataclass(slots=True)
 class _Size:
-    """What is known of passes with a number of rows between two powers of two."""
+    """Measurements of passes with a number of rows between two powers of two."""
 
-    alone_s: float = math.inf  # a pass on one thread, smoothed; inf: not measured
+    alone_s: float = math.inf  # seconds of a pass on one thread, smoothed; inf: not measured
     alone_left: int = FIRST    # calls that still run on one thread
-    together: int = 0          # calls since the last that several threads lost
-    together_s: float = 0.0    # a pass of these, smoothed
+    together: int = 0          # calls since several threads last lost
+    together_s: float = 0.0    # seconds of a pass on several threads, smoothed
     pause: int = PAUSE
 
 
 @dataclass(slots=True)
 class Team:
-    """Decides the number of threads of each call of one decoder. Of one thread at a time."""
+    """Decides the number of threads of each call of one decoder. Not thread-safe."""
 
     _sizes: dict[int, _Size] = field(default_factory=dict)
 
     def choose(self, rows: int) -> tuple[int, float]:
-        """Threads for a call of so many rows, 1 or all; and for how long they may share passes, in seconds a pass."""
+        """Threads for a call with this many rows, 1 or all; and how long they may share passes, in seconds a pass."""
         threads = torch.get_num_threads()
         if threads == 1 or rows > SHARED * threads:
             return threads, math.inf
@@ -50,10 +51,10 @@ class Team:
         return threads, PATIENCE * size.alone_s
 
     def learn(self, rows: int, threads: int, passes: int, seconds: float) -> None:
-        """That a call of so many rows went through the layers so often, and took so long on so many threads.
+        """Learn from the time of a call. passes: how often it went through the layers.
 
-        A busy neighbour makes some calls slow and others not, so means are compared. One slow call among many is an
-        accident; and a few fast ones do not make up for the losses before them.
+        Another busy program slows some calls and not others, so means are compared: one slow call among many does not
+        count as a loss, and a few fast calls do not make up for earlier losses.
         """
         size = self._sizes.get(rows.bit_length())
         if size is None or rows > SHARED * torch.get_num_threads() or not passes:
@@ -79,7 +80,7 @@ def _smoothed(before: float, now: float) -> float:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: by its affinity, and by the CPU quotas of its control groups."""
+    """Cores that this process may use, given its affinity and the CPU quotas of its control groups."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
@@ -88,7 +89,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Cores that each control group of this process allows, and each one above it."""
+    """Cores that each control group of this process, and each of its parent groups, allows."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:  # no control groups
@@ -110,9 +111,9 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def limit_threads() -> None:
-    """Let torch, and with it every decoder, use no more threads than there are usable cores.
+    """Let torch, and with it every decoder, use at most one thread per usable core.
 
-    OMP_NUM_THREADS, where the user has set it, is left alone.
+    Changes nothing if the user has set OMP_NUM_THREADS.
     """
     if not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))

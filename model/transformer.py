@@ -1,4 +1,4 @@
-"""The transformer: one set of weights, run over a whole image at once or one token a step."""
+"""The transformer: one set of weights, run over a whole image at once or one token per step."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ from .inputs import START, InputEmbedding, PatchEmbedding
 from .mixture import groups
 from .sequences import Sequences, sequences_of
 
-PREFILL_TOKENS = 32  # of an image that go through the layers together: always the same, since others round otherwise
+PREFILL_TOKENS = 32  # tokens of an image that go through the layers together; fixed, as other numbers round differently
 
-# (layer, q, k, v) -> y, with heads before positions: the one thing in which the forms differ
+# (layer, q, k, v) -> y, with heads before positions: the only difference between the two forms
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each with residual and LayerNorm, after it (post) or before it (pre).
+    """Attention and feed-forward, each with a residual and a LayerNorm, after it (post) or before it (pre).
 
-    feed_forward_chunks: of the positions of a sequence. With more than one (B, T, d_ff) never exists whole: each is
-    computed after the other, and once more on the way back. It changes no result but in its rounding.
+    feed_forward_chunks: number of parts of the positions. With more than one, the full (B, T, d_ff) never exists:
+    parts are computed one after the other, and again in the backward pass. Results change only by rounding.
     """
 
     def __init__(self, config: ModelConfig, feed_forward_chunks: int = 1) -> None:
@@ -64,7 +64,7 @@ class Layer(nn.Module):
         return self.feed_forward(self.norm2(x))
 
     def in_chunks(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """function(x), which does not mix positions, by chunks of them."""
+        """function(x), computed by chunks of positions; function must not mix them."""
         if self.chunks == 1 or x.dim() < 3:
             return function(x)
         parts = [checkpoint(function, part, use_reentrant=False, preserve_rng_state=False)
@@ -72,7 +72,7 @@ class Layer(nn.Module):
         return torch.cat(parts, 1)
 
     def forward(self, x: Tensor, index: int, attend: Attend) -> Tensor:
-        """x: (B, d_model) or (B, T, d_model), with reversible residuals two such streams (2, ...); returns the same."""
+        """x: (B, d_model) or (B, T, d_model); two such streams (2, ...) for reversible residuals. Keeps the shape."""
         if self.config.residual == "reversible":
             x1, x2 = x
             y1 = x1 + self.normed_attention(x2, index, attend)
@@ -84,7 +84,7 @@ class Layer(nn.Module):
         return self.norm2(x + self.in_chunks(self.feed_forward, x))
 
     def residuals(self, index: int, attend: Attend, *, compiled: bool) -> list[reversible.Residual]:
-        """The two of a reversible layer, for reversible.run."""
+        """The two residuals of a reversible layer, for reversible.run."""
         wrap: Callable[[Any], Any] = _compiled if compiled else lambda function: function
         attention = partial(wrap(Layer.normed_attention), self, index=index, attend=attend)
         feed_forward = partial(wrap(Layer.normed_feed_forward), self)
@@ -94,7 +94,7 @@ class Layer(nn.Module):
 
 @cache
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compiled once for all layers, which are alike; with eager's random numbers, whichever form asks for them."""
+    """function, compiled once for all layers, which are alike; it draws the same random numbers as eager code."""
     return torch.compile(function, options={"fallback_random": True})
 
 
@@ -112,22 +112,22 @@ def _run_reversibly(layers: Iterable[nn.Module], x: Tensor, attend: Attend, *, c
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a model says of B images."""
+    """A model's predictions for B images."""
 
-    parameters: Tensor           # (B, n, P): mixture parameters of each token; 0 where it is known, so not predicted
-    class_scores: Tensor | None  # (n, classes): unnormalised log-probabilities, of images of which anything is known
+    parameters: Tensor           # (B, n, P): mixture parameters of each token; 0 for known tokens (not predicted)
+    class_scores: Tensor | None  # (n, classes): unnormalised log-probabilities, for images with any known sub-pixel
 
 
 class Transformer(nn.Module):
     """An autoregressive model of images: the distribution of each token given all earlier ones.
 
-    Of a conditional model (with a patch): given all earlier and all known ones. The tokens of an image are its T
-    sub-pixels or, by `ModelConfig.tokens`, its pixels; shapes call their number n. P is the number of a token's mixture
-    parameters, 3 * K or 10 * K (see mixture.py).
+    In a conditional model (with a patch), the distribution is given all earlier and all known tokens. The tokens of an
+    image are its T sub-pixels or, depending on `ModelConfig.tokens`, its pixels; n in shapes is their number. P is the
+    number of a token's mixture parameters, 3 * K or 10 * K (see mixture.py).
     """
 
     def __init__(self, config: ModelConfig, *, feed_forward_chunks: int = 1) -> None:
-        """feed_forward_chunks: see Layer; how to compute, not what."""
+        """feed_forward_chunks: see Layer; it does not change what is computed."""
         super().__init__()
         self.config, self.attention = config, attention_for(config)
         self.inputs = InputEmbedding(config)
@@ -137,23 +137,23 @@ class Transformer(nn.Module):
         self.patches = PatchEmbedding(config) if config.patch else None
         self.class_head = nn.Linear(config.d_model, config.classes) if config.patch and config.classes else None
         self.background = BackgroundHead(config) if config.background is not None else None
-        self.multiplications = sum(p.numel() for p in self.layers.parameters())  # of one token, about
-        # what undoes a stack cannot be traced, but the functions in it can be compiled; who has no use for it need not
-        # wait for the compiler, whose import takes as long as all the rest of torch
+        self.multiplications = sum(p.numel() for p in self.layers.parameters())  # per token, roughly
+        # The undoing of a stack cannot be traced, but the functions in it can be compiled. Only for reversible models,
+        # since importing the compiler takes as long as the rest of torch.
         self._reversibly = torch.compiler.disable(_run_reversibly) if config.residual == "reversible" else None
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are; new tensors are made on torch's default device, which must be the same."""
+        """The device of the weights. New tensors are made on torch's default device, which must be the same."""
         return self.inputs.table.device
 
     def layer_input(self, x: Tensor) -> Tensor:
-        """What the first layer is given for the embedded inputs: these, or two streams of them (2, ...)."""
+        """The first layer's input: the embedded inputs x or, for reversible residuals, two streams of them (2, ...)."""
         return torch.stack([x, x]) if self.config.residual == "reversible" else x
 
     def output_head(self, x: Tensor) -> Tensor:
-        """Mixture parameters from what the last layer gives; of two streams, from their mean."""
-        with torch.autocast(x.device.type, enabled=False):  # rounded to bf16, a mean is off by a grey level
+        """Mixture parameters from the last layer's output; from the mean of the two streams, if there are two."""
+        with torch.autocast(x.device.type, enabled=False):  # bf16 rounding would move a mean by a grey level
             return self.head(self.norm(x.mean(0) if self.config.residual == "reversible" else x))
 
     def _run(self, x: Tensor, attend: Attend) -> Tensor:
@@ -165,7 +165,7 @@ class Transformer(nn.Module):
         return self.output_head(x)
 
     def start_index(self, label: int | None) -> int:
-        """What stands before token 0: the unconditional start, or the start of class `label`."""
+        """The start index before token 0: the unconditional start, or the start of class `label`."""
         if label is None:
             return START
         if not 0 <= label < self.config.classes:
@@ -174,7 +174,7 @@ class Transformer(nn.Module):
         return START + 1 + label
 
     def forward(self, images: Tensor, start: Tensor | None = None) -> Tensor:
-        """Mixture parameters of every token, each from earlier tokens only: the parallel form.
+        """The parallel form: mixture parameters of every token, each from earlier tokens only.
 
         images: (B, T) uint8 · start: (B,) int64 start indices, unconditional if absent ·
         returns (B, n, P); NaN at position 0 for a model without a start token.
@@ -195,13 +195,13 @@ class Transformer(nn.Module):
         return sequences_of(self.inputs, self.patches, images, start, known, begin=begin, end=end)
 
     def predict(self, s: Sequences) -> Prediction:
-        """The parallel form of models whose sequences are packed (`ModelConfig.packed`)."""
+        """The parallel form for models with packed sequences (`ModelConfig.packed`)."""
         features = self.features(s)
-        with torch.autocast(features.device.type, enabled=False):  # see `end`
+        with torch.autocast(features.device.type, enabled=False):  # see output_head
             return self._predicted(s, features)
 
     def _predicted(self, s: Sequences, features: Tensor, before: Tensor | None = None) -> Prediction:
-        """before: (B, background_dim), `project` of the last token before these of each image; 0 if absent."""
+        """before: (B, background_dim), `project` of each image's last token before these; 0 if absent."""
         predicted = self.head(features.index_select(0, s.pixel_place))
         parameters = predicted.new_zeros(len(s.canvas) * self.config.length, predicted.shape[1]).index_copy(
             0, s.pixel_image * self.config.length + s.pixel_t, predicted)
@@ -216,7 +216,7 @@ class Transformer(nn.Module):
         return Prediction(parameters.view(len(s.canvas), self.config.length, -1), scores)
 
     def features(self, s: Sequences, attend: Attend | None = None) -> Tensor:
-        """Final features of all tokens, (N, d_model), float32 under autocast too. attend: of packed q, k and v."""
+        """Final features of all tokens, (N, d_model); float32 even under autocast. attend: takes packed q, k and v."""
         pixels = self.inputs.embed(s.pixel_values, s.pixel_t, s.start[s.pixel_image])
         parts = [pixels]
         if self.patches is not None:
@@ -253,10 +253,10 @@ class Transformer(nn.Module):
 
     @torch.inference_mode()
     def prefill(self, canvas: Tensor, length: int, start: Tensor, state: State, slots: Tensor, begin: int = 0) -> None:
-        """Fold the first `length` tokens into slots; step then goes on at t = length.
+        """Fold the first `length` tokens into slots; step can then continue at t = length.
 
-        canvas: (B, T) uint8, known before token `length` · start: (B,) · slots: (B,), clear, or as a call of
-        length `begin` left them, a multiple of PREFILL_TOKENS. Several calls then compute what one does, bit for bit.
+        canvas: (B, T) uint8, known before token `length` · start: (B,) · slots: (B,), clear, or as left by a call with
+        length `begin`, a multiple of PREFILL_TOKENS. Several such calls give the same result as one, bit for bit.
         """
         first = 1 if self.config.first_marginal else 0
         for chunk in range(begin, length, PREFILL_TOKENS):
@@ -273,10 +273,10 @@ class Transformer(nn.Module):
 
     @torch.inference_mode()
     def read(self, canvas: Tensor, known: Tensor, state: State, slots: Tensor) -> Tensor:
-        """Fold what is known of images into clear slots, before their first sub-pixel: for models with patches.
+        """Fold the known sub-pixels of images into clear slots, before the first sub-pixel; for models with patches.
 
-        canvas: (B, T) uint8 · known: (B, T) bool, something of each · slots: (B,).
-        Returns class scores, (B, classes): unnormalised log-probabilities of each class given what is known.
+        canvas: (B, T) uint8 · known: (B, T) bool, at least one sub-pixel of each image · slots: (B,).
+        Returns class scores, (B, classes): unnormalised log-probabilities of each class given the known sub-pixels.
         """
         start = torch.full((1,), START)
         features = [self._fold(self.sequences(canvas[i:i + 1], start, known[i:i + 1], end=0), state, slot)
@@ -285,9 +285,9 @@ class Transformer(nn.Module):
 
     @torch.inference_mode()
     def inputs_read(self, canvas: Tensor, known: Tensor) -> list[Tensor]:
-        """What `read` gives to the first layer of each image, (n, d_model) each.
+        """The inputs of the first layer in `read`, (n, d_model) for each image.
 
-        It does not depend on the other images, bit for bit. canvas, known: as of read.
+        An image's inputs do not depend on the other images, bit for bit. canvas, known: as in read.
         """
         assert self.patches is not None
         query, found = self.patches.query[None], []
@@ -297,18 +297,18 @@ class Transformer(nn.Module):
         return found
 
     def class_scores(self, features: Tensor) -> Tensor:
-        """Of each image whose last token has these final features, (B, d_model): (B, classes), see read."""
+        """Class scores (B, classes), see read, from the final features of each image's last token, (B, d_model)."""
         return torch.empty(len(features), 0) if self.class_head is None else self.class_head(features)
 
     @torch.inference_mode()
     def parameters_between(self, canvas: Tensor, begin: int, end: int, start: Tensor, state: State, slots: Tensor,
                            known: Tensor | None = None) -> Tensor:
-        """The parallel form by pieces: mixture parameters of tokens begin .. end - 1, and their trace in the slots.
+        """The parallel form by pieces: return mixture parameters of tokens begin .. end - 1, and fold these into slots.
 
-        canvas: (B, T) uint8, known before token `end` · start: (B,) · slots: (B,), clear where begin is 0, else as the
-        call that ended at `begin` left them · known: (B, T) bool, what a conditional model reads first; nothing if
+        canvas: (B, T) uint8, known before token `end` · start: (B,) · slots: (B,), clear if begin is 0, else as left by
+        the call that ended at `begin` · known: (B, T) bool, sub-pixels that a conditional model reads first; nothing if
         absent.
-        Images of a packed model must be one image, with classes that differ.
+        For a packed model, all B must be the same image, under different classes.
         Returns (B, end - begin, P); NaN at position 0 for a model without a start token, 0 where `known`.
         """
         if self.config.packed:
@@ -338,7 +338,7 @@ class Transformer(nn.Module):
         return parameters[:, begin:end]
 
     def _fold(self, s: Sequences, state: State, slot: Tensor, held: int = 0) -> Tensor:
-        """One image's tokens into its slot; returns the last one's final features, (1, d_model) or none.
+        """Fold one image's tokens into its slot; return the last one's final features, (1, d_model), or (0, d_model).
 
         held: 0 if the slot is clear.
         """
@@ -356,13 +356,13 @@ class Transformer(nn.Module):
     @torch.inference_mode()
     def step(self, canvas: Tensor, t: Tensor, start: Tensor, state: State, slots: Tensor,
              known: Tensor | None = None) -> Tensor:
-        """Advance B images by one token; return the mixture parameters of the one at t.
+        """Advance B images by one token; return the mixture parameters of the token at t.
 
-        canvas: (B, T) uint8, known before token t, never looked at from there on but where `known`
+        canvas: (B, T) uint8, known before token t; from t on, read only where `known`
         t:      (B,) int64, the positions being predicted; rows may be at different positions
         start:  (B,) int64 start indices
         slots:  (B,) int64, no slot twice except 0
-        known:  (B, T) bool, what was told by `read`; nothing if absent
+        known:  (B, T) bool, the sub-pixels that `read` has read; nothing if absent
         Returns (B, P). Updates state in place at slots, and nowhere else.
         """
         if self.config.packed:

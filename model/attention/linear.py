@@ -1,4 +1,4 @@
-"""Linear attention: a feature map for a softmax, so that all of the past is one matrix S and one vector z."""
+"""Linear attention: a feature map replaces the softmax, so the whole past fits in one matrix S and one vector z."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, eps: floa
                      mapped: Callable[[Tensor], Tensor] = phi) -> Tensor:
     """Causal linear attention (equations 8-12), q and k before the feature map. Shapes as in Attention.packed.
 
-    The compiled operator where it has a kernel; else its reference, through which torch differentiates.
+    Uses the compiled operator if it has a kernel, else its reference, which torch can differentiate.
     """
     if not _has_kernel(q, v, mapped):
         return ops.causal_attention_reference(q, k, v, offsets, eps, mapped)[0]
@@ -25,7 +25,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, eps: floa
 
 
 def of_one_length(q: Tensor, k: Tensor, v: Tensor, eps: float, mapped: Callable[[Tensor], Tensor] = phi) -> Tensor:
-    """linear_attention over sequences side by side. Shapes as in Attention.parallel."""
+    """linear_attention over sequences of equal length. Shapes as in Attention.parallel."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if not _has_kernel(q, v, mapped):
         return ops.attention_of_one_length(q, k, v, eps, mapped)[0].transpose(1, 2)
@@ -48,12 +48,12 @@ def recurrent_state(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 class RecurrentState:
     """S and z of linear attention: float32, changed in place, the same size at every position.
 
-    The sum never decays, so S in bfloat16 would lose small increments; it is not offered.
+    bfloat16 is not offered: the sum S never decays, so small increments would be lost.
     """
 
     def __init__(self, config: ModelConfig, slots: int, dtype: torch.dtype = torch.float32, *,
                  operator: bool = True) -> None:
-        """slots: images in flight at most; one more is kept for padding · operator: step by csrc's, if it can."""
+        """slots: most images in flight; one more is for padding · operator: step with csrc's operator, if it can."""
         shape = (slots + 1, config.layers, config.heads, config.feature_dim)
         self.S = torch.zeros(*shape, config.value_dim, dtype=dtype)
         self.z = torch.zeros(shape, dtype=dtype)
@@ -61,8 +61,8 @@ class RecurrentState:
         self._pools = self.S, self.z, self.last
         self.eps, self.phi = config.eps, feature_map(config)
         self._kept: list[Tensor] = []
-        self._place: dict[int, int] = {}  # of a slot in what is kept
-        # the operator knows one feature map; on a GPU some sizes, in float32
+        self._place: dict[int, int] = {}  # slot -> its index in _kept
+        # the operator has one feature map, float32 only, and on a GPU certain sizes only
         D, M = config.key_dim, config.value_dim
         compiled = ops.compiled if self.S.device.type == "cpu" else ops.gpu and D == M and D in ops.GPU_HEADS
         self.operator = operator and compiled and config.feature_map == "elu+1" and dtype == torch.float32
@@ -73,7 +73,7 @@ class RecurrentState:
         y = of_one_length(q, k, v, self.eps, self.phi)
         if held:
             queries, S_held, z_held = self.phi(q), self.S[slots, layer], self.z[slots, layer]
-            own = (queries * mapped.cumsum(2)).sum(-1, keepdim=True) + self.eps  # what y is divided by so far
+            own = (queries * mapped.cumsum(2)).sum(-1, keepdim=True) + self.eps  # the divisor of y so far
             y = (y * own + queries @ S_held) / (own + queries @ z_held[..., None])
             S, z = S + S_held, z + z_held
         self.S[slots, layer], self.z[slots, layer] = S, z
@@ -95,7 +95,7 @@ class RecurrentState:
 
     def clear(self, slot: int) -> None:
         for pool in self._pools:
-            (pool.numpy() if pool.is_cpu else pool)[slot] = 0  # not torch's: see server/engine/decode/decoder.py
+            (pool.numpy() if pool.is_cpu else pool)[slot] = 0  # NumPy, not torch: see server/engine/decode/decoder.py
 
     def fill_with_nan(self, slot: int) -> None:
         for pool in self._pools:
@@ -115,7 +115,7 @@ class RecurrentState:
 
     def copy(self, source: int, targets: list[int]) -> None:
         for pool in self._pools:
-            pool[targets] = pool[source].clone()  # torch refuses to read from what it writes to
+            pool[targets] = pool[source].clone()  # torch refuses to read from the tensor that it writes to
 
 
 class LinearAttention(Attention):

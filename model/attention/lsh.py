@@ -1,8 +1,9 @@
-"""LSH attention (Reformer, section 2 and appendix A): each token attends to those that share a hash bucket with it.
+"""LSH attention (Reformer, section 2 and appendix A): each token attends to the tokens that share its hash bucket.
 
-Queries are keys (shared QK, keys scaled to length one). Sorting by bucket puts those that share one side by side, and
-chunks of the sorted sequence attend to themselves and one chunk back. Sorting looks at all tokens, so who falls into
-which chunk depends on later ones too: results are causal in what they add up, but not in which of it they see.
+Queries are also keys (shared QK, keys scaled to length one). Sorting by bucket puts the tokens of a bucket side by
+side, and each chunk of the sorted sequence attends to itself and to the chunk before it. Sorting looks at all tokens,
+so a token's chunk depends on later tokens too. A result is a sum over earlier tokens only, but later tokens influence
+which of them are in it.
 """
 
 import torch
@@ -11,24 +12,25 @@ from torch.nn import functional as F
 
 from . import Attention
 
-SELF = 1e5  # taken off the score of a token with itself: it attends there only if nothing else is allowed
+SELF = 1e5  # subtracted from a token's score with itself: it attends to itself only if nothing else is allowed
 
 
 def rotations(rounds: int, dim: int, buckets: int, generator: torch.Generator | None = None) -> Tensor:
-    """(rounds, D, buckets / 2) of normal numbers, which lsh_attention hashes by; buckets is 1, or even."""
+    """Normal random numbers, (rounds, D, buckets / 2), by which lsh_attention hashes; buckets is 1, or even."""
     if buckets != 1 and (buckets < 2 or buckets % 2):
         raise ValueError(f"buckets must be 1 or an even number, got {buckets}")
-    device = "cpu" if generator is not None else None  # a seed means the same numbers everywhere
+    device = "cpu" if generator is not None else None  # a seed gives the same numbers on every device
     return torch.randn(rounds, dim, buckets // 2, generator=generator, device=device)
 
 
 def lsh_attention(qk: Tensor, v: Tensor, rotation: Tensor, chunk: int) -> Tensor:
     """Causal attention among tokens that share a bucket and are at most a chunk apart in one of the rounds.
 
-    qk: (B, H, T, D) · v: (B, H, T, M) · rotation: see rotations · chunk: sorted tokens that attend together, and to
-    the chunk before theirs; T is padded to a multiple · returns (B, H, T, M). With 1 / sqrt(D) as temperature, it is
-    softmax attention over the union of what a token sees in any round, exactly (equations 12 to 16): a pair that is
-    seen in N rounds has 1 / N of its weight in each. N counts rounds in which the pair is seen, not only hashed alike.
+    qk: (B, H, T, D) · v: (B, H, T, M) · rotation: see rotations · chunk: number of sorted tokens that attend to each
+    other and to the chunk before theirs; T is padded to a multiple · returns (B, H, T, M). It is exactly softmax
+    attention with temperature 1 / sqrt(D) over the union of the tokens seen in any round (equations 12 to 16): a pair
+    that is seen in N rounds has 1 / N of its weight in each. N counts rounds in which one token of the pair sees the
+    other; the same hash alone is not enough.
     """
     rounds, length = len(rotation), qk.shape[2]
     total = -(-length // chunk) * chunk
@@ -38,7 +40,7 @@ def lsh_attention(qk: Tensor, v: Tensor, rotation: Tensor, chunk: int) -> Tensor
     bucket = _buckets(qk, rotation)                                                    # (n, rounds, T)
     bucket = torch.where(position < length, bucket, bucket.max() + 1)                  # padding comes last
     order = (bucket * total + position).argsort(-1)
-    place = order.argsort(-1)                                                          # where a token is after sorting
+    place = order.argsort(-1)                                                          # a token's index after sorting
     keys = F.normalize(qk, dim=-1)
 
     def sort(x: Tensor) -> Tensor:
@@ -51,26 +53,26 @@ def lsh_attention(qk: Tensor, v: Tensor, rotation: Tensor, chunk: int) -> Tensor
         before = torch.cat([torch.full_like(x[:, :, :1], fill), x[:, :, :-1]], 2)
         return torch.cat([before, x], 3)
 
-    # In each round a token's seat is its bucket and its chunk in one number, such that two tokens see each other where
-    # the difference is 0 or 1. Before the first chunk there is nobody.
+    # A token's seat in a round is its bucket and its chunk in one number. Two tokens see each other if their seats
+    # differ by 0 or 1. There is no token before the first chunk.
     chunks = total // chunk
     seat = (bucket * (chunks + 2) + place // chunk).to(torch.int32)                    # (n, rounds, T)
 
     def together(own: Tensor, seen: Tensor) -> Tensor:
         return (own - seen == 0) | (own - seen == 1)
 
-    here = seat.gather(-1, order).unflatten(-1, (-1, chunk))[..., None]                # of the round sorted by
+    here = seat.gather(-1, order).unflatten(-1, (-1, chunk))[..., None]                # in the round that sorts
     allowed = together(here, window(here, 2**30).mT)                                   # (..., chunk, 2 * chunk)
     facts = torch.cat([position.to(torch.int32).expand(len(qk), 1, -1), seat], 1).transpose(1, 2)
     own, seen = sort(facts)[..., :, None, :], window(sort(facts), 2**30)[..., None, :, :]
     distance = own[..., 0] - seen[..., 0]
     scores = sort(qk) @ window(sort(keys), 0).mT / qk.shape[-1] ** 0.5
-    if rounds > 1:  # N of equation 16; of a stack of all rounds, compiled code would ask which one at every element
+    if rounds > 1:  # N of equation 16; with all rounds stacked, compiled code would select the round at every element
         N = sum((together(own[..., r], seen[..., r]).int() for r in range(1, rounds + 1)), torch.zeros_like(distance))
         scores = scores - N.clamp(min=1).to(qk.dtype).log()
     scores = scores - SELF * (distance == 0)
     scores = scores.masked_fill(~(allowed & (distance >= 0)), -torch.inf)
-    mass = scores.logsumexp(-1, keepdim=True)                                          # z of the round
+    mass = scores.logsumexp(-1, keepdim=True)                                          # the round's z
     read = (scores - mass).exp() @ window(sort(v), 0)
     back = place[..., None]
     read = read.flatten(2, 3).gather(2, back.expand(-1, -1, -1, v.shape[-1]))          # (n, rounds, T, M)
@@ -80,7 +82,7 @@ def lsh_attention(qk: Tensor, v: Tensor, rotation: Tensor, chunk: int) -> Tensor
 
 
 def _buckets(qk: Tensor, rotation: Tensor) -> Tensor:
-    """The largest of the rotated axes and their opposites (n, rounds, T)."""
+    """Index of the largest among the rotated axes and their opposites, (n, rounds, T)."""
     if not rotation.shape[-1]:
         return torch.zeros(len(qk), len(rotation), qk.shape[1], dtype=torch.int64, device=qk.device)
     rotated = torch.einsum("ntd,rdb->nrtb", qk, rotation.to(qk))
@@ -88,7 +90,7 @@ def _buckets(qk: Tensor, rotation: Tensor) -> Tensor:
 
 
 class LSHAttention(Attention):
-    """Hashed anew at each pass in training, and always alike after it."""
+    """LSH attention with new hashes at each pass in training, and fixed hashes otherwise."""
 
     shared_qk = True
     options = ("lsh_rounds", "lsh_buckets", "lsh_chunk")

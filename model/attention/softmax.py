@@ -16,16 +16,16 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class _Step(NamedTuple):
-    """What all layers of a step share."""
+    """Values that all layers of a step share."""
 
-    rows: slice | Tensor       # of the pool. Slots side by side are a view; copying others costs more than to attend
-    written: tuple[Any, ...]   # the places of the new keys and values
-    length: int                # of the longest row's past, the new token included
-    mask: Tensor | None        # what each row may see; None: all of it
+    rows: slice | Tensor       # of the pool. Consecutive slots are a view; copying others costs more than attention
+    written: tuple[Any, ...]   # index of the new keys and values
+    length: int                # tokens in the longest row, including the new one
+    mask: Tensor | None        # which tokens each row may see; None: all
 
     @classmethod
     def of(cls, index: Tensor, slots: Tensor) -> Self:
-        """index: (B,), where each row's new token stands in its slot."""
+        """index: (B,), position of each row's new token in its slot."""
         positions, together = index.tolist(), side_by_side(slots)
         rows, last = slots if together is None else together, max(positions)
         if min(positions) == last:
@@ -42,7 +42,7 @@ class KeyValueState:
         self.keys = torch.zeros(*shape, config.key_dim, dtype=dtype)
         self.values = torch.zeros(*shape, config.value_dim, dtype=dtype)
         self.last = torch.zeros(slots + 1, 0, dtype=dtype)
-        self.first = 1 if config.first_marginal else 0  # position of the first token; no start token, none at 0
+        self.first = 1 if config.first_marginal else 0  # position of the first token; without a start token, 1
 
     def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, held: int = 0) -> Tensor:
         end = held + k.shape[2]
@@ -56,7 +56,7 @@ class KeyValueState:
 
     def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
         if layer == 0:
-            # rows without a token write to the padding slot
+            # rows without a token (t = 0 without a start token) write to the padding slot
             self._step = _Step.of((t - self.first).clamp(min=0), slots)
         step = self._step
         keys, values = self.keys[:, layer], self.values[:, layer]
@@ -74,10 +74,10 @@ class KeyValueState:
         self.values[slot] = torch.nan
 
     def keep(self, slots: Tensor) -> None:
-        """Nothing: a step writes at its own position, and is written again before anybody reads it."""
+        """Does nothing: a step writes only at its own position, which is written again before it is read."""
 
     def restore(self, slots: Tensor) -> None:
-        """Nothing, as keep."""
+        """Does nothing, for the same reason as keep."""
 
     def copy(self, source: int, targets: list[int]) -> None:
         self.keys[targets] = self.keys[source].clone()
