@@ -1,7 +1,8 @@
-"""Experiments of the two papers behind one interface: what each has to say for itself, and how one is conducted.
+"""Experiments from the two papers: the interface of an experiment, and how one is conducted.
 
-An experiment is a module here, named like the command's argument, with a subclass of Experiment called Study.
-Its folder holds tables (CSV), plot.svg, summary.md and experiment.json; `FOLDER.training` what only a resume needs.
+Each experiment is a module here, named like the command's argument, with a subclass of Experiment called Study.
+Its folder holds tables (CSV), plot.svg, summary.md and experiment.json. `FOLDER.training` holds the state to resume
+from.
 """
 
 from abc import ABC, abstractmethod
@@ -19,12 +20,12 @@ _COLOURS = {"linear": "#2a8fd8", "softmax": "#d9622b", "softmax-matrix": "#e6a03
 
 
 def colour(kind: str) -> str | None:
-    """Of an attention kind in every plot; None, which is matplotlib's choice, for one that is rarely asked for."""
+    """The colour of an attention kind in all plots; None, for rare kinds, lets matplotlib choose."""
     return _COLOURS.get(kind)
 
 
 def check_kinds(kinds: tuple[str, ...], allowed: tuple[str, ...]) -> None:
-    """Raises ValueError unless each kind is one of allowed, of which lsh-ROUNDS stands for lsh-1, lsh-2 and so on."""
+    """Raise ValueError unless each kind is in allowed, where lsh-ROUNDS stands for lsh-1, lsh-2 and so on."""
     for kind in kinds:
         base, _, rounds = kind.partition("-")
         hashed = base == "lsh" and rounds.isdecimal() and int(rounds) > 0 and "lsh-ROUNDS" in allowed
@@ -35,7 +36,7 @@ def check_kinds(kinds: tuple[str, ...], allowed: tuple[str, ...]) -> None:
 
 
 class Experiment(ABC):
-    """One experiment with one set of settings. All that it finds out goes into its record, and is read from there."""
+    """One experiment with one set of settings. All its results are stored in its record, and read from there."""
 
     settings_type: ClassVar[type[Any]]              # a frozen dataclass, each field with a text for --help
     tables: ClassVar[Mapping[str, tuple[str, ...]]]  # names and columns
@@ -45,15 +46,15 @@ class Experiment(ABC):
 
     @abstractmethod
     def work(self, sitting: Sitting) -> bool:
-        """Add what is missing to the record until all is there or the sitting is over; returns whether all is."""
+        """Add missing results until the record is complete or the sitting is over; return whether it is complete."""
 
     @abstractmethod
     def draw(self, figure: Any) -> None:
-        """Draw what the record has, all of it or not, on a matplotlib figure."""
+        """Plot the results so far on a matplotlib figure."""
 
     @abstractmethod
     def summary(self) -> str:
-        """What the record has, as Markdown: what was done, the figures, and the paper's where it gives any."""
+        """The results so far, as Markdown: the method, the figures, and the paper's figures if it has any."""
 
 
 def study(name: str) -> type[Experiment]:
@@ -63,9 +64,9 @@ def study(name: str) -> type[Experiment]:
 
 
 def conduct(name: ExperimentName, settings: Any, folder: Path, *, command: str, max_minutes: float) -> bool:
-    """Begin or continue an experiment; returns whether it is complete. Plot and summary are written in any case.
+    """Begin or continue an experiment; return whether it is complete. Plot and summary are written in any case.
 
-    Raises ValueError where folder holds anything but this experiment with these settings, or is damaged.
+    Raises ValueError if folder is damaged, or holds anything but this experiment with these settings.
     """
     assert name in get_args(ExperimentName)
     if find_spec("matplotlib") is None:

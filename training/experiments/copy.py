@@ -1,4 +1,4 @@
-"""How attention kinds converge on saying a word again: figure 2 of "Transformers are RNNs" (section 4.1.1)."""
+"""Convergence of attention kinds on repeating a word: figure 2 of "Transformers are RNNs" (section 4.1.1)."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,12 +21,12 @@ from .tokens import (
     update_s,
 )
 
-BAR = 0.05  # nats, which linear and softmax are to end under
+BAR = 0.05  # nats; linear and softmax should end below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the paper says of it, but for the width, which it does not say."""
+    """The paper's settings, except for the width, which it does not give."""
 
     kinds: tuple[str, ...] = setting(("linear", "softmax", "lsh-1", "lsh-4"), "attention kinds, lsh-ROUNDS for lsh, "
                                      "full for softmax with shared queries and keys")
@@ -116,14 +116,14 @@ the processor, all threads together.
 """
 
     def end(self, kind: str) -> float:
-        """Mean loss of the last two rows' updates so far."""
+        """Mean loss over the updates of the last two rows so far."""
         curve = self._curve(kind)
         begin = [0, *(row["update"] for row in curve)]
         last = [(row["update"] - start, row["loss"]) for start, row in zip(begin, curve, strict=False)][-2:]
         return float(sum(count * loss for count, loss in last)) / sum(count for count, _ in last)
 
     def _claims(self) -> list[str]:
-        """What the paper's figure shows, and whether this one does."""
+        """The claims of the paper's figure, and whether they hold here."""
         done = {kind: self.end(kind) for kind in self.settings.kinds if self._done(kind)}
         plain = {kind: loss for kind, loss in done.items() if kind in ("linear", "softmax")}
         claims = [f"{kind} ends {'under' if loss < BAR else 'not under'} {BAR} nats." for kind, loss in plain.items()]

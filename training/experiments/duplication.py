@@ -1,4 +1,4 @@
-"""Training with some rounds of hashing, evaluating with others: table 2 of the Reformer (section 2.1)."""
+"""Training with one number of hashing rounds, evaluation with another: table 2 of the Reformer (section 2.1)."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -31,7 +31,7 @@ PAPER = {  # accuracy in per cent, by trained kind, in the order of EVALUATED; l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Shorter words than the paper's, so that it ends; --word 511 --updates 150000 are its own."""
+    """Settings with shorter words than the paper's, to save time; the paper has --word 511 --updates 150000."""
 
     kinds: tuple[str, ...] = setting(("full", "lsh-4", "lsh-2", "lsh-1"), "trained: full or lsh-ROUNDS")
     updates: int = setting(3_000, "of each kind; the paper's 150,000")
@@ -62,7 +62,7 @@ class Settings:
 
 
 class Study(Experiment):
-    """Weights are trained with one kind of attention and scored with each: queries are keys in all of them."""
+    """Weights are trained with one kind of attention and scored with each; in all kinds, queries are also keys."""
 
     settings_type = Settings
     tables = MappingProxyType({
@@ -90,7 +90,7 @@ class Study(Experiment):
         return True
 
     def accuracies(self, kind: str) -> dict[str, float]:
-        """Of the weights trained with a kind, by what they were evaluated with so far."""
+        """Accuracies so far of the weights trained with a kind, by the kind of the evaluation."""
         return {row["evaluated"]: float(row["accuracy"]) for row in self.record.tables["results"]
                 if row["trained"] == kind}
 
@@ -131,7 +131,7 @@ one chunk.
 
 @torch.no_grad()
 def evaluate(net: TokenModel, config: ModelConfig, sequences: int, batch: int, seed: int) -> tuple[float, float]:
-    """Mean loss and accuracy of the weights with the attention that config asks for, on sequences never trained on."""
+    """Mean loss and accuracy of net's weights with the attention of config, on sequences that were not trained on."""
     trained, net.attention = net.attention, attention_for(config)
     scores = []
     for number, at in enumerate(range(0, sequences, batch)):

@@ -1,4 +1,4 @@
-"""What an experiment has found out so far, on disk: tables that grow, how they came about, plot and summary."""
+"""The record of an experiment on disk: tables of results so far, their circumstances, plot and summary."""
 
 import csv
 import dataclasses
@@ -23,14 +23,17 @@ Row = dict[str, Any]
 
 
 class Sitting:
-    """One sitting of a long job: over after its minutes, or with a first SIGTERM or SIGINT; a second acts as usual."""
+    """One sitting of a long job. It is over after its minutes, or after a first SIGTERM or SIGINT.
+
+    A second signal of the same kind has its default effect.
+    """
 
     def __init__(self, max_minutes: float = math.inf) -> None:
         self._began, self._most, self._received = time.monotonic(), max_minutes, stop_signals()
 
     @property
     def told(self) -> bool:
-        """Whether a signal asked to stop."""
+        """Whether a signal has asked to stop."""
         return bool(self._received)
 
     @property
@@ -46,7 +49,7 @@ class Record:
     """The folder of one experiment. Tables are lists of rows in memory and CSV files after save."""
 
     def __init__(self, folder: Path, experiment: str, settings: Any, tables: Mapping[str, tuple[str, ...]]) -> None:
-        """Read what folder has. Raises ValueError where it is not of this experiment with these settings."""
+        """Read the folder, if it has content. Raises ValueError if it is not of this experiment with these settings."""
         self.folder, self.experiment, self.columns = folder, experiment, tables
         self.settings = json.loads(json.dumps(dataclasses.asdict(settings)))
         self.complete, self.sittings = False, list[Row]()
@@ -59,23 +62,23 @@ class Record:
 
     @property
     def side(self) -> Path:
-        """The folder of what only a resume needs; gone when the experiment is complete."""
+        """The folder with the state to resume from; removed when the experiment is complete."""
         return self.folder.with_name(self.folder.name + ".training")
 
     def begin(self, command: str, sitting: Sitting) -> None:
-        """Note who goes on with the experiment, and where; the folder is there from now on."""
+        """Add a sitting with its command, commit and machine, and create the folder."""
         self._sitting = sitting
         self.sittings.append({"command": command, "commit": checkpoint.commit(), **machine(), "minutes": 0.0})
         self.side.mkdir(parents=True, exist_ok=True)
         self.save()
 
     def add(self, table: str, **values: Any) -> None:
-        """A row more, rounded as the file will have it, so that what is made of it is the same after a resume."""
+        """Add a row, rounded as in the file, so that results computed from it are the same after a resume."""
         assert tuple(values) == self.columns[table], (table, values)
         self.tables[table].append({column: _value(_text(value)) for column, value in values.items()})
 
     def save(self) -> None:
-        """Write tables and circumstances, each file whole or not at all."""
+        """Write tables and circumstances. Each file is replaced atomically."""
         if self._sitting is not None:
             self.sittings[-1]["minutes"] = round(self._sitting.minutes, 2)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -88,9 +91,9 @@ class Record:
             self._replace(f"{name}.csv", "\n".join(lines) + "\n")
 
     def publish(self, draw: Callable[[Any], None], summary: str) -> None:
-        """Write plot.svg and summary.md anew; a complete experiment needs nothing beside its folder any more."""
+        """Rewrite plot.svg and summary.md. If the experiment is complete, remove the folder `side`."""
         import matplotlib
-        from matplotlib.figure import Figure  # no pyplot: it would look for a screen
+        from matplotlib.figure import Figure  # not pyplot, which would look for a display
 
         with matplotlib.rc_context({"svg.hashsalt": "linpix", "svg.fonttype": "none", "axes.grid": True,
                                     "grid.alpha": 0.3, "legend.frameon": False}):
@@ -105,7 +108,7 @@ class Record:
             shutil.rmtree(self.side, ignore_errors=True)
 
     def circumstances(self) -> str:
-        """Settings, machine, commit and command, Markdown."""
+        """Settings, machine, commit and command, as Markdown."""
         def each(name: str) -> str:
             return ", ".join(dict.fromkeys(str(sitting[name]) for sitting in self.sittings))
 
@@ -157,7 +160,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Where this runs: the processor or GPU, torch, and its threads."""
+    """The machine of this process: processor or GPU, torch version, and number of threads."""
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -175,7 +178,7 @@ def _text(value: Any) -> str:
 
 
 def _value(text: str) -> Any:
-    """What _text made a text of: a number where it reads like one."""
+    """The value that _text has formatted: a number if the text reads like one; None if it is empty."""
     for kind in (int, float):
         try:
             return kind(text)

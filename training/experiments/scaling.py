@@ -28,14 +28,14 @@ from ..run import setting
 from . import Experiment, check_kinds, colour
 from .record import Row, Sitting, table
 
-BARS = {"linear": 1.1, "lsh": 1.3}  # exponents at the top end, of time and of memory, at most
-QUICK_S = 0.5
-FIELDS = ("round", "kind", "length", "batch", "seconds", "bytes")  # per sequence; empty where it did not fit
+BARS = {"linear": 1.1, "lsh": 1.3}  # largest expected exponents of time and memory, at the longest lengths
+QUICK_S = 0.5  # a point is measured more often if a call takes less
+FIELDS = ("round", "kind", "length", "batch", "seconds", "bytes")  # per sequence; empty if it did not fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The sizes of the paper's models, and its rule for the batch: inverse to the length."""
+    """Settings: the sizes of the paper's models, and its rule that the batch is inverse to the length."""
 
     kinds: tuple[str, ...] = setting(("linear", "softmax", "softmax-matrix", "lsh-1", "lsh-4"), "attention kinds, "
                                      "lsh-ROUNDS for lsh, softmax-matrix for softmax by its definition")
@@ -80,16 +80,16 @@ class Settings:
 
 
 def matrix_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal softmax attention by its definition, with all of the N x N matrix, as the paper's baseline has it."""
+    """Causal softmax attention by its definition, with the full N x N matrix, like the paper's baseline."""
     length = q.shape[2]
     scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(torch.ones(length, length).bool().triu(1), -torch.inf)
     return scores.softmax(-1) @ v
 
 
 def measure(settings: Settings, kind: str, length: int, batch: int) -> tuple[float, int]:
-    """Seconds (the median call) and peak bytes of attention and its gradients, of the whole batch, in this process.
+    """Seconds (of the median call) and peak bytes of attention and its gradients for the whole batch, in this process.
 
-    Bytes are those beyond the inputs, gradients included.
+    The bytes do not include the inputs, but include the gradients.
     """
     torch.manual_seed(settings.seed)
     shape = batch, settings.heads, length, settings.key_dim
@@ -105,7 +105,7 @@ def measure(settings: Settings, kind: str, length: int, batch: int) -> tuple[flo
         _wait()
         return time.perf_counter() - began
 
-    call(min(length, 64))  # libraries make themselves at home
+    call(min(length, 64))  # libraries initialise themselves
     peak = _peak_of(call)
     return statistics.median(call() for _ in range(settings.calls)), peak
 
@@ -120,7 +120,7 @@ def _wait() -> None:
 
 
 def _peak_of(call: Callable[[], object]) -> int:
-    """Bytes that a call needs at its peak, beyond what was there before it."""
+    """Peak bytes of a call, beyond those allocated before it."""
     if _on_gpu():
         torch.cuda.reset_peak_memory_stats()
         allocated = torch.cuda.memory_allocated()
@@ -133,19 +133,19 @@ def _peak_of(call: Callable[[], object]) -> int:
         after = _resident()
         peak = max(0, after["VmHWM"] - after["RssFile"] - before["RssAnon"])
         if abs(after["RssFile"] - before["RssFile"]) <= max(2**20, peak / 50):
-            break  # else pages of libraries came or went meanwhile, and the peak is of all together
+            break  # else pages of libraries changed meanwhile, and the peak includes them
     return peak
 
 
 def _resident(*, reset: bool = False) -> dict[str, int]:
-    """Bytes of this process in memory: at the peak (VmHWM, since the last reset), own (RssAnon), of files (RssFile)."""
+    """Bytes of this process in memory: peak since the last reset (VmHWM), own (RssAnon), of files (RssFile)."""
     try:
         if reset:
             Path("/proc/self/clear_refs").write_text("5")
         lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
         names = ("VmHWM:", "RssAnon:", "RssFile:")
         return {words[0][:-1]: 1024 * int(words[1]) for words in lines if words[0] in names}
-    except OSError:  # not Linux: the highest peak ever, from which the one before is taken off
+    except OSError:  # not Linux: the peak since the start, from which _peak_of subtracts the earlier peak
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return {"VmHWM": most, "RssAnon": most, "RssFile": 0}
 
@@ -153,18 +153,18 @@ def _resident(*, reset: bool = False) -> dict[str, int]:
 def _child(answer: Connection, settings: Settings, kind: str, length: int, batch: int, device: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out after all, this process is ended
+        Path("/proc/self/oom_score_adj").write_text("1000")  # if memory runs out, this process is killed
     torch.set_default_device(device)
     try:
         answer.send(measure(settings, kind, length, batch))
-    except RuntimeError as error:  # torch has no type of its own for a processor's memory
+    except RuntimeError as error:  # torch has no error type for CPU memory
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         answer.send(None)
 
 
 def free_bytes() -> int:
-    """Memory that a new process, or a GPU, could have now."""
+    """Bytes of memory that are free now for a new process, or on the GPU."""
     if _on_gpu():
         return int(torch.cuda.mem_get_info()[0])
     found = []
@@ -179,7 +179,7 @@ def free_bytes() -> int:
 
 
 class Study(Experiment):
-    """Every point is measured in processes of its own, so that none hides in what another has left behind."""
+    """Every point is measured in separate processes, so that no point reuses memory that another has left."""
 
     settings_type = Settings
     tables = MappingProxyType({"results": FIELDS})
@@ -202,7 +202,7 @@ class Study(Experiment):
                 bar.set_description(f"{kind}, N = {length}")
                 batch = self.batch(kind, length)
                 found = self._measured(kind, length, batch, sitting) if batch else None
-                if sitting.told:  # the process was ended before it had an answer
+                if sitting.told:  # the process was ended before it gave a result
                     return False
                 seconds, peak = (found[0] / batch, found[1] // batch) if found else (None, None)
                 self.record.add("results", round=round_, kind=kind, length=length, batch=batch, seconds=seconds,
@@ -212,12 +212,12 @@ class Study(Experiment):
         return True
 
     def quick(self, kind: str, length: int) -> bool:
-        """Whether a call of this point, by its first process, is short enough to be measured oftener."""
+        """Whether a call of this point took less than QUICK_S in the first process: then it is measured more often."""
         first = next(row for row in self._rows() if (row["kind"], row["length"]) == (kind, length))
         return first["seconds"] is not None and first["seconds"] * first["batch"] < QUICK_S
 
     def batch(self, kind: str, length: int) -> int:
-        """Sequences that the rule wants, or as many as fit by what half the length took; 0 where not one does."""
+        """Sequences by the rule, or fewer if not all fit, estimated from half the length; 0 if not even one fits."""
         s, matrix = self.settings, kind == "softmax-matrix"
         half = [row["bytes"] for row in self._rows() if (row["kind"], row["length"]) == (kind, length // 2)]
         if half and half[-1] is None:
@@ -226,7 +226,7 @@ class Study(Experiment):
         return min(max(1, s.tokens // length), int(s.memory * free_bytes() / max(1, expected)))
 
     def _measured(self, kind: str, length: int, batch: int, sitting: Sitting) -> tuple[float, int] | None:
-        """Of the whole batch; None if the process did not survive it, or was ended with the sitting."""
+        """Seconds and bytes of the whole batch; None if they did not fit in memory or the sitting ended."""
         context = multiprocessing.get_context("spawn")
         mine, theirs = context.Pipe(duplex=False)
         device = torch.get_default_device().type
@@ -250,7 +250,7 @@ class Study(Experiment):
         return self.record.tables["results"]
 
     def curve(self, kind: str, what: str) -> list[tuple[int, float]]:
-        """(N, median over the rounds of seconds or bytes a sequence) of those that fitted."""
+        """(N, median over rounds of seconds or bytes per sequence), for the lengths that fitted."""
         found: dict[int, list[float]] = {}
         for row in self._rows():
             if row["kind"] == kind and row[what] is not None:
@@ -310,7 +310,7 @@ Exponents are slopes of log time and log memory over log N for the last two doub
 
 
 def exponent(curve: list[tuple[int, float]]) -> str:
-    """Slope of the logarithms by least squares over the last two doublings, with the lengths that it is of."""
+    """Slope of the logarithms by least squares over the last two doublings, with their lengths, as text."""
     if len(curve) < 2:
         return "-"
     last = curve[-3:]

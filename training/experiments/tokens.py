@@ -1,4 +1,4 @@
-"""Models of symbols that learn to say a word again: the task, the transformer, and training that can be resumed."""
+"""Models that learn to repeat a word of symbols: the task, the transformer, and training that can be resumed."""
 
 import itertools
 import json
@@ -25,9 +25,9 @@ from linpix.model.transformer import Layer
 from ..loop import can_compile
 from .record import Record, Row, Sitting
 
-FIELDS = ("kind", "update", "seconds", "loss", "accuracy")  # of the table that learn fills; for seconds see clock
-EVERY = 50   # updates a row
-SAVE_S = 30  # between saves: what a kill can lose
+FIELDS = ("kind", "update", "seconds", "loss", "accuracy")  # columns of the table that learn fills; seconds: see clock
+EVERY = 50   # updates per row
+SAVE_S = 30  # seconds between saves, which a kill can lose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Duplication:
     """Sequences 0 w 0 w, where w is a word of uniformly drawn symbols (Reformer, section 2.1)."""
 
     word: int     # symbols in w
-    symbols: int  # w is of 1..symbols, and 0 separates
+    symbols: int  # symbols of w are 1..symbols; 0 separates
 
     @property
     def length(self) -> int:
@@ -43,21 +43,21 @@ class Duplication:
 
     @property
     def floor(self) -> float:
-        """Nats a token that a perfect model loses over all tokens but the first, whose half nobody can predict."""
+        """Loss in nats per token of a perfect model, over all tokens but the first: the first word is unpredictable."""
         return self.word * math.log(self.symbols) / (self.length - 1)
 
     def batch(self, count: int, *key: int) -> Tensor:
-        """(count, length) int64; the same for the same key."""
+        """Sequences (count, length) int64, determined by key."""
         word = np.random.default_rng(key).integers(1, self.symbols + 1, (count, self.word))
         half = np.pad(word, ((0, 0), (1, 0)))
         return torch.from_numpy(np.concatenate([half, half], 1)).to(torch.get_default_device())
 
 
 class TokenModel(nn.Module):
-    """A transformer over a sequence of symbols: what is next, given all before."""
+    """A transformer over a sequence of symbols, which predicts the next symbol given all earlier ones."""
 
     def __init__(self, config: ModelConfig, task: Duplication) -> None:
-        """config: of the layers; its image is not used."""
+        """config: for the layers; its image shape is not used here."""
         super().__init__()
         self.task, self.attention = task, attention_for(config)
         self.symbols = nn.Embedding(task.symbols + 1, config.d_model)
@@ -67,17 +67,17 @@ class TokenModel(nn.Module):
         self.head = nn.Linear(config.d_model, task.symbols + 1)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the token after each. tokens: (B, T) int64; returns (B, T, symbols + 1)."""
+        """Logits of the token after each token. tokens: (B, T) int64; returns (B, T, symbols + 1)."""
         x = self.symbols(tokens) + self.positions.weight[:tokens.shape[1]]
         for index, layer in enumerate(self.layers):
             x = layer(x, index, self._attend)
         return self.head(self.norm(x))
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.attention.parallel(layer, q, k, v, training=True)  # lsh: hashed anew each time
+        return self.attention.parallel(layer, q, k, v, training=True)  # lsh: new hashes each time
 
     def score(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean loss in nats and accuracy over the second half: what can be predicted."""
+        """Mean loss in nats and accuracy over the second half, which can be predicted."""
         half = self.task.length // 2
         logits, targets = self(tokens)[:, half - 1:-1].flatten(0, 1), tokens[:, half:].flatten()
         return F.cross_entropy(logits, targets), (logits.argmax(-1) == targets).double().mean()
@@ -85,7 +85,7 @@ class TokenModel(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How to learn: RAdam, with a tenth of the learning rate from some update on."""
+    """Settings of the training: RAdam, with a tenth of the learning rate after `drop` updates."""
 
     updates: int
     drop: int             # updates at the full learning rate
@@ -96,12 +96,12 @@ class Recipe:
 
 
 def clock() -> float:
-    """Processor seconds of all threads, which other work on the machine does not add to; a GPU's are the clock's."""
+    """Processor seconds of all threads, without other work on the machine; on a GPU, wall-clock seconds."""
     return time.perf_counter() if torch.get_default_device().type == "cuda" else time.process_time()
 
 
 class Learner:
-    """A model and its optimiser after some updates. What an update does depends on its number, not on who got there."""
+    """A model and its optimiser after some updates. The data and hashes of an update depend only on seed and number."""
 
     def __init__(self, config: ModelConfig, task: Duplication, recipe: Recipe) -> None:
         torch.manual_seed(recipe.seed)
@@ -117,7 +117,7 @@ class Learner:
         recipe, began = self.recipe, clock()
         for group in self.optimizer.param_groups:
             group["lr"] = recipe.learning_rate * (1.0 if self.update < recipe.drop else 0.1)
-        torch.manual_seed(recipe.seed * 2**32 + self.update)  # of the hashing
+        torch.manual_seed(recipe.seed * 2**32 + self.update)  # for the hashing
         loss, accuracy = self.score(self.task.batch(recipe.batch, recipe.seed, 0, self.update))
         self.optimizer.zero_grad()
         loss.backward()
@@ -130,7 +130,7 @@ class Learner:
         self.seconds += clock() - began
 
     def save(self, path: Path, identity: str) -> None:
-        """identity: of the experiment that may go on from here."""
+        """identity: of the experiment, the only one that may resume from this save."""
         state = {"identity": identity, "update": self.update, "seconds": self.seconds, "pending": self.pending,
                  "net": self.net.state_dict(), "optimizer": self.optimizer.state_dict()}
         temporary = path.with_name(path.name + ".new")
@@ -138,7 +138,7 @@ class Learner:
         os.replace(temporary, path)
 
     def resume(self, path: Path, identity: str) -> None:
-        """Go on from a save. Raises ValueError where it is damaged or another experiment's."""
+        """Continue from a save. Raises ValueError if it is damaged or belongs to another experiment."""
         try:
             state = torch.load(path, weights_only=True, map_location=torch.get_default_device())
             same = state["identity"] == identity
@@ -156,9 +156,9 @@ class Learner:
 
 
 def learn(kind: str, learner: Learner, record: Record, sitting: Sitting, *, save_s: float = SAVE_S) -> bool:
-    """Train until all updates are done or the sitting is over; returns whether they are.
+    """Train until all updates are done or the sitting is over; return whether they are done.
 
-    kind: what the rows of the table `learning` and the save call it. Goes on from the save, if there is one.
+    kind: its name in the rows of the table `learning` and in the name of the save. Continues from the save, if any.
     """
     path, rows = record.side / f"{kind}.pt", record.tables["learning"]
     identity = json.dumps([kind, record.experiment, record.settings])
@@ -167,7 +167,7 @@ def learn(kind: str, learner: Learner, record: Record, sitting: Sitting, *, save
     rows[:] = [row for row in rows if row["kind"] != kind or row["update"] <= learner.update]
 
     def keep() -> None:
-        record.save()  # rows first: those after the save of the weights are dropped when it goes on, and made again
+        record.save()  # rows first: a resume drops the rows after the saved weights, and makes them again
         learner.save(path, identity)
 
     saved, recipe = time.monotonic(), learner.recipe
@@ -190,18 +190,18 @@ def learn(kind: str, learner: Learner, record: Record, sitting: Sitting, *, save
 
 
 def update_s(curve: list[Row]) -> float:
-    """Seconds of an update by the rows of one kind: the median row's, since the first one and the first after each
-    resume have compilation in them."""
+    """Seconds per update, the median over the rows of one kind, since the first row, and the first after each resume,
+    include compilation."""
     ends = [(0, 0.0), *((int(row["update"]), float(row["seconds"])) for row in curve)]
     return statistics.median((later - sooner) / (end - begin)
                              for (begin, sooner), (end, later) in itertools.pairwise(ends))
 
 
 def kind_config(kind: str, task: Duplication, *, chunk: int, **sizes: Any) -> ModelConfig:
-    """The layers' configuration of a kind by its name in the papers: linear, softmax, full, or lsh-ROUNDS.
+    """The layers' configuration for a kind by its name in the papers: linear, softmax, full, or lsh-ROUNDS.
 
-    full: softmax attention of shared queries and keys, which is lsh with one bucket and one chunk. lsh has as many
-    buckets as the Reformer's rule for chunks of two buckets' average size gives (section 2).
+    full: softmax attention with shared queries and keys, which is lsh with one bucket and one chunk. The number of
+    buckets of lsh follows the Reformer's rule: a chunk is twice the average size of a bucket (section 2).
     """
     base, _, rounds = kind.partition("-")
     hashing = {"lsh_rounds": int(rounds or 1), "lsh_chunk": chunk,
@@ -212,7 +212,7 @@ def kind_config(kind: str, task: Duplication, *, chunk: int, **sizes: Any) -> Mo
 
 
 def check_numbers(settings: Any) -> None:
-    """Raises ValueError for settings of these experiments that cannot work."""
+    """Raise ValueError if settings of these experiments cannot work."""
     for field in fields(settings):
         value, least = getattr(settings, field.name), 0 if field.name in ("drop", "seed") else 1
         if type(value) is int and not least <= value < 2**31:
