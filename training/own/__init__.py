@@ -1,1 +1,1 @@
-"""What training on one's own pictures needs beside the loop: a choice of preset, a head start, and signs of life."""
+"""Training on a user's own pictures: choice of preset, inherited weights, class agreement, progress."""

@@ -1,4 +1,4 @@
-"""Preset, minutes and a head start, chosen by looking at somebody's pictures; and the pictures made one size."""
+"""The plan of --preset auto: looks at a user's pictures, chooses preset and minutes, and brings them to one size."""
 
 import shutil
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from PIL import Image, ImageOps
 from linpix.model.config import PRESETS
 
 GREY, COLOUR = "mnist-conditional", "cifar10-conditional"
-PLAIN = {GREY: "mnist-small", COLOUR: "cifar10-small"}  # instead, with options that these do not have
-_LOOKED_AT = 64            # pictures, to tell whether they are in colour
-_COLOURED = 12             # mean distance between channels, of 255, from which a picture counts as coloured
-_SHORT, _LONG = 5.0, 45.0  # minutes: for 300 pictures, and for 10,000 and more
+PLAIN = {GREY: "mnist-small", COLOUR: "cifar10-small"}  # used with options that GREY and COLOUR do not have
+_LOOKED_AT = 64            # at least this many pictures, if there are so many, decide whether they are in colour
+_COLOURED = 12             # a picture is coloured if its channels differ by more on average, of 255
+_SHORT, _LONG = 5.0, 45.0  # minutes: for up to 300 pictures, and for 10,000 and more
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Plan:
     preset: str
     minutes: float
     pictures: int
-    left_out: list[str]  # files that are no pictures, or not whole
+    left_out: list[str]  # files that are not pictures, or not complete
 
     def __str__(self) -> str:
         size = f"{PRESETS[self.preset].width} x {PRESETS[self.preset].height}"
@@ -35,8 +35,8 @@ class Plan:
 def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
     """Choose for a folder of pictures of any size, and write them into `target` at the preset's size.
 
-    plain: whether to choose a preset that takes all options. Sub-folders, which are classes, stay. Raises ValueError
-    if there are fewer than ten pictures.
+    plain: choose a preset that supports all options. Sub-folders, which are classes, are kept. Raises ValueError if
+    there are fewer than ten readable pictures.
     """
     if not pictures.is_dir():
         raise ValueError(f"{pictures} is not a folder; give the one with your pictures, in sub-folders by class")
@@ -61,7 +61,10 @@ def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
 
 
 def _picture(path: Path) -> Image.Image | None:
-    """On white where it is transparent, upright, and no larger than is needed; None for what is no whole picture."""
+    """Read a picture: upright, on white where transparent, at most 256 pixels wide and high.
+
+    None if it is not a complete picture of 8 bits per sample.
+    """
     try:
         with Image.open(path) as picture:
             picture.draft(None, (256, 256))

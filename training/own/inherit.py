@@ -1,4 +1,4 @@
-"""Weights of one architecture for another that differs in its classes alone."""
+"""Weights of one architecture, converted for another that differs only in its classes, or draws in negative."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _TABLE, _PATCHES, _SKIPPED = "inputs.table", "patches.linear.weight", "backgroun
 
 
 def differences(there: ModelConfig, here: ModelConfig) -> list[str]:
-    """What keeps weights from fitting, one field each: all but the classes, and the name of a twin."""
+    """Fields whose difference keeps weights from fitting, one text each; classes and twin_of may differ."""
     found = []
     for field in dataclasses.fields(ModelConfig):
         old, new = getattr(there, field.name), getattr(here, field.name)
@@ -29,8 +29,8 @@ def inherited(old: dict[str, Tensor], there: ModelConfig, new: dict[str, Tensor]
               ) -> dict[str, Tensor]:
     """The old weights where they fit, new ones elsewhere. old, new: state_dicts of configs `there` and `here`.
 
-    Where the numbers of classes differ, class c begins as the old class c, whatever that was: the network knows already
-    how to tell these apart. Classes beyond the old ones begin as their mean, and the class head as it is in `new`.
+    If the numbers of classes differ, class c begins as the old class c, whatever that was, because the network can
+    already distinguish the old classes. Additional classes begin as their mean, and the class head as in `new`.
     """
     found = {name: old[name] if name in old and old[name].shape == weight.shape else weight
              for name, weight in new.items()}
@@ -43,7 +43,7 @@ def inherited(old: dict[str, Tensor], there: ModelConfig, new: dict[str, Tensor]
             rows = old[_TABLE][at:at + length]
             if size == length:
                 table[first:first + size] = rows
-            elif name == "class":  # row 0 stands for none
+            elif name == "class":  # row 0: no class
                 table[first] = rows[0]
                 table[first + 1:first + size] = _of_classes(rows[1:], size - 1)
             else:
@@ -57,15 +57,16 @@ def inherited(old: dict[str, Tensor], there: ModelConfig, new: dict[str, Tensor]
 
 
 def _of_classes(rows: Tensor, count: int) -> Tensor:
-    """Rows of so many classes: the given ones, then their mean."""
+    """Rows for `count` classes: the given ones, then their mean."""
     return torch.cat([rows[:count], rows.mean(0).expand(max(0, count - len(rows)), -1)])
 
 
 def inverted(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Weights that give 255 - v the probability that these give v: for ink on paper instead of light on dark.
 
-    Exact: values are looked up in the other order, means change their sign, and of a patch's sub-pixels, v / 255 where
-    known, the weights do: 1 - v / 255 is what is known less that. They are for the config that `negative` gives.
+    The conversion is exact. Look-ups of values are in reverse order, and means change their sign. In a patch, the
+    input v / 255 of a known sub-pixel becomes 1 - v / 255, where 1 is its known flag: so weights of values change their
+    sign, and are added to those of the flags. The result is for the config that `negative` gives.
     """
     if config.first_marginal:
         raise ValueError("only models without first marginal can be inverted")
@@ -85,12 +86,12 @@ def inverted(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tenso
 
 
 def negative(config: ModelConfig) -> ModelConfig:
-    """Of a model that draws what another draws, 255 - v for v."""
+    """The config of a model that draws the images of `config` in negative, 255 - v for v."""
     return config if config.background is None else dataclasses.replace(config, background=255 - config.background)
 
 
 def _blocks(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The names of the table's blocks, in order, with first row and number of rows."""
+    """Name, first row and number of rows of each block of the table, in order."""
     sizes = {"position": config.length, "row": config.height, "column": config.width, "channel": config.channels,
              "class": config.classes + 1}
     named = [("values", START + 1), ("starts", config.classes),

@@ -1,4 +1,4 @@
-"""Class agreement: how often an image of a class looks like one, to a small CNN trained on the same pictures."""
+"""Class agreement: how often a small CNN, trained on the same pictures, recognises the class of a drawn image."""
 
 import math
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ TOGETHER = 64                        # images drawn at a time
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    class_agreement: float  # share of the drawn images that the judge takes for the class asked for
+    class_agreement: float  # share of the drawn images that the judge assigns to the requested class
     interval: float         # half the width of its 95 % interval
-    drawn: int              # as many of each class, within one
-    judge: float            # share of the test images that the judge is right about: it cannot tell more
+    drawn: int              # number of images drawn, equally many per class to within one
+    judge: float            # share of the test images that the judge assigns to their class, its own accuracy
 
 
 class Judge(nn.Module):
-    """Two convolutions and two layers: logits of the classes, (B, classes), of images (B, channels, H, W) in 0..1."""
+    """A CNN of two convolutions and two linear layers, from images to logits of the classes, (B, classes)."""
 
     def __init__(self, config: ModelConfig, classes: int) -> None:
         super().__init__()
@@ -51,14 +51,17 @@ class Judge(nn.Module):
 
     @torch.inference_mode()
     def share_right(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(count,), whether the most probable class of each is the one given."""
+        """(count,), whether the most probable class of each image is its label."""
         parts = torch.split(torch.from_numpy(images), 500)
         found = torch.cat([self(part).argmax(-1) for part in parts])
         return (found == torch.from_numpy(labels)).numpy()
 
 
 def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
-    """On labelled pictures, each shifted by a pixel at most; one cycle of the rate. Leaves torch's generator alone."""
+    """Train a judge on labelled pictures, each batch shifted by at most one pixel, with one cycle of the learning rate.
+
+    Does not change the state of torch's generator.
+    """
     generator = np.random.default_rng(0)
     with torch.random.fork_rng(), torch.device("cpu"):
         torch.manual_seed(0)
@@ -69,7 +72,7 @@ def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
         for _ in range(steps):
             chosen = generator.choice(len(data.images), size, replace=False)
             y, x = generator.integers(-1, 2, 2)
-            # what is shifted out comes in at the other side, where pictures seldom have what tells their class
+            # pixels shifted out come in at the other side, where pictures seldom show their class
             shifted = np.roll(data.images[chosen].reshape(-1, *shape), (y, x), (1, 2)).reshape(size, -1)
             optimizer.zero_grad()
             F.cross_entropy(judge(torch.from_numpy(shifted)), torch.from_numpy(data.labels[chosen])).backward()
@@ -80,9 +83,9 @@ def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
 
 def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temperature: float, attempts: int = 1,
               packed: Packed | None = None) -> Agreement:
-    """Of `count` images with seeds 0, 1, ..., class after class in turn.
+    """Measure the agreement of `count` images with seeds 0, 1, ..., cycling through the classes.
 
-    attempts: at an image, at most, until the model recognises its class · packed: draw by the compiled engine.
+    attempts: most attempts at an image, until the model recognises its class · packed: draw with the compiled engine.
     """
     labels = np.arange(count) % net.config.classes
     all_of_them = [Attempts(seed, attempts) for seed in range(count)]
@@ -107,7 +110,7 @@ def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temp
 
 def _drawn(net: Transformer, seeds: Sequence[int], labels: NDArray[np.int64], temperature: float,
            packed: Packed | None) -> NDArray[np.uint8]:
-    """(B, T), an image of each class and seed."""
+    """(B, T), one image for each pair of seed and label."""
     if packed is None:
         drawn: NDArray[np.uint8] = generate(net, list(seeds), labels=labels.tolist(), temperature=temperature).numpy()
         return drawn

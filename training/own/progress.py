@@ -1,4 +1,4 @@
-"""Signs of life of a training run: a line that moves on a terminal, a line a minute elsewhere."""
+"""Progress of a training run: one line that is updated on a terminal, or a line a minute elsewhere."""
 
 import math
 import os
@@ -18,15 +18,15 @@ from linpix.model.config import ModelConfig
 from ..evaluate import Evaluation
 from ..run import Run
 
-EVERY_S, LIVE_S = 60.0, 0.5  # between lines in a pipe, and between changes of the one on a terminal
-FEW = 200                    # pictures, below which a mean of theirs says little
+EVERY_S, LIVE_S = 60.0, 0.5  # seconds between lines in a pipe, and between updates of the line on a terminal
+FEW = 200                    # a mean over fewer pictures says little
 
 
 class Progress:
-    """Tells of one sitting of a run on standard error."""
+    """Reports one sitting of a run on standard error."""
 
     def __init__(self, run: Run, max_images: float, max_minutes: float) -> None:
-        """max_images, max_minutes: of this sitting, as train has them."""
+        """max_images, max_minutes: limits of this sitting, as in train."""
         self._run, self._live = run, sys.stderr.isatty()
         self._images, self._minutes = run.images, run.minutes
         self._most_images = min(run.config.images, run.images + max_images)
@@ -40,7 +40,7 @@ class Progress:
         self._bar.close()
 
     def step(self, losses: list[Tensor]) -> None:
-        """After each step. losses: bits/dim of the last ones."""
+        """Report after a step, unless the last report is too recent. losses: bits/dim of the last steps."""
         now = time.monotonic()
         if now - self._told < (LIVE_S if self._live else EVERY_S):
             return
@@ -50,7 +50,7 @@ class Progress:
         self._say(self.line(), live=True)
 
     def line(self) -> str:
-        """Images, bits/dim, images/s, and the minutes left."""
+        """The line: images, bits/dim, images/s, and minutes left."""
         run, minutes = self._run, self._run.minutes - self._minutes
         rate = (run.images - self._images) / (60 * minutes) if minutes else 0.0
         left = self._most_minutes - run.minutes
@@ -60,7 +60,8 @@ class Progress:
         return f"{run.images:,} images, {self._bits:.3f} bits/dim in training, {rate:.1f} images/s{rest}"
 
     def evaluated(self, found: Evaluation | None, samples: Path | None, images: NDArray[np.uint8] | None) -> None:
-        """found: on what is held out, if anything is · samples: where the grid is · images: (n, T), of it."""
+        """Report an evaluation. found: on held-out pictures, if there are any · samples: path of the grid · images:
+        (n, T), the images in it."""
         text = f"{self._run.images:,} images"
         if found is not None:
             few = ": so few tell little, look at the samples" if found.images < FEW else ""
@@ -73,7 +74,7 @@ class Progress:
                 self._say(line)
 
     def _say(self, text: str, *, live: bool = False) -> None:
-        """live: a terminal shows it until something else is said."""
+        """live: a terminal shows the text until the next one replaces it."""
         if live and self._live:
             self._bar.set_description_str(text)
         elif self._live:
@@ -83,7 +84,7 @@ class Progress:
 
 
 def drawn(images: NDArray[np.uint8], config: ModelConfig, columns: int) -> list[str]:
-    """As many of the images (n, T) as fit beside each other into so many columns, in half blocks of 24-bit colour."""
+    """Lines of half blocks in 24-bit colour that show the first images (n, T), as many as fit into these columns."""
     fitting = max(1, min(len(images), columns // (config.width + 1)))
     row = np.concatenate([np.pad(image.reshape(config.height, config.width, config.channels),
                                  ((0, config.height % 2), (0, 1), (0, 0))) for image in images[:fitting]], axis=1)
