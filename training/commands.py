@@ -1,4 +1,4 @@
-"""The commands that learn: train, evaluate, export, import, experiment. Each takes the parsed flags."""
+"""The commands about training: train, evaluate, export, import, experiment. Each takes the parsed flags."""
 
 import argparse
 import contextlib
@@ -31,12 +31,12 @@ from .run import Run, TrainConfig
 from .workers import Workers, count_for, launched, shared
 
 DRAWING = ("temperature", "temperature_range", "attempts", "limits")  # flags of evaluate --write, fields of config.json
-SHORT_WARMUP = 1_000  # images, of --preset auto: minutes are few
-GROWTH_IMAGES = 64  # on which new layers are fitted
+SHORT_WARMUP = 1_000  # images, for --preset auto, whose runs are short
+GROWTH_IMAGES = 64  # images on which new layers are fitted
 
 
 def _choose_device(given: argparse.Namespace) -> None:
-    """Make everything that follows on the CUDA GPU, if --device asks for it or is auto and there is one."""
+    """Make the CUDA GPU the default device, if --device is cuda, or is auto and there is a GPU."""
     if given.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch sees no CUDA GPU here; leave the flag out, or install a CUDA build")
     if given.device != "cpu" and torch.cuda.is_available():
@@ -44,7 +44,7 @@ def _choose_device(given: argparse.Namespace) -> None:
 
 
 def _choose_preset(given: argparse.Namespace, out: Path) -> None:
-    """PRESET --data DIR, or --preset PRESET|auto DIR: afterwards both are in given.preset and given.data."""
+    """Set given.preset and given.data from PRESET --data DIR or --preset PRESET|auto DIR, and the plan of auto."""
     if given.chosen is not None:
         if given.data is not None and given.preset is not None:
             raise ValueError("with --preset the other argument is the folder of pictures; leave out --data")
@@ -67,13 +67,13 @@ def _choose_preset(given: argparse.Namespace, out: Path) -> None:
     given.preset, given.data = kept["preset"], str(beside / "pictures")
     given.minutes = kept["minutes"] if given.minutes is None else given.minutes
     if given.compile is None and PRESETS[given.preset].packed:
-        given.compile = False  # its sequences have any length
+        given.compile = False  # the lengths of its sequences vary
     if given.preset not in (GREY, COLOUR) or (beside / "state.pt").exists():
         return
     given.warmup_images = SHORT_WARMUP if given.warmup_images is None else given.warmup_images
     with contextlib.suppress(checkpoints.CheckpointError):
         layers = checkpoints.config_of(checkpoints.find(given.preset, given.checkpoints)).layers
-        if given.init is None and (given.layers or layers) >= layers:  # letters are more like digits than noise is
+        if given.init is None and (given.layers or layers) >= layers:  # digits are a better start than noise
             given.init = given.preset
         if given.init == given.preset and given.layers is None:
             given.layers = layers
@@ -85,7 +85,7 @@ def train(given: argparse.Namespace) -> None:
 
 
 def _train(given: argparse.Namespace, workers: Workers | None) -> None:
-    """workers: of torchrun, if it has started this process."""
+    """workers: those of torchrun, if it has started this process, else None."""
     _choose_device(given)
     out = Path(given.out)
     state = out.with_name(out.name + ".training") / "state.pt"
@@ -106,7 +106,7 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
                                  feature_map=given.feature_map, lsh_rounds=given.lsh_rounds,
                                  layers=given.layers or preset.layers, classes=len(data.classes), look_ups=tuple(
                                      name for name in preset.look_ups if data.classes or name != "class"))
-    light = bool(data.images.mean() > 127.5)  # ink on paper, not light on dark as digits are
+    light = bool(data.images.mean() > 127.5)  # dark ink on paper; digits are light on dark
     if light:
         config = negative(config)
     if given.reversible:
@@ -146,7 +146,7 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
 
 
 def _test_images(folder: str, config: ModelConfig) -> Dataset:
-    """Of a folder that exists: a misspelt one is not made, and nothing is fetched into it."""
+    """The test images in a folder, which must exist: a misspelt folder is not created and filled by a download."""
     if not Path(folder).exists():
         raise ValueError(f"--data {folder} does not exist; check the path, or make the folder to have MNIST or "
                          "CIFAR-10 fetched into it")
@@ -195,7 +195,7 @@ def evaluate(given: argparse.Namespace) -> None:
 
 
 def _class_agreement(given: argparse.Namespace, found: Checkpoint, test: Dataset, packed: Packed | None) -> None:
-    """Measure it, and with --write put it, and how the model is drawn from, into the checkpoint."""
+    """Measure class agreement; with --write, add it and the facts about drawing to the checkpoint."""
     config = found.net.config
     if not (config.classes and len(test.classes) == config.classes and found.net.attention.steps_as):
         raise ValueError(f"--classes needs a model that draws images of classes, and test images of the same: "

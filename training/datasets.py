@@ -1,9 +1,9 @@
-"""Named data sets: which one a folder holds, whether it is intact, and where it comes from if it is missing.
+"""Data sets: finds out which one a folder holds, checks that it is intact, and downloads it if it is missing.
 
     load(Path("data"), "train", PRESETS["mnist"])
 
-MNIST and CIFAR-10 are known by their file names and checked by MD5; anything else is a folder or tar
-archive of pictures. How the bytes are read is readers.py's business.
+MNIST and CIFAR-10 are recognised by their file names and checked by MD5. Anything else is a folder or tar archive of
+pictures. readers.py reads the file formats.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from .readers import DataError, Shape, Split
 
 _log = logging.getLogger(__name__)
 
-# Base addresses, tried in order. LINPIX_MIRRORS (comma-separated) replaces them, for either data set.
+# Base addresses, tried in order. LINPIX_MIRRORS (comma-separated) replaces them, for both data sets.
 MIRRORS: dict[str, tuple[str, ...]] = {
     "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/",
               "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -41,8 +41,8 @@ MNIST_SUMS = {
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
-# The original is published with the sum of its archive alone. The sums of batches are those of a lossless
-# copy, rebuilt from PNG, whose records are in another order.
+# For the original, only the sum of the archive is published. The sums of the batches are those of a lossless copy,
+# rebuilt from PNG, whose records are in another order.
 CIFAR10_ARCHIVE = "cifar-10-binary.tar"
 CIFAR10_ARCHIVE_SUM = "c32a1d4ab5d03f1284b67883e8d87530"  # of the .tar.gz, compressed
 CIFAR10_SUMS = {
@@ -54,9 +54,9 @@ CIFAR10_SUMS = {
     "test_batch.bin": "6ef7baec61baf5337c78bcd4253ca287",
 }
 
-_COMPRESSIONS = ("", ".gz", ".xz")  # how a name may end; what the file is, its first bytes say
-_TIMEOUT_S = 30.0                   # longest silence of a mirror
-_LARGEST_DOWNLOAD_BYTES = 200_000_000  # CIFAR-10's archive has 170 million
+_COMPRESSIONS = ("", ".gz", ".xz")  # possible endings of a name; the first bytes decide the format
+_TIMEOUT_S = 30.0                   # longest time without data from a mirror
+_LARGEST_DOWNLOAD_BYTES = 200_000_000  # CIFAR-10's archive has 170 million bytes
 _Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
@@ -71,11 +71,11 @@ class Dataset:
 
 
 def load(folder: Path, split: Split, config: ModelConfig, *, mirrors: Sequence[str] | None = None) -> Dataset:
-    """Read what folder holds, which must be of the model's shape; fetch it if folder is missing or empty.
+    """Read the data in folder, which must have the model's shape. If folder is missing or empty, download it.
 
-    folder may be a tar archive, or the parent of mnist/ or cifar10/. Fetching is offered for MNIST and
-    CIFAR-10, by the model's shape, from mirrors (base addresses), LINPIX_MIRRORS or MIRRORS, whichever is
-    given first. Raises DataError.
+    folder may be a tar archive, or the parent of mnist/ or cifar10/. Only MNIST and CIFAR-10 can be downloaded; the
+    model's shape chooses between them. Addresses come from mirrors (base addresses), LINPIX_MIRRORS or MIRRORS, the
+    first of these that is given. Raises DataError.
     """
     shape = (config.height, config.width, config.channels)
     if mirrors is None and (listed := os.environ.get("LINPIX_MIRRORS")):
@@ -94,24 +94,24 @@ def load(folder: Path, split: Split, config: ModelConfig, *, mirrors: Sequence[s
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A data set that is told by the names of its files."""
+    """A data set that is recognised by the names of its files."""
 
     name: str
     title: str
     shape: Shape
     classes: tuple[str, ...]
     homes: tuple[str, ...]         # where its files may be, relative to the folder that was given
-    stems: tuple[str, ...]         # names of its files, less compression; any one of them tells
+    stems: tuple[str, ...]         # names of its files without compression endings; one is enough
     read: Callable[[Path, Split, Sequence[str]], _Arrays]
 
 
 def _recognise(folder: Path, shape: Shape) -> tuple[_Known | None, Path]:
-    """The data set in folder, or that is to be fetched into it, and where; None stands for pictures."""
+    """The data set in folder, or the one to download into it, and its place; None stands for pictures."""
     if folder.is_file():
         batch = _is_batch(next((name for name, _ in readers.tar_members(
             folder, lambda name: _is_batch(name) or readers.is_picture(name))), ""))
         return (_CIFAR10 if batch else None), folder
-    for known in sorted(_KNOWN, key=lambda known: known.shape != shape):  # of two here, the fitting one
+    for known in sorted(_KNOWN, key=lambda known: known.shape != shape):  # if both are here, take the one that fits
         for home in known.homes:
             if any(_find(folder / home, stem) for stem in known.stems):
                 return known, folder / home
@@ -137,7 +137,7 @@ def _read_mnist(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
         path = _find(home, stem) or _find(home, stem.replace("-idx", ".idx"))
         path = path or _fetch(f"{stem}.gz", home, mirrors, check)
         raw = readers.contents(path)
-        array = readers.read_idx(raw, path, dimensions)  # before the sum, since "truncated" says more
+        array = readers.read_idx(raw, path, dimensions)  # before the sum: the error "truncated" says more
         _check_sum(raw, path, MNIST_SUMS[stem])
         return array
 
@@ -183,7 +183,7 @@ _KNOWN = (_MNIST, _CIFAR10)
 
 
 def _find(home: Path, stem: str) -> Path | None:
-    """The file of that name, however compressed. A link without target is found too: reading it tells why."""
+    """The file of that name, compressed or not. A broken link is found too: reading it raises a clear error."""
     return next((path for end in _COMPRESSIONS if os.path.lexists(path := home / (stem + end))), None)
 
 
@@ -204,7 +204,7 @@ def _check_sum(raw: bytes, name: object, expected: str) -> None:
 def _fetch(name: str, home: Path, mirrors: Sequence[str], check: Callable[[Path, object], None]) -> Path:
     """Download into home from the first mirror whose copy passes check(file, address) without DataError.
 
-    The file appears under its name whole or not at all.
+    The file appears under its name only when it is complete.
     """
     partial = home / f".{name}.{os.getpid()}.part"
     try:
@@ -225,7 +225,7 @@ def _fetch(name: str, home: Path, mirrors: Sequence[str], check: Callable[[Path,
             except (OSError, http.client.HTTPException, ValueError) as error:
                 causes.append(f"{url} failed ({' '.join(str(error).split()) or type(error).__name__})")
             else:
-                for cause in causes:  # if all fail, the error tells them
+                for cause in causes:  # if all mirrors fail, the error lists the causes instead
                     print(cause, file=sys.stderr)
                 partial.replace(home / name)
                 return home / name

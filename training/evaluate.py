@@ -1,4 +1,4 @@
-"""bits/dim of a model on images: the mean, and how sure it is."""
+"""Evaluation of a model on images: mean bits/dim, share of right classes, and their 95 % intervals."""
 
 import math
 import time
@@ -22,14 +22,14 @@ from linpix.model.transformer import Transformer
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     bits_per_dim: float  # mean over images
-    interval: float      # half the width of the mean's 95 % interval, images taken as independent
+    interval: float      # half the width of the mean's 95 % interval, if images are independent
     images: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    accuracy: float  # share of images whose most probable class is the right one, all equally probable before
+    accuracy: float  # share of images whose most probable class is right; classes are equally probable a priori
     interval: float  # half the width of its 95 % interval
 
 
@@ -42,7 +42,7 @@ def evaluate(net: Transformer, images: NDArray[np.uint8], *, labels: NDArray[np.
 
 def evaluate_classes(net: Transformer, images: NDArray[np.uint8], labels: NDArray[np.int64], *,
                      packed: Packed | None = None, progress: bool = False) -> tuple[Evaluation, Accuracy]:
-    """What evaluate gives without labels, and how often an image is most probable under its class, labels (count,)."""
+    """The result of evaluate without labels, and how often an image is most probable under its label, of (count,)."""
     began = time.perf_counter()
     starts = START + np.arange(int(net.config.class_first), net.config.classes + 1)
     nats = _nats(net, images, np.tile(starts[:, None], len(images)), packed, progress)
@@ -56,7 +56,7 @@ def _evaluation(bits: Tensor, began: float) -> Evaluation:
 
 
 def _mean(values: Tensor) -> tuple[float, float]:
-    """Of values (count,), and half the width of its 95 % interval."""
+    """The mean of values (count,), and half the width of its 95 % interval."""
     interval = 1.96 * float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return float(values.mean()), interval
 
@@ -65,10 +65,10 @@ def bits_of(net: Transformer, images: NDArray[np.uint8], *, labels: NDArray[np.i
             packed: Packed | None = None, progress: bool = False) -> Tensor:
     """Bits/dim of each image over all its T sub-pixels: (count, T) uint8 -> (count,) float64.
 
-    A model that draws the class first is asked under each class. labels: (count,), its image's class alone: the bits of
-    image and class together, which are more, by far less than 0.001 where the class can be seen, for a tenth of the
-    time. packed: by the compiled engine with every sub-pixel given, which is what it would have cost to draw these
-    images, instead of in float32 by the parallel form.
+    A model that draws the class first is evaluated under every class. labels: (count,), only under the class of each
+    image. This gives the bits of image and class together. They are higher, by far less than 0.001 if the class is
+    visible, and take a tenth of the time for ten classes. packed: use the compiled engine with every sub-pixel given,
+    in its precision and step by step as when drawing, instead of the parallel form in float32.
     """
     every = range(START + 1, START + 1 + net.config.classes) if net.config.class_first else [START]
     starts = np.tile(np.array(every)[:, None], len(images)) if labels is None else START + 1 + labels[None]
@@ -76,14 +76,14 @@ def bits_of(net: Transformer, images: NDArray[np.uint8], *, labels: NDArray[np.i
 
 
 def _bits(net: Transformer, nats: Tensor) -> Tensor:
-    """Bits/dim (count,) of images from their nats (n, count) under the starts that they may have."""
+    """Bits/dim (count,) of images from their nats (n, count) under n possible starts."""
     prior = uniform_prior(net.config.classes if net.config.class_first else 1)
     return -(prior - nats).logsumexp(0) * bits_per_dim(1.0, net.config)
 
 
 def _nats(net: Transformer, images: NDArray[np.uint8], starts: NDArray[np.int64], packed: Packed | None, progress: bool
           ) -> Tensor:
-    """starts: (n, count), start indices for each image · returns (n, count) float64, on the processor."""
+    """Nats of images under starts (n, count), n start indices per image; returns (n, count) float64, on the CPU."""
     parts, batch = [], 16 if packed is None else 64
     for at in tqdm(range(0, len(images), batch), disable=not progress, desc="evaluate", unit="batch"):
         part = torch.from_numpy(images[at:at + batch].copy())
@@ -95,7 +95,7 @@ def _nats(net: Transformer, images: NDArray[np.uint8], starts: NDArray[np.int64]
 
 @torch.inference_mode()
 def _parallel_nats(net: Transformer, images: Tensor, start: Tensor) -> Tensor:
-    """images: (B, T) · start: (B,) · returns (B,) float64."""
+    """Nats of images (B, T) under start (B,), by the parallel form; returns (B,) float64."""
     nats = -mixture.log_likelihood(net(images, start.to(net.device)), images)
     if net.config.first_marginal:  # no start token: sub-pixel 0 is coded by the training set's marginal
         marginal = torch.tensor(net.config.first_marginal)
@@ -104,7 +104,7 @@ def _parallel_nats(net: Transformer, images: Tensor, start: Tensor) -> Tensor:
 
 
 def _stepped_nats(net: Transformer, packed: Packed, images: Tensor, start: Tensor) -> Tensor:
-    """The same by the compiled engine."""
+    """The same as _parallel_nats, by the compiled engine."""
     rows, state = len(start), RecurrentState(net.config, len(start))
     canvas = torch.cat([images[:1], images])  # slot 0 is for padding
     nothing = torch.zeros(rows, dtype=torch.int64)

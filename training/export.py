@@ -1,4 +1,4 @@
-"""What goes into a checkpoint folder beside the weights: provenance, the model card, sample grids."""
+"""The contents of a checkpoint folder besides the weights: provenance, model card, sample grids; and the export."""
 
 import io
 import time
@@ -28,8 +28,8 @@ _ATTRIBUTION = {
 }
 
 
-# How models of a data set are drawn from: the default temperature, the useful range, and what they cannot do. Of
-# checkpoints that say nothing else: see DECISIONS.md.
+# Facts about drawing, by data set: default temperature, useful range, and limits. For checkpoints without facts of
+# their own. See DECISIONS.md.
 DRAWN: dict[str, dict[str, Any]] = {
     "mnist": {"temperature": 1.0, "temperature_range": [0.3, 1.5],
               "limits": "It draws one handwritten digit in the middle, and nothing else."},
@@ -39,17 +39,17 @@ DRAWN: dict[str, dict[str, Any]] = {
 
 
 def attempts_of(config: ModelConfig) -> dict[str, int]:
-    """The attempts of a new checkpoint: four if the model draws the class first, so that it can recognise images."""
+    """Default attempts of a new checkpoint: four if the model draws the class first, and so recognises its images."""
     return {"attempts": 4} if config.class_first else {}
 
 
 def sample_grid(net: Transformer, count: int, temperature: float = 1.0) -> bytes:
-    """A PNG of `count` samples with seeds 0, 1, ..., ten a line; of class 0, 1, ... by column, if there are any."""
+    """A PNG of `count` samples with seeds 0, 1, ..., ten per line; column c shows class c, if there are classes."""
     return grid(samples(net, count, temperature), net.config)
 
 
 def samples(net: Transformer, count: int, temperature: float = 1.0) -> NDArray[np.uint8]:
-    """The images of such a grid, (count, T)."""
+    """The images of sample_grid, (count, T)."""
     classes = net.config.classes
     labels = [index % 10 % classes if classes else None for index in range(count)]
     drawn: NDArray[np.uint8] = generate(net, list(range(count)), labels=labels, temperature=temperature).numpy()
@@ -57,26 +57,26 @@ def samples(net: Transformer, count: int, temperature: float = 1.0) -> NDArray[n
 
 
 def grid(images: NDArray[np.uint8], config: ModelConfig) -> bytes:
-    """A PNG of images (count, T), ten a line."""
+    """A PNG of images (count, T), ten per line."""
     buffer = io.BytesIO()
     Image.fromarray(tile(images, config)).save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def provenance(data: str, class_names: tuple[str, ...], **facts: Any) -> dict[str, Any]:
-    """Where a checkpoint comes from, as config.json keeps it."""
+    """A checkpoint's provenance, as stored in config.json."""
     return {"data": data, "class_names": list(class_names), "created": int(time.time()),
             "commit": checkpoint.commit(), **facts}
 
 
 def first_marginal(data: Dataset) -> list[float]:
-    """P(sub-pixel 0 = v), v = 0..255, over a training set: for models that do not predict it."""
+    """P(sub-pixel 0 = v), v = 0..255, in a training set, for models that do not predict sub-pixel 0."""
     counts = np.bincount(data.images[:, 0], minlength=256)
     return [float(share) for share in counts / counts.sum()]
 
 
 def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
-    """The model card, Markdown."""
+    """The model card, in Markdown."""
     bits = source.get("bits_per_dim") or {}
     figures = "\n".join(f"| bits/dim, {what.replace('test_', 'first test images: ')} | {value:.4f} |"
                         for what, value in bits.items())
@@ -121,12 +121,12 @@ seed {source.get('seed', 'unknown')}). {source.get('history', '')}
 
 
 def drawing_rows(source: dict[str, Any]) -> dict[str, str]:
-    """Rows of a model card about how the model is drawn from, of those facts that provenance has."""
+    """Rows of a model card about drawing, for those facts that provenance has."""
     rows: dict[str, str] = {}
     if "temperature" in source:
         low, high = source["temperature_range"]
         rows["temperature; useful range"] = f"{source['temperature']:g}; {low:g} to {high:g}"
-    if (attempts := source.get("attempts")) is not None:  # 1 too: with_rows takes no row away
+    if (attempts := source.get("attempts")) is not None:  # 1 too: with_rows removes no rows
         rows["attempts at an image"] = f"{attempts}, until the model recognises its class" if attempts > 1 else "1"
     if (share := source.get("class_agreement")) is not None:
         rows["images of the class asked for"] = f"{share:.3f}, to a CNN trained on the same pictures"
@@ -134,7 +134,7 @@ def drawing_rows(source: dict[str, Any]) -> dict[str, str]:
 
 
 def with_rows(card: str, rows: dict[str, str]) -> str:
-    """A model card with these rows in its table: in the place of rows of these names, or at its end."""
+    """The model card with these rows in its table. They replace rows of the same names, or are added at the end."""
     lines = card.splitlines()
     for name, value in rows.items():
         row, there = f"| {name} | {value} |", [at for at, line in enumerate(lines) if line.startswith(f"| {name} |")]
@@ -148,9 +148,9 @@ def with_rows(card: str, rows: dict[str, str]) -> str:
 
 def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *, fp32: bool = False,
            twin_of: str | None = None, progress: bool = False) -> dict[str, Any]:
-    """Write a run's checkpoint as one to ship: bf16 unless fp32, with the bits/dim of exactly those weights.
+    """Write a run's checkpoint for shipping: bf16 unless fp32, with the bits/dim of exactly these weights.
 
-    twin_of: see ModelConfig; as it was trained if None. Returns the provenance written.
+    twin_of: see ModelConfig; None keeps the one of the run. Returns the provenance that was written.
     """
     found = checkpoint.read(run)
     if twin_of is not None:
@@ -160,7 +160,8 @@ def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *,
     found.net.load_state_dict(rounded)
     data = test_data(found.net.config)
     config = found.net.config
-    # to 1e-6 the same: 2.5 times as fast where background skips, and 1.7 times where tokens are pixels
+    # The compiled engine's figures agree to 1e-6. It is 2.5 times as fast for models that skip background, and 1.7
+    # times for models with tokens of whole pixels.
     compiled = config.packed and choose(config, precision="fp32").engine == "compiled"
     bits = bits_of(found.net, data.images, packed=pack(found.net, torch.float32) if compiled else None,
                    progress=progress)

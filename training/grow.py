@@ -1,10 +1,11 @@
-"""A deeper network that begins where a trained one stands: new layers that at first change nothing.
+"""Growth of a trained network: new layers that change nothing at first.
 
-What a new layer adds to its input is zero, since the last matrices of its attention and of its feed-forward are; their
-gradients are not. All else it has from the layer before it. Pre-norm layers are then the identity. Post-norm ones
-normalise their input once more, so the weights of their norms are fitted to give it back, channel by channel, on
-images. That needs inputs whose mean and spread hardly change from token to token, which is what the first layers of the
-models here give to the next ones and the last layers do not: so new layers follow the first half.
+The last matrices of a new layer's attention and feed-forward are zero, so it adds zero to its input; the gradients of
+these matrices are not zero. All other weights are copied from the layer before it. A new pre-norm layer is then the
+identity. A new post-norm layer normalises its input again, so the weights of its norms are fitted on images, channel by
+channel, such that its output equals its input. This needs inputs whose mean and spread hardly change from token to
+token. In the models here, outputs of the first layers are like that and outputs of the last ones are not. So new layers
+are added after layers of the first half.
 """
 
 import dataclasses
@@ -16,14 +17,14 @@ from torch.nn import functional as F
 
 from linpix.model.transformer import Layer, Transformer
 
-TOLERANCE = 0.1  # of what a post-norm layer gives back: the norm of its error, relative
+TOLERANCE = 0.1  # largest relative error of a new post-norm layer's output: norm of the error / norm of the input
 
 
 def grown(net: Transformer, layers: int, run: Callable[[Transformer], object]) -> Transformer:
-    """A copy of net with so many layers, of the same predictions, up to the fit of post-norm layers.
+    """A copy of net with this many layers and the same predictions, up to the fit of post-norm layers.
 
-    run: called once with net, applies it to some images. Raises ValueError where layers is less than net has, where it
-    has reversible ones, or where a norm does not give back what comes in.
+    run: applies net to some images; called once if norms must be fitted. Raises ValueError if layers is less than net
+    has, if net is reversible, or if a new layer's output differs from its input by TOLERANCE or more.
     """
     config = net.config
     if layers < config.layers or config.residual != "plain":
@@ -49,7 +50,7 @@ def grown(net: Transformer, layers: int, run: Callable[[Transformer], object]) -
 
 
 def _outputs(net: Transformer, run: Callable[[Transformer], object]) -> list[Tensor]:
-    """What each layer gives for what `run` applies net to: (tokens, d_model) each."""
+    """Each layer's outputs for the images to which `run` applies net: (tokens, d_model) each."""
     found: list[Tensor] = []
 
     def keep(_: nn.Module, __: object, output: Tensor) -> None:
@@ -74,7 +75,7 @@ def _empty(layer: Layer) -> None:
 
 @torch.no_grad()
 def _give_back(layer: Layer, x: Tensor, index: int) -> Tensor:
-    """Fit an empty layer's norms, by least squares for each channel, so that x comes out; returns what does."""
+    """Fit an empty layer's norms, by least squares per channel, to output x for input x; return the actual output."""
     given = x
     for norm in (layer.norm1, layer.norm2):
         normal = F.layer_norm(x, x.shape[-1:], eps=norm.eps)

@@ -1,8 +1,8 @@
-"""The training loop: images in, a checkpoint folder out, and nothing lost but the steps since the last save.
+"""The training loop: trains on images and writes a checkpoint folder. A crash loses only the steps since the last save.
 
-A run is a function of its settings and the number of steps done: batches, labels and the learning rate are
-computed from that number, so a resumed run goes on as if it had not stopped. (With --minutes, the learning rate
-follows the clock; and the number of processes decides in which order gradients are summed.)
+A run is a function of its settings and its number of steps: batches, labels and the learning rate are computed from
+that number, so a resumed run continues as if it had not stopped. There are two exceptions: with --minutes, the learning
+rate depends on the clock; and the order in which gradients are summed depends on the number of processes.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ from .workers import Workers, together
 
 
 class Batches:
-    """Batch number n of a run: shuffled epochs, each image used once an epoch; a pure function of n."""
+    """The batches of a run. Batch n is a pure function of n: epochs are shuffled, with each image once per epoch."""
 
     def __init__(self, data: Dataset, config: TrainConfig, model: ModelConfig) -> None:
         self.data, self.config, self.model = data, config, model
         self._epoch, self._order = -1, np.arange(0)
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Images (batch, T) uint8, start indices (batch,) int64 and, with patches, what is known (batch, T)."""
+        """Images (batch, T) uint8, start indices (batch,) int64 and, with patches, known (batch, T) bool, else None."""
         count, size, seed = len(self.data.images), self.config.batch, self.config.seed
         picked = np.array([self._at(step * size + i, count) for i in range(size)])
         labels = self.data.labels[picked]
@@ -76,7 +76,10 @@ def can_compile() -> bool:
 
 
 def loss_function(net: Transformer, config: TrainConfig) -> Callable[..., Tensor]:
-    """(images, start, known or None) -> mean bits/dim of what is hidden; compiled where asked for and possible."""
+    """(images, start, known or None) -> the loss: mean bits/dim of hidden sub-pixels, and the class loss, if any.
+
+    It is compiled if the settings ask for it and a C++ compiler is there.
+    """
     bf16 = config.bf16 and (net.device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
     def dense(images: Tensor, start: Tensor) -> Tensor:
@@ -108,11 +111,11 @@ def loss_function(net: Transformer, config: TrainConfig) -> Callable[..., Tensor
 
 def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[float, bool]]) -> Iterator[
         tuple[Tensor, Tensor]]:
-    """Take steps until a process's clock tells that one is the last; after each, its loss and gradient norm.
+    """Take steps until the clock of some process says that a step is the last. Yields each loss and gradient norm.
 
-    data: what is trained on · clock: asked in each step, what run.minutes is after it, and whether it is the last: the
-    minutes are those of the first process, and a last step is the last of all. Raises FloatingPointError when the loss
-    is no longer a number.
+    data: the training images · clock: called in each step; returns run.minutes after the step, and whether the step is
+    the last one. The minutes of the first process count, and a last step in one process is the last in all. Raises
+    FloatingPointError if the gradient is no longer a number.
     """
     config, batches = run.config, Batches(data, run.config, run.model)
     loss_of, weights = loss_function(run.net, config), list(run.net.parameters())
@@ -128,18 +131,18 @@ def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[f
             images, start, known = (None if each is None else each[workers.rank + part * workers.count::parts]
                                     .to(run.net.device) for each in batch)
             assert images is not None and start is not None
-            # lsh hashes by it: alike after a resume, and in every part
+            # seeds the hashing of lsh: the same after a resume, and in every part
             torch.manual_seed((config.seed * 2**32 + run.step) % 2**64)
             share_of_loss = loss_of(images, start, known) / config.accumulate
             share_of_loss.backward()
             loss += share_of_loss.detach()
         minutes, last = clock()
         told = torch.stack([loss, loss.new_tensor(minutes * deciding), loss.new_tensor(float(last))])
-        if workers.count > 1:  # a part of a batch may have no use for some weights
+        if workers.count > 1:  # some weights may have no gradient in a part of a batch
             for weight in weights:
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         workers.mean([told, *(weight.grad for weight in weights if weight.grad is not None)])
-        # each group by itself: clipped together, a spike of the head's would silence the layers
+        # each group separately: if clipped together, a spike in the head would suppress the layers' gradients
         norm = torch.stack([nn.utils.clip_grad_norm_(group["params"], config.clip)
                             for optimizer in run.optimizers for group in optimizer.param_groups]).norm()
         if not bool(torch.isfinite(norm)):
@@ -158,7 +161,7 @@ def _take_part(workers: Workers, state: Path, model: ModelConfig, data: Dataset)
 
 
 def _follow(run: Run, data: Dataset, workers: Workers, stop: list[int]) -> None:
-    """Take steps beside the first process, until it or a signal here ends them."""
+    """Take steps together with the first process, until it ends the run or a signal arrives here."""
     for _ in steps(run, data, workers, lambda: (0.0, bool(stop))):
         pass
 
@@ -168,10 +171,10 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
           processes: int = 1, launched: Workers | None = None) -> bool:
     """Train until the schedule, the minutes or the images are over, or SIGTERM or SIGINT asks to stop.
 
-    folder becomes a checkpoint at each evaluation; `folder`.training holds what a resume needs, the log
-    (CSV, and TensorBoard where installed) and a sample grid of each evaluation. processes, launched: see workers; of
-    those that torchrun has launched, the first alone writes. Returns whether the schedule is complete. Raises
-    FloatingPointError when the loss is no longer a number, and ChildProcessError when another process has died.
+    Each evaluation writes a checkpoint to folder. `folder`.training holds the state to resume from, the log (CSV, and
+    TensorBoard if installed) and a sample grid of each evaluation. processes, launched: see workers; only the first of
+    the processes launched by torchrun writes. Returns whether the schedule is complete. Raises FloatingPointError if
+    the gradient is no longer a number, and ChildProcessError if another process has died.
     """
     if run.model.classes and (most := int(data.labels.max(initial=-1))) >= run.model.classes:
         raise ValueError(f"{data.name} has {most + 1} classes, but this architecture knows {run.model.classes}; "
@@ -194,7 +197,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         minutes = minutes_before + (time.monotonic() - began) / 60
         return minutes, bool(stop) or over(run.images + config.batch, minutes)
 
-    begins = not over(run.images, run.minutes)  # whatever signals there were: all processes must agree
+    begins = not over(run.images, run.minutes)  # signals do not count here, as all processes must agree
     if launched is not None and launched.rank:
         if begins:
             _follow(run, data, launched, stop)
@@ -216,7 +219,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         bits = {"validation": found.bits_per_dim} if found else {}
         log.write(run, **bits)
         sheet, images = None, None
-        if run.net.attention.steps_as:  # else there is nothing to draw by
+        if run.net.attention.steps_as:  # else the model cannot draw
             sheet, images = side / f"samples-{run.images:08}.png", samples(run.exported, 20)
             sheet.write_bytes(grid(images, run.model))
         progress.evaluated(found, sheet, images)
@@ -229,7 +232,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     try:
         if begins:
             if processes > 1:
-                keep()  # from this the others begin
+                keep()  # the others begin from this save
             with (together(processes, _take_part, side / "state.pt", run.model, data) if launched is None
                   else contextlib.nullcontext(launched)) as workers:
                 for loss, norm in steps(run, data, workers, clock):
@@ -259,7 +262,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
 
 
 class Log:
-    """log.csv, a line a hundred steps and one an evaluation; the same to TensorBoard where it is installed."""
+    """log.csv, with a line per hundred steps and one per evaluation; also written to TensorBoard if installed."""
 
     FIELDS = ("step", "images", "minutes", "train", "norm", "learning_rate", "validation")
 
@@ -269,9 +272,9 @@ class Log:
         self._file = temporary.open("w", newline="")
         self._csv = csv.DictWriter(self._file, self.FIELDS)
         self._csv.writeheader()
-        self._csv.writerows(row for row in rows if int(row["step"]) <= step)  # those after the save happen again
+        self._csv.writerows(row for row in rows if int(row["step"]) <= step)  # steps after the save are taken again
         self._file.flush()
-        temporary.replace(path)  # the open file goes with its name
+        temporary.replace(path)  # the open file is now log.csv
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:

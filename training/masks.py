@@ -1,7 +1,8 @@
-"""Masks as people make them: what is known of a picture that is to be completed, for training and measuring.
+"""Masks such as users make: which pixels of a picture to complete are known, for training and measuring.
 
-Halves cut at any line, hidden rectangles and windows, strokes of a brush, single pixels at every density, and last
-rows. A mask is of whole pixels: all channels of one are known, or none.
+Kinds: halves cut at any line, hidden rectangles, everything outside a window hidden, strokes of a brush, single pixels
+at any density, and the end of the picture in raster order. A mask covers whole pixels: all channels of a pixel are
+known, or none.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ _Hidden = NDArray[np.bool_]  # (height, width)
 
 
 def known_of(generator: np.random.Generator, config: ModelConfig, count: int, kind: Mask | None = None) -> _Hidden:
-    """Masks of one kind, or of any with their shares: (count, T) bool, true where a sub-pixel is known."""
+    """Masks of one kind, or of all kinds by SHARES: (count, T) bool, true where a sub-pixel is known."""
     kinds = [kind] * count if kind else generator.choice(list(SHARES), count, p=list(SHARES.values()))
     known = np.stack([~_MAKERS[each](generator, config.height, config.width) for each in kinds])
     return known.reshape(count, -1).repeat(config.channels, 1)
@@ -49,7 +50,7 @@ def _window(generator: np.random.Generator, height: int, width: int) -> _Hidden:
 
 
 def _brush(generator: np.random.Generator, height: int, width: int) -> _Hidden:
-    """Strokes that wander, each of one width."""
+    """Strokes that wander; the width is constant within a stroke."""
     hidden = np.zeros((height, width), np.bool_)
     for _ in range(generator.integers(1, 5)):
         half = generator.integers(1, 1 + max(1, width * 3 // 14)) / 2

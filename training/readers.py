@@ -1,8 +1,8 @@
-"""Formats: IDX, CIFAR-10's records, pictures, tar archives; each plain, gzip or xz, told by its first bytes.
+"""Readers of file formats: IDX, CIFAR-10's records, pictures, tar archives; each plain, gzip or xz by its first bytes.
 
-Names lie and downloads break, so every reader checks what it was given, and says in one line what is
-wrong with which file and what to do. Nothing is extracted to disk, nothing inflates without end, and no pipe
-or device is waited for. Where files come from and what they are called is datasets.py's business.
+Names may be wrong and downloads may break, so every reader checks its input. Its error says in one line which file is
+wrong, why, and what to do. Nothing is extracted to disk, decompressed sizes are limited, and pipes and devices are
+refused. datasets.py knows the names of files and where they come from.
 """
 
 import gzip
@@ -30,22 +30,22 @@ Shape = tuple[int, int, int]  # height, width, channels
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 CIFAR10_RECORD = 1 + 3 * 32 * 32
 
-# What a packed file may unpack to: 50 bytes for each of its own, or the first where that is less. MNIST's largest has
-# 47 MB, of black images it would be packed into a thousandth; pictures and their archives hardly shrink at all.
+# Limit of a file's decompressed bytes: MAX_TIMES its compressed ones, but at least FREE_BYTES. MNIST's largest file has
+# 47 MB, and if its images were all black, it would compress to a thousandth. Pictures and their archives hardly shrink.
 FREE_BYTES, MAX_TIMES = 64 * 2**20, 50
-_FREE_PICTURE_BYTES = 2**20  # beyond 16 for each sub-pixel: text, profiles and the like
-_PICTURE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # of Pillow's; some of the others run programs
+_FREE_PICTURE_BYTES = 2**20  # for text, profiles etc., beyond 16 bytes per sub-pixel
+_PICTURE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # some of Pillow's other formats run programs
 
-warnings.filterwarnings("ignore", module=r"PIL\.")  # an odd picture is read, or is a DataError
+warnings.filterwarnings("ignore", module=r"PIL\.")  # an odd picture is read, or raises DataError
 
 _COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open}
-_SLIPS = (ValueError, LookupError, ArithmeticError, RecursionError)  # of tarfile, with headers that it did not expect
+_SLIPS = (ValueError, LookupError, ArithmeticError, RecursionError)  # errors of tarfile for unexpected headers
 _FETCH_AGAIN = "delete it and fetch it again"
 _PAGE_STARTS = (b"<!doctype", b"<html", b"<head", b"<?xml")
 
 
 class DataError(ValueError):
-    """Data that cannot be used: which file or folder, what is wrong with it, what to do."""
+    """Data that cannot be used. The message names the file or folder, the problem and the remedy."""
 
     def __init__(self, where: object, problem: str, remedy: str) -> None:
         self.problem = problem
@@ -53,21 +53,21 @@ class DataError(ValueError):
 
 
 def contents(path: Path) -> bytes:
-    """All of a file, decompressed."""
+    """The whole content of a file, decompressed."""
     with _open(path) as file, _decompressed(file, path) as stream:
         return stream.read()
 
 
 def unpack(raw: bytes, name: object) -> bytes:
-    """As contents, of bytes already read; name is for messages, here and in all readers below."""
+    """Like contents, for bytes already read. name is for messages, here and in all readers below."""
     with _decompressed(io.BytesIO(raw), name) as stream:
         return stream.read()
 
 
 def tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of the wanted regular files of a tar archive, in its order, read as it goes.
+    """Name and bytes of the wanted regular files in a tar archive, in its order, each read when it is asked for.
 
-    Links, devices, sparse files, absolute names and names with '..' are passed over.
+    Links, devices, sparse files, absolute names and names with '..' are skipped.
     """
     with (_open(path) as file, _decompressed(file, path) as stream, _archive(stream) as archive):
         while (member := _next(archive)) is not None:
@@ -77,13 +77,13 @@ def tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str
                 body = archive.extractfile(member)
                 assert body is not None
                 yield str(name), body.read()
-        if stream.last.strip(b"\0"):  # tarfile takes any header that it cannot read for the end, but for the first
+        if stream.last.strip(b"\0"):  # tarfile takes an unreadable header, except the first, for the end
             raise tarfile.ReadError(f"the header at byte {archive.offset:,} is damaged")
 
 
 def _archive(stream: Any) -> tarfile.TarFile:
     try:
-        archive: tarfile.TarFile = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 - whoever asked closes it
+        archive: tarfile.TarFile = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 - the caller closes it
         return archive
     except DataError:
         raise
@@ -92,7 +92,7 @@ def _archive(stream: Any) -> tarfile.TarFile:
 
 
 def _next(archive: Any) -> tarfile.TarInfo | None:
-    archive.members = []  # it would keep them all
+    archive.members = []  # else tarfile would keep all members
     try:
         member: tarfile.TarInfo | None = archive.next()
         return member
@@ -103,7 +103,7 @@ def _next(archive: Any) -> tarfile.TarInfo | None:
 
 
 def read_idx(raw: bytes, name: object, dimensions: int) -> NDArray[np.uint8]:
-    """An IDX file of unsigned bytes: 3 dimensions are (count, height, width) images, 1 is labels."""
+    """The array in an IDX file of unsigned bytes: images (count, height, width) for 3 dimensions, labels for 1."""
     noun = "images" if dimensions == 3 else "labels"
     magic = bytes((0, 0, 8, dimensions))
     if raw[:4] != magic:
@@ -124,11 +124,11 @@ def read_idx(raw: bytes, name: object, dimensions: int) -> NDArray[np.uint8]:
     if got > expected:
         raise DataError(name, f"has {got - expected:,} bytes too many: expected {shape[0]:,} {noun} as its "
                               "header promises and nothing after them", _FETCH_AGAIN)
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()  # torch wants it writable
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()  # torch needs a writable array
 
 
 def read_cifar10(raw: bytes, name: object) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images (count, 3072), turned from planes into r, g, b, r, g, b, ..., and labels (count,)."""
+    """Images (count, 3072), converted from planes to r, g, b, r, g, b, ..., and labels (count,)."""
     if not raw or len(raw) % CIFAR10_RECORD:
         raise DataError(name, f"has {len(raw):,} bytes, expected a multiple of {CIFAR10_RECORD:,} "
                               "(CIFAR-10's binary version)", _FETCH_AGAIN)
@@ -141,7 +141,7 @@ def read_cifar10(raw: bytes, name: object) -> tuple[NDArray[np.uint8], NDArray[n
 
 
 def read_picture(raw: bytes, name: object, shape: Shape) -> NDArray[np.uint8]:
-    """The (T,) sub-pixels of one picture, which must have exactly the shape's height and width."""
+    """The sub-pixels (T,) of one picture, which must have exactly the height and width in shape."""
     height, width, channels = shape
     if len(raw) > (most := 16 * math.prod(shape) + _FREE_PICTURE_BYTES):
         raise DataError(name, f"has {len(raw):,} bytes, expected at most {most:,} for a picture of {width} x {height} "
@@ -149,7 +149,7 @@ def read_picture(raw: bytes, name: object, shape: Shape) -> NDArray[np.uint8]:
                         f"'{width}x{height}!' OUT")
     try:
         with Image.open(io.BytesIO(raw), formats=_PICTURE_FORMATS) as image:
-            if image.size != (width, height):  # known from the header, so a huge picture is never decoded
+            if image.size != (width, height):  # size is in the header, so a huge picture is never decoded
                 raise DataError(name, f"is {image.width} x {image.height} (width x height), expected "
                                       f"{width} x {height} as the model",
                                 f"resize it first, as in: magick IN -resize '{width}x{height}!' OUT")
@@ -158,20 +158,20 @@ def read_picture(raw: bytes, name: object, shape: Shape) -> NDArray[np.uint8]:
             if getattr(image, "is_animated", False):
                 raise DataError(name, "is animated or has several pages", "save each as a picture of its own")
             alpha = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
-            if alpha and alpha.getextrema() != (255, 255):  # what hides below it is arbitrary
+            if alpha and alpha.getextrema() != (255, 255):  # hidden colours are arbitrary
                 raise DataError(name, "is partly transparent", "put it on a background first, as in: "
                                 "magick IN -background white -flatten OUT")
             return np.array(image.convert("L" if channels == 1 else "RGB")).reshape(-1)
     except DataError:
         raise
-    except Exception as error:  # Pillow's decoders raise whatever they like on broken files
+    except Exception as error:  # Pillow's decoders raise many types on broken files
         known = not isinstance(error, UnidentifiedImageError)
         reason = " ".join(str(error).split()) if known else "its format is not recognised"
         raise DataError(name, f"is not a readable picture ({reason})", "remove or replace it") from error
 
 
 def is_picture(name: str) -> bool:
-    """By name; hidden files and what macOS adds to archives are none."""
+    """Whether a name is that of a picture. Hidden files and those that macOS adds to archives are not pictures."""
     path = PurePosixPath(name)
     hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
     return path.suffix.lower() in PICTURE_SUFFIXES and not hidden
@@ -181,14 +181,14 @@ def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
         NDArray[np.uint8], NDArray[np.int64], tuple[str, ...]]:
     """One split of a folder or tar archive of pictures: images (count, T), labels (count,), class names.
 
-    Pictures lie flat, or in one sub-folder per class; either way perhaps inside train/ and test/, and then
-    others are left alone. In order of their paths. A flat collection has labels of -1 and no class names.
+    Pictures are flat, or in one sub-folder per class. Either may be inside train/ and test/; pictures elsewhere are
+    then ignored. The order is that of the paths. A flat collection has labels of -1 and no class names.
     """
     if shape[2] not in (1, 3):
         raise DataError(path, f"is for a model of {shape[2]} channels, and pictures are read as 1 or 3",
                         "use a model of 1 or 3 channels")
     found: dict[str, Path | bytes] = {}
-    if path.is_dir():  # links without a target are kept: reading them tells why
+    if path.is_dir():  # broken links too: reading one raises a clear error
         found.update((name, file) for file in path.rglob("*")
                      if is_picture(name := file.relative_to(path).as_posix()) and not file.is_dir())
     else:
@@ -208,13 +208,13 @@ def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
 
 
 def _arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The sub-folder of each picture of the split, in order, and the class names (none if all lie flat).
+    """The sub-folder of each picture in the split, in order, and the class names (none if all pictures are flat).
 
-    Classes are those of both splits, so that a label means the same in each. Without train/ and test/,
-    the last tenth is for testing, in the order of the MD5 of their paths: shuffled, the same on every
-    machine, and a picture added later moves few others across.
+    Classes are those of both splits, so that a label means the same in each. Without train/ and test/, the last tenth
+    in the order of the MD5 of the paths is for testing. This order is shuffled but the same on every machine, and a
+    picture added later moves few others to the other split.
     """
-    inner = {name: PurePosixPath(name).parts for name in names}  # below what wraps it all and the split
+    inner = {name: PurePosixPath(name).parts for name in names}  # parts below common outer folders and the split
     while len(tops := {parts[0] for parts in inner.values()}) == 1 and (
             "train" in tops or ("test" not in tops and min(map(len, inner.values())) > 2)):
         inner = {name: parts[1:] for name, parts in inner.items()}
@@ -258,18 +258,18 @@ def _open(path: Path) -> IO[bytes]:
 
 
 class _Unpacked:
-    """What is in a file, from front to back, to its end or to `most` bytes of what inflates.
+    """A stream of a file's content, from front to back, to its end or, if it is compressed, to `most` bytes.
 
-    Back goes one byte at most: tarfile looks at the one before a header, to see that the file goes on so far.
+    It can seek back by at most one byte, which tarfile reads before a header to check that the file is long enough.
     """
 
     def __init__(self, stream: Any, name: object, most: int, *, inflates: bool) -> None:
         self._stream, self._name, self._most, self._inflates = stream, name, most, inflates
         self._at = 0
-        self.last = b""  # what was read last
+        self.last = b""  # the bytes of the last read
 
     def read(self, size: int = -1) -> bytes:
-        left = max(0, self._most - self._at) + self._inflates  # never more, whatever size a header promises
+        left = max(0, self._most - self._at) + self._inflates  # a limit for any size that a header claims
         self.last = self._stream.read(left if size < 0 else min(size, left))
         self._at += len(self.last)
         self._check(self._at)
@@ -296,7 +296,7 @@ class _Unpacked:
 
 @contextmanager
 def _decompressed(file: IO[bytes], name: object) -> Iterator[_Unpacked]:
-    """A stream of what is in the file, whose every failure to be read is a DataError."""
+    """A stream of the file's content, decompressed. Every error in reading it becomes a DataError."""
     try:
         packed = file.seek(0, io.SEEK_END)
         file.seek(0)
@@ -318,7 +318,7 @@ def _decompressed(file: IO[bytes], name: object) -> Iterator[_Unpacked]:
     except tarfile.TarError as error:
         raise DataError(name, f"is not a tar archive, or is damaged ({error})",
                         "name a folder, or a tar archive (plain, gzip or xz), or " + _FETCH_AGAIN) from error
-    except MemoryError:  # a header of xz may ask for a dictionary of 4 GiB
+    except MemoryError:  # an xz header may ask for a dictionary of 4 GiB
         raise DataError(name, "takes more memory to unpack than there is", "unpack it yourself, with xz") from None
     except OSError as error:
         raise DataError(name, f"cannot be read ({error.strerror or error})",
@@ -326,7 +326,7 @@ def _decompressed(file: IO[bytes], name: object) -> Iterator[_Unpacked]:
 
 
 def _refuse_what_is_no_data(head: bytes, name: object) -> None:
-    """Raise if a file begins like what commonly stands where data should."""
+    """Raise DataError if a file is empty, or begins like a pointer or a web page that stands in for data."""
     if not head:
         raise DataError(name, "is empty, expected data", _FETCH_AGAIN)
     if head.startswith(b"version https://git-lfs"):

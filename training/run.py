@@ -1,4 +1,4 @@
-"""A training run: its settings, and what a save holds and a resume restores."""
+"""A training run: its settings, and the state that a save stores and a resume restores."""
 
 import hashlib
 import json
@@ -25,14 +25,14 @@ from .own.inherit import differences, inherited, inverted, negative
 
 Optimizer = Literal["adamw", "radam", "muon"]
 STATE_VERSION = 1
-Batch = tuple[Tensor, Tensor, Tensor | None]  # images (B, T), start indices (B,), what is known (B, T)
+Batch = tuple[Tensor, Tensor, Tensor | None]  # images (B, T), start indices (B,), known (B, T)
 
 
 def stop_signals(*, twice_ends: bool = True) -> list[int]:
-    """A list that a first SIGTERM or SIGINT makes non-empty.
+    """A list to which each SIGTERM or SIGINT is appended, so a first one makes it non-empty.
 
-    twice_ends: whether a second one acts as usual. Not under torchrun: one Ctrl-C comes from the terminal and from
-    torchrun, which kills what still runs after 30 s.
+    twice_ends: whether a second signal of the same kind has its default effect. It is False under torchrun, where one
+    Ctrl-C arrives both from the terminal and from torchrun, which kills processes that still run after 30 s.
     """
     received: list[int] = []
 
@@ -47,13 +47,13 @@ def stop_signals(*, twice_ends: bool = True) -> list[int]:
 
 
 def setting(default: Any, text: str) -> Any:
-    """A field that explains itself: the text is the flag's help."""
+    """A field with its description; the text is the flag's help."""
     return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """How to train. Everything that decides the run's course; limits of one sitting are arguments of train."""
+    """All settings that determine the course of a run. Limits of one sitting are arguments of train."""
 
     images: int = setting(400_000, "length of the schedule in images; the learning rate reaches its final value there")
     minutes: float = setting(0.0, "length of the schedule in minutes, if it ends before --images; 0: by images only")
@@ -99,11 +99,11 @@ class TrainConfig:
             raise ValueError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
 
     def complete(self, images: int, minutes: float) -> bool:
-        """Whether the schedule is over after so many images and minutes."""
+        """Whether the schedule is over after this many images and minutes."""
         return images >= self.images or 0 < self.minutes <= minutes
 
     def learning_rate_share(self, images: int, minutes: float) -> float:
-        """Share of the peak learning rate after so many images and minutes: linear warm-up, cosine decay."""
+        """Share of the peak learning rate after this many images and minutes: linear warm-up, cosine decay."""
         if images < self.warmup_images:
             return (images + self.batch) / (self.warmup_images + self.batch)
         done = (images - self.warmup_images) / max(1, self.images - self.warmup_images)
@@ -115,7 +115,10 @@ _Weights = tuple[Tensor, ...] | list[Tensor]
 
 
 def _average(decay: float) -> Callable[[_Weights, _Weights, Tensor | int], None]:
-    """An exponential moving average that forgets its random beginning: a short run's would be made of it for long."""
+    """An exponential moving average that quickly forgets the random initial weights.
+
+    With a constant decay, they would dominate the average of a short run for long.
+    """
     def update(averaged: _Weights, current: _Weights, count: Tensor | int) -> None:
         begun = (1 + int(count)) / (10 + int(count))
         get_ema_multi_avg_fn(min(decay, begun))(averaged, current, count)
@@ -124,10 +127,10 @@ def _average(decay: float) -> Callable[[_Weights, _Weights, Tensor | int], None]
 
 
 def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """Decay for matrices, none for biases, norms and tables; muon takes the layers' matrices, AdamW the rest.
+    """Optimisers for config: weight decay for the layers' matrices only; muon takes these matrices, AdamW the rest.
 
-    The head and the norm before it have a learning rate of their own: where scales are small, the loss is so sharp
-    in their weights that at the layers' rate they oscillate, with gradients a hundred times those of all else.
+    The heads and the norm before them have their own learning rate. Where scales are small, the loss is so sharp in
+    their weights that at the layers' rate they oscillate, with gradients a hundred times larger than all others.
     """
     matrices = [p for layer in net.layers for p in layer.parameters() if p.dim() == 2]
     heads = (net.norm, net.head, net.class_head, net.background.head if net.background is not None else None)
@@ -147,12 +150,12 @@ def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimi
 
 
 def run_layers(net: Transformer, images: Tensor, start: Tensor, known: Tensor | None) -> object:
-    """All tokens of a batch through the layers."""
+    """Pass all tokens of a batch through the layers."""
     return net.predict(net.sequences(images, start, known)) if net.config.packed else net(images, start)
 
 
 class Run:
-    """Weights, averaged weights, optimiser state and counters: what a save holds and a resume restores."""
+    """Weights, averaged weights, optimiser state and counters, which a save stores and a resume restores."""
 
     def __init__(self, model: ModelConfig, config: TrainConfig) -> None:
         torch.manual_seed(config.seed)
@@ -169,7 +172,7 @@ class Run:
 
     @property
     def exported(self) -> Transformer:
-        """The averaged weights: the ones to evaluate, draw from and ship."""
+        """The model with averaged weights, which is evaluated, drawn from and shipped."""
         net = self.averaged.module
         assert isinstance(net, Transformer)
         return net
@@ -183,17 +186,17 @@ class Run:
         return found.hexdigest()
 
     def start_from(self, other: Checkpoint, batch: Batch | None = None, *, invert: bool = False) -> None:
-        """Begin with the weights of a checkpoint, and add up what both have seen.
+        """Begin with the weights of a checkpoint; its images, steps and minutes count towards `history`.
 
-        Its architecture may have other classes and fewer layers; else it is the same. batch: (images, start, known or
-        None), on which the norms of new layers are fitted (see grow); without it none are added · invert: to weights
-        that draw what it draws in negative.
+        Its architecture must be the same, except for classes and fewer layers. batch: (images, start, known or None),
+        on which the norms of new layers are fitted (see grow); without it no layers are added · invert: convert the
+        weights to draw in negative. Raises ValueError if the architectures differ.
         """
         net = other.net
         if batch is not None and net.config.layers < self.model.layers:
             images, start, known = (None if each is None else each.to(net.device) for each in batch)
             assert images is not None and start is not None
-            start = start.clamp(max=START + net.config.classes)  # of classes that it does not have, any will do
+            start = start.clamp(max=START + net.config.classes)  # for missing classes, any will do
             net = grown(net, self.model.layers, lambda net: run_layers(net, images, start, known))
         there = negative(net.config) if invert else net.config
         if found := differences(there, self.model):
@@ -207,7 +210,7 @@ class Run:
 
     @property
     def history(self) -> dict[str, float]:
-        """Images, steps and minutes of training behind the weights, those of --init included."""
+        """Images, steps and minutes of training in the weights, including those of --init."""
         own = {"images": self.images, "steps": self.step, "minutes": round(self.minutes, 1)}
         return {name: own[name] + self.inherited[name] for name in own}
 
@@ -223,10 +226,10 @@ class Run:
 
     @classmethod
     def resumed(cls, path: Path, model: ModelConfig, changes: dict[str, Any], *, layers: int | None = None) -> "Run":
-        """Continue from a save with its settings, but for changes. Raises ValueError where that cannot be.
+        """Continue from a save with its settings, except for changes. Raises ValueError if that is not possible.
 
-        model: but for its background, which was chosen by looking at the pictures, and for its layers where `layers`,
-        those that were asked for, is None.
+        model: must equal the saved one, except for its background, which was chosen by looking at the pictures, and its
+        layers · layers: the requested number, which must be the saved one; None for no request.
         """
         try:
             state = torch.load(path, weights_only=True, map_location="cpu")
@@ -242,7 +245,7 @@ class Run:
         if not same:
             raise ValueError(f"{path} was saved by a run of another architecture; give this run another --out")
         saved["betas"] = tuple(saved["betas"])
-        for name in ("optimizer", "batch", "seed", "validation"):  # these decide what has been seen, or fit the state
+        for name in ("optimizer", "batch", "seed", "validation"):  # these determine the images seen, or the state
             if changes.get(name, saved[name]) != saved[name]:
                 raise ValueError(f"{path} was saved with --{name} {saved[name]}; resume with the same, "
                                  f"got {changes[name]}")
@@ -252,7 +255,7 @@ class Run:
         for optimizer, kept in zip(run.optimizers, state["optimizers"], strict=True):
             settings = [{name: value for name, value in group.items() if name != "params"}
                         for group in optimizer.param_groups]
-            optimizer.load_state_dict(kept)  # this brings back the old settings too
+            optimizer.load_state_dict(kept)  # this restores the old settings too
             for group, new in zip(optimizer.param_groups, settings, strict=True):
                 group.update(new)
         run.step, run.minutes = state["step"], state["minutes"]

@@ -1,8 +1,9 @@
 """Processes that train one model together: each computes the gradient of its part of every batch.
 
-On a processor two processes of one thread beat one of two: a step of these models is hundreds of short operations, and
-at the end of each the threads wait for one another. `together` starts them on this machine; torchrun, or another
-launcher that sets its variables, starts them on any number of machines, one for each GPU where there are some.
+On a processor, two processes of one thread each are faster than one process of two threads: a step of these models is
+hundreds of short operations, and at the end of each the threads wait for one another. `together` starts the processes
+on this machine. torchrun, or another launcher that sets the same variables, starts them on any number of machines, one
+per GPU if there are GPUs.
 """
 
 import contextlib
@@ -18,19 +19,21 @@ from pathlib import Path
 import torch
 from torch import Tensor, distributed, multiprocessing
 
-LEAST_IMAGES = 4  # of a batch for each process: with fewer, what a step costs in any case is most of it
-MEETING, PATIENCE = timedelta(minutes=1), timedelta(days=1)  # later, others wait while the first one evaluates
-ASSEMBLY = timedelta(minutes=10)  # to meet, where machines start at different times
+LEAST_IMAGES = 4  # of a batch per process: with fewer, fixed costs are most of a step
+MEETING, PATIENCE = timedelta(minutes=1), timedelta(days=1)  # PATIENCE: processes wait while the first one evaluates
+ASSEMBLY = timedelta(minutes=10)  # MEETING for several machines, which may start at different times
 
-_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables of torchrun, and of what is like it
+_LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables of torchrun and similar launchers
 _ENDED = ("another process of the training has ended, perhaps for lack of memory; --resume goes on from the last save, "
           "--processes 1, or torchrun with fewer of them, needs less")
 
 
 def count_for(batch: int, wanted: int | None, device: str, accumulate: int = 1) -> int:
-    """How many processes share a batch: as many as wanted, or as there are threads, where batch divides by them.
+    """Number of processes that share a batch.
 
-    accumulate: parts that batch divides by already. Raises ValueError where the wanted number cannot be.
+    wanted: this number; None: on a processor, at most one per thread and per LEAST_IMAGES images, such that they divide
+    the batch; on a GPU, 1 · accumulate: number of parts into which each process divides its images. Raises ValueError
+    if the wanted number is not possible.
     """
     part = batch // accumulate
     if wanted is None:
@@ -50,16 +53,16 @@ def _check_share(what: str, batch: int, count: int, accumulate: int) -> None:
 
 
 class Workers:
-    """How many processes train, and which of them this one is: the first, rank 0, alone writes and decides."""
+    """The number of training processes, and which of them this one is. Only the first, rank 0, writes and decides."""
 
     def __init__(self, rank: int = 0, count: int = 1, here: int = 1) -> None:
-        """here: how many of them are on this machine, each with its own threads."""
+        """here: number of processes on this machine, each with its own threads."""
         self.rank, self.count, self.here = rank, count, here
 
     def mean(self, tensors: list[Tensor]) -> None:
-        """Replace float32 tensors by their means over all processes, the same bits in each. Shapes agree in all.
+        """Replace float32 tensors by their means over all processes, bit-identical in each. Shapes must agree.
 
-        Raises ChildProcessError where another process has died.
+        Raises ChildProcessError if another process has died.
         """
         if self.count == 1:
             return
@@ -72,7 +75,7 @@ class Workers:
 
     @contextlib.contextmanager
     def in_turn(self) -> Iterator[None]:
-        """The first process does what is inside, such as a download, and then the others do."""
+        """Run the body, such as a download, in the first process, and then in the others."""
         if self.rank:
             self._wait()
         yield
@@ -84,7 +87,7 @@ class Workers:
             distributed.all_reduce(torch.zeros(1))
 
     def check_alike(self, **facts: object) -> None:
-        """Wait for all processes. Raises ValueError in each where one has other facts than the first."""
+        """Wait for all processes. Raises ValueError in every process if one has other facts than the first."""
         found: list[dict[str, object]] = [{}] * self.count
         with _with_all():
             distributed.all_gather_object(found, facts)
@@ -95,7 +98,7 @@ class Workers:
                                  "disk")
 
     def leave(self) -> None:
-        """Part from the others, all at about the same time: what one does alone afterwards may take long."""
+        """Leave the process group, all at about the same time: what the first one does afterwards may take long."""
         if distributed.is_initialized():
             distributed.destroy_process_group()
 
@@ -110,10 +113,10 @@ def _with_all() -> Iterator[None]:
 
 @contextlib.contextmanager
 def launched(device: str) -> Iterator[Workers | None]:
-    """This process as one of those that torchrun has started, once all have met; None where it has started none.
+    """This process's Workers if torchrun has started it, after all processes have connected; else None.
 
-    device: auto, cpu or cuda; each process gets a GPU of its own. Raises ValueError where there are too few, and
-    TimeoutError where not all processes come.
+    device: auto, cpu or cuda; each process gets its own GPU. Raises ValueError if there are too few GPUs, and
+    TimeoutError if not all processes connect.
     """
     if not all(os.environ.get(name) for name in _LAUNCHED):
         yield None
@@ -146,7 +149,7 @@ def launched(device: str) -> Iterator[Workers | None]:
 
 
 def shared(batch: int, accumulate: int, workers: Workers, processes: int | None) -> None:
-    """Raise ValueError where the processes that torchrun has started cannot share a batch."""
+    """Raise ValueError if the processes that torchrun has started cannot share a batch."""
     if processes is not None:
         raise ValueError(f"--processes {processes}: torchrun has started {workers.count} processes already; leave the "
                          "flag out")
@@ -155,10 +158,11 @@ def shared(batch: int, accumulate: int, workers: Workers, processes: int | None)
 
 @contextlib.contextmanager
 def together(count: int, work: Callable[..., None], *given: object) -> Iterator[Workers]:
-    """This process as the first of `count`; each of the others runs work(its Workers, *given), and ends with this one.
+    """Workers of this process as the first of `count`. Each other process runs work(its Workers, *given).
 
-    They share the threads that torch has here, and heed no SIGINT or SIGTERM: Ctrl-C reaches all of them, and the first
-    tells when to stop. Raises ChildProcessError where one ends before it begins.
+    The other processes end with this one. All share the threads that torch has here. The others ignore SIGINT and
+    SIGTERM: Ctrl-C reaches every process, but the first one decides when to stop. Raises ChildProcessError if a process
+    ends before it begins.
     """
     if count == 1:
         yield Workers()
@@ -179,7 +183,7 @@ def together(count: int, work: Callable[..., None], *given: object) -> Iterator[
                 begun.append(receiver)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-            for receiver in begun:  # not by gloo, which would wait for one that has died, and hear no signal
+            for receiver in begun:  # not with gloo, which would wait for a dead process and block signals
                 try:
                     receiver.recv()
                 except EOFError as error:
@@ -194,7 +198,7 @@ def together(count: int, work: Callable[..., None], *given: object) -> Iterator[
             if distributed.is_initialized():
                 distributed.destroy_process_group()
             for other in others:
-                other.kill()  # has ended already, unless there was an error here
+                other.kill()  # has already ended, unless there was an error here
                 other.join()
 
 
@@ -214,6 +218,6 @@ def _other(rank: int, count: int, threads: int, meeting: Path, begun: Connection
     begun.send(True)
     torch.set_num_threads(threads)
     _meet(meeting, rank, count)
-    with contextlib.suppress(FloatingPointError, ChildProcessError):  # the first process has it too, and says so
+    with contextlib.suppress(FloatingPointError, ChildProcessError):  # the first process reports the same error
         work(Workers(rank, count), *given)
     distributed.destroy_process_group()
