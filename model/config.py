@@ -16,7 +16,7 @@ Neighbour = tuple[int, int, int]
 ScaleTransform = Literal["exp", "elu"]
 Tokens = Literal["sub-pixel", "pixel"]
 
-# Limits far above any model in use. They prevent that a configuration of 100 bytes asks for 100 gigabytes of memory.
+# Limits far above any model in use. They keep a configuration of 100 bytes from asking for 100 gigabytes of memory.
 MOST = 2**20              # largest value of each size
 MAX_LOOKED_UP = 2**24    # places at which the inputs of an image are looked up: T, and T more for each neighbour
 MAX_NEIGHBOURS = 256

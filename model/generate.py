@@ -22,7 +22,7 @@ from .transformer import Transformer
 CLASS_STREAM = 1       # the class of an image that was requested without one
 RESAMPLING_STREAM = 2  # which particles go on, and which one is the answer
 SMALL = 10**8  # multiplications in a step; below this, waking a second thread costs more than it saves
-READING = 5    # a multiplication with keys and values, which rows do not share, takes this times one with weights
+READING = 5    # a multiplication with keys and values, which rows do not share, takes this many times one with weights
 
 
 @torch.inference_mode()

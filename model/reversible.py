@@ -60,7 +60,7 @@ class _Stack(torch.autograd.Function):
     def forward(ctx: Any, residuals: list[Residual], streams: Tensor, *parameters: Tensor) -> Tensor:
         device = streams.device.type
         ctx.residuals, ctx.random = residuals, []
-        # without autocast's cache: casts made here have no graph, and other code could get them and need one
+        # without autocast's cache: casts made here have no graph, and later code that needs one could get them
         ctx.autocast = {"device_type": device, "dtype": torch.get_autocast_dtype(device),
                         "enabled": torch.is_autocast_enabled(device), "cache_enabled": False}
         a, b = streams.detach()

@@ -53,8 +53,8 @@ def lsh_attention(qk: Tensor, v: Tensor, rotation: Tensor, chunk: int) -> Tensor
         before = torch.cat([torch.full_like(x[:, :, :1], fill), x[:, :, :-1]], 2)
         return torch.cat([before, x], 3)
 
-    # A token's seat in a round is its bucket and its chunk in one number. Two tokens see each other if their seats
-    # differ by 0 or 1. There is no token before the first chunk.
+    # A token's seat in a round is its bucket and its chunk in one number. A token sees another if its seat minus the
+    # other's is 0 or 1. There is no token before the first chunk.
     chunks = total // chunk
     seat = (bucket * (chunks + 2) + place // chunk).to(torch.int32)                    # (n, rounds, T)
 
