@@ -21,7 +21,7 @@ from torch import Tensor
 if sys.platform != "win32":
     import fcntl
 
-MEMORY = Path("/dev/shm")  # nosec B108: files in it are opened only if this user owns them
+MEMORY = Path("/dev/shm")  # nosec B108: files in it are opened only if they are ours
 PREFIX = "linpix-weights-"
 ALIGNED = 64  # bytes
 

@@ -83,7 +83,7 @@ def tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str
 
 def _archive(stream: Any) -> tarfile.TarFile:
     try:
-        archive: tarfile.TarFile = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 - the caller closes it
+        archive: tarfile.TarFile = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 - whoever asked closes it
         return archive
     except DataError:
         raise
