@@ -1,1 +1,1 @@
-"""One thread decodes the images of all models."""
+"""The engine: one thread decodes the images of all models."""

@@ -22,28 +22,28 @@ from .schedule.quantum import QUANTUM_S, QuantumLength
 from .schedule.scheduler import ScheduledImage, Scheduler
 
 logger = logging.getLogger("linpix")
-RESTORED = 2       # images put back in one call: a prefill of everything they have, while the watchdog waits
-HOPELESS = 3       # quanta in a row in which nothing could be decoded, nor a test image: the engine is lost
+RESTORED = 2       # images restored in one call: all that they have is prefilled, without a heartbeat meanwhile
+HOPELESS = 3       # quanta in a row that decode nothing, not even a test image: the engine is then lost
 
 
 class Batcher:
-    """Of the thread that runs its quanta; `busy` may be read by any thread."""
+    """Used by the thread that runs its quanta; `busy` may be read by any thread."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder, config = decoder, decoder.config
         self.name, self.backend = decoder.checkpoint.name, decoder.checkpoint.net.attention.steps_as
         self.beat: Callable[[], None] = lambda: None  # called before each call of the engine
-        self.image_row = config.row_length  # tokens; also the longest quantum, as streams show rows
+        self.image_row = config.row_length  # tokens; also the longest quantum, so that streams show each image row
         self.scheduler = Scheduler(decoder.slots, config.length, self.image_row)
         self._submissions: dict[str, Submission] = {}
-        self._unreported: Counter[str] = Counter()  # images of each request that no report has called finished
+        self._unreported: Counter[str] = Counter()  # images of each request not yet reported as finished
         self._length = QuantumLength(decoder.stride, self.image_row)
         self._ended, self._went_on = 0.0, False     # when the last quantum ended, and whether there was more to do
         self._prefills = Prefills(decoder)
         self._filters = ParticleFilters()
         self._looks = Looks(decoder)
-        self._decoded_s = QUANTUM_S  # of the last quantum
-        self._advances: dict[int, tuple[int, int]] = {}  # of a quantum: where each slot's image got, in how many passes
+        self._decoded_s = QUANTUM_S  # decoding time of the last quantum
+        self._advances: dict[int, tuple[int, int]] = {}  # in a quantum, by slot: new position, and passes
         self._passes = PassesLearned(config.length)
         self._hopeless = 0
 
@@ -60,7 +60,7 @@ class Batcher:
                                max(1, first.particles))
 
     def cancel(self, request: str) -> None:
-        """Forget a request, or do nothing if it is not here. Slots of its images are free after the next quantum."""
+        """Forget a request, or do nothing if it is not here. Its slots are free when the next quantum begins."""
         if self._submissions.pop(request, None) is not None:
             del self._unreported[request]
             self.scheduler.cancel(request)
@@ -68,8 +68,8 @@ class Batcher:
     def run_quantum(self) -> QuantumReport:
         """Let waiting images join, prefill for a while, run one quantum, let finished images leave. Raises EngineLost.
 
-        Beside images that are decoded, prefill gets as long as they had before it: half of the time, as a mean over
-        some quanta where a piece of it is longer. A quantum in which no image can decode yet has no steps.
+        While images decode, prefill gets as long as they had in the quantum before: half of the time, on average over
+        some quanta if a piece of prefill takes longer. A quantum in which no image can decode yet has no steps.
         """
         since = self._ended if self._went_on else time.perf_counter()
         joined, failed = self._join()
@@ -118,7 +118,7 @@ class Batcher:
         return report
 
     def abandon(self) -> list[str]:
-        """After an exception from run_quantum: empty every slot. Returns the requests that lost an image by it."""
+        """After an exception from run_quantum: empty every slot. Returns the requests that lost an image."""
         self.scheduler.running.clear()
         self._prefills.clear()
         self._filters.clear()
@@ -134,7 +134,7 @@ class Batcher:
     def _join(self) -> tuple[list[str], dict[str, Exception]]:
         """Give free slots to waiting images, one request after the other, for at most the time of a quantum.
 
-        Returns a request for each image that joined, and the requests for which the engine raised.
+        Returns the request of each image that joined, and what the engine raised, by request.
         """
         joined: list[str] = []
         failed: dict[str, Exception] = {}
@@ -168,9 +168,9 @@ class Batcher:
             self._prefills.append(images, position, read=told)
 
     def _drawn_again(self, looked: Looked, failed: dict[str, Exception]) -> bool:
-        """Begin an image again whose class the model does not recognise; else let it leave. Whether it is begun again.
+        """Begin an image again if the model does not recognise its class; else let it leave. Returns whether it begins.
 
-        failed: gets its request if the engine raises.
+        failed: its request is added here if the engine raises.
         """
         image = looked.image
         if image.cancelled:
@@ -194,7 +194,7 @@ class Batcher:
         return True
 
     def _answer(self, image: ScheduledImage, estimate: Estimate | None) -> Progress:
-        """A finished image."""
+        """The report of a finished image."""
         canvas, label, recognised = self.decoder.image(image.slot), self.decoder.label(image.slot), None
         if (attempts := self._looks.answer(image.slot)) is not None:
             assert attempts.canvas is not None and attempts.best is not None, "it has been looked at"
@@ -202,11 +202,11 @@ class Batcher:
         return Progress(image.request, image.index, image.position, 0, canvas, label, estimate, recognised)
 
     def _prefix(self, spec: ImageSpec) -> int:
-        """Tokens of an image that are known from the start, and before all others."""
+        """Known tokens of an image before its first unknown one."""
         return spec.prefix // self.decoder.config.token_size
 
     def _decode(self, plan: Plan) -> Outcome:
-        """Run one quantum; every image ends where _done says, except those that the outcome names."""
+        """Run one quantum; _done says how far each image got, except those that the outcome names."""
         self._advances.clear()
         self.decoder.keep([image.slot for image, _ in plan])
         try:
@@ -226,7 +226,7 @@ class Batcher:
         return done.lost
 
     def _done(self, plan: Plan) -> tuple[Plan, int]:
-        """A plan with the steps that were taken; and the most passes of an image, at least 1 if there were any."""
+        """The plan with the steps that were taken, and the most passes of one image, at least 1 if there were steps."""
         done, most = [], min(1, plan[0][1]) if plan else 0
         for image, count in plan:
             position, passes = self._advances.get(image.slot, (image.position, 0)) if count else (image.position, 0)
@@ -254,7 +254,7 @@ class Batcher:
         return failed
 
     def _check_hope(self, plan: Plan, outcome: Outcome) -> None:
-        """Raise EngineLost after several quanta in which nothing could be decoded, nor a test image in a free slot."""
+        """Raise EngineLost after HOPELESS quanta in a row that decoded no image, nor a test image in a free slot."""
         failed = len(outcome.failed) == len(plan) and not self._decodes_a_test_image(self.scheduler.free[0])
         self._hopeless = self._hopeless + 1 if failed else 0
         if self._hopeless == HOPELESS:
@@ -273,7 +273,7 @@ class Batcher:
         return True
 
     def _running(self, plan: Plan) -> list[Progress]:
-        """Images in slots after a plan was carried out."""
+        """The progress of the images in slots, after a plan was carried out."""
         steps = {image.slot: count for image, count in plan}
         running = []
         for slot, image in self.scheduler.running.items():

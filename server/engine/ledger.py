@@ -1,7 +1,7 @@
-"""The ledger: which requests are admitted, what they hold, and how they end. Of the event loop only.
+"""The ledger: which requests are admitted, what they hold, and how they end. Used on the event loop only.
 
 A request is admitted once, with room for all its images, and released in one place, `Ledger.holding`. The engine
-thread gets its images, and reports every quantum; events, metrics and predictions follow from these reports.
+thread decodes its images and reports every quantum; events, metrics and predictions follow from these reports.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ T = TypeVar("T")
 class Ledger:
     def __init__(self, batchers: dict[str, Batcher], metrics: Metrics, thread: EngineThread, *, max_queue: int,
                  request_timeout_s: float = math.inf, client_images: int = 0) -> None:
-        """max_queue: images of one model that may wait · client_images: of one client at once; 0: any number."""
+        """max_queue: images of one model that may wait · client_images: that one client may have; 0: any number."""
         self.metrics, self._thread = metrics, thread
         self._timeout_s, self._client_images = request_timeout_s, client_images
         self.uploads = Decoders()
         self.pools = Pools(batchers, metrics, thread, max_queue, self.uploads.until)
-        self.tickets: dict[str, Ticket] = {}   # requests that have room
-        self._at: dict[str, ServedModel] = {}  # at which model
+        self.tickets: dict[str, Ticket] = {}   # admitted requests, by id
+        self._at: dict[str, ServedModel] = {}  # the model of each
         self.draining = False
-        self.gone = ""                         # why this process decodes nothing any more, once that is so
+        self.gone = ""                         # why this process no longer decodes; empty while it does
         self.began = time.monotonic()
         metrics.heartbeat_age.set_function(lambda: thread.heartbeat_age_s)
         metrics.requests_waiting.set_function(lambda: sum(not ticket.joined for ticket in self.tickets.values()))
@@ -71,7 +71,7 @@ class Ledger:
     # --- a request, from its head to its end ---
 
     def check_open(self) -> None:
-        """Raise Draining or EngineGone if nothing is admitted any more."""
+        """Raise Draining or EngineGone if no request is admitted any more."""
         if self.draining:
             raise Draining()
         if self.gone:
@@ -79,10 +79,9 @@ class Ledger:
 
     @contextlib.contextmanager
     def holding(self, id: str, endpoint: str, client: str, timeout_s: float = math.inf) -> Iterator[Ticket]:
-        """The whole way of a request whose head was read: whatever ends it, what it holds is free afterwards, and it
-        is counted. Raises Draining or EngineGone.
+        """A request's life, once its head is read: however it ends, it is counted, and what it holds is freed.
 
-        timeout_s: allowed by the client, who may allow less in the body.
+        timeout_s: the client's limit; the body may set a shorter one. Raises Draining or EngineGone.
         """
         ticket = Ticket(id, endpoint, client, min(timeout_s, self._timeout_s))
         try:
@@ -102,19 +101,19 @@ class Ledger:
                 and (not self._client_images or self._images_of(client) < self._client_images))
 
     def reserve(self, ticket: Ticket, *, draws: bool) -> None:
-        """Room for one image of an upload that is still to be read, at the model with most room. Raises as admit."""
+        """Give an upload room for one image before it is read, at the model with most room. Raises as admit does."""
         served = max(self.models.values(), key=ServedModel.room_left)
-        # with several models, the body tells which one it asks for, and another may be faster
+        # with several models, only the body says which one is requested, and it may be faster than this one
         self._admit(ticket, served, 1, check_deadline=draws and len(self.models) == 1)
 
     def admit(self, ticket: Ticket, served: ServedModel, images: int, *, stream: bool = False, bulk: bool = False,
               timeout_s: float = math.inf, known: int | None = None, scores: bool = False, group: int = 1,
               ranked: bool = False, attempts: int = 0) -> None:
-        """Give a request room for all its images, now that it is read. timeout_s: from its head.
+        """Give a request room for all its images, once its body is read. timeout_s: counted from its head.
 
         known, scores, group, ranked, attempts: as in Ticket; known is None if the picture is not decoded yet.
-        Raises Draining, EngineGone, DeadlinePassed, ClientLimit, QueueFull or DeadlineUnreachable; it then holds
-        nothing.
+        Raises Draining, EngineGone, DeadlinePassed, ClientLimit, QueueFull or DeadlineUnreachable; the
+        request then holds nothing.
         """
         ticket.timeout_s, ticket.stream, ticket.scores = min(ticket.timeout_s, timeout_s), stream, scores
         ticket.attempts = attempts
@@ -154,7 +153,7 @@ class Ledger:
         self._thread.score(ScoringJob(ticket.id, ticket.client, scoring))
 
     async def decode_upload(self, ticket: Ticket, read: Callable[[], T]) -> T:
-        """What `read` makes of an upload, in a thread. Raises DeadlineUnreachable or DeadlinePassed."""
+        """Run `read` on an upload in a thread; return its result. Raises DeadlineUnreachable or DeadlinePassed."""
         with self._refusing(ticket):
             self.uploads.check(ticket.client, ticket.left_s)
         async with ticket.in_time():
@@ -194,7 +193,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def _refusing(self, ticket: Ticket) -> Iterator[None]:
-        """A ServiceError in the block is a refusal: it is counted, and what the request held is free at once."""
+        """A ServiceError in the block is a refusal: it is counted, and what the request holds is freed at once."""
         try:
             yield
         except ServiceError as error:
@@ -207,9 +206,9 @@ class Ledger:
         return sum(ticket.undone for ticket in self.tickets.values() if ticket.client == client)
 
     def _check_client(self, ticket: Ticket, images: int) -> None:
-        """Raise ClientLimit, with the time until it is not so, if so many images would be too many of one client."""
+        """Raise ClientLimit, with the time until there is room, if so many more images are too many for one client."""
         if not self._client_images or sum(served.undone for served in self.pools.all()) + images <= self._client_images:
-            return  # all clients together have no more
+            return  # all clients together have no more than that
         here = self._images_of(ticket.client)
         more = images - (ticket.images if ticket.id in self.tickets else 0)
         if (excess := here + more - self._client_images) > 0:
@@ -220,9 +219,9 @@ class Ledger:
     # --- reports of the engine thread ---
 
     def quantum_done(self, batcher: Batcher, report: QuantumReport) -> None:
-        """Events for the requests of one quantum, and what it did for the metrics."""
+        """Send events to the requests of one quantum, and count it in the metrics."""
         served = self.pools.of(batcher)
-        if served is None:  # it is no longer served, and its last request has left meanwhile
+        if served is None:  # the model is no longer served, and its last request has ended
             return
         metrics, now = self.metrics, time.monotonic()
         for request in report.joined:
@@ -255,7 +254,7 @@ class Ledger:
             ticket.send(EngineFailed(f"{message}; {cure}"))
 
     def _drawn(self, served: ServedModel, ticket: Ticket, image: Progress) -> None:
-        """An image has left its slot: it is done, or to be scored first."""
+        """An image has left its slot: it is done, or waits to be scored."""
         assert image.canvas is not None
         if not ticket.ranked:
             self._done(served, ticket, ImageDone(image.index, image.canvas, recognised=image.recognised,
@@ -271,7 +270,7 @@ class Ledger:
         self.metrics.images_completed.labels(served.name, served.backend, "completed").inc()
 
     def score_done(self, score: ScoringJob, error: Exception | None) -> None:
-        if (ticket := self.tickets.get(score.request)) is None:  # it has left meanwhile
+        if (ticket := self.tickets.get(score.request)) is None:  # the request has ended meanwhile
             return
         served = self._at[score.request]
         if error is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Memory that can be had without swapping: of the machine, of each control group around us, under RLIMIT_AS."""
+    """Bytes free without swapping: the least of the machine's, of each enclosing control group's and of RLIMIT_AS's."""
     page = os.sysconf("SC_PAGE_SIZE")
     free = [os.sysconf("SC_PHYS_PAGES") * page]
     with suppress(OSError, LookupError, ValueError):  # not Linux
@@ -24,7 +24,7 @@ def free_bytes(root: Path = Path("/")) -> int:
 
 
 def _left_by_groups(root: Path) -> Iterator[int]:
-    """What the control groups of this process, each in the one above it, have left; pages of files can be given up."""
+    """Bytes left in each control group of this process, up to the root; inactive file pages count as free."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":           # version 2
@@ -42,15 +42,15 @@ def _left_by_groups(root: Path) -> Iterator[int]:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """A file of lines that are a name and a number."""
+    """The numbers of a file whose lines are a name and a number, by name."""
     return {line.split()[0]: int(line.split()[1]) for line in path.read_text().splitlines()}
 
 
 def collect() -> None:
-    """Collect garbage now, and keep the objects that live out of all collections until the next call of this.
+    """Collect garbage now, and exclude the objects that survive from all collections until the next call.
 
-    Otherwise every full collection would stop all threads while it looks at all objects: of torch and FastAPI alone
-    350,000, in 0.2 s, once in 500 requests.
+    Otherwise every full collection, one in 500 requests, would stop all threads for 0.2 s while it looks at all
+    objects: torch and FastAPI alone have 350,000.
     """
     gc.unfreeze()
     gc.collect()

@@ -1,4 +1,4 @@
-"""What the event loop and the engine thread tell each other: submissions down, one report a quantum up."""
+"""Messages between the event loop and the engine thread: submissions to the thread, one report per quantum back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,47 +16,47 @@ from .schedule.passes import Ratios
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request's images for the engine thread. They may differ in seed and temperature only."""
+    """A request's images for the engine thread. The images may differ in seed and temperature only."""
 
     request: str
     specs: Sequence[ImageSpec]
     bulk: bool = False
-    stream: bool = False  # whether its image rows are wanted as they are finished
+    stream: bool = False  # whether image rows are reported as they are finished
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one image is."""
+    """The progress of one image."""
 
     request: str
     index: int     # among the request's images
     position: int  # tokens done, known ones included
-    left: float    # passes through the layers that it still needs, as far as one can tell
-    canvas: NDArray[np.uint8] | None = None  # (T,): of a finished image, or of a stream's with a new image row
-    label: int | None = None  # of a finished image: the class that was asked for, or that the model drew first
-    estimate: Estimate | None = None  # of a finished particle: it is the answer
-    recognised: Recognised | None = None  # of a finished image that was looked at
+    left: float    # passes through the layers that it probably still needs
+    canvas: NDArray[np.uint8] | None = None  # (T,): if it is finished, or streamed with a new image row
+    label: int | None = None  # of a finished image: the class requested, or drawn first by the model
+    estimate: Estimate | None = None  # of a finished particle that is the answer
+    recognised: Recognised | None = None  # of a finished image that the model has looked at
 
 
 @dataclass(frozen=True, slots=True)
 class QuantumReport:
-    """What one quantum of one model did, and what it left."""
+    """What one quantum of one model did, and where its images are after it."""
 
-    joined: list[str]         # a request for each image that got a slot
-    joined_at: float          # of time.monotonic
-    running: list[Progress]   # images in slots after it
+    joined: list[str]         # the request of each image that got a slot
+    joined_at: float          # by time.monotonic
+    running: list[Progress]   # images in slots after the quantum
     finished: list[Progress]
-    failed: dict[str, Exception]  # requests that are over: NotFinite, or what the decoder raised
-    overtaken: int            # of the queue, as for bulk_is_next
-    images: int               # in the quantum
-    steps: int                # passes through the layers, of the image with most of them; at least 1 if there are any
-    subpixels: int            # of all images
+    failed: dict[str, Exception]  # requests that ended: NotFinite, or what the decoder raised
+    overtaken: int            # of the queue, see bulk_is_next
+    images: int               # decoded in the quantum
+    steps: int                # the most passes through the layers of one image; at least 1 if images were decoded
+    subpixels: int            # decoded, of all images together
     seconds: float            # of decoding, without prefill
-    cycle_s: float            # from the end of the quantum before, or from waking up
+    cycle_s: float            # since the end of the previous quantum, or since work came
     saturated: int            # elements of state that were clamped
     retries: int              # runs of the quantum after the first
     ratios: Ratios            # for expected_passes
     prefilled: list[Prefilled]  # requests whose images may decode from now on
     looks: list[float] = field(default_factory=list)  # seconds of each look at a drawn image
-    again: int = 0            # images of these that are drawn again
-    repeats: float = 0.0      # times that an image is drawn again, on average
+    again: int = 0            # images among these that are drawn again
+    repeats: float = 0.0      # mean number of times that an image is drawn again

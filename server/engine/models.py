@@ -1,4 +1,4 @@
-"""Which models are served: checkpoints found, read, and given slots; and read again when they have changed."""
+"""The models to serve: finds their checkpoints, reads them, gives them slots, and reads them again on SIGHUP."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ class Catalogue:
     """The checkpoints that the settings name, as batchers."""
 
     def __init__(self, settings: Settings, faults: Faults | None = None, *, share: bool = False) -> None:
-        """share: whether other processes of this machine serve the same."""
+        """share: whether other processes on this machine serve the same models."""
         self._settings, self._faults, self._share = settings, faults, share
 
     def read(self) -> dict[str, Batcher]:
@@ -47,10 +47,10 @@ class Catalogue:
             checkpoint.config_of(folder)
 
     async def reload(self, ledger: Ledger) -> None:
-        """Serve what the folders hold now, compared by digest. On the event loop, except for the reading.
+        """Serve what the folders hold now; digests show what has changed. On the event loop, but reads in a thread.
 
-        A checkpoint is read beside what is served, and takes its place when it is whole. One that cannot be served is
-        refused: what was served under its name goes on.
+        A checkpoint is read while the model before it is served, and replaces it once it is complete. One that cannot
+        be served is refused, and the model of its name goes on.
         """
         try:
             folders = await asyncio.to_thread(self._present)
@@ -103,7 +103,7 @@ class Catalogue:
         ledger.metrics.reloads.labels("refused").inc()
 
     def _present(self) -> dict[str, Path]:
-        """Folders by model, the default one first; those named by --models that are not there are left out."""
+        """Folders by model, the default one first; models named by --models that are missing are left out."""
         found: dict[str, Path] = {}
         for folder in self._folders(missing=True):
             if (other := found.setdefault(checkpoint.name_of(folder), folder)) != folder:
@@ -117,7 +117,7 @@ class Catalogue:
         return self._batcher(folder, required=served is not None)
 
     def _batcher(self, folder: Path, *, required: bool = False) -> Batcher | None:
-        """The model of a folder; None for attention that draws no images, unless it is required or named."""
+        """The model of a folder; None if its attention draws no images (ValueError if it is required or named)."""
         settings, config = self._settings, checkpoint.config_of(folder)
         if not attention_for(config).steps_as:
             if settings.models or required:
@@ -127,7 +127,7 @@ class Catalogue:
         loaded = checkpoint.read(folder)
         linear = loaded.net.config.attention == "linear"
         slots = settings.slots if linear else min(settings.slots, settings.softmax_slots)
-        # softmax has no compiled engine: what is asked for is meant for the linear models beside it
+        # softmax has no compiled engine: these settings are meant for the linear models beside it
         wanted = (settings.engine, settings.precision) if linear else ("auto", "auto")
         form = StateFormat(precision=settings.state, defer=settings.defer)
         device, state = (settings.device, form) if linear else ("cpu", None)
@@ -143,7 +143,7 @@ class Catalogue:
         return Batcher(with_faults(decoder, self._faults) if self._faults else decoder)
 
     def _folders(self, *, missing: bool = False) -> list[Path]:
-        """missing: whether a model that is named may be missing, and there may be none."""
+        """missing: whether named models may be missing, and there may be no model at all."""
         settings = self._settings
         if settings.models:
             named = [name.strip() for name in settings.models.split(",")]
@@ -170,7 +170,7 @@ def _batchers(ledger: Ledger) -> dict[str, Batcher]:
 
 
 def _check_memory(source: Checkpoint, slots: int, *, shadowed: bool) -> None:
-    """shadowed: whether slots are copied before each quantum, all of them or those of edits."""
+    """Raise ValueError if slots do not fit into memory. shadowed: whether each needs room for a copy as well."""
     attention = source.net.attention
     needed, free = (1 + shadowed) * attention.state_bytes * (slots + 1), free_bytes()
     if needed > free:

@@ -1,4 +1,4 @@
-"""The models that are served; they can be replaced and removed while requests go on. Of the event loop only."""
+"""The served models, which can be replaced and removed while requests run. Used on the event loop only."""
 
 import asyncio
 import weakref
@@ -13,8 +13,8 @@ from .served import ServedModel
 from .thread import EngineThread
 from .ticket import Ticket
 
-COLLECT_S = 1.0  # after the last request of a model that is no longer served, its memory is given back
-AGAIN_S = 6.0    # and again, if something kept it then: uvicorn's keep-alive, and a second
+COLLECT_S = 1.0  # seconds from the last request of a model that is no longer served until its memory is freed
+AGAIN_S = 6.0    # seconds until the next attempt if something still held it: uvicorn's keep-alive, and a second
 
 
 class Pools:
@@ -27,7 +27,7 @@ class Pools:
         self.serve(batchers)
 
     def serve(self, batchers: dict[str, Batcher]) -> None:
-        """Admit requests to these models from now on. Requests admitted to others go on there until they end."""
+        """Admit requests to these models from now on. Requests admitted to other models go on until they end."""
         before = {served.batcher: served for served in self.models.values()}
         self.models = {name: before.pop(batcher) if batcher in before else self._entry(batcher)
                        for name, batcher in batchers.items()}
@@ -53,12 +53,12 @@ class Pools:
         return next((served for served in self.all() if served.batcher is batcher), None)
 
     def until_drawn(self, images: int, tickets: list[Ticket]) -> float:
-        """Seconds until so many images of these tickets will be drawn, or all of them; 0 if there are none."""
+        """Seconds until so many images of these tickets are drawn, or all if there are fewer; 0 if there are none."""
         ends = sorted(end for served in self.all() for end in served.ends(tickets))
         return ends[min(images, len(ends)) - 1] if ends else 0.0
 
     def forget_idle(self) -> None:
-        """Give back the memory of models that are no longer served and have no requests."""
+        """Free the memory of models that are no longer served and have no requests."""
         over = [served for served in self._leaving if served.idle]
         if not over:
             return
@@ -70,7 +70,7 @@ class Pools:
         asyncio.get_running_loop().call_later(COLLECT_S, self._give_back, gone, AGAIN_S)
 
     def _give_back(self, gone: list["weakref.ref[Batcher]"], again_s: float) -> None:
-        """Collect garbage until they are freed: their last requests are in cycles, and an idle connection keeps one."""
+        """Collect garbage until the batchers are freed: cycles and idle connections still hold their last requests."""
         collect()
         if left := [batcher for batcher in gone if batcher() is not None]:
             asyncio.get_running_loop().call_later(again_s, self._give_back, left, 2 * again_s)
@@ -79,7 +79,7 @@ class Pools:
         return sum(served.waiting(bulk) for served in self.all() if served.name == name)
 
     def count(self, served: ServedModel, report: QuantumReport) -> None:
-        """What a quantum did, for the metrics."""
+        """Count in the metrics what a quantum did."""
         metrics, model = self._metrics, (served.name, served.backend)
         if report.steps:
             metrics.pixels_generated.labels(*model).inc(report.subpixels)
@@ -95,7 +95,7 @@ class Pools:
         self.count_slots(served.name)
 
     def count_slots(self, name: str) -> None:
-        """Set the gauges of a model's name, which an old model and the one in its place may share."""
+        """Set the slot gauges of a model's name, which a model and the one that replaces it may share."""
         alike = [served for served in self.all() if served.name == name]
         self._metrics.set_slots(name, sum(served.room.slots for served in alike),
                                 sum(served.slots_used for served in alike))

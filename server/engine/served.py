@@ -1,4 +1,4 @@
-"""What the event loop knows of one model that is served: its room, its requests, and when they will be done."""
+"""One served model as the event loop knows it: its room, its requests, and when they will be done."""
 
 import math
 import time
@@ -14,16 +14,16 @@ from .schedule.quantum import QUANTUM_S
 from .schedule.step_time import MIN_FACTOR, SafetyFactor, StepTimeEstimate
 from .ticket import Ticket
 
-STALE_S = 5.0  # measurements of an idle model are forgotten, and those of scoring when nothing is scored: if they were
-               # wrong and every request was refused because of them, nothing would correct them
+STALE_S = 5.0  # seconds after which measurements of an idle model are forgotten, and unused ones of scoring and prefill:
+               # if they were wrong and every request was refused because of them, nothing would correct them
 
 
 class ServedModel:
-    """Of the event loop only. Images are counted here as the reports tell of them, at most a quantum late."""
+    """Used on the event loop only. Images are counted here as the reports say, at most a quantum late."""
 
     def __init__(self, batcher: Batcher, max_queue: int, uploads_s: Callable[[int], float] = lambda uploads: 0.0
                  ) -> None:
-        """uploads_s: seconds until so many of the uploads being decoded are done, which hold room in the queue."""
+        """uploads_s: seconds until so many uploads are decoded, of those that hold room in the queue."""
         self.batcher, self.decoder, self.name, self.backend = batcher, batcher.decoder, batcher.name, batcher.backend
         self.room = Room(batcher.decoder.slots, max_queue)
         self.step_time, self.safety = StepTimeEstimate(), SafetyFactor()
@@ -31,17 +31,17 @@ class ServedModel:
         self._reserved: dict[str, Ticket] = {}  # admitted; their images are not known yet
         self._queued: dict[str, Ticket] = {}    # their images wait or run, in the order they came
         self._waiting = [0, 0]                  # images that have had no slot yet: interactive, bulk
-        self._unscored = [0, 0]                 # that wait for their score: they hold room, and never need a slot again
+        self._unscored = [0, 0]                 # images that wait for their score: they hold room, but need no slot
         self._in_slots = 0
-        self._score_s = 0.0                     # of scoring one candidate, or a look at one image, smoothed
+        self._score_s = 0.0                     # to score one candidate or look at one image, smoothed
         self._scored_at = -math.inf             # when this was last measured
-        self._prefill_s = 0.0                   # of one token of a prefill, or of one reading, smoothed
+        self._prefill_s = 0.0                   # for one token of a prefill, or one reading, smoothed
         self._prefilled_at = -math.inf
-        self._repeats = 0.0                     # times that an image which may be drawn again is, on average
+        self._repeats = 0.0                     # mean redraws of an image that may be drawn again
         self._last: QuantumReport | None = None
         self._last_at = 0.0
         self._ratios = UNKNOWN
-        self._in_progress: list[Remaining] | None = None  # as _running gives them, until it has to count again
+        self._in_progress: list[Remaining] | None = None  # what _running returned; None: to be computed again
 
     def ticket(self, request: str) -> Ticket | None:
         """The ticket of a request whose images wait or run."""
@@ -52,7 +52,7 @@ class ServedModel:
         return not (self._reserved or self._queued)
 
     def max_images(self, bulk: bool) -> int:
-        """Images that one request of a class may have, so that it fits when there is no other."""
+        """The most images of one request of a class: as many as fit when there is no other request."""
         return self.room.slots + self.room.queue_of(bulk)
 
     def waiting(self, bulk: bool | None = None) -> int:
@@ -73,17 +73,17 @@ class ServedModel:
         return self.room.left(bulk, self.room.slots - self._in_slots, *self._queue())
 
     def _queue(self) -> tuple[int, int]:
-        """Images that hold room in the queue, and the bulk ones of them."""
+        """Images that hold room in the queue, and how many of them are bulk."""
         return sum(self._waiting) + sum(self._unscored), self._waiting[True] + self._unscored[True]
 
     # --- admission ---
 
     def admit(self, ticket: Ticket, images: int, *, bulk: bool = False, known: int | None = None, group: int = 1,
               ranked: bool = False, check_deadline: bool = True) -> None:
-        """Give a ticket room for so many images, in place of what it has here.
+        """Give a ticket room for so many images, in place of the room it has here.
 
         known, group, ranked: as in Ticket. Raises QueueFull with the time until there is room, or DeadlineUnreachable;
-        the ticket then has no room here at all.
+        the ticket then has no room here.
         """
         self.leave(ticket)
         if not self._queued and time.monotonic() - self._last_at > STALE_S:
@@ -104,13 +104,13 @@ class ServedModel:
             self._predict(ticket)
 
     def queue(self, ticket: Ticket, known: int) -> None:
-        """An admitted ticket's images are known, and wait from now on. Raises DeadlineUnreachable; it then leaves."""
+        """Queue an admitted ticket: its images are known now. Raises DeadlineUnreachable; the ticket then leaves."""
         self._queued[ticket.id] = self._reserved.pop(ticket.id)
         ticket.known = known
         self._predict(ticket)
 
     def leave(self, ticket: Ticket) -> None:
-        """Take back what a ticket holds here."""
+        """Free what a ticket holds here."""
         if (self._reserved.pop(ticket.id, None) or self._queued.pop(ticket.id, None)) is not None:
             self._waiting[ticket.bulk] -= ticket.waiting
             self._unscored[ticket.bulk] -= ticket.unscored
@@ -125,13 +125,13 @@ class ServedModel:
             ticket.promised = math.inf  # once
 
     def _predict(self, ticket: Ticket) -> None:
-        """Raise DeadlineUnreachable if the ticket would probably not be done in time; it then leaves."""
+        """Raise DeadlineUnreachable if the ticket would probably not be done in time; the ticket then leaves."""
         ticket.promised = math.inf
         # the images that are drawn last, one in each slot, are scored or looked at after all are drawn
         running = self._running()
         judged = ticket.ranked or ticket.attempts > 0
         more_s = min(ticket.images, self.room.slots) * self.score_s if judged else 0.0
-        more_s += self.prefill_s(ticket.known or 0) * (2 if running else 1)  # it gets half of the time beside others
+        more_s += self.prefill_s(ticket.known or 0) * (2 if running else 1)  # half of the time while others decode
         left_s, factor = ticket.left_s - more_s, self.safety.value
         images = min(self.room.slots, len(running) + sum(self._waiting)) if running else 0
         if not self.step_time.confident(images, left_s):
@@ -150,16 +150,16 @@ class ServedModel:
             raise DeadlineUnreachable(ticket.left_s, needed_s * factor + more_s, len(running) + sum(self._waiting))
 
     def hopeless(self) -> list[Ticket]:
-        """Waiting tickets that could hardly be done in time even if they got a slot now.
+        """Waiting tickets that would hardly be done in time even if they got a slot now; marks them as late.
 
-        Decoded all the same, each would also delay the tickets behind it.
+        Decoding them all the same would also delay the tickets behind them.
         """
         images = self.slots_used
         step_s, late = self.step_time(min(images + 1, self.room.slots)), []
         for ticket in self._queued.values():
             if ticket.joined or ticket.late:
                 continue
-            left_s = ticket.left_s - QUANTUM_S  # the next report comes so much later
+            left_s = ticket.left_s - QUANTUM_S  # the next report comes up to a quantum later
             alone_s = self._passes(ticket.known or 0, ticket) * step_s
             if alone_s * MIN_FACTOR <= left_s:  # nearly always
                 continue
@@ -190,7 +190,7 @@ class ServedModel:
         self._in_slots += 1
 
     def drawn(self, ticket: Ticket) -> None:
-        """One of a ticket's images has left its slot; if the ticket is ranked, it waits for its score."""
+        """One of a ticket's images has left its slot; if the ticket is ranked, the image waits for its score."""
         ticket.drawn += 1
         self._in_slots -= 1
         self._unscored[ticket.bulk] += 1
@@ -205,23 +205,23 @@ class ServedModel:
         self._unscored[ticket.bulk] -= 1
 
     def scored(self, seconds: float) -> None:
-        """One image's score is computed, or it was looked at. seconds: that its own pieces took."""
+        """One image was scored, or looked at. seconds: what its own pieces took."""
         self._score_s = 0.7 * (self.score_s or seconds) + 0.3 * seconds
         self._scored_at = time.monotonic()
 
     @property
     def score_s(self) -> float:
-        """Seconds that scoring one image takes, or a look at it; 0 if none was measured lately."""
+        """Seconds that scoring or looking at one image takes; 0 if none was measured lately."""
         return self._score_s if time.monotonic() - self._scored_at <= STALE_S else 0.0
 
     def prefill_s(self, known: int) -> float:
-        """Seconds until a request's images can decode of which so many tokens are known; 0 if none was timed lately."""
+        """Seconds that prefill takes for a request with so many known tokens; 0 if none was measured lately."""
         if not known or time.monotonic() - self._prefilled_at > STALE_S:
             return 0.0
         return self._prefill_s * (1 if self.decoder.config.patch else known)
 
     def apply(self, report: QuantumReport) -> None:
-        """Keep what a report says of all images together."""
+        """Learn from what a report says of all images together."""
         for tokens, seconds in report.prefilled:
             self._prefill_s = 0.7 * (self._prefill_s or seconds / tokens) + 0.3 * seconds / tokens
             self._prefilled_at = time.monotonic()
@@ -238,13 +238,13 @@ class ServedModel:
         self._last = self._in_progress = None
 
     def _passes(self, known: int, ticket: Ticket) -> float:
-        """Passes that an image of a ticket will probably need of which so many tokens are known."""
+        """Passes that an image of a ticket will probably need if so many of its tokens are known."""
         told = bool(known and self.decoder.config.patch)
         once = expected_passes(self._ratios, self._length - known, self._length, told)
         return once * (1 + self._repeats) if ticket.attempts > 1 else once
 
     def _running(self) -> list[Remaining]:
-        """Images in slots. Counted once a report, though every admission asks."""
+        """Images in slots. Computed once per report, since every admission needs it."""
         if self._in_progress is None:
             self._in_progress = [Remaining(image.request, image.left, ticket.bulk)
                                  for image in (self._last.running if self._last else [])
@@ -252,7 +252,7 @@ class ServedModel:
         return self._in_progress
 
     def _outlook(self, ticket: Ticket | None = None) -> Outlook:
-        """All that has or needs a slot. Images not read yet count as whole ones, but this ticket's as if all known."""
+        """All images that have or need a slot. Of uploads not decoded yet nothing counts as known; of `ticket`, all."""
         classes: tuple[list[Remaining], list[Remaining]] = ([], [])
         for other in chain(self._queued.values(), self._reserved.values()):
             known = other.known if other.known is not None else self._length if other is ticket else 0

@@ -22,9 +22,9 @@ from .messages import QuantumReport, Submission
 from .watchdog import Watchdog
 
 logger = logging.getLogger("linpix")
-LAST_WORDS_S = 1.0  # for answers to reach their clients before a process without an engine exits
-LOST = 70           # its exit status: an internal software error, by sysexits.h
-RESTARTS, RESTARTS_S = 3, 600.0  # an engine thread that dies more often than this in this time ends the process
+LAST_WORDS_S = 1.0  # seconds for answers to reach clients before a process without an engine exits
+LOST = 70           # exit status of such a process: an internal software error, by sysexits.h
+RESTARTS, RESTARTS_S = 3, 600.0  # the process ends if the engine thread dies more often than this in so many seconds
 BACKGROUND_PATIENCE = 10  # watchdog time-outs that one unit of background work may take
 BACKGROUND_SHARE = 10     # background work gets one unit in so many rounds of quanta
 
@@ -40,7 +40,7 @@ class Reports(Protocol):
     def score_done(self, score: ScoringJob, error: Exception | None) -> None: ...
 
     def engine_gone(self, why: str, error: ServiceError) -> None:
-        """This process decodes nothing any more, and is about to exit."""
+        """This process no longer decodes, and is about to exit."""
 
 
 class EngineThread:
@@ -48,8 +48,8 @@ class EngineThread:
 
     def __init__(self, watchdog_timeout_s: float = 60.0) -> None:
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._batchers: Sequence[Batcher] = ()  # replaced, never changed: the watchdog reads it
-        self._current: Batcher | None = None    # whose quantum is under way
+        self._batchers: Sequence[Batcher] = ()  # replaced, never changed in place: the watchdog reads it
+        self._current: Batcher | None = None    # the one whose quantum is running
         self._scores = ScoringQueue()
         self._background: Iterator[None] | None = None
         self._running = False
@@ -85,7 +85,7 @@ class EngineThread:
         self._inbox.put(partial(self._scores.append, score))
 
     def run_in_background(self, work: Iterator[None]) -> None:
-        """Run a generator between quanta, one `next` at a time, in place of the one before."""
+        """Run a generator between quanta, one `next` at a time; it replaces an earlier one."""
         self._inbox.put(partial(setattr, self, "_background", work))
 
     @property
@@ -112,7 +112,7 @@ class EngineThread:
                 return
             except EngineLost as lost:
                 self._end(str(lost), EngineFailed(str(lost)))
-            except Exception as failure:  # a bug of ours; until it is fixed it costs this batch, and nothing else
+            except Exception as failure:  # a bug of ours, which costs this batch and nothing else
                 logger.exception("the engine thread died, and is restarted")
                 now = time.monotonic()
                 if len(died) == RESTARTS and now - died[0] < RESTARTS_S:
@@ -132,7 +132,7 @@ class EngineThread:
                 self._work_in_background(self._background)
 
     def _take_calls(self, wait: bool) -> bool:
-        """Make the calls in the inbox, after waiting for one if there is nothing else to do. False: stop."""
+        """Make the calls in the inbox. wait: for at least one. Returns False if the thread is to stop."""
         try:
             while (call := self._inbox.get(block=wait)) is not None:
                 call()
@@ -191,18 +191,18 @@ class EngineThread:
     def _report(self, call: Callable[..., None], *about: object) -> None:
         try:
             self._tell(call, *about)
-        except RuntimeError:  # the event loop is closed: the process is ending, and nobody waits for an answer
+        except RuntimeError:  # the event loop is closed: the process is ending, and no client waits for an answer
             logger.debug("a report after the event loop was closed")
 
     def _hung(self, seconds: float) -> None:
-        """On the watchdog's thread: a call that does not return cannot be ended, only the process can."""
+        """End the process: a call that does not return cannot be ended. Runs on the watchdog's thread."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         logger.critical("the engine thread is at:\n%s", "".join(traceback.format_stack(frame)) if frame else "its end")
         why = f"the engine made no progress for {seconds:g} s"
         self._end(why, EngineGone(why))
 
     def _end(self, why: str, error: ServiceError) -> NoReturn:
-        """Have all requests answered, and end the process, for its supervisor to start it again."""
+        """Answer all requests with the error, and end the process, so that its supervisor starts it again."""
         logger.critical("%s; the process ends with status %d", why, LOST)
         self._report(self._reports.engine_gone, why, error)
         time.sleep(LAST_WORDS_S)

@@ -1,4 +1,4 @@
-"""One images request on the event loop: when it has to be done, what it holds, and the events it waits for."""
+"""The ticket of one request on the event loop: its deadline, what it holds, and the events of its images."""
 
 import asyncio
 import contextlib
@@ -29,9 +29,9 @@ class RowsDone:
 class ImageDone:
     index: int
     canvas: NDArray[np.uint8]
-    log_probs: NDArray[np.float32] | None = None  # (T,), as of Scoring, nothing known: if it was scored
+    log_probs: NDArray[np.float32] | None = None  # (T,), as in Scoring with nothing known: if it was scored
     recognised: Recognised | None = None          # if the model has looked at it
-    estimate: Estimate | None = None              # of a particle that is the answer
+    estimate: Estimate | None = None              # if it is the particle that was chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ Event = RowsDone | ImageDone | Scored | ServiceError
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """Of the event loop only. Times are of time.monotonic, which is the loop's clock."""
+    """Used on the event loop only. Times are by time.monotonic, which is the loop's clock."""
 
     id: str
     endpoint: str
@@ -52,21 +52,21 @@ class Ticket:
     timeout_s: float                                           # from `began`
     began: float = field(default_factory=time.monotonic)       # when its head was read
     stream: bool = False
-    images: int = 0                                            # room for so many
-    scores: bool = False           # its image is not drawn but scored: its place is in the queue, and never a slot
+    images: int = 0                                            # that it has room for
+    scores: bool = False           # its image is scored, not drawn: it holds room in the queue, never a slot
     bulk: bool = False
-    group: int = 1                 # images that get their slots at once
-    known: int | None = None       # tokens of each image that need no step; None: not read yet
+    group: int = 1                 # images that get their slots at the same time
+    known: int | None = None       # tokens of each image that need no step; None: upload not decoded yet
     given: int = 0                 # image rows that are known from the start
-    ranked: bool = False           # each of its images is scored once it is drawn, and holds its place until then
-    attempts: int = 0              # at each of its images, as of ImageSpec
+    ranked: bool = False           # each of its images is scored once it is drawn, and holds room until then
+    attempts: int = 0              # for each of its images, as in ImageSpec
     joined: int = 0                # images that have had a slot
-    drawn: int = 0                 # images that have left it
+    drawn: int = 0                 # images that have left their slot
     done: int = 0                  # images that are finished: drawn and, if ranked, scored
     rows: list[int] = field(default_factory=list)  # image rows finished, by image
     outcome: str = ""              # "completed", "cancelled" or "failed" once its images are queued
-    promised: float = float("inf")     # when it was predicted to be done; inf: no prediction was needed
-    late: bool = False             # its deadline has passed
+    promised: float = float("inf")     # predicted time of its end; inf: no prediction was needed
+    late: bool = False             # its deadline has passed, or can no longer be met
     released: bool = False
     expiry: asyncio.TimerHandle | None = None  # sends DeadlinePassed at the deadline, once its images are queued
     _again: set[int] = field(default_factory=set)  # images that were drawn again
@@ -99,9 +99,10 @@ class Ticket:
         self._events.put_nowait(event)
 
     def progressed(self, image: Progress, rows: int) -> bool:
-        """So many image rows of an image are finished; a stream is told of new ones. Whether its first is among them.
+        """Record that `rows` image rows of an image are finished, and send the new ones if the request is a stream.
 
-        An image that is drawn again has fewer rows than before, and a stream is told of all of them again.
+        Returns whether the first decoded image row is among them. An image that is drawn again has fewer image rows
+        than before; a stream gets all of them again.
         """
         before, self.rows[image.index] = self.rows[image.index], rows
         if rows < before:
@@ -113,7 +114,7 @@ class Ticket:
         return before == self.given < rows and image.index not in self._again
 
     def check_time(self) -> None:
-        """Raise DeadlinePassed, after work that the event loop could not interrupt."""
+        """Raise DeadlinePassed if the deadline passed during work that the event loop could not interrupt."""
         if self.left_s <= 0:
             raise self._passed()
 
@@ -123,7 +124,7 @@ class Ticket:
 
     @contextlib.asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
-        """Raise DeadlinePassed in the block, wherever it is, at the deadline."""
+        """Interrupt the block at the deadline, wherever it is, and raise DeadlinePassed."""
         try:
             async with asyncio.timeout_at(self.deadline):
                 yield
@@ -152,7 +153,7 @@ class Ticket:
             yield event
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """Events until the last image is finished or an error ends the request, all that there are at a time."""
+        """Lists of all events there are, until the last image is finished or an error ends the request."""
         done = 0
         while done < self.images:
             events = [await self._events.get()]

@@ -1,1 +1,1 @@
-"""Slots and queue in plain Python, without torch, and how long a step takes."""
+"""The schedule: slots, the queue, and how long a step takes. Plain Python, without torch."""

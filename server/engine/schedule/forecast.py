@@ -1,7 +1,7 @@
-"""How many images are admitted, and when each will be done: pure functions of what is waiting and running.
+"""Forecasts: how many images may be admitted, and when each will be done, given the waiting and running images.
 
-Times are counted in steps, passes through the layers: in most models one a token. The caller gives the seconds of a
-step. Nothing here has a clock.
+Pure functions, without a clock. Times are counted in steps, which are passes through the layers: in most models one
+per token. The caller gives the seconds that a step takes.
 """
 
 import heapq
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .scheduler import bulk_is_next
 
-BULK_QUEUE = 4  # a quarter of the queue is not for bulk images, so that bulk alone never shuts others out
+BULK_QUEUE = 4  # a quarter of the queue is closed to bulk images, so that they never shut others out
 
 StepTime = Callable[[int], float]  # time of one step, by the number of images that take it
 
@@ -43,13 +43,13 @@ class Remaining(NamedTuple):
     request: str
     steps: float
     bulk: bool = False
-    group: int = 1  # images in a row that get their slots at once
+    group: int = 1  # consecutive images that get their slots at the same time
 
 
 class End(NamedTuple):
     """The predicted end of one image, and the state of the queue at that time."""
 
-    at: float     # from now
+    at: float     # time from now
     image: Remaining
     free: int     # slots without an image
     waiting: int  # images without a slot
@@ -75,7 +75,7 @@ def queue_order(interactive: Iterable[Remaining], bulk: Iterable[Remaining], ove
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """All images admitted to a model at one moment. It predicts their ends if no request arrives or leaves."""
+    """All images admitted to a model at one moment. It predicts their ends as if no request arrived or left."""
 
     slots: int
     length: int                    # T
@@ -90,7 +90,7 @@ class Outlook:
         heapq.heapify(free)
         waiting = iter(self.waiting)
         for image in waiting:
-            for _ in range(image.group - 1):  # until the last of their slots is free, the others stay so
+            for _ in range(image.group - 1):  # these slots stay free until the last of the group is
                 heapq.heappop(free)
                 next(waiting)
             end = free[0] + image.steps
@@ -121,7 +121,7 @@ class Outlook:
                     ends[-1].at if ends else 0.0)
 
     def until_done(self, request: str, step_time: StepTime = in_steps) -> float:
-        """Time until the last image of a request: the same as from `ends`, and faster."""
+        """Time until the last image of a request: the same as from `ends`, but faster to compute."""
         replay = self._replay()
         done = max((end for end, image in replay if image.request == request), default=0)
         now, at = 0.0, 0.0
@@ -134,10 +134,10 @@ class Outlook:
 
 
 def latest_end(slots: int, length: float, running_steps: float, waiting: int, group: int = 1) -> float:
-    """Steps after which everything admitted is done at the latest; much faster to compute than the replay.
+    """A bound on the steps after which all admitted images are done; much faster to compute than the replay.
 
-    running_steps: of all images in slots · waiting: images, counted as whole ones · group: images of the largest group,
-    while which waits up to group - 1 slots are free. The bound is the remaining work, shared by the other slots, and
-    one image more: Graham, "Bounds on multiprocessing timing anomalies", 1969.
+    running_steps: of all images in slots · waiting: images, each counted as a whole one · group: images in the largest
+    group; while it waits, up to group - 1 slots are free. The bound is the remaining work, shared by the other slots,
+    plus one image: Graham, "Bounds on multiprocessing timing anomalies", 1969.
     """
     return length + (running_steps + length * waiting) / (slots - group + 1)

@@ -1,17 +1,18 @@
-"""How often an image still goes through the layers, in models where some of its tokens do not."""
+"""Predicts how many passes through the layers an image still needs, in models where some tokens need none."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-BUCKETS = 16   # of what is left of an image, in parts of its tokens
-FORGET = 0.05  # weight of one image, of which a bucket gets one or two measurements
+BUCKETS = 16   # equal parts of an image's tokens; ratios are kept by how many are left
+FORGET = 0.05  # weight of one measurement; a bucket gets one or two of each image
 
-Ratios = tuple[Sequence[float], Sequence[float]]  # passes a token: of images of which nothing was read, of others
+# passes per token, by bucket: of images of which nothing was read, and of the others
+Ratios = tuple[Sequence[float], Sequence[float]]
 UNKNOWN: Ratios = ((1.0,) * BUCKETS, (1.0,) * BUCKETS)  # until an image has finished, each token counts as a pass
 
 
 def expected_passes(ratios: Ratios, left: int, length: int, told: bool) -> float:
-    """Passes of an image of `length` tokens of which so many are still to be drawn. A mean: no bound."""
+    """Passes of an image of `length` tokens of which `left` are still to be drawn: a mean, not a bound."""
     return left * ratios[told][_bucket(left, length)]
 
 
@@ -21,26 +22,26 @@ def _bucket(left: int, length: int) -> int:
 
 @dataclass(slots=True)
 class PassesLearned:
-    """Learns from each finished image how many passes it took from wherever a quantum began.
+    """Learns from each finished image how many passes it took from the start of each quantum to its end.
 
-    What was not measured is as the nearest that was.
+    A bucket without measurements has the ratio of the nearest bucket that has some.
     """
 
     length: int  # T
     ratios: Ratios = UNKNOWN
     _measured: tuple[dict[int, float], dict[int, float]] = field(default_factory=lambda: ({}, {}))
-    _quanta: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # of each slot: what was left, and passes
+    _quanta: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # by slot and quantum: tokens left, passes
 
     def begin(self, slot: int) -> None:
         """A slot was given to another image."""
         self._quanta[slot] = []
 
     def add(self, slot: int, left: int, passes: int) -> None:
-        """The image in a slot, of which so many tokens were left to be drawn, took so many passes."""
+        """The image in a slot took `passes` passes in a quantum that began with `left` of its tokens to be drawn."""
         self._quanta[slot].append((left, passes))
 
     def finish(self, slot: int, told: bool) -> None:
-        """The image in a slot is done."""
+        """The image in a slot is done: learn from its quanta."""
         total, measured, quanta = 0, self._measured[told], self._quanta.pop(slot)
         if not quanta:  # all of it was known
             return

@@ -1,10 +1,10 @@
-"""How many steps a quantum has: as many as fit in its time at the speed last measured."""
+"""The length of a quantum: as many steps as fit in its time at the speed measured lately."""
 
-QUANTUM_S = 0.050  # longest quantum, and longest prefill where nothing is decoded: how late cancellations act
+QUANTUM_S = 0.050  # longest quantum, and longest prefill while no image decodes: cancellations act this late
 
 
 class QuantumLength:
-    """Seconds of a step, of decoding alone, learned for each number of images in powers of two."""
+    """Learns the seconds of a step, without prefill, for each number of images in powers of two."""
 
     def __init__(self, stride: int, most: int) -> None:
         """stride: steps that the engine runs in one go; a quantum has a multiple of them · most: steps of a quantum."""
@@ -21,6 +21,6 @@ class QuantumLength:
         return max(self._stride, min(self._most, int(QUANTUM_S / seconds)) // self._stride * self._stride)
 
     def learn(self, images: int, seconds: float) -> None:
-        """One step of so many images took so long."""
+        """One step of so many images took so many seconds."""
         before = self._seconds.get(images.bit_length(), seconds)
         self._seconds[images.bit_length()] = 0.7 * before + 0.3 * seconds

@@ -1,4 +1,4 @@
-"""Which images wait, and which run in which slot.
+"""The scheduler: which images wait, and which run in which slot.
 
 Plain Python on purpose: no torch, no clock, no threads, so that its tests run in milliseconds.
 """
@@ -22,8 +22,8 @@ class ScheduledImage:
     cancelled: bool = False
     bulk: bool = False
     prefilled: bool = True  # false while the inputs before its position are being folded in: it does not decode yet
-    group: int = 1        # images of its request, in a row, that get their slots at once and stay at one position
-    held: bool = False    # keeps its slot when all of it is drawn, since it may have to be drawn again
+    group: int = 1        # consecutive images of its request that get slots at the same time, and stay at one position
+    held: bool = False    # keeps its slot once it is fully drawn, since it may have to be drawn again
 
 
 def bulk_is_next(interactive: int, bulk: int, overtaken: int) -> bool:
@@ -40,7 +40,7 @@ class WaitQueue:
     def __init__(self) -> None:
         self.interactive: deque[ScheduledImage] = deque()
         self.bulk: deque[ScheduledImage] = deque()
-        self.overtaken = 0  # as for bulk_is_next
+        self.overtaken = 0  # see bulk_is_next
 
     def __len__(self) -> int:
         return len(self.interactive) + len(self.bulk)
@@ -60,7 +60,7 @@ class WaitQueue:
         return self._next()[0] if len(self) else None
 
     def take(self) -> list[ScheduledImage]:
-        """Remove the first image and the others of its group, which get slots."""
+        """Remove the first image and the others of its group, which now get slots."""
         images = self._next()
         group = [images.popleft() for _ in range(images[0].group)]
         self.overtaken = 0 if group[0].bulk or not self.bulk else self.overtaken + len(group)
@@ -78,7 +78,7 @@ class Scheduler:
 
     slots: int
     length: int           # T
-    image_row: int = 1    # tokens; the images of a group wait for each other where one ends
+    image_row: int = 1    # tokens; the images of a group wait for each other at the end of each image row
     waiting: WaitQueue = field(default_factory=WaitQueue)
     running: dict[int, ScheduledImage] = field(default_factory=dict)
 
@@ -107,7 +107,7 @@ class Scheduler:
         """Between quanta: free the slots of cancelled images, then give free slots to the next request.
 
         Returns its images that got a slot. Call it again for the next request, until it returns none. A group for which
-        too few slots are free keeps those behind it waiting: smaller requests could else overtake it for ever.
+        too few slots are free keeps those behind it waiting: otherwise smaller requests could overtake it for ever.
         """
         self.running = {slot: image for slot, image in self.running.items() if not image.cancelled}
         joined: list[ScheduledImage] = []
@@ -128,14 +128,14 @@ class Scheduler:
 
     @property
     def drawn(self) -> list[ScheduledImage]:
-        """Images that are held, all of which is drawn, and which are not being looked at yet."""
+        """Held images that are fully drawn, and are not being looked at yet."""
         return [image for image in self.running.values()
                 if image.held and image.prefilled and image.position >= self.length]
 
     def plan(self, quantum: int) -> list[tuple[ScheduledImage, int]]:
         """Each decoding image with its number of steps in the next quantum, most steps first.
 
-        Images of a group go no further than to the end of their image row.
+        Images of a group go no further than the end of their image row.
         """
         plan = [(image, min(quantum, self._until(image) - image.position)) for image in self.decoding
                 if image.position < self.length]

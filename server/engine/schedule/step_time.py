@@ -2,12 +2,12 @@
 
 import math
 
-WINDOW_S = 5.0  # of decoding, over which measurements fade: long enough for a machine's hiccups to average out
-MIN_S, MAX_S = 0.25, 4.0  # of decoding, measured before a request is refused for it (the window holds about 5), and
-MEASURED = 0.1            # in between this part of the time looked ahead: a sudden crowd is slow at first
-BROKEN = 0.005     # part of the predictions that may turn out too early
-LEARNING_RATE = 0.05  # of the factor's logarithm: seven broken predictions in a row take it from its least to its most
-MIN_FACTOR = 1.25  # hiccups come without notice, and a shorter queue costs nothing while slots are full
+WINDOW_S = 5.0  # seconds of decoding over which measurements fade: long enough for short delays to average out
+MIN_S, MAX_S = 0.25, 4.0  # seconds of decoding to be measured before a request is refused (the window holds about 5),
+MEASURED = 0.1            # in between, this share of the time looked ahead: a sudden crowd is slow at first
+BROKEN = 0.005     # share of the predictions that may turn out too early
+LEARNING_RATE = 0.05  # of the factor's logarithm: seven broken predictions in a row raise it from least to most
+MIN_FACTOR = 1.25  # delays come without warning, and a shorter queue costs nothing while slots are full
 MAX_FACTOR = 1.75  # nothing predicts a machine that is suddenly much slower, and a large factor empties slots when
                    # deadlines are short
 
@@ -15,18 +15,18 @@ MAX_FACTOR = 1.75  # nothing predicts a machine that is suddenly much slower, an
 class StepTimeEstimate:
     """Seconds a step has taken recently, including everything that happens between two steps.
 
-    It is a mean because predictions are sums: a delay of one step in a hundred delays the whole image as well.
+    The estimate is a mean, because predictions are sums: a delay of one step in a hundred delays the whole image.
     """
 
     def __init__(self) -> None:
         self._sums: dict[int, tuple[float, float]] = {}  # steps and seconds, by the number of images in powers of two
-        self._estimates: dict[int, float] = {}           # what follows from them, by the same
+        self._estimates: dict[int, float] = {}           # computed from these, by the same
 
     def learn(self, images: int, steps: int, seconds: float) -> None:
         """Add a measurement. The first one of each size is left out, because caches warm up in it."""
         size, kept = images.bit_length(), math.exp(-seconds / WINDOW_S)
         seen = size in self._sums
-        for other, (some, took) in self._sums.items():  # a size that has not run for long is forgotten
+        for other, (some, took) in self._sums.items():  # a size that has not run for a long time is forgotten
             recent = other == size or some * kept >= 1 or took * kept >= MIN_S
             self._sums[other] = (some * kept, took * kept) if recent else (0.0, 0.0)
         before = self._sums.setdefault(size, (0.0, 0.0))
@@ -43,7 +43,7 @@ class StepTimeEstimate:
 
         A size without measurements is estimated from the nearest one: twice the images take 1.4 times as long, half
         way between a step that costs the same for any number and one that costs the same for each image. No size is
-        estimated to be slower than a larger one: a size that ran only while the machine was held up would be far off.
+        estimated to be slower than a larger one: one that ran only while the machine was held up would be far off.
         """
         size = images.bit_length()
         if size not in self._estimates:
@@ -54,7 +54,7 @@ class StepTimeEstimate:
         return self._estimates[size]
 
     def confident(self, images: int, ahead_s: float) -> bool:
-        """Whether enough was measured to predict that far ahead for so many images; 0: none is being decoded yet.
+        """Whether enough was measured to predict that far ahead for so many images; 0 if none is being decoded yet.
 
         Measurements of twice or half as many images count a quarter, of four times as many a sixteenth.
         """
@@ -80,5 +80,5 @@ class SafetyFactor:
         self.value = MIN_FACTOR
 
     def learn(self, broken: bool) -> None:
-        """Whether a prediction was too early. A request refused only because of the factor counts as kept."""
+        """broken: the prediction was too early. A request refused only because of the factor counts as not broken."""
         self.value = min(max(MIN_FACTOR, self.value * math.exp(LEARNING_RATE * (broken - BROKEN))), MAX_FACTOR)
