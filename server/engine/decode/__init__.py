@@ -1,1 +1,1 @@
-"""One quantum: prefill, decode, and what happens when a row fails."""
+"""One quantum: prefill, decode, and what happens when an image fails."""

@@ -1,6 +1,6 @@
-"""Which rows of a quantum that threw are to blame: those that throw alone, found by halving.
+"""Finds the rows that make a quantum raise: those that raise alone, found by halving.
 
-Plain Python: what a run is, and how to put back what it changed, is the caller's.
+Plain Python: the caller defines what a run is, and how to undo what it changed.
 """
 
 from collections import deque
@@ -23,23 +23,23 @@ class Outcome:
 
 
 def most_retries(rows: int) -> int:
-    """Runs after the first, at most: one row to blame takes two a level of halving, two of them up to four."""
+    """The most runs after the first: one bad row takes two per level of halving, two bad rows up to four."""
     return max(1, 4 * (rows - 1).bit_length())
 
 
 def isolate(plan: Plan, run: Callable[[Plan], list[int]], restore: Callable[[Plan], None],
             error: Exception) -> Outcome:
-    """Carry out a plan whose first run threw, without the rows that make it throw.
+    """Carry out a plan whose first run raised, without the rows that make it raise.
 
-    run returns the slots that were not finite · restore undoes what a run that threw has done to its rows. Whoever is
-    undecided when the runs are used up counts as failed: what throws for everybody must come to an end. Raises what run
-    or restore raise of EngineLost.
+    run returns the slots that were not finite · restore undoes what a run that raised has done to its rows. Rows that
+    are undecided when the runs are used up count as failed: an error of every row must come to an end. Passes on
+    EngineLost from run, and whatever restore raises.
     """
     outcome = Outcome()
     restore(plan)
     groups = deque(_halves(plan))
     while groups:
-        group = groups.popleft()  # all of one size before the smaller ones: blame is spread as evenly as it can be
+        group = groups.popleft()  # larger groups first, so that all rows are narrowed down about equally far
         if outcome.retries < most_retries(len(plan)):
             outcome.retries += 1
             try:

@@ -1,4 +1,4 @@
-"""Which decoder a model gets, of those that can run it here."""
+"""The choice of a model's decoder, among those that can run it on this machine."""
 
 import logging
 
@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 def new_decoder(checkpoint: Checkpoint, slots: int, engine: str = "auto", precision: str = "auto", *,
                device: str = "auto", state: StateFormat | None = None, fill_freed_with_nan: bool = False,
                share: bool = False) -> Decoder:
-    """The engine of that name, precision and device, or the best that there is for this model. Raises ValueError.
+    """The decoder with this engine, precision and device; for auto, the best one for this model. Raises ValueError.
 
-    share: whether other processes of this machine decode with the same weights.
+    share: whether other processes on this machine decode with the same weights.
     """
     chosen = choose(checkpoint.net.config, engine, precision, device)
     if chosen.warning:

@@ -1,4 +1,4 @@
-"""Decoders that run csrc's kernels: a quantum is one call on a processor, and a few recorded ones on a GPU."""
+"""Decoders that run csrc's kernels: a quantum is one call on a processor, and a few recorded calls on a GPU."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -24,9 +24,9 @@ READS_TOGETHER = 8  # requests, or images, in one call of the kernels
 
 
 class BitwiseDecoder(Decoder):
-    """Prefills what it would have decoded, bit for bit: an image up to its position is all the shadow it needs."""
+    """Its prefill equals its decoding, bit for bit: it restores an image by prefill, and keeps no copy of its state."""
 
-    reader: Packed | None = None  # the weights as the processor's kernels have them: they read what is known
+    reader: Packed | None = None  # weights of the processor's kernels, which read what is known; None: torch reads
 
     def read_known(self, canvas: Tensor, known: Tensor, state: State, places: Tensor) -> Tensor:
         if self.reader is None:
@@ -49,7 +49,7 @@ class BitwiseDecoder(Decoder):
             self.prefill(at[begun], np.zeros_like(lengths[begun]), lengths[begun])
 
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
-        """As Decoder.quantum, in any order of steps; one call without the GIL."""
+        """As Decoder.quantum, but steps may come in any order. One call, without the GIL."""
         at, where, most = np.array(slots), np.array(positions), np.array(steps)
         if self.skips:
             most = self.config.length - where
@@ -60,9 +60,9 @@ class BitwiseDecoder(Decoder):
     @abstractmethod
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
                passes: int) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
-        """Advance images by their steps, or as far as so many passes take them.
+        """Advance images by their steps, or as far as `passes` passes take them.
 
-        Returns, (B,) each, whether all was finite, the steps that were taken, and those of them that were passes.
+        Returns, (B,) each: whether all parameters were finite, the steps taken, and how many of these were passes.
         """
 
 
@@ -73,7 +73,7 @@ class CompiledDecoder(BitwiseDecoder):
 
     def __init__(self, checkpoint: Checkpoint, slots: int, *, precision: str = "fp32",
                  fill_freed_with_nan: bool = False, share: bool = False) -> None:
-        """share: whether other processes of this machine decode with the same weights."""
+        """share: whether other processes on this machine decode with the same weights."""
         super().__init__(checkpoint, slots, fill_freed_with_nan=fill_freed_with_nan)
         assert isinstance(self.state, RecurrentState)
         self.precision = precision
@@ -103,9 +103,9 @@ class CompiledDecoder(BitwiseDecoder):
 
 
 class CudaDecoder(BitwiseDecoder):
-    """csrc's kernels on a GPU: state, known sub-pixels and weights are there; images come back after every quantum.
+    """csrc's kernels on a GPU, which has state, known sub-pixels and weights; images come back after every quantum.
 
-    What is known is read on the processor: some fifty tokens of a few images are too little work for a GPU.
+    Known sub-pixels are read on the processor: some fifty tokens of a few images are too little work for a GPU.
     """
 
     name, device = "compiled", "cuda"
@@ -147,7 +147,7 @@ class CudaDecoder(BitwiseDecoder):
 
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
                passes: int) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
-        """Raises EngineLost where the GPU no longer answers."""
+        """Raises EngineLost if the GPU no longer answers."""
         with _on_gpu():
             done = self.pool.decode(slots, positions, steps, self.start[slots], self.seed[slots],
                                     self.temperature[slots], told=self.told[slots], passes=passes)
@@ -158,7 +158,7 @@ class CudaDecoder(BitwiseDecoder):
 
 @contextmanager
 def _on_gpu() -> Iterator[None]:
-    """An error that the GPU goes on giving is no longer one of this batch: EngineLost."""
+    """Raise EngineLost instead of an error that the GPU keeps giving: it is then not an error of this batch."""
     try:
         yield
     except RuntimeError as error:

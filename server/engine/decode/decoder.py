@@ -1,6 +1,6 @@
 """Decoders: images in slots, advanced together a quantum at a time. Torch begins here.
 
-EagerDecoder does it in torch, step by step, where one can read it; the decoders of compiled.py have csrc do it.
+EagerDecoder uses torch, step by step, and is easy to read; the decoders of compiled.py call csrc's kernels.
 """
 
 from abc import ABC, abstractmethod
@@ -28,15 +28,15 @@ Numbers = NDArray[np.int64]  # (B,)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpec:
-    """What one image is to be: everything that decides its sub-pixels."""
+    """The specification of one image: everything that decides its sub-pixels."""
 
     seed: int
     temperature: float = 1.0
     label: int | None = None               # None: the unconditional start
-    canvas: NDArray[np.uint8] | None = None  # (T,), with `known` where an image is to be completed
+    canvas: NDArray[np.uint8] | None = None  # (T,), with `known` if an image is to be completed
     known: NDArray[np.bool_] | None = None   # (T,)
-    particles: int = 0                     # of the answer that this image is a particle of; 0: an answer itself
-    attempts: int = 0                      # at most, until the model recognises its class; 0: it is not looked at
+    particles: int = 0                     # of its answer, if this image is a particle; 0: it is an answer itself
+    attempts: int = 0                      # the most, until the model recognises its class; 0: it is not looked at
 
     @property
     def prefix(self) -> int:
@@ -50,11 +50,11 @@ class ImageSpec:
 
 
 class Advance(NamedTuple):
-    """What a quantum did, by row."""
+    """What a quantum did, by row of the batch."""
 
     positions: list[int]  # where the images are now
     passes: list[int]     # steps that went through the layers
-    lost: list[int]       # slots whose mixture parameters were not all finite: their images are rubbish, no other is
+    lost: list[int]       # slots whose mixture parameters were not all finite: only their images are invalid
 
 
 class Decoder(ABC):
@@ -62,44 +62,44 @@ class Decoder(ABC):
 
     precision, device, state_format = "fp32", "cpu", "fp32"
     stride = 1     # a quantum of so many steps costs no more than one step
-    prefill_stride = PREFILL_TOKENS  # and prefill of so many tokens little more than of one
+    prefill_stride = PREFILL_TOKENS  # prefill of so many tokens costs little more than of one
     reads_together = 1  # requests whose images it reads, or images that it looks at, in one call
     saturated = 0  # elements of state so far that float16 could not hold
 
     def __init__(self, checkpoint: Checkpoint, slots: int, *, fill_freed_with_nan: bool = False,
                  pool: SlotPool | None = None) -> None:
-        """fill_freed_with_nan: for debugging, so that reading a freed slot shows · pool: if not in this memory."""
+        """fill_freed_with_nan: for debugging, so that reading a freed slot shows · pool: if not in main memory."""
         self.fill_freed_with_nan = fill_freed_with_nan
         self.checkpoint, self.net, self.config = checkpoint, checkpoint.net, checkpoint.net.config
-        self.skips = self.config.background is not None or self.net.patches is not None  # some sub-pixels the layers
+        self.skips = self.config.background is not None or self.net.patches is not None  # some skip the layers
         self.slots = slots
         if pool is None:
             self.state = pool = attention_for(self.config).new_state(slots)
         self.pool = pool
-        # In numpy, which gives up the GIL only for what is large: each of torch's operators would, between quanta too,
-        # and get it back when the event loop has had its turn.
+        # In numpy, which releases the GIL only for large arrays. Each of torch's operators would release it, between
+        # quanta too, and get it back only when the event loop has run.
         rows = slots + 1
         self.canvas = np.zeros((rows, self.config.subpixels), np.uint8)
         self.known = np.zeros((rows, self.config.subpixels), np.bool_)
         self.told = np.zeros(rows, np.bool_)  # whether the model reads all that is known before it draws anything
         self.start, self.seed = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         self.temperature = np.ones(rows, np.float32)
-        self.weighed = np.zeros(rows, np.bool_)  # whether log_probs is kept: of particles
+        self.weighed = np.zeros(rows, np.bool_)  # whether log_probs are kept: for particles
         self.log_probs = np.zeros((rows, self.config.subpixels), np.float32)  # of each sub-pixel, in nats
 
     @property
     def facts(self) -> dict[str, str]:
-        """What answers say of how their images were made."""
+        """How images are made, as answers report it."""
         return {"model": self.checkpoint.name, "checkpoint": self.checkpoint.digest, "engine": self.name,
                 "precision": self.precision, "device": self.device, "state": self.state_format}
 
     def close(self) -> None:  # noqa: B027 - most have nothing of the kind
-        """Nothing is decoded any more."""
+        """Release what the decoder holds; it decodes no more."""
 
     def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
         """Give clear slots to images that differ in seed and temperature only.
 
-        What they share is then to be prefilled in the first slot, piece by piece, and copied; or read, where `told`.
+        What they share must then be prefilled in the first slot, piece by piece, and copied; or read, if `told`.
         """
         first, at = specs[0], np.array(slots)
         if first.known is not None:
@@ -117,16 +117,16 @@ class Decoder(ABC):
             self._set_classes(slots, torch.zeros(1, self.config.classes))
 
     def copy(self, slots: Sequence[int]) -> None:
-        """Give the others of these slots what was prefilled in the first."""
+        """Copy what was prefilled in the first of these slots to the others."""
         self.pool.copy(slots[0], list(slots[1:]))
 
     def branch(self, source: int, targets: Sequence[int]) -> None:
-        """Let the images of these slots go on from where that of source is, with their own seeds."""
+        """Let the images in `targets` continue from the image in `source`, with their own seeds."""
         self.canvas[targets] = self.canvas[source]
         self.pool.copy(source, list(targets))
 
     def weigh(self, slots: Numbers, positions: Numbers, steps: Numbers, log_probs: NDArray[np.float32]) -> None:
-        """Keep the log-probabilities of particles' sub-pixels. log_probs: (B, C * most steps), of a quantum's."""
+        """Keep the log-probabilities of particles' sub-pixels. log_probs: (B, C * most steps), of a quantum."""
         for row in np.flatnonzero(self.weighed[slots]):
             begin, count = positions[row] * self.config.token_size, steps[row] * self.config.token_size
             self.log_probs[slots[row], begin:begin + count] = log_probs[row, :count]
@@ -135,7 +135,8 @@ class Decoder(ABC):
     def read(self, requests: Sequence[Sequence[int]]) -> None:
         """Have a conditional model read what is known of each request's images: some fifty tokens.
 
-        requests: slots, whose images differ in seed and temperature only. Those without a class get one that fits.
+        requests: the slots of each; its images differ in seed and temperature only. Images without a class get one that
+        fits what is known.
         """
         scores = self.read_into([slots[0] for slots in requests])
         for row, slots in enumerate(requests):
@@ -150,9 +151,9 @@ class Decoder(ABC):
 
     @torch.inference_mode()
     def look(self, slots: Sequence[int]) -> list[Recognised]:
-        """How sure the model is of the class of each image, all of which is drawn, now that it reads it.
+        """Have the model read whole images, once they are drawn; returns how sure it is of the class of each.
 
-        Of one that has no class, since nothing had to be drawn: of the most probable one.
+        If an image has no class, since nothing had to be drawn, it gets the most probable one.
         """
         canvas, places = from_numpy(self.canvas[slots]), torch.arange(1, len(slots) + 1)
         scores = self.read_known(canvas, torch.ones_like(canvas, dtype=torch.bool), self.new_state(len(slots)), places)
@@ -167,7 +168,7 @@ class Decoder(ABC):
                                torch.tensor(slots))
 
     def read_known(self, canvas: Tensor, known: Tensor, state: State, places: Tensor) -> Tensor:
-        """The same into places of any state, (B,). canvas: (B, T) uint8 · known: (B, T) bool. Here in torch."""
+        """The same for any state, at places, (B,). canvas: (B, T) uint8 · known: (B, T) bool. This runs in torch."""
         with decode_threads(self.net, self.config.patches + 1, 0):
             return self.net.read(canvas, known, state, places)
 
@@ -176,12 +177,12 @@ class Decoder(ABC):
         return attention_for(self.config).new_state(slots)
 
     def left(self, slot: int, position: int) -> int:
-        """Tokens of a slot's image to be decoded from a position on; known ones that were read are not."""
+        """Tokens of a slot's image to be decoded from a position on, without known ones that were read."""
         left = self.config.length - position
         return left - int(self.known[slot, ::self.config.token_size][position:].sum()) if self.told[slot] else left
 
     def label(self, slot: int) -> int | None:
-        """The class of a slot's image, asked for or drawn first."""
+        """The class of a slot's image, requested or drawn first; None if it has none."""
         start = int(self.start[slot])
         return None if start == START else start - START - 1
 
@@ -193,38 +194,38 @@ class Decoder(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Of the engine, as --engine and answers have it."""
+        """The name of the engine, as in --engine and in answers."""
 
     @abstractmethod
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
         """Fold the next inputs of each image into its slot, from its position on: start token, x_0, x_1 and so on.
 
-        Here all from one position, a multiple of prefill_stride, and by as many steps.
+        In general, all images have the same position, a multiple of prefill_stride, and the same number of steps.
         """
 
     @abstractmethod
     def keep(self, slots: Sequence[int]) -> None:
-        """Shadow the state of these slots before a quantum, for the case that it throws."""
+        """Keep a copy of the state of these slots before a quantum, in case the quantum raises."""
 
     @abstractmethod
     def restore(self, slots: Sequence[int], positions: Sequence[int]) -> None:
-        """Put some of the slots kept last back to their positions, where a quantum that threw found them.
+        """Put some of the slots kept last back to their positions, as they were before a quantum that raised.
 
-        Bytes need no shadow: those before a position are not written, and those after it are before they are read.
+        Sub-pixels need no copy: before a position none is written, and after it each is written before it is read.
         """
 
     @abstractmethod
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
-        """Advance each slot's image from its position by its number of steps; steps must not increase.
+        """Advance each slot's image from its position by its number of steps; most steps first.
 
-        Positions and steps are tokens. Where some skip the layers, the largest number of steps is one of passes, and
-        images get as far as these take them: each pass then has a token of every image.
+        Positions and steps count tokens. If tokens may skip the layers, the largest number of steps is one of passes,
+        and images get as far as so many passes take them: each pass then has a token of every image.
         """
 
 
 def advanced(slots: Sequence[int], positions: Sequence[int], steps: Sequence[int], finite: NDArray[np.bool_]
              ) -> Advance:
-    """What a quantum did whose every step was a pass. finite: (B,)."""
+    """What a quantum did in which every step was a pass. finite: (B,)."""
     return Advance([position + taken for position, taken in zip(positions, steps, strict=True)], [*steps],
                    [slot for slot, well in zip(slots, finite, strict=True) if not well])
 
@@ -251,7 +252,7 @@ class EagerDecoder(Decoder):
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
         """As Decoder.quantum, but every step counts as a pass.
 
-        Rows that end earlier stand last: those still running are always the first `rows`.
+        Rows with fewer steps come last: those still running are always the first `rows`.
         """
         index = np.array(slots)
         noise = noise_of(self.config, self.seed[index], np.array(positions)[:, None] + np.arange(steps[0]))
@@ -281,7 +282,7 @@ class EagerDecoder(Decoder):
         """
         here = t[:, None] * self.config.token_size + torch.arange(self.config.token_size)
         given = known.gather(1, here)
-        was_read = given[:, 0] & told  # no token: it leaves no trace in its slot
+        was_read = given[:, 0] & told  # a token that was read must not change its slot again
         parameters = self.net.step(canvas, t, start, self.state, torch.where(was_read, PADDING_SLOT, slots),
                                    None if self.net.patches is None else known & told[:, None])
         drawn = draw_token(self.net, parameters, t, noise, temperature)

@@ -1,4 +1,4 @@
-"""Faults injected into one process, by the rules of server/fault_rules.py: a decoder that wraps a decoder."""
+"""Faults injected into one process, by the rules of server/fault_rules.py: a decoder that wraps another."""
 
 import random
 import time
@@ -15,11 +15,11 @@ class InjectedFault(RuntimeError):
 
 
 class Faults:
-    """What is to go wrong in one process, counted over all its models. Of the engine thread only."""
+    """The faults of one process, counted over all its models. Used by the engine thread only."""
 
     def __init__(self, text: str) -> None:
         self._rules, seed = parse(text)
-        self.random = random.Random(seed)  # nosec B311  # faults are to come again, not to be unforeseeable
+        self.random = random.Random(seed)  # nosec B311  # faults must be repeatable, not unpredictable
         self.quanta = self.requests = 0
 
     def due(self, seeds: Sequence[int]) -> list[Rule]:
@@ -28,25 +28,25 @@ class Faults:
         return [rule for rule in self._rules if rule.kind != "prefill" and rule.due(self.quanta, seeds)]
 
     def take(self, seeds: Sequence[int]) -> None:
-        """Before slots are given to a request's images."""
+        """Called before slots are given to a request's images. Raises InjectedFault if prefill is to fail."""
         self.requests += 1
         if any(rule.kind == "prefill" and rule.due(self.requests, seeds) for rule in self._rules):
             raise InjectedFault(f"injected: prefill of request {self.requests}")
 
 
 def with_faults(decoder: Decoder, faults: Faults) -> Decoder:
-    """This decoder, which breaks by the rules."""
+    """This decoder, with faults by the rules."""
     return cast(Decoder, _Breaking(decoder, faults))
 
 
 class _Breaking:
-    """Has everything that its decoder has, and breaks in between."""
+    """Passes everything on to its decoder, and raises faults in between."""
 
     def __init__(self, decoder: Decoder, faults: Faults) -> None:
         self._decoder, self._faults = decoder, faults
         self._due: list[Rule] = []     # in this quantum
-        self._fresh = False            # no run of it has begun
-        self._failing: set[int] = set()   # slots at which every run of it raises
+        self._fresh = False            # no run of the quantum has begun
+        self._failing: set[int] = set()   # slots at which every run of the quantum raises
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)
@@ -57,7 +57,7 @@ class _Breaking:
         self._decoder.take(slots, specs)
 
     def keep(self, slots: Sequence[int]) -> None:
-        """Called once before each quantum, whatever becomes of it."""
+        """Called once before each quantum, however often that is run."""
         self._due, self._fresh, self._failing = self._faults.due(self._decoder.seed[slots].tolist()), True, set()
         self._decoder.keep(slots)
 
@@ -74,7 +74,7 @@ class _Breaking:
             if rule.kind == "slow":
                 time.sleep(rule.ms / 1e3)
         done = self._decoder.quantum(slots, positions, steps)
-        # after the run, which has changed state and sub-pixels: whoever runs it again needs them as they were
+        # after the run, which has changed state and sub-pixels: they must be restored before it is run again
         if "broken" in kinds or ("glitch" in kinds and first):
             raise InjectedFault(f"injected: {'broken' if 'broken' in kinds else 'glitch'} {name}")
         for slot in self._failing.intersection(slots):
@@ -82,7 +82,7 @@ class _Breaking:
         return done
 
     def _strike_images(self, slots: Sequence[int], positions: Sequence[int]) -> None:
-        """Choose the images of throw and nan. At position 0 a GPU finds an empty state: it would not see NaN there."""
+        """Choose the images of throw and nan. Position 0 is avoided: a GPU does not read the state there, nor its NaN."""
         begun = [slot for slot, position in zip(slots, positions, strict=True) if position] or [*slots]
         for rule in self._due:
             if rule.kind in ("throw", "nan"):
@@ -96,7 +96,7 @@ class _Breaking:
 
     @property
     def saturated(self) -> int:
-        """Read after each quantum, where nothing expects an exception: that is where die raises."""
+        """Read after each quantum, where no exception is expected: `die` raises here."""
         if any(rule.kind == "die" for rule in self._due):
             self._due = []
             raise InjectedFault(f"injected: die after quantum {self._faults.quanta}")

@@ -1,4 +1,4 @@
-"""Images that the model looks at once they are drawn, and that it may draw again; see model/attempts.py."""
+"""Images that the model looks at when they are drawn, and may draw again; see model/attempts.py."""
 
 from dataclasses import replace
 
@@ -8,34 +8,34 @@ from ..schedule.scheduler import ScheduledImage
 from .decoder import Decoder, ImageSpec
 from .prefill import Looked
 
-FORGET = 0.05  # weight of one image in the mean of how often one is drawn again
+FORGET = 0.05  # weight of one image in the mean number of redraws
 
 
 class Looks:
-    """Of the engine thread only."""
+    """The attempts at images that are looked at. Used by the engine thread only."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._attempts: dict[int, Attempts] = {}  # by slot, from an image's first attempt to its answer
-        self.repeats = 0.0                        # times that an image which may be drawn again is, smoothed
+        self.repeats = 0.0                        # mean redraws of an image that may be drawn again
 
     def begin(self, image: ScheduledImage, spec: ImageSpec) -> None:
         """An image has got its slot."""
-        self._attempts.pop(image.slot, None)  # of one that was cancelled
+        self._attempts.pop(image.slot, None)  # of an image that was cancelled
         image.held = spec.attempts > 0
         if image.held:
             self._attempts[image.slot] = Attempts(spec.seed, spec.attempts)
 
     def judge(self, looked: Looked, spec: ImageSpec, position: int) -> ImageSpec | None:
-        """What is to be drawn next in an image's slot; None if its answer is known, and it leaves.
+        """The next attempt, to be drawn in an image's slot; None if its answer is known, and it leaves.
 
-        position: where an attempt begins; at the end nothing is to be drawn.
+        position: where an attempt begins; at the end of the image nothing is left to draw.
         """
         image = looked.image
         attempts = self._attempts[image.slot]
         again = attempts.judge(self._decoder.image(image.slot), looked.found)
         if again and position < self._decoder.config.length:
-            # a completion's class may not have fitted what is known
+            # a completion draws its class again, since that may not have fitted what is known
             label = spec.label if self._decoder.told[image.slot] else looked.found.label
             return replace(spec, seed=attempts.next_seed, label=label)
         image.held = False
@@ -44,7 +44,7 @@ class Looks:
         return None
 
     def answer(self, slot: int) -> Attempts | None:
-        """Of an image that leaves; None if it was not looked at."""
+        """The attempts at an image that leaves; None if it was not looked at."""
         return self._attempts.pop(slot, None)
 
     def has(self, slot: int) -> bool:

@@ -1,14 +1,14 @@
-"""Sequential Monte Carlo: how a model that draws in raster order completes a picture by all that is known of it.
+"""Sequential Monte Carlo: how a model that draws in raster order completes a picture from all that is known of it.
 
-A particle is an image that is drawn as any other. Its weight is the probability that the model gave to the known
-sub-pixels that it has passed since the first hole. Where an image row ends and the weights have become too uneven,
-particles are drawn from the particles by weight: unlikely ones end, likely ones go on as several, and all weights are
-equal again. One of those that reach the end, drawn by weight, is the answer. The more particles there are, the closer
-is its distribution to that of the hidden sub-pixels given all known ones.
+A particle is an image that is drawn like any other. Its weight is the probability that the model gave to the known
+sub-pixels that it has passed since the first hole. At the end of an image row, if the weights have become too uneven,
+the particles are resampled by weight: unlikely ones end, likely ones go on as several, and all weights are equal again.
+The answer is one of the particles at the end, drawn by weight. The more particles there are, the closer is its
+distribution to that of the hidden sub-pixels given all known ones.
 
 This is the bootstrap filter with systematic resampling by need (Doucet and Johansen, "A tutorial on particle filtering
-and smoothing: fifteen years later", 2009). It resamples at the ends of image rows alone, so that an answer depends on
-its seed, and not on the length of quanta.
+and smoothing: fifteen years later", 2009). It resamples only at the ends of image rows, so that an answer depends
+on its seed, and not on the length of quanta.
 """
 
 import math
@@ -26,20 +26,20 @@ from ..schedule.scheduler import ScheduledImage
 from .decoder import Decoder, ImageSpec
 from .ranking import Unsuitable
 
-PARTICLES = 16             # where nothing else is asked for
+PARTICLES = 16             # by default
 MAX_PARTICLES = 2**10 - 1  # a particle's number is in the ten bits of its seed above the 53 of its answer's
 UNEVEN = 0.5               # particles are resampled if the effective sample size is below this share of them
 
 
 class Estimate(NamedTuple):
-    """What a filter tells of its answer."""
+    """What a filter reports about its answer."""
 
-    effective_sample_size: float  # the least at the end of an image row, of 1 to as many as there are particles
+    effective_sample_size: float  # the least at the end of an image row; from 1 to the number of particles
     log_evidence: float           # nats: of the known sub-pixels after the first hole, given those before it
 
 
 def particles_of(answers: Sequence[ImageSpec], count: int) -> list[ImageSpec]:
-    """So many particles of each answer, one answer after the other; with 0, the answers themselves.
+    """`count` particles of each answer, one answer after the other; with 0, the answers themselves.
 
     Each particle has a seed of its own, whose lowest 53 bits are the answer's.
     """
@@ -48,7 +48,7 @@ def particles_of(answers: Sequence[ImageSpec], count: int) -> list[ImageSpec]:
 
 
 def answer_seed(image: ImageSpec) -> int:
-    """The seed that was asked for."""
+    """The seed that was requested for the answer."""
     return image.seed & MAX_SEED
 
 
@@ -56,11 +56,11 @@ def particles_for(method: str | None, particles: int | None, *, candidates: int 
                   answers: int = 1, limit: int | None = None) -> int:
     """How many particles an answer gets, 0 if its method is raster. Raises Unsuitable.
 
-    limit: of the particles of so many answers together.
+    limit: the most particles of all answers together.
     """
     if method not in (None, "raster", "smc"):
         raise Unsuitable(f"method must be raster or smc, got {method!r}", "method")
-    if method is None and particles is not None:  # but with raster: forms may be sent with all their fields
+    if method is None and particles is not None:  # with raster they may be given: a form may send all its fields
         raise Unsuitable(f"particles are for method smc, got {particles} and no method; leave them out", "particles")
     if method != "smc":
         return 0
@@ -79,7 +79,7 @@ def particles_for(method: str | None, particles: int | None, *, candidates: int 
 
 
 def check_filter(decoder: Decoder, known: NDArray[np.bool_]) -> None:
-    """Raise Unsuitable if this decoder cannot complete a picture by particles, or need not. known: (T,)."""
+    """Raise Unsuitable if this decoder cannot complete a picture by particles, or does not need to. known: (T,)."""
     name = decoder.checkpoint.name
     if decoder.net.patches is not None:
         raise Unsuitable(f"{name} reads all known pixels before it draws, and needs no method smc; leave method out",
@@ -101,13 +101,13 @@ class ParticleFilter:
     def __init__(self, images: Sequence[ScheduledImage], seed: int) -> None:
         """images: one group of the scheduler, in slots · seed: of the answer."""
         self._images, self._seed = images, seed
-        self._weighed = self.position               # tokens that the weights know of
-        self._log_weights = np.zeros(len(images))   # since they were equal
+        self._weighed = self.position               # tokens counted in the weights
+        self._log_weights = np.zeros(len(images))   # since all were equal
         self._log_evidence, self._least = 0.0, float(len(images))
 
     @property
     def position(self) -> int:
-        """Of all its particles."""
+        """The position of all its particles."""
         return self._images[0].position
 
     @property
@@ -115,7 +115,7 @@ class ParticleFilter:
         return self._images[0].cancelled
 
     def advance(self, decoder: Decoder) -> None:
-        """Weigh the particles if an image row has ended, and resample them if need be. Changes their slots."""
+        """Weigh the particles if an image row has ended, and resample them if too uneven. Changes their slots."""
         position, config = self.position, decoder.config
         if position == self._weighed or position % config.row_length:
             return
@@ -142,7 +142,7 @@ class ParticleFilter:
 
 
 class ParticleFilters:
-    """Of all answers that are drawn by particles now."""
+    """The filters of all answers that are being drawn by particles."""
 
     def __init__(self) -> None:
         self._filters: list[ParticleFilter] = []
@@ -154,14 +154,13 @@ class ParticleFilters:
         self._filters.clear()
 
     def begin(self, images: Sequence[ScheduledImage], specs: Sequence[ImageSpec]) -> None:
-        """Images of a request have got their slots; those that are no particles are left alone."""
+        """Images of a request have got their slots: begin a filter for each group of particles among them."""
         if group := specs[0].particles:
             self._filters += [ParticleFilter(images[first:first + group], answer_seed(specs[images[first].index]))
                               for first in range(0, len(images), group)]
 
     def advance(self, decoder: Decoder) -> dict[int, Estimate]:
-        """Weigh and resample particles whose image row has ended. Returns the estimates of the answers by their slots.
-        """
+        """Weigh and resample particles whose image row has ended. Returns estimates of the answers by slot."""
         answers, going_on = {}, []
         for particles in self._filters:
             if particles.cancelled:
@@ -177,7 +176,7 @@ class ParticleFilters:
 
 
 def branch(decoder: Decoder, slots: Sequence[int], parents: NDArray[np.int64]) -> None:
-    """Give each parent as many slots as it has children: its own, and those of images without any.
+    """Give each parent as many slots as it has children: its own, and those of particles without any.
 
     parents: (P,), indices of slots.
     """
@@ -190,7 +189,7 @@ def branch(decoder: Decoder, slots: Sequence[int], parents: NDArray[np.int64]) -
 
 
 def resampled(weights: NDArray[np.float64], u: float, count: int) -> NDArray[np.int64]:
-    """Systematic resampling: indices, in order, of each of which there are floor(count * weight) or one more.
+    """Systematic resampling: returns `count` indices, in order, each floor(count * weight) times or once more.
 
     weights: (P,), of sum 1 · u: uniform in (0, 1) · the expected number of each is count * weight.
     """
@@ -206,7 +205,7 @@ def normalised(log_weights: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def effective_sample_size(weights: NDArray[np.float64]) -> float:
-    """As many draws of equal weight would tell as much. weights: of sum 1."""
+    """The number of draws of equal weight that would be worth as much. weights: of sum 1."""
     return float(1 / np.square(weights).sum())
 
 

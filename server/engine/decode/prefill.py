@@ -1,7 +1,7 @@
-"""Prefill by pieces of a quantum, so that nobody's decoding stands still while a long one goes on.
+"""Prefill in pieces between quanta, so that other images go on decoding during a long one.
 
-A look at a whole image, to see whether the model recognises its class, takes as long as a reading and has its turn
-with them.
+A look at a whole image, to see whether the model recognises its class, takes as long as a reading and waits in the
+same queue.
 """
 
 import logging
@@ -27,8 +27,8 @@ logger = logging.getLogger("linpix")
 class Prefill:
     """What the rows of a request that joined together share: `length` inputs, of which `position` are folded in.
 
-    read: or all that is known of their image, as one input, for a conditional model to read.
-    look: or all of one image that is drawn, for the model to recognise its class.
+    read: it is instead all that is known of their image, as one input, which a conditional model reads.
+    look: it is instead the whole of one drawn image, whose class the model is to recognise.
     """
 
     rows: list[ScheduledImage]
@@ -36,7 +36,7 @@ class Prefill:
     position: int = 0
     read: bool = False
     look: bool = False
-    threw: bool = False  # once, and was begun again
+    threw: bool = False  # it raised once, and was begun again
     seconds: float = 0.0  # that its pieces took so far
     found: Recognised | None = None  # by a look
 
@@ -62,17 +62,17 @@ class PrefillsRun:
 
     done: list[Prefilled] = field(default_factory=list)
     looked: list[Looked] = field(default_factory=list)
-    failed: dict[str, Exception] = field(default_factory=dict)  # requests that threw, and again from the beginning
+    failed: dict[str, Exception] = field(default_factory=dict)  # requests that raised, and again when begun again
 
 
 class Prefills:
-    """Rows that have slots and may not decode yet, one request after the other. Of the engine thread only."""
+    """Rows that have slots and may not decode yet, one request after the other. Used by the engine thread only."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._waiting: deque[Prefill] = deque()
-        self._token_s = 0.0  # of the last piece; 0: none was run yet
-        self._overdrawn_s = 0.0  # that pieces took beyond what they were given, beside images that are decoded
+        self._token_s = 0.0  # seconds per token in the last piece; 0: none was run yet
+        self._overdrawn_s = 0.0  # seconds that pieces took beyond their share while other images decode
 
     def append(self, rows: list[ScheduledImage], length: int, *, read: bool = False) -> None:
         for row in rows:
@@ -80,7 +80,7 @@ class Prefills:
         self._waiting.append(Prefill(rows, 1 if read else length, read=read))
 
     def look(self, image: ScheduledImage) -> None:
-        """Have the model look at an image that is drawn. It decodes nothing until then."""
+        """Have the model look at a drawn image, which takes no steps until then."""
         image.prefilled = False
         self._waiting.append(Prefill([image], 1, look=True))
 
@@ -88,10 +88,10 @@ class Prefills:
         self._waiting.clear()
 
     def run(self, seconds: float, beat: Callable[[], None], *, beside: bool) -> PrefillsRun:
-        """Go on for so long.
+        """Run pieces for so many seconds.
 
-        beside: other images are decoded. A piece that takes longer than it was given is then paid back by the next
-        quanta, so that they get their share also where a piece is longer than a quantum.
+        beside: other images decode. The time that a piece takes beyond its share is then taken off the next calls, so
+        that these images get theirs even if a piece is longer than a quantum.
         beat is called before each piece. Raises EngineLost.
         """
         result = PrefillsRun()
@@ -118,9 +118,9 @@ class Prefills:
         return result
 
     def _next(self) -> list[Prefill]:
-        """The first, and with a reading or a look those behind it that the decoder takes in the same call.
+        """The first prefill; if it is a reading or a look, with those behind it that the decoder takes in one call.
 
-        What threw before is alone.
+        A prefill that raised before runs alone.
         """
         first, *others = self._waiting
         some, most = [first], 1 if first.threw or not (first.read or first.look) else self._decoder.reads_together
@@ -140,7 +140,7 @@ class Prefills:
             result.looked.append(Looked(prefill.rows[0], prefill.found, prefill.seconds))
 
     def _begin_again(self, some: list[Prefill], error: Exception, result: PrefillsRun) -> None:
-        """Once, after an exception; then a request fails."""
+        """Begin again after an exception; after a second one the request fails."""
         for prefill in some:
             request = prefill.rows[0].request
             logger.exception("prefill of %s threw%s", self._decoder.checkpoint.name,
@@ -153,7 +153,7 @@ class Prefills:
                 self._decoder.pool.clear(prefill.rows[0].slot)
 
     def _advance(self, some: list[Prefill], left_s: float) -> None:
-        """One piece: as many tokens as fit in so long, in the decoder's own measure; or readings or looks, together."""
+        """Run one piece: as many strides of tokens as fit in left_s, at least one; or readings or looks, together."""
         prefill = some[0]
         if prefill.look:
             for one, found in zip(some, self._decoder.look([one.rows[0].slot for one in some]), strict=True):

@@ -1,15 +1,16 @@
-"""Which of the candidates that a request has drawn are its answer.
+"""The choice of a request's answers among the candidates that it has drawn.
 
-Of a model that draws the class first: those in which it recognises that class once it has read the whole image. This is
-rejection by a classifier (Razavi et al., 2019), which here is the model's own. Answers are divided among the classes in
-proportion to their recognised candidates, by the method of D'Hondt; within a class they come in the order of seeds.
+With a model that draws the class first, the answers are candidates in which it recognises that class once it has read
+the whole image. This is rejection by a classifier (Razavi et al., 2019), which here is the model's own. Answers are
+divided among the classes in proportion to their recognised candidates, by the method of D'Hondt; within a class they
+come in the order of seeds.
 
-Of other models' completions: those that speak for most of the candidates. Each candidate i has a weight w_i,
+With other models' completions, the answers represent the candidates best. Each candidate i has a weight w_i,
 proportional to exp(s_i / TEMPERATURE). Its score s_i is the log-likelihood of the known sub-pixels given what was drawn
-before them: a model that draws in raster order did not look at them, and by these weights its candidates are draws
-given all that is known (importance sampling). The answer is the candidate whose mean distance to all, by weight, is
-smallest: a decision of minimum Bayes risk (Kumar and Byrne, 2004). More answers are chosen one after the other, each as
-what lowers the sum of w_i min_j d_ij over the answers j most: they differ, and none is chosen twice. d_ij is the sum of
+before them. A model that draws in raster order did not look at them; weighted, its candidates are draws given all that
+is known (importance sampling). The answer is the candidate whose weighted mean distance to all is smallest: a decision
+of minimum Bayes risk (Kumar and Byrne, 2004). Further answers are chosen one after the other, each as the candidate
+that most lowers the sum of w_i min_j d_ij over the answers j: they differ, and none is chosen twice. d_ij is the sum of
 |x_i - x_j|.
 """
 
@@ -24,13 +25,13 @@ from numpy.typing import NDArray
 from linpix.model.attempts import MAX_ATTEMPTS, RECOGNISED, Recognised
 from linpix.model.checkpoint import Checkpoint
 
-TEMPERATURE = 10.0  # nats; at 1 the largest weight is nearly all, since errors of a model add up over an image
+TEMPERATURE = 10.0  # nats; at 1 one weight would be nearly the whole sum, since errors of a model add up over an image
 NOT_RANKED = ("candidates of generations are those in which the model recognises their class, and {} cannot: leave "
               "candidates out, or use a model that draws the class first, such as mnist-conditional")
 
 
 class Unsuitable(ValueError):
-    """What a model does not do, or not together; param is the option to blame."""
+    """Options that a model does not support, or not together; param is the option at fault."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -45,7 +46,7 @@ def attempts_for(attempts: int | None, checkpoint: Checkpoint, *, candidates: in
     if attempts not in range(1, MAX_ATTEMPTS + 1):
         raise Unsuitable(f"attempts must be 1..{MAX_ATTEMPTS}, got {attempts}", "attempts")
     if attempts == 1:
-        return int(ranked and checkpoint.net.config.class_first)  # these are looked at
+        return int(ranked and checkpoint.net.config.class_first)  # these candidates are looked at
     if not checkpoint.net.config.class_first:
         raise Unsuitable("an image is drawn again until the model recognises its class, which "
                          f"{checkpoint.name} cannot; leave attempts out, or use a model that draws the class first, "
@@ -59,10 +60,10 @@ def attempts_for(attempts: int | None, checkpoint: Checkpoint, *, candidates: in
 
 
 class Likelihoods(NamedTuple):
-    """Of a candidate without what precedes the first hole, which all candidates have; in nats."""
+    """Of a candidate from the first hole on, in nats; what precedes it is the same in all candidates."""
 
-    log_likelihood: float  # of everything from the first hole on
-    score: float           # of what is known of it
+    log_likelihood: float  # of all sub-pixels there
+    score: float           # of the known ones
 
 
 def likelihoods(log_probs: NDArray[np.float32], known: NDArray[np.bool_]) -> Likelihoods:
@@ -73,9 +74,9 @@ def likelihoods(log_probs: NDArray[np.float32], known: NDArray[np.bool_]) -> Lik
 
 
 def recognised(images: Sequence[Recognised], count: int) -> list[int]:
-    """Indices of `count` images: of those that are recognised, and if they are too few of the others, the surest first.
+    """Indices of `count` images: of recognised ones, and if they are too few, of the others, the surest first.
 
-    The surest of all would be the plainest images of a class.
+    To take the surest of all would be to take the plainest images of a class.
     """
     able = [index for index, image in enumerate(images) if image.log_prob >= math.log(RECOGNISED)]
     others = sorted(set(range(len(images))) - {*able}, key=lambda index: (-images[index].log_prob, index))
@@ -90,7 +91,7 @@ def recognised(images: Sequence[Recognised], count: int) -> list[int]:
 
 
 def best(images: Sequence[NDArray[np.uint8]], scores: Sequence[float], count: int) -> list[int]:
-    """Indices of `count` of the images, (T,) each, the best first; of equals the first."""
+    """Indices of `count` of the images, (T,) each, the best first; among equals the first."""
     x, s = np.stack(images), np.array(scores)
     weights = np.exp((s - s.max()) / TEMPERATURE)
     distances = np.zeros((len(x), len(x)))

@@ -1,4 +1,4 @@
-"""Likelihoods, computed between quanta in small pieces; and what HTTP and the command line answer with."""
+"""Likelihoods, computed between quanta in small pieces, and as HTTP and the command line report them."""
 
 import logging
 import math
@@ -32,11 +32,11 @@ class ScoringJob:
 
 
 class ScoringQueue:
-    """What is to be scored, in turns by client. Of the engine thread only; `busy` may be read by any thread."""
+    """Images to be scored, the clients in turn. Used by the engine thread only; `busy` may be read by any thread."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[ScoringJob]] = {}  # by client, in the order of their next turns
-        self._rests_until = 0.0                      # while images are drawn; of time.perf_counter
+        self._waiting: dict[str, deque[ScoringJob]] = {}  # by client; the first client is next
+        self._rests_until = 0.0                      # no piece before, while images are drawn; by perf_counter
 
     @property
     def busy(self) -> bool:
@@ -54,10 +54,10 @@ class ScoringQueue:
                 del self._waiting[client]
 
     def advance(self, *, drawing: bool) -> tuple[ScoringJob, Exception | None] | None:
-        """Compute one piece of the first image. Returns the image that ended with it, and what it raised.
+        """Compute one piece of the first image. Returns the image that is done with it, and what it raised.
 
-        drawing: images are being drawn. A piece then rests as long as the one before it took, so that images have at
-        least half of the time: quanta may be far shorter than pieces.
+        drawing: images are being drawn. A piece then waits for as long as the one before it took, so that these images
+        have at least half of the time: quanta may be far shorter than pieces.
         """
         began = time.perf_counter()
         if drawing and began < self._rests_until:
@@ -84,7 +84,7 @@ class ScoringQueue:
 
 def scoring_of(checkpoint: Checkpoint, canvas: NDArray[np.uint8], known: NDArray[np.bool_], label: int | None, *,
                every: bool) -> Scoring:
-    """canvas, known: (T,), something hidden · every: under all classes, instead of label. Raises Impossible."""
+    """canvas, known: (T,), something hidden · every: score all classes, instead of label. Raises Impossible."""
     marginal = checkpoint.net.config.first_marginal
     if marginal and not known[0] and not marginal[canvas[0]]:
         raise Impossible(checkpoint.name)
@@ -94,10 +94,10 @@ def scoring_of(checkpoint: Checkpoint, canvas: NDArray[np.uint8], known: NDArray
 
 def likelihood(scoring: Scoring, label: int | None, checkpoint: Checkpoint, *, every: bool
                ) -> tuple[NDArray[np.float64], dict[str, Any]]:
-    """Bits of each sub-pixel, (T,), NaN where not counted, and what else a complete Scoring of scoring_of says.
+    """Bits of each sub-pixel, (T,), NaN where not counted, and the other results of a complete Scoring of scoring_of.
 
-    Without a label, and every class scored: the class is one of them, as probable as what is known makes it.
-    every: tell of each class too.
+    Without a label, if every class was scored: of a mixture of the classes, each as probable as what is known makes it.
+    every: report each class too.
     """
     hidden = scoring.hidden.cpu().numpy()
     log_probs = scoring.log_probs.double().cpu().numpy()[:, hidden]
