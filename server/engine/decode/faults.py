@@ -82,7 +82,7 @@ class _Breaking:
         return done
 
     def _strike_images(self, slots: Sequence[int], positions: Sequence[int]) -> None:
-        """Choose the images of throw and nan. Position 0 is avoided: a GPU does not read the state there, nor its NaN."""
+        """Choose the images of throw and nan. At position 0 a GPU does not read the state, so it would not see NaN."""
         begun = [slot for slot, position in zip(slots, positions, strict=True) if position] or [*slots]
         for rule in self._due:
             if rule.kind in ("throw", "nan"):
