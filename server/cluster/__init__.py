@@ -3,12 +3,12 @@
 messages    what a front asks of a replica
 replica     one engine: the Core of the plain server, which is given orders instead of HTTP requests
 front       HTTP without an engine: a ledger whose images are drawn by replicas
-desk        what all fronts must agree on: clients' images, rates of keys, when to drain; the metrics of all as one
+desk        what all fronts must agree on: clients' images, rates of keys, when to drain; and all metrics as one
 choosing    which replica will be done first
 scaling     how many replicas there should be
-serving     the HTTP server of a front, and what stands in it for models, comparisons and keys that are elsewhere
+serving     the HTTP server of a front, with stand-ins for models, comparisons and keys of other processes
 -- only the files below import Ray --
-router      that choice as Ray Serve asks for it
-deployments the three above as deployments of Ray Serve, and `app` for `serve deploy`
+router      choosing, as a request router of Ray Serve
+deployments desk, replicas and fronts as deployments of Ray Serve, and `app` for `serve deploy`
 local       `linpix serve --replicas`: a cluster on this machine alone, until a signal ends it
 """

@@ -1,4 +1,4 @@
-"""Which replica will be done first: the one whose known work, and the order's own, take the least time."""
+"""The choice of the replica that will be done first: its known work and the order's own take the least time."""
 
 import math
 import time
@@ -9,26 +9,26 @@ from typing import Any
 
 from .messages import Load, Order
 
-ORDER_S = 0.002  # that an order takes at least, beside its images: an event loop's time, which no replica tells of
-LOADS: dict[str, Load] = {}  # what each replica last said, by its name: the router of this process writes it
+ORDER_S = 0.002  # seconds that an order takes at least, beside its images: an event loop's time, which loads leave out
+LOADS: dict[str, Load] = {}  # the last report of each replica, by its name; written by the router of this process
 
 
 class Backlogs:
-    """What replicas have to do, as one front knows it: what each last said of all fronts' orders, and what this front
-    has given it since.
+    """The work of each replica, as one front knows it: the replica's last report of all fronts' orders, and what this
+    front has given it since.
 
-    What was said is some tenths of a second old, in which images were finished: of many that began together, all of
-    them. So it counts as done at the replica's pace. If it did not, all fronts would find a replica full that has just
-    become empty, and give all that they have to another.
+    A report is some tenths of a second old, and images were finished meanwhile: possibly all, if they began together.
+    So the work reported counts as done at the replica's pace. Otherwise all fronts would take a replica for full that
+    has just become empty, and give all their orders to another.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        # by replica and order, those not answered: when it was given, its work, and when it ends at the latest
+        # orders not answered yet, by replica and id: when it was given, its work, and when it ends at the latest
         self._open: dict[str, dict[str, tuple[float, float, float]]] = defaultdict(dict)
 
     def give(self, replica: str, order: str, work: float, timeout_s: float) -> None:
-        """The order goes there, and to no other that it was given to before."""
+        """The order goes to this replica, and no longer to one that it was given to before."""
         for name, orders in self._open.items():
             if name != replica:
                 orders.pop(order, None)
@@ -36,42 +36,43 @@ class Backlogs:
         self._open[replica].setdefault(order, (now, work, now + timeout_s))
 
     def take(self, replica: str, order: str) -> None:
-        """The order has ended there."""
+        """The order has ended at this replica."""
         self._open[replica].pop(order, None)
 
     def keep(self, replicas: Iterable[str]) -> None:
-        """Forget all others."""
+        """Forget all other replicas."""
         for gone in self._open.keys() - set(replicas):
             del self._open[gone]
 
     def seconds(self, replica: str, load: Load, pace: float) -> float:
-        """Until all is done that a replica has. pace: of one that has measured none."""
+        """Seconds until a replica has done all its work. pace: for a replica that has measured none."""
         pace, now, orders = load.pace or pace, self._clock(), self._open[replica]
         for over in [order for order, (_, _, until) in orders.items() if until < now]:
             del orders[over]  # it was cancelled while it was being sent
         left, at = load.ahead / pace, load.at
         for given_at, work, _ in orders.values():
-            if given_at > load.at:  # else the replica has told of it
+            if given_at > load.at:  # else the replica's report has it
                 left, at = max(0.0, left - (given_at - at)) + work / pace, given_at
         return max(left - (now - at), len(orders) * ORDER_S)
 
 
 def heard(said: Mapping[str, Any]) -> Load:
-    """What a replica says now, whose clock may be ahead of ours: what we give it from now on, it has not told of."""
+    """The Load in a report received now. It is dated now at the latest, though the replica's clock may be ahead: orders
+    given from now on are not in it."""
     load = Load(**said)
     return replace(load, at=min(load.at, time.time()))
 
 
 def oldest_first(names: Iterable[str]) -> list[str]:
-    """Replicas in the order in which they began. Those that have not said anything yet are new."""
+    """Replicas in the order in which they began. Those that have not reported yet are the newest."""
     return sorted(names, key=lambda name: (LOADS[name].since if name in LOADS else math.inf, name))
 
 
 def by_end(loads: Mapping[str, Load], backlogs: Backlogs, order: Order) -> list[str]:
     """Replicas in the order in which they would be done with an order, those without room last.
 
-    Replicas that serve another model, or it with other weights or another precision, are left out, unless there are no
-    others. Equal ones come in the order of their names, so that one replica alone gets what little there is.
+    Replicas that do not serve the model, or serve it with other weights or another precision, are left out, unless
+    there are no others. Equal ones come in the order of their names, so that few orders all go to one replica.
     """
     backlogs.keep(loads)
     known = [load.pace for load in loads.values() if load.pace]

@@ -26,13 +26,13 @@ from .messages import Answer, Load, Order, ReplicaLost
 from .router import DoneFirst
 
 logger = logging.getLogger("linpix")
-BEAT_S = 0.5      # between two of a process's messages to the desk
-STATS_S = 0.5     # between two times that the routers hear what replicas have to do
-ANY_NUMBER = 10**6  # of requests at once: a replica's own ledger knows how many it can take
-DESK_S = 1.0      # that an answer of the desk may take: while it is replaced, there is none
-STARTS_S = 60.0   # in which a replica starts, once there are cores for it
-ENDS_S = 15.0     # after --drain-timeout, for the last answers and the end of a process
-LOG: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}  # of Serve's own words; ours are apart
+BEAT_S = 0.5      # seconds between a process's messages to the desk
+STATS_S = 0.5     # seconds between reports of the replicas' loads to the routers
+ANY_NUMBER = 10**6  # of concurrent requests: a replica's own ledger knows how many it can take
+DESK_S = 1.0      # seconds that the desk may take to answer: while it is replaced, there is no answer
+STARTS_S = 60.0   # seconds in which a replica starts, once there are cores for it
+ENDS_S = 15.0     # seconds after --drain-timeout, for the last answers and the end of a process
+LOG: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}  # of Serve's own log; ours is separate
 _LOST = RayActorError, WorkerCrashedError, ObjectLostError, TaskCancelledError, RequestCancelledError
 
 
@@ -41,7 +41,7 @@ def settings_of(given: dict[str, Any]) -> Settings:
 
 
 class Engine:
-    """A replica, with its beat."""
+    """A replica, and its heartbeat to the desk."""
 
     async def __init__(self, given: dict[str, Any], threads: int, desk: DeploymentHandle  # type: ignore[misc]
                        ) -> None:  # Serve awaits it
@@ -90,7 +90,7 @@ class Engine:
 
 
 class Handles:
-    """A front's Fleet, over Serve's handles."""
+    """A front's Fleet, through Serve's handles."""
 
     def __init__(self, front: str, engines: DeploymentHandle, desk: DeploymentHandle) -> None:
         self._front, self._engines, self._desk, self._elsewhere = front, engines, desk, dict[str, int]()
@@ -106,7 +106,7 @@ class Handles:
         return len(self._loads())
 
     def _loads(self) -> list[Load]:
-        """Of the replicas that serve what this front serves, or have not said yet what they do."""
+        """The loads of replicas that serve the same as this front, or have not reported yet."""
         return [load for load in list(LOADS.values()) if not load.facts or load.facts == self.facts]
 
     async def draw(self, order: Order) -> list[Answer]:
@@ -162,7 +162,7 @@ class Handles:
 
 
 async def _told(answer: Any) -> Any:
-    """What the desk says; None while there is none: limits across fronts are then not counted, and nothing waits."""
+    """The desk's answer; None while there is no desk: limits across fronts then do not hold, and no request waits."""
     try:
         return await asyncio.wait_for(answer, DESK_S)
     except (*_LOST, TimeoutError) as lost:
@@ -205,10 +205,10 @@ class Front:
 
 
 def app(arguments: dict[str, Any]) -> Application:
-    """What serves: replicas, fronts and their desk.
+    """The application for Ray Serve: replicas, fronts and their desk.
 
     arguments: the settings of `linpix serve` by name, in lower case with underscores. `replicas` and `fronts` are
-    how many; a config file of Serve can give these deployments (Engine, Front) autoscaling and resources instead.
+    their numbers; a config file of Serve can give these deployments (Engine, Front) autoscaling and resources instead.
     """
     settings = Settings(**arguments)
     given = settings.model_dump(mode="json") | {

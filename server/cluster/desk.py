@@ -1,6 +1,6 @@
-"""What all fronts must agree on: how many images a client has, the rates of keys, who is there, and when to drain.
+"""The desk: what all fronts must agree on, which is images per client, rates of keys, live processes and when to drain.
 
-It holds counts only. If it dies another begins empty, and the next beat of each front tells it the counts again.
+It holds counts only. If it dies, another begins empty, and gets the counts again with the next beat of each front.
 """
 
 import math
@@ -15,12 +15,12 @@ from prometheus_client import Metric, generate_latest
 from ..web.keys import Bucket, bucket_of
 
 Snapshot = list[Metric]  # the metrics of one process, as its registry collects them
-SILENT_S = 10.0  # without a beat, after which a process counts as gone
+SILENT_S = 10.0  # seconds without a beat after which a process counts as gone
 
 
 @dataclass(slots=True)
 class _Process:
-    kind: str                    # front or replica
+    kind: str                    # front or engine
     seen: float
     clients: Mapping[str, int] = field(default_factory=dict)
     snapshot: Snapshot = field(default_factory=list)
@@ -28,14 +28,14 @@ class _Process:
 
 
 class Told(NamedTuple):
-    """What the desk answers a beat with."""
+    """The desk's answer to a beat."""
 
     draining: bool             # whether the front is to drain
     elsewhere: dict[str, int]  # images of each client at other fronts
 
 
 class Desk:
-    """Of one event loop."""
+    """Used on one event loop."""
 
     def __init__(self) -> None:
         self._processes: dict[str, _Process] = {}
@@ -43,13 +43,13 @@ class Desk:
         self._draining = False
 
     async def beat(self, name: str, kind: str, clients: Mapping[str, int], snapshot: Snapshot, drained: bool) -> Told:
-        """A process is there, with these images of each client and these metrics."""
+        """Record that a process is there, with its images of each client and its metrics."""
         process = self._seen(name, kind)
         process.clients, process.snapshot, process.drained = Counter(clients), snapshot, drained
         return Told(self._draining, self._elsewhere(process) if kind == "front" else {})
 
     async def enter(self, front: str, client: str, here: int, images: int, limit: int) -> int | None:
-        """Count images of a client who has `here` at this front; or how many there are, where that is too many."""
+        """Count more images of a client with `here` at this front; or return how many it has, if more are too many."""
         process = self._seen(front, "front")
         others = sum(other.clients.get(client, 0) for other in self._present().values() if other is not process)
         if others + here + images > limit:
@@ -58,7 +58,7 @@ class Desk:
         return None
 
     async def take(self, key: str, rate: str) -> float:
-        """Take a request of a key's rate; 0, or the seconds until there is one."""
+        """Count a request against a key's rate; returns 0, or the seconds until one is allowed."""
         bucket = self._buckets.setdefault((key, rate), bucket_of(rate))
         return bucket.take(time.monotonic())
 
@@ -99,7 +99,7 @@ class Desk:
 # --- the metrics of all processes as one exposition ---
 
 def merged(snapshots: Mapping[str, Snapshot]) -> list[Metric]:
-    """Families of the same name as one; each sample has the name of its process as the label `replica`."""
+    """Join families of the same name; each sample gets the name of its process as the label `replica`."""
     families: dict[str, Metric] = {}
     for replica, found in snapshots.items():
         for family in found:
@@ -110,7 +110,7 @@ def merged(snapshots: Mapping[str, Snapshot]) -> list[Metric]:
 
 
 class Together:
-    """The metrics of all processes, as Measured: `text` has them apart, `values` are sums."""
+    """The metrics of all processes, as Measured: `text` lists each process, `values` are sums."""
 
     def __init__(self, snapshots: Mapping[str, Snapshot]) -> None:
         self._snapshots = snapshots
@@ -129,7 +129,7 @@ class Together:
 
 
 class _Families:
-    """What generate_latest takes for a registry."""
+    """As much of a registry as generate_latest needs."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families

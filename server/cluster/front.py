@@ -1,4 +1,4 @@
-"""HTTP without an engine: the ledger of a front, whose images are drawn by replicas."""
+"""The ledger of a front, which has no engine: replicas draw its images."""
 
 import asyncio
 import dataclasses
@@ -30,18 +30,18 @@ from .desk import Together
 from .messages import Answer, Fleet, Hidden, Likelihood, Order, ReplicaLost, Took
 
 logger = logging.getLogger("linpix")
-RUNS = 2        # of an order: one whose replica died runs once more; were it what kills replicas, it must not kill all
-LATE_S = 0.5    # after a deadline a front ends its request by itself; the replica, which counts it, is first
-NEAR = 4        # from one part in so many of a client's limit on the desk is asked; until the next beat, bursts pass it
-AGAIN_S = 1.0   # a client who has too many images may try again: how long its images take, only replicas know
+RUNS = 2        # of an order: one whose replica died runs only once more, since it may be what kills replicas
+LATE_S = 0.5    # seconds from a deadline until the front ends the request; the replica, which counts it, does so before
+NEAR = 4        # from 1/NEAR of a client's limit on, the desk is asked. Below, a burst can pass it until the next beat
+AGAIN_S = 1.0   # seconds until a client with too many images may try again: only replicas know how long they take
 _HOPS_S = (0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.5)
-_ELSEWHERE = EngineGone, Draining  # what a replica says when it ends: another can draw the same
+_ELSEWHERE = EngineGone, Draining  # errors of a replica that ends: another can draw the same
 
 
 class FrontLedger(Ledger):
     """What a front's requests hold: a ticket here, and room at the replica that draws for them.
 
-    Replicas count the requests that they admit; a front counts what it refuses itself, and what died with a replica.
+    Replicas count the requests that they admit; a front counts those that it refuses or that died with a replica.
     """
 
     def __init__(self, name: str, models: dict[str, ServedModel], metrics: Metrics, fleet: Fleet, settings: Settings
@@ -53,12 +53,12 @@ class FrontLedger(Ledger):
                                buckets=_HOPS_S, registry=metrics.registry)
         self._orders: dict[str, asyncio.Task[None]] = {}
         self._entered: Counter[str] = Counter()  # images, by client
-        self._held: dict[str, int] = {}          # and by request
-        metrics.requests_running.set_function(lambda: 0)  # replicas have them, and what waits there
+        self._held: dict[str, int] = {}          # images, by request
+        metrics.requests_running.set_function(lambda: 0)  # replicas count these, and those that wait there
         metrics.requests_waiting.set_function(lambda: 0 if fleet.replicas else len(self._orders))
 
     def start(self) -> None:
-        """Nothing: the replicas have started."""
+        """Do nothing: the replicas have started."""
 
     async def stop(self) -> None:
         self.draining = True
@@ -88,9 +88,9 @@ class FrontLedger(Ledger):
 
     def _admit(self, ticket: Ticket, served: ServedModel, images: int, bulk: bool = False, known: int | None = None,
                group: int = 1, ranked: bool = False, *, check_deadline: bool) -> None:
-        """Keep what an order is made of; the replica that gets it says whether there is room.
+        """Keep what the order will need; the replica that gets it says whether there is room.
 
-        A large upload, of which this is asked before it is read (ticket.images is 0 then), is refused here.
+        A large upload is refused here if no replica has room: it comes before it is read, when ticket.images is 0.
         """
         with self._refusing(ticket):
             self.check_open()
@@ -100,9 +100,9 @@ class FrontLedger(Ledger):
         self.tickets[ticket.id], self._at[ticket.id] = ticket, served
 
     async def submit(self, ticket: Ticket, specs: Sequence[ImageSpec]) -> None:
-        """Have a replica draw; a stream waits until one has admitted it, for its answer begins then.
+        """Have a replica draw. A stream waits until a replica has admitted it, since its answer begins then.
 
-        Raises DeadlinePassed, ClientLimit, and for a stream whatever a replica says.
+        Raises DeadlinePassed, ClientLimit, and for a stream any error of the replica.
         """
         served, first = self._at[ticket.id], specs[0]
         config = served.decoder.config
@@ -137,8 +137,8 @@ class FrontLedger(Ledger):
     async def _enter(self, ticket: Ticket) -> None:
         """Count the images as the client's, at all fronts. Raises ClientLimit.
 
-        The desk, which is one for all requests, is asked where the client comes near the limit; else the next beat
-        tells it.
+        The desk, of which there is only one, is asked if the client comes near the limit; else the next beat reports
+        the images.
         """
         client, images, limit = ticket.client, ticket.images, self._client_images
         here = self._entered[client]
@@ -153,9 +153,9 @@ class FrontLedger(Ledger):
     # --- its order ---
 
     async def _run(self, ticket: Ticket, order: Order, scoring: Scoring | None, admitted: asyncio.Future[None]) -> None:
-        """Pass on what replicas answer. An order whose replica dies runs again, if nothing of it was passed on."""
+        """Pass on what replicas answer. An order whose replica dies runs again, if no answer to it was passed on."""
         for run in range(RUNS):
-            # an id of its own: should the same replica get it again, what it still says of the first is not for it
+            # an id of its own: if the same replica gets it again, the first run's late answers do not belong to it
             order = dataclasses.replace(order, spent_s=time.monotonic() - ticket.began,
                                         id=f"{ticket.id}.{run}" if run else ticket.id)
             passed = False
@@ -175,14 +175,14 @@ class FrontLedger(Ledger):
                 logger.warning("%s; request %s %s", lost, order.id, "runs again elsewhere" if again else "ends")
                 if not again:
                     break
-            except Exception as failure:  # a bug, of ours or of what lies between
+            except Exception as failure:  # a bug, of ours or of the transport
                 logger.exception("request %s is lost", order.id)
                 self._lose(ticket, admitted, f"the request was lost on its way ({type(failure).__name__})")
                 return
         self._lose(ticket, admitted, "the replicas that were to draw this request ended, or serve other weights")
 
     def _admitted(self, answers: list[Answer], admitted: asyncio.Future[None]) -> None:
-        """Tell whether the first answer of a stream is that it was admitted."""
+        """Set `admitted` from the first answer of a stream. Raises ReplicaLost if the replica ends."""
         if answers and isinstance(answers[-1], ServiceError):
             if isinstance(answers[-1], _ELSEWHERE):
                 raise ReplicaLost(str(answers[-1]))
@@ -191,7 +191,7 @@ class FrontLedger(Ledger):
             admitted.set_result(None)
 
     def _pass_on(self, ticket: Ticket, scoring: Scoring | None, answers: list[Answer], began: float = 0.0) -> None:
-        """began: when the order was sent whose whole answer this is."""
+        """began: when the order was sent, if this is its whole answer. Raises ReplicaLost if the replica ends."""
         for answer in answers:
             if isinstance(answer, _ELSEWHERE):
                 raise ReplicaLost(str(answer))

@@ -19,26 +19,26 @@ from ..serve import warn_of_exposure
 from ..settings import Settings
 from ..web.keys import Keys
 
-QUIET = {  # what Ray reads before it begins; what a user has set stays
-    "RAY_USAGE_STATS_ENABLED": "0",               # it would report to its makers
+QUIET = {  # variables that Ray reads before it begins; those that a user has set stay
+    "RAY_USAGE_STATS_ENABLED": "0",               # else it reports to its makers
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # its controller looks ten times a second otherwise, on our cores
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",         # between fronts and replicas: quicker than calls of actors
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # else its controller looks ten times a second, on our cores
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",         # between fronts and replicas: faster than calls of actors
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # a replica's own work is in the engine thread already
     "RAY_DEDUP_LOGS": "0",
-    "RAY_prestart_worker_first_driver": "0",      # processes for tasks, which we have none of
-    "RAY_worker_niceness": "0",                   # else 15: any other program would come before engines and fronts
+    "RAY_prestart_worker_first_driver": "0",      # else it starts processes for tasks, of which we have none
+    "RAY_worker_niceness": "0",                   # else 15: engines and fronts would yield to any other program
 }
-STORE_BYTES = 80 * 2**20  # of shared memory for objects; ours are smaller than what it is for
-TRIES = 3  # Ray allows itself 30 s to start, which a machine that is busy may need
+STORE_BYTES = 80 * 2**20  # of shared memory for large objects, of which we have none
+TRIES = 3  # Ray gives up its start after 30 s, which may be too short on a busy machine
 LOOK_S = 0.1
-ENDS_S = 5.0  # after the fronts' --drain-timeout
+ENDS_S = 5.0  # seconds after the fronts' --drain-timeout
 
 logger = logging.getLogger("linpix")
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first asks for a drain, the second for the end. While all starts, one is the end."""
+    """SIGTERM and SIGINT: the first asks for a drain, the second for the end. During the start, one is the end."""
 
     def __init__(self) -> None:
         self.asked, self.started = 0, False
@@ -66,7 +66,7 @@ def serve(settings: Settings) -> None:
     settings = _checked(settings)
     warn_of_exposure(settings)
     _Signals()
-    folder = tempfile.mkdtemp(prefix="linpix-ray-")  # its logs and sockets
+    folder = tempfile.mkdtemp(prefix="linpix-ray-")  # Ray's logs and sockets
     try:
         _begin(folder, settings.replicas * settings.replica_threads + settings.fronts + 1)
         _run(settings, _Signals())  # Ray has put handlers of its own in the place of the first ones
@@ -78,7 +78,7 @@ def serve(settings: Settings) -> None:
 
 
 def _begin(folder: str, cores: int) -> None:
-    """Start Ray for this process alone, on addresses of this machine alone."""
+    """Start Ray for this process only, on local addresses only."""
     import ray
 
     for left in reversed(range(TRIES)):
@@ -86,7 +86,7 @@ def _begin(folder: str, cores: int) -> None:
             ray.init(address="local", num_cpus=cores, include_dashboard=False, object_store_memory=STORE_BYTES,
                      log_to_driver=True, logging_level=logging.ERROR, _node_ip_address="127.0.0.1", _temp_dir=folder)
             return
-        except Exception as error:  # of no class of its own
+        except Exception as error:  # Ray has no class for it
             ray.shutdown()
             if not left:
                 raise OSError(f"Ray did not start: {error}; if this machine was not just busy, look at what "
@@ -95,8 +95,8 @@ def _begin(folder: str, cores: int) -> None:
 
 
 def _checked(settings: Settings) -> Settings:
-    """The settings with the port that is free, and how many threads a replica has. What would make every replica fail
-    is told here, before there is one."""
+    """The settings, with free ports and a replica's threads filled in. Raises here, before there is a replica, what
+    would make every one fail."""
     if settings.api_keys:
         Keys(settings.api_keys)
     Catalogue(settings).check()
@@ -108,8 +108,8 @@ def _checked(settings: Settings) -> Settings:
 
 
 def _free(host: str, port: int, of: str = "") -> int:
-    """The port, or one that the system chooses for 0. Raises OSError if another program has it, which fronts, who
-    share it, could not see."""
+    """The port, or one that the system chooses for 0. Raises OSError if another program has it: fronts could not see
+    that, since they share the port."""
     taken = listen(host, port, of)
     port = taken[0].getsockname()[1]
     for listening in taken:
@@ -139,12 +139,12 @@ def _run(settings: Settings, signals: _Signals) -> None:
         time.sleep(LOOK_S)
     end = time.monotonic() + settings.drain_timeout + ENDS_S
     while signals.asked < 2 and time.monotonic() < end and not _said(desk.drained):
-        _said(desk.drain)  # again, should the desk have died
+        _said(desk.drain)  # again, in case the desk has died
         time.sleep(LOOK_S)
 
 
 def _said(ask: Any) -> Any:
-    """What the desk says; 0 if it has just died."""
+    """The desk's answer; 0 if it has just died."""
     from ray.exceptions import RayActorError
 
     try:

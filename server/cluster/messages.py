@@ -1,4 +1,4 @@
-"""What a front asks of a replica. Answers are the events of engine/ticket.py, or a ServiceError among them."""
+"""Messages between fronts and replicas: orders, and answers, most of which are the events of engine/ticket.py."""
 
 import math
 from collections.abc import AsyncIterator, Sequence
@@ -16,7 +16,7 @@ from .desk import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
-    """A picture whose likelihood is asked for; the fields are those of model/likelihood.py's Scoring."""
+    """A picture whose likelihood is requested; the fields are those of model/likelihood.py's Scoring."""
 
     canvas: NDArray[np.uint8]
     known: NDArray[np.bool_] | None
@@ -31,11 +31,11 @@ class Order:
     endpoint: str
     client: str
     model: str
-    facts: dict[str, str]      # of the model's decoder, weights and precision among them, as the answer will tell them
+    facts: dict[str, str]      # of the model's decoder, with weights and precision, as the answer will report them
     images: int
-    work: float                # multiplications, as far as the known lengths tell
-    timeout_s: float           # from when its head was read,
-    spent_s: float             # of which so much has passed
+    work: float                # multiplications, if each token that is not known takes a pass
+    timeout_s: float           # from when its head was read
+    spent_s: float             # the part of it that has passed
     stream: bool = False
     bulk: bool = False
     ranked: bool = False
@@ -55,7 +55,7 @@ class Likelihood:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """How long the replica had the order, at the end of an answer in one piece: the rest of its time is the way."""
+    """How long the replica had the order, last in an answer in one piece: the rest of the time is transport."""
 
     seconds: float
 
@@ -70,19 +70,19 @@ class Description:
     facts: dict[str, str]  # of Decoder
     backend: str
     slots: int
-    skips: bool            # whether sub-pixels skip the layers
+    skips: bool            # whether some sub-pixels skip the layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a replica has to do."""
+    """The load of a replica."""
 
-    at: float = 0.0     # when it said so, of time.time(); an idle replica that says the same again keeps the time
+    at: float = 0.0     # when it was reported, by time.time(); an idle replica that repeats a report keeps its time
     ahead: float = 0.0  # multiplications that its orders still need
     pace: float = 0.0   # multiplications a second with full slots; 0: not measured
     room: int = 0       # images that the model with most room would admit
-    facts: dict[str, dict[str, str]] = field(default_factory=dict)  # by model; none: it has not said anything yet
-    since: float = math.inf  # when it began, of time.time()
+    facts: dict[str, dict[str, str]] = field(default_factory=dict)  # by model; none: it has not reported yet
+    since: float = math.inf  # when it began, by time.time()
 
 
 class ReplicaLost(Exception):
@@ -94,11 +94,11 @@ class Fleet(Protocol):
 
     @property
     def room(self) -> int:
-        """Images that the replica with most room would admit, by what it last said; 0 if there is no replica."""
+        """Images that the replica with most room would admit, by its last report; 0 if there is no replica."""
 
     @property
     def replicas(self) -> int:
-        """How many can be reached."""
+        """How many replicas can be reached."""
 
     async def draw(self, order: Order) -> list[Answer]:
         """The whole answer of an order at once."""
@@ -107,16 +107,16 @@ class Fleet(Protocol):
         """The answer of an order as it comes; first an empty list, when it is admitted."""
 
     async def compare(self, what: str, *about: Any) -> Job | None:
-        """Begin, find or cancel a comparison, or tell of the latest, at the replica that has them."""
+        """Begin, find or cancel a comparison, or return the latest, at the replica that has them."""
 
     def elsewhere(self, client: str) -> int:
-        """Images of a client at other fronts, by what the desk last said."""
+        """Images of a client at other fronts, by the desk's last answer."""
 
     async def enter(self, client: str, here: int, images: int, limit: int) -> int | None:
-        """Count images of a client, who has so many at this front; or the number that keeps them out."""
+        """Count more images of a client with `here` at this front; or return how many it has, if more are too many."""
 
     async def take(self, key: str, rate: str) -> float:
-        """Count a request of a key; 0, or the seconds until it may have one."""
+        """Count a request of a key; returns 0, or the seconds until one is allowed."""
 
     async def collected(self) -> dict[str, Snapshot]:
         """The metrics of all other processes, by their names."""

@@ -1,4 +1,4 @@
-"""One engine that is given orders instead of HTTP requests: the Core of the plain server, and what fronts ask of it."""
+"""A replica: the Core of the plain server, which gets orders from fronts instead of HTTP requests."""
 
 import logging
 import os
@@ -26,7 +26,7 @@ logger = logging.getLogger("linpix")
 
 
 class Replica:
-    """Of one event loop. Limits of clients are the fronts': a replica sees only some of a client's images."""
+    """Used on one event loop. Fronts limit clients: a replica sees only some of a client's images."""
 
     def __init__(self, settings: Settings) -> None:
         """Reads the models. Raises CheckpointError or ValueError with the cure."""
@@ -45,7 +45,7 @@ class Replica:
 
     @property
     def gone(self) -> str:
-        """Why this process decodes nothing any more, once that is so."""
+        """Why this process no longer decodes; empty while it does."""
         return self._core.ledger.gone
 
     def describe(self) -> tuple[Settings, str, dict[str, Description]]:
@@ -59,7 +59,7 @@ class Replica:
         return list(self._core.ledger.metrics.registry.collect())
 
     def load(self) -> Load:
-        """What there is to do, and how fast: by the step time of the model whose slots take longest to fill."""
+        """The work left, and the pace: of the model with the fewest multiplications a second with full slots."""
         served = self._core.ledger.models.values()
         paces = [one.room.slots * one.decoder.net.multiplications / step_s for one in served
                  if (step_s := one.step_time(one.room.slots))]
@@ -67,18 +67,18 @@ class Replica:
         load = Load(at=time.time(), ahead=ahead, pace=min(paces, default=0.0),
                     room=max(one.room_left() for one in served),
                     facts={one.name: one.decoder.facts for one in served}, since=self._since)
-        if ahead or replace(load, at=self._said.at) != self._said:  # else nothing is new: Serve would tell all fronts
+        if ahead or replace(load, at=self._said.at) != self._said:  # else nothing is new: Serve need not tell fronts
             self._said = load
         return self._said
 
     def fill(self) -> dict[str, float]:
-        """Images that wait or are drawn, and the slots for them, of the model that is busiest for its slots."""
+        """Images that wait or are drawn, and the slots, of the model that has most images per slot."""
         fullest = max(self._core.ledger.models.values(),
                       key=lambda one: (one.waiting() + one.slots_used) / one.room.slots)
         return {"images": fullest.waiting() + fullest.slots_used, "slots": fullest.room.slots}
 
     async def draw(self, order: Order) -> list[Answer]:
-        """The answer of an order at once, or the error that ended it; and how long that took."""
+        """The whole answer of an order, or the error that ended it; and how long that took."""
         began = time.monotonic()
         answers = [answer async for answers in self.stream(order) for answer in answers]
         return [*answers, Took(time.monotonic() - began)]
@@ -124,7 +124,7 @@ class Replica:
         yield [Likelihood(scoring.log_probs.cpu().numpy(), scoring.priors), Scored()]
 
     async def compare(self, what: str, *about: Any) -> Job | ServiceError | None:
-        """begin, find, cancel or latest, as of Jobs; an error is returned."""
+        """Call begin, find, cancel or latest of Jobs; a ServiceError is returned, not raised."""
         try:
             found: Job | None = await getattr(self._core.comparisons, what)(*about)
         except ServiceError as error:
@@ -133,9 +133,9 @@ class Replica:
 
 
 def take_cores(rank: int, threads: int) -> None:
-    """Use so many threads; and cores of its own, by a replica's rank on its machine, where there are enough of them.
+    """Use so many threads; and, if there are enough, cores of the replica's own, by its rank on its machine.
 
-    Called before any engine is there: threads begun later have the same cores.
+    Called before there is any engine: threads that begin later have the same cores.
     """
     torch.set_num_threads(threads)
     if not hasattr(os, "sched_setaffinity"):  # not Linux

@@ -1,6 +1,6 @@
-"""The choice of a replica, as Ray Serve asks for it. It runs in every front, on the thread of Serve's routers.
+"""The router, which chooses a replica for Ray Serve. It runs in every front, on the thread of Serve's routers.
 
-Serve copies this module into each process by value, so what is to be shared with the front is in another module.
+Serve copies this module into each process by value, so what it shares with the front is in another module.
 """
 
 from typing import Any
@@ -12,10 +12,10 @@ from .messages import Load, Order
 
 
 class DoneFirst(RequestRouter):  # type: ignore[misc]  # Ray's types are not read
-    """To the replica that will be done first.
+    """Sends an order to the replica that will be done first.
 
-    Comparisons go to one replica, the oldest, which has them all: a replica that the autoscaler adds has none. What is
-    served is asked of the newest, which has what was deployed last.
+    Comparisons go to the oldest replica, which has them all: a replica that the autoscaler adds has none. The newest
+    replica is asked what is served: it has what was deployed last.
     """
 
     def initialize_state(self, **kwargs: Any) -> None:
@@ -33,7 +33,7 @@ class DoneFirst(RequestRouter):  # type: ignore[misc]  # Ray's types are not rea
         candidates = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         if pending_request is None or not candidates:
             return [candidate_replicas]
-        pending_request.routing_context.should_backoff = True  # where none of them can be reached
+        pending_request.routing_context.should_backoff = True  # if none of them can be reached
         order = pending_request.args[0] if pending_request.args else None
         if not isinstance(order, Order):
             oldest, *others = choosing.oldest_first(candidates)

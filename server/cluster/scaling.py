@@ -1,6 +1,6 @@
-"""How many replicas there should be, as Ray Serve's autoscaler asks: so many that no image waits for a slot.
+"""The number of replicas, for Ray Serve's autoscaler: so many that no image waits for a slot.
 
-Serve copies this module into its controller by value: it imports nothing of ours.
+Serve copies this module into its controller by value, so it imports no other module of LinPix.
 """
 
 import math
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def by_images(context: Any) -> tuple[int, dict[str, Any]]:
-    """context: Serve's AutoscalingContext, with what `record_autoscaling_stats` of each replica said of late."""
+    """context: Serve's AutoscalingContext, with what each replica's `record_autoscaling_stats` returned lately."""
     told = context.aggregated_metrics or {}
     images, slots = sum(told.get("images", {}).values()), sum(told.get("slots", {}).values())
-    if not slots:  # no replica has said anything yet
+    if not slots:  # no replica has reported yet
         return context.target_num_replicas, {}
     a_replica = slots / len(told["slots"])
     wanted = math.ceil(images / a_replica)

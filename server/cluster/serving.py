@@ -1,4 +1,4 @@
-"""The HTTP server of one front, and what stands in it for models, comparisons and keys that are elsewhere."""
+"""The HTTP server of one front, with stand-ins for models, comparisons and keys of other processes."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ class _Elsewhere(Decoder):
 
 
 class FarModel(ServedModel):
-    """A model that replicas serve: its limits, and no queue, which each replica has for itself."""
+    """A model that replicas serve: its limits, but no queue, since each replica has its own."""
 
     def __init__(self, name: str, decoder: Decoder, backend: str, max_queue: int, fleet: Fleet) -> None:
         self.name, self.decoder, self.backend, self._fleet = name, decoder, backend, fleet
@@ -68,7 +68,7 @@ class FarModel(ServedModel):
 
 
 def models_of(told: dict[str, Description], settings: Settings, fleet: Fleet) -> dict[str, ServedModel]:
-    """The models that replicas serve, the default one first. Raises CheckpointError if another is found here."""
+    """The models that replicas serve, the default one first. Raises CheckpointError if one differs here."""
     found: dict[str, ServedModel] = {}
     for name, about in told.items():
         source = checkpoint.read(checkpoint.find(name, settings.checkpoints))
@@ -80,7 +80,7 @@ def models_of(told: dict[str, Description], settings: Settings, fleet: Fleet) ->
 
 
 class FarJobs(Jobs):
-    """Comparisons of the one replica that has them all."""
+    """The comparisons, all of which are at one replica."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -103,7 +103,7 @@ class FarJobs(Jobs):
         return await self._fleet.compare("latest")
 
     def stop(self) -> None:
-        """Nothing: a front that ends does not end what others watch."""
+        """Do nothing: a front that ends does not end comparisons that other fronts' clients watch."""
 
 
 class SharedKeys(Keys):
@@ -120,16 +120,16 @@ class SharedKeys(Keys):
 
 
 class Beaten(Fleet, Protocol):
-    """A Fleet whose desk hears from this front."""
+    """A Fleet that also sends this front's beat to the desk."""
 
     async def beat(self, clients: dict[str, int], snapshot: Snapshot, drained: bool) -> bool:
-        """Tell of this front; returns whether it is to drain."""
+        """Report this front to the desk; returns whether it is to drain."""
 
 
 class FrontServer(Server):
     """uvicorn over a front's ledger, as in the plain server, but its signals come from the desk and from Ray Serve.
 
-    It runs in any thread.
+    It may run in any thread.
     """
 
     def __init__(self, settings: Settings, name: str, kernel: str, told: dict[str, Description], fleet: Beaten,
@@ -152,7 +152,7 @@ class FrontServer(Server):
 
     @property
     def facts(self) -> dict[str, dict[str, str]]:
-        """What answers say of how their images were made, by model."""
+        """How images are made, as answers report it, by model."""
         return {name: served.decoder.facts for name, served in self._front.models.items()}
 
     def snapshot(self) -> Snapshot:
@@ -168,7 +168,7 @@ class FrontServer(Server):
     def drain(self, *, others: bool = False) -> None:
         """From any thread: refuse new requests, finish the others, and end.
 
-        others: whether other fronts go on, so that connections are for them from now on.
+        others: whether other fronts go on; connections should then go to them from now on.
         """
         if not self._front.draining:
             self.closes_at_once = others
@@ -178,7 +178,7 @@ class FrontServer(Server):
         return contextlib.nullcontext()
 
     def _announce(self, sockets: list[Any], loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to beat; `linpix serve` itself says where the fronts are."""
+        """Begin to beat; `linpix serve` itself announces where the fronts are."""
         self._begin(self._beat())
 
     async def _beat(self) -> None:
@@ -191,8 +191,8 @@ class FrontServer(Server):
 async def front_server(settings: Settings, name: str,
                        describe: Callable[[], Awaitable[tuple[Settings, str, dict[str, Description]]]], fleet: Beaten,
                        beat_s: float, *, patience_s: float) -> FrontServer:
-    """The server of a front, once a replica has its settings and the weights that it reads: a deployment replaces both
-    kinds at once. Raises CheckpointError or LookupError if none has them within patience_s.
+    """The server of a front, once a replica has the same settings and weights: a deployment replaces fronts and
+    replicas at the same time. Raises CheckpointError or LookupError if none has them within patience_s.
 
     describe: asks the newest replica for its settings, its kernel and its models.
     """
