@@ -14,7 +14,7 @@ from .schedule.quantum import QUANTUM_S
 from .schedule.step_time import MIN_FACTOR, SafetyFactor, StepTimeEstimate
 from .ticket import Ticket
 
-STALE_S = 5.0  # seconds after which measurements of an idle model are forgotten, or of scoring or prefill without use:
+STALE_S = 5.0  # seconds without use after which measurements of a model, of scoring or of prefill are forgotten:
                # if they were wrong and every request was refused because of them, nothing would correct them
 
 

@@ -30,7 +30,7 @@ BACKGROUND_SHARE = 10     # background work gets one unit in so many rounds of q
 
 
 class Reports(Protocol):
-    """What the engine thread reports to; every call is made on the event loop, in order."""
+    """The receiver of the engine thread's reports; every call is made on the event loop, in order."""
 
     def quantum_done(self, batcher: Batcher, report: QuantumReport) -> None: ...
 

@@ -17,7 +17,7 @@ class Watchdog:
     def __init__(self, timeout_s: float, busy: Callable[[], bool], silent: Callable[[float], None]) -> None:
         """silent is called on the watchdog's thread, with the seconds that a heartbeat was allowed to take."""
         self.timeout_s, self._busy, self._silent = timeout_s, busy, silent
-        self._last = time.monotonic(), 1.0  # time of the last heartbeat, and time-outs until the next
+        self._last = time.monotonic(), 1.0  # time of the last heartbeat, and time-outs that it is good for
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 

@@ -3,7 +3,7 @@
 import math
 
 WINDOW_S = 5.0  # seconds of decoding over which measurements fade: long enough for short delays to average out
-MIN_S, MAX_S = 0.25, 4.0  # seconds of decoding to be measured before a request is refused (the window holds about 5),
+MIN_S, MAX_S = 0.25, 4.0  # least and most seconds of decoding measured before a refusal (the window holds about 5);
 MEASURED = 0.1            # in between, this share of the time looked ahead: a sudden crowd is slow at first
 BROKEN = 0.005     # share of the predictions that may turn out too early
 LEARNING_RATE = 0.05  # of the factor's logarithm: seven broken predictions in a row raise it from least to most
@@ -69,7 +69,7 @@ class StepTimeEstimate:
 
 
 class SafetyFactor:
-    """What a predicted time is multiplied by before a request is admitted on it.
+    """The factor on a predicted time, before a request is admitted by it.
 
     A bare prediction is too early as often as too late. When the queue is as long as deadlines allow, half of the
     admitted images would then be decoded nearly to their end for nothing. The factor is the quantile of 1 - BROKEN by
