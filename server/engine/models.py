@@ -134,7 +134,7 @@ class Catalogue:
         try:
             chosen = choose(loaded.net.config, *wanted, device)
             if chosen.device == "cpu":
-                shadowed = linear and (chosen.engine == "eager" or bool(loaded.net.config.patch))
+                shadowed = linear and chosen.engine == "eager"  # see Decoder.keep
                 _check_memory(loaded, slots, shadowed=shadowed)
             decoder = new_decoder(loaded, slots, *wanted, device=device, state=state,
                                   fill_freed_with_nan=settings.poison, share=self._share)
