@@ -23,7 +23,7 @@ template <class T>
 void run_ahead(const Model& m, const Rows& rows, int row, Pass<T>& pass) {
   for (int64_t& taken = rows.taken[row]; taken < rows.steps[row]; ++taken) {
     const Token k = token_of(m, rows, row);
-    if (was_told(m, k)) continue;
+    if (was_read(m, k)) continue;
     if (!amid_background(m, k, rows.canvas + k.slot * m.subpixels)) return;
     finish_token(m, rows, row, taken, pass.skip(k), pass.scratch);
   }
@@ -70,7 +70,7 @@ void prefill(const Model& m, const Rows& rows, int row, Share share, void* own, 
   while (next.t < end) {
     pass.tokens = 0;
     for (; next.t < end && pass.tokens < PREFILL_TOKENS; ++next.t)
-      if (!was_told(m, next) && !amid_background(m, next, rows.canvas + next.slot * m.subpixels))
+      if (!was_read(m, next) && !amid_background(m, next, rows.canvas + next.slot * m.subpixels))
         pass.token[pass.tokens++] = next;
     if (!pass.tokens) return;
     const bool features = m.background >= 0;  // of the last token: sub-pixels after it may be amid background

@@ -144,7 +144,7 @@ Rows states_of(const char* op, const Model& m, int64_t N, const Tensor& S, const
 
 // The same, with the further arguments of decode_quantum and prefill for each row.
 Rows rows_of(const char* op, const Model& m, const Tensor& canvas, const Tensor& known, const Tensor& S,
-             const Tensor& z, const Maybe& last, const Maybe& told, const Tensor& slots, const Tensor& positions,
+             const Tensor& z, const Maybe& last, const Maybe& conditioned, const Tensor& slots, const Tensor& positions,
              const Tensor& start, int64_t threads) {
   STD_TORCH_CHECK(canvas.dim() == 2, op, ": canvas must have shape (N, T), got ", text(sizes_of(canvas)));
   const int64_t N = canvas.size(0);
@@ -152,7 +152,7 @@ Rows rows_of(const char* op, const Model& m, const Tensor& canvas, const Tensor&
   const int64_t B = rows.count;
   rows.canvas = checked<uint8_t>(canvas, op, "canvas", ScalarType::Byte, {N, m.subpixels});
   rows.known = checked<bool>(known, op, "known", ScalarType::Bool, {N, m.subpixels});
-  if (told) rows.told = checked<bool>(*told, op, "told", ScalarType::Bool, {B});
+  if (conditioned) rows.conditioned = checked<bool>(*conditioned, op, "conditioned", ScalarType::Bool, {B});
   rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {B});
   rows.start = checked<int64_t>(start, op, "start", ScalarType::Long, {B});
   for (int64_t i = 0; i < B; ++i)
@@ -181,7 +181,7 @@ void check_not_deferred(const char* op, const Maybe& pairs, const Maybe& scale, 
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
     Tensor canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated, Maybe last,
-    Maybe tokens, const Maybe& told, const Tensor& slots, const Tensor& positions, const Tensor& steps,
+    Maybe tokens, const Maybe& conditioned, const Tensor& slots, const Tensor& positions, const Tensor& steps,
     const Tensor& start, const Tensor& seeds, const Tensor& temperatures, const std::vector<Tensor>& weights,
     const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t most_passes, int64_t threads,
     double patience) {
@@ -189,7 +189,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
   check_not_deferred(op, pairs, scale, saturated, tokens);
   const Parts parts(op, weights, sizes, eps);
   const Model& m = parts.model;
-  Rows rows = rows_of(op, m, canvas, known, S, z, last, told, slots, positions, start, threads);
+  Rows rows = rows_of(op, m, canvas, known, S, z, last, conditioned, slots, positions, start, threads);
   const int64_t B = rows.count;
   rows.seeds = checked<int64_t>(seeds, op, "seeds", ScalarType::Long, {B});
   rows.temperatures = checked<float>(temperatures, op, "temperatures", ScalarType::Float, {B});
@@ -216,14 +216,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
 }
 
 void prefill_slots(const Tensor& canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale,
-                   Maybe saturated, Maybe last, Maybe tokens, const Maybe& told, const Tensor& slots,
+                   Maybe saturated, Maybe last, Maybe tokens, const Maybe& conditioned, const Tensor& slots,
                    const Tensor& positions, const Tensor& steps, const Tensor& start,
                    const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps,
                    [[maybe_unused]] int64_t most, int64_t threads) {
   const char* op = "prefill";
   check_not_deferred(op, pairs, scale, saturated, tokens);
   const Parts parts(op, weights, sizes, eps);
-  Rows rows = rows_of(op, parts.model, canvas, known, S, z, last, told, slots, positions, start, threads);
+  Rows rows = rows_of(op, parts.model, canvas, known, S, z, last, conditioned, slots, positions, start, threads);
   const std::vector<int64_t> real =
       checked_steps(op, parts.model, rows, checked<int64_t>(steps, op, "steps", ScalarType::Long, {rows.count}));
   rows.steps = real.data();

@@ -22,7 +22,7 @@ constexpr int UNKNOWN = 256, OUTSIDE = 256, FOLLOWING_OUTSIDE = 257;
 LINPIX_FUNCTION Token token_at(const Model& m, const Rows& rows, int64_t row, int64_t t) {
   const int64_t slot = rows.slots[row];
   return {slot, t, rows.start[row], !(m.marginal && t == 0),
-          rows.told && rows.told[row] ? rows.known + slot * m.subpixels : nullptr};
+          rows.conditioned && rows.conditioned[row] ? rows.known + slot * m.subpixels : nullptr};
 }
 
 // The i-th value that a token looks up: a sub-pixel's, or from 256 on a substitute. See model/inputs.py.
@@ -46,7 +46,7 @@ LINPIX_FUNCTION bool is_ink(const Model& m, const Token& k, const uint8_t* image
   return value != m.background && value < 256;
 }
 
-LINPIX_FUNCTION bool was_told(const Model& m, const Token& k) { return k.known && k.known[k.t * m.token_size]; }
+LINPIX_FUNCTION bool was_read(const Model& m, const Token& k) { return k.known && k.known[k.t * m.token_size]; }
 
 LINPIX_FUNCTION bool amid_background(const Model& m, const Token& k, const uint8_t* image) {
   if (m.background < 0) return false;
@@ -65,9 +65,9 @@ LINPIX_FUNCTION bool is_known_background(const Model& m, const Token& k, const u
 LINPIX_FUNCTION Floats skipped_feature(const Model& m, const Token& k, int64_t following, const float* last, int c) {
   const int n = m.project.columns, classes = m.tokens, known = classes + m.classes + 1;
   const float *position = m.skipped_table + k.t * n, *label = m.skipped_table + (classes + k.start - 256) * n,
-              *told = m.skipped_table + (known + following) * n;
+              *ahead = m.skipped_table + (known + following) * n;
   const Floats before = last ? load(last + c) : Floats(0.0f);
-  return gelu(before + (load(position + c) + load(label + c) + load(told + c)));
+  return gelu(before + (load(position + c) + load(label + c) + load(ahead + c)));
 }
 
 }  // namespace

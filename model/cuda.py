@@ -58,7 +58,7 @@ class _Rows:
 
     numbers: Tensor       # (5, bucket) int64: slots, positions, steps left, start, seeds
     temperatures: Tensor  # (bucket,) float32
-    told: Tensor          # (bucket,) bool
+    conditioned: Tensor          # (bucket,) bool
     finite: Tensor        # (bucket,) bool
     passes: Tensor        # (bucket,) int64: steps that went through the layers
     graph: Work | None = field(default=None)  # replays the recorded work
@@ -174,29 +174,30 @@ class GpuPool:
 
     @torch.inference_mode()
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers, start: Numbers, *,
-                told: NDArray[np.bool_] | None = None) -> None:
+                conditioned: NDArray[np.bool_] | None = None) -> None:
         """Fold the next inputs of each image into its slot, from its position on: start token, x_0, x_1 and so on.
 
-        told: as in decode. Waits for the GPU, so that a caller can measure the time.
+        conditioned: as in decode. Waits for the GPU, so that a caller can measure the time.
         """
         numbers = [np.asarray(x, np.int64) for x in (slots, positions, steps, start)]
         self._check(*numbers)
-        heard = None
+        flags = None
         if self.tokens is not None:
-            heard = torch.from_numpy(np.zeros(len(numbers[0]), np.bool_) if told is None else told).to(self.device)
+            flags = np.zeros(len(numbers[0]), np.bool_) if conditioned is None else conditioned
+            flags = torch.from_numpy(flags).to(self.device)
         self._operators.prefill(self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated,
-                                self.last, self.tokens, heard, *(torch.from_numpy(x).to(self.device) for x in numbers),
+                                self.last, self.tokens, flags, *(torch.from_numpy(x).to(self.device) for x in numbers),
                                 self._packed.weights, self._packed.sizes, self._packed.eps, int(numbers[2].max()), 1)
         if self.canvas.is_cuda:
             torch.cuda.synchronize()
 
     @torch.inference_mode()
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers, start: Numbers, seeds: Numbers,
-               temperatures: NDArray[np.float32] | Sequence[float], *, told: NDArray[np.bool_] | None = None,
+               temperatures: NDArray[np.float32] | Sequence[float], *, conditioned: NDArray[np.bool_] | None = None,
                passes: int | None = None) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
         """Advance each of B images from its position by its number of steps, or until `passes` are used up.
 
-        passes: limit of passes through the layers, rounded up to a multiple of `stride` · told: (B,), whether an
+        passes: limit of passes through the layers, rounded up to a multiple of `stride` · conditioned: (B,), whether an
         image's known sub-pixels were read, and are skipped; none if absent.
         Returns, (B,) each, whether all parameters were finite, the steps taken, and how many of them went through the
         layers. Decodes up to 4,096 images at a time, and waits for the GPU once per 4,096.
@@ -209,15 +210,15 @@ class GpuPool:
         if not (scales >= 0).all():
             raise ValueError(f"temperatures must be at least 0, got {scales.min()}")
         numbers[2][numbers[0] == PADDING_SLOT] = 0
-        heard = np.zeros(len(scales), np.bool_) if told is None else told
+        flags = np.zeros(len(scales), np.bool_) if conditioned is None else conditioned
         longest, most = int(numbers[2].max()), BUCKETS[-1]
         strides = -(-(longest if passes is None else min(passes, longest)) // self.stride)
-        parts = [self._decode(numbers[:, first:first + most], scales[first:first + most], heard[first:first + most],
+        parts = [self._decode(numbers[:, first:first + most], scales[first:first + most], flags[first:first + most],
                               strides) for first in range(0, len(scales), most)]
         finite, taken, passed = np.concatenate(parts, 1)
         return finite.astype(np.bool_), taken, passed
 
-    def _decode(self, numbers: NDArray[np.int64], scales: NDArray[np.float32], told: NDArray[np.bool_],
+    def _decode(self, numbers: NDArray[np.int64], scales: NDArray[np.float32], conditioned: NDArray[np.bool_],
                 strides: int) -> NDArray[np.int64]:
         """Run the graph `strides` times; returns (3, B): the results of decode."""
         count = len(scales)
@@ -225,7 +226,7 @@ class GpuPool:
         rows.numbers[2] = 0  # padding takes no step
         rows.numbers[:, :count] = torch.from_numpy(numbers).to(self.device)
         rows.temperatures[:count] = torch.from_numpy(scales).to(self.device)
-        rows.told[:count] = torch.from_numpy(told).to(self.device)
+        rows.conditioned[:count] = torch.from_numpy(conditioned).to(self.device)
         rows.finite.fill_(True)
         rows.passes.zero_()
         for _ in range(strides):
@@ -250,8 +251,9 @@ class GpuPool:
         packed, skips = self._packed, self.tokens is not None
         _, finite, taken, passes = self._operators.decode_quantum(
             self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated, self.last, self.tokens,
-            rows.told if skips else None, slots, positions, steps, start, seeds, rows.temperatures, packed.weights,
-            packed.sizes, packed.eps, self.config.length if skips else self.stride, self.stride, 1, math.inf)
+            rows.conditioned if skips else None, slots, positions, steps, start, seeds, rows.temperatures,
+            packed.weights, packed.sizes, packed.eps, self.config.length if skips else self.stride, self.stride, 1,
+            math.inf)
         rows.finite &= finite
         rows.passes += passes
         positions += taken

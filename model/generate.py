@@ -44,9 +44,10 @@ def generate(net: Transformer, seeds: list[int], *, labels: list[int | None] | N
         assert known is not None
         check_known(config, given)
         canvas = torch.where(given, known, canvas)
-        [told] = given.any(1).nonzero(as_tuple=True)
-        if len(told):
-            scores[told] = net.read(canvas[told], given[told], state, slots[told])
+        [conditioned] = given.any(1).nonzero(as_tuple=True)
+        if len(conditioned):
+            scores[conditioned] = net.read(canvas[conditioned], given[conditioned], state,
+                                           slots[conditioned])
     start = starts_of(net, scores, np.array(seeds), start)
     if prefix:
         assert known is not None

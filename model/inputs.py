@@ -103,8 +103,8 @@ class InputEmbedding(nn.Module):
             if known is None:
                 values[..., seen:] = UNKNOWN
             else:
-                told = known.gather(1, place).view(rows, n, -1)[..., seen:]
-                values[..., seen:] = torch.where(told, values[..., seen:], UNKNOWN)
+                is_known = known.gather(1, place).view(rows, n, -1)[..., seen:]
+                values[..., seen:] = torch.where(is_known, values[..., seen:], UNKNOWN)
         return torch.where(self.outside[t], nothing, values)
 
     def amid_background(self, values: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class PatchEmbedding(nn.Module):
         for values in (self.place, self.query):
             nn.init.normal_(values, std=0.3)
 
-    def told(self, known: Tensor) -> Tensor:
+    def given(self, known: Tensor) -> Tensor:
         """Which patches hold any known sub-pixel. known: (B, T) bool; returns (B, patches)."""
         return known[:, self.members].any(-1)
 

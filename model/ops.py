@@ -30,21 +30,22 @@ _library = torch.library.Library("linpix", "DEF")
 RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"
                   " -> Tensor")
 # weights and sizes: see model/packing.py. The pools canvas, known, S and z are indexed by slots (B,).
-# last and told are for models that skip the layers amid background, or that read all known sub-pixels first: last
-# (N, background_dim) is a pool; told (B,) says whether a row's known sub-pixels were read. pairs, scale and saturated
-# are for deferred state, which saves memory traffic on a GPU; on a processor they are None. So is tokens (N,) int64, a
-# pool for the same models on a GPU: the number of tokens in a slot's state, which does not follow from the position.
+# last and conditioned are for models that skip the layers amid background, or that read all known sub-pixels first:
+# last (N, background_dim) is a pool; conditioned (B,) says whether a row's known sub-pixels were read. pairs, scale and
+# saturated are for deferred state, which saves memory traffic on a GPU; on a processor they are None. So is tokens (N,)
+# int64, a pool for the same models on a GPU: the number of tokens in a slot's state, which does not follow from the
+# position.
 # most: the largest number of steps, or tokens, of a row; an argument, since reading it from a GPU would mean waiting.
 # most_passes: a row stops after this many passes, or when its steps are taken; a row that skips has fewer passes than
 # steps. patience: seconds per pass; threads that share columns and take longer on average go on without sharing.
 DECODE_QUANTUM = (
     "decode_quantum(Tensor(a!) canvas, Tensor known, Tensor(b!) S, Tensor(c!) z, Tensor(d!)? pairs, Tensor? scale,"
-    " Tensor(e!)? saturated, Tensor(f!)? last, Tensor(g!)? tokens, Tensor? told, Tensor slots, Tensor positions,"
+    " Tensor(e!)? saturated, Tensor(f!)? last, Tensor(g!)? tokens, Tensor? conditioned, Tensor slots, Tensor positions,"
     " Tensor steps, Tensor start, Tensor seeds, Tensor temperatures, Tensor[] weights, int[] sizes, float eps,"
     " int most, int most_passes, int threads, float patience) -> (Tensor, Tensor, Tensor, Tensor)")
 PREFILL = (
     "prefill(Tensor canvas, Tensor known, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor? scale,"
-    " Tensor(d!)? saturated, Tensor(e!)? last, Tensor(f!)? tokens, Tensor? told, Tensor slots, Tensor positions,"
+    " Tensor(d!)? saturated, Tensor(e!)? last, Tensor(f!)? tokens, Tensor? conditioned, Tensor slots, Tensor positions,"
     " Tensor steps, Tensor start, Tensor[] weights, int[] sizes, float eps, int most, int threads) -> ()")
 # inputs (n, d_model): inputs of the first layer, one row of the batch after another; row i begins at offsets[i].
 READ = ("read(Tensor(a!) S, Tensor(b!) z, Tensor(c!)? last, Tensor slots, Tensor inputs, Tensor offsets,"
@@ -217,7 +218,7 @@ torch.library.register_autograd("linpix::causal_attention", _causal_attention_gr
 @torch.library.register_fake("linpix::decode_quantum")
 def _decode_quantum_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, pairs: Tensor | None,
                           scale: Tensor | None, saturated: Tensor | None, last: Tensor | None, tokens: Tensor | None,
-                          told: Tensor | None, slots: Tensor, positions: Tensor, steps: Tensor, start: Tensor,
+                          conditioned: Tensor | None, slots: Tensor, positions: Tensor, steps: Tensor, start: Tensor,
                           seeds: Tensor, temperatures: Tensor, weights: list[Tensor], sizes: list[int], eps: float,
                           most: int, most_passes: int, threads: int,
                           patience: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -227,7 +228,7 @@ def _decode_quantum_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, p
 
 @torch.library.register_fake("linpix::prefill")
 def _prefill_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, pairs: Tensor | None, scale: Tensor | None,
-                   saturated: Tensor | None, last: Tensor | None, tokens: Tensor | None, told: Tensor | None,
+                   saturated: Tensor | None, last: Tensor | None, tokens: Tensor | None, conditioned: Tensor | None,
                    slots: Tensor, positions: Tensor, steps: Tensor, start: Tensor, weights: list[Tensor],
                    sizes: list[int], eps: float, most: int, threads: int) -> None:
     return None

@@ -106,15 +106,15 @@ class Packed:
 
     def decode(self, canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor,
                steps: Tensor, start: Tensor, seeds: Tensor, temperatures: Tensor, *, last: Tensor | None = None,
-               told: Tensor | None = None, passes: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+               conditioned: Tensor | None = None, passes: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Advance each of B rows from its position by its number of steps. Positions and steps count tokens.
 
         passes: a row stops earlier, before the step that would be its (passes + 1)-th through the layers.
         Pools, indexed by slot: canvas (N, T) uint8, changed in place except where known (N, T) bool is set (for all
         sub-pixels of a token or for none) · S (N, L, H, D, M), z (N, L, H, D) and, for a model with a background, last
         (N, background_dim), all float32 and changed in place. Rows: slots, positions, steps, start, seeds (B,) int64,
-        no slot twice except 0, whose rows are not computed · temperatures (B,) float32 · told (B,) bool, whether a
-        row's known sub-pixels were read, and are skipped; none if absent.
+        no slot twice except 0, whose rows are not computed · temperatures (B,) float32 · conditioned (B,) bool, whether
+        a row's known sub-pixels were read, and are skipped; none if absent.
         Returns the log-probability of each sub-pixel at temperature 1, (B, sub-pixels in the largest number of steps)
         float32 in nats, 0 after a row's last one; (B,) bool, false where a row's parameters were not finite; and, (B,)
         int64 each, the steps that each row took, and how many of them went through the layers.
@@ -123,21 +123,22 @@ class Packed:
         threads, patience = self.team.choose(len(slots))
         began = time.perf_counter()
         log_probs, finite, taken, passed = torch.ops.linpix.decode_quantum(
-            canvas, known, S, z, None, None, None, last, None, told, slots, positions, steps, start, seeds,
+            canvas, known, S, z, None, None, None, last, None, conditioned, slots, positions, steps, start, seeds,
             temperatures, self.weights, self.sizes, self.eps, most, most if passes is None else passes, threads,
             patience)
         self.team.learn(len(slots), threads, int(passed.numpy().max(initial=0)), time.perf_counter() - began)
         return log_probs, finite, taken, passed
 
     def prefill(self, canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor,
-                steps: Tensor, start: Tensor, *, last: Tensor | None = None, told: Tensor | None = None) -> None:
+                steps: Tensor, start: Tensor, *, last: Tensor | None = None, conditioned: Tensor | None = None) -> None:
         """Fold the next inputs of each row into its slot, from its position on: start token, x_0, x_1 and so on.
 
         The result is the same, bit for bit, as after this number of steps of decode, or after several calls. Pools and
         rows as in decode.
         """
-        torch.ops.linpix.prefill(canvas, known, S, z, None, None, None, last, None, told, slots, positions, steps,
-                                 start, self.weights, self.sizes, self.eps, int(steps.max()), torch.get_num_threads())
+        torch.ops.linpix.prefill(canvas, known, S, z, None, None, None, last, None, conditioned, slots, positions,
+                                 steps, start, self.weights, self.sizes, self.eps, int(steps.max()),
+                                 torch.get_num_threads())
 
     def read(self, inputs: Sequence[Tensor], S: Tensor, z: Tensor, slots: Tensor, *, last: Tensor | None = None
              ) -> Tensor:

@@ -54,19 +54,19 @@ def sequences_of(inputs: InputEmbedding, patches: PatchEmbedding | None, canvas:
     if config.background is not None:
         skips = drawn & inputs.amid_background(values)
     runs = drawn & ~skips
-    told = patches.told(known) if patches else torch.zeros(B, 0, dtype=torch.bool)
-    asked = told.any(1)
+    given = patches.given(known) if patches else torch.zeros(B, 0, dtype=torch.bool)
+    asked = given.any(1)
     # each token's place in its image's sequence: patches, the query, sub-pixels
-    kinds = torch.cat([told, asked[:, None], runs], 1).long()
+    kinds = torch.cat([given, asked[:, None], runs], 1).long()
     local = kinds.cumsum(1) - kinds
     lengths = kinds.sum(1)
     offsets = F.pad(lengths.cumsum(0), (1, 0))
     place = local + offsets[:-1, None]
-    patch_image, patch = told.nonzero(as_tuple=True)
+    patch_image, patch = given.nonzero(as_tuple=True)
     [query_image] = asked.nonzero(as_tuple=True)
     pixel_image, pixel_t = runs.nonzero(as_tuple=True)
     skipped_image, skipped_t = skips.nonzero(as_tuple=True)
-    P = told.shape[1]
+    P = given.shape[1]
     before = place[skipped_image, P + 1 + skipped_t] - 1
     none = local[skipped_image, P + 1 + skipped_t] == 0
     query_place, pixel_place = place[query_image, P], place[pixel_image, P + 1 + pixel_t]

@@ -291,8 +291,8 @@ class Transformer(nn.Module):
         """
         assert self.patches is not None
         query, found = self.patches.query[None], []
-        for image, told in enumerate(self.patches.told(known)):
-            [patch] = told.nonzero(as_tuple=True)
+        for image, given in enumerate(self.patches.given(known)):
+            [patch] = given.nonzero(as_tuple=True)
             found.append(torch.cat([self.patches(canvas, known, torch.full_like(patch, image), patch), query]))
         return found
 

@@ -33,7 +33,7 @@ struct RunAhead {
     Token k{};
     for (; taken < steps; ++taken) {  // the same for all threads
       k = token_at(m, p.rows, row, position + taken);
-      if (was_told(m, k)) continue;
+      if (was_read(m, k)) continue;
       if (m.background < 0) break;
       const uint8_t* image = image_of(p, k);
       typename Threads<BLOCK>::template Own<Counts> own;

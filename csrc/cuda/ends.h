@@ -26,7 +26,9 @@ LINPIX_INLINE void look_up(const Model& m, const Token& k, const uint8_t* image,
 LINPIX_INLINE const uint8_t* image_of(const Pass& p, const Token& k) { return p.rows.canvas + k.slot * p.model.subpixels; }
 
 // Whether nothing has been folded into a row's slot yet: position 0, unless inputs were read before.
-LINPIX_INLINE bool begins(const Rows& rows, int64_t row, int64_t t) { return t == 0 && !(rows.told && rows.told[row]); }
+LINPIX_INLINE bool begins(const Rows& rows, int64_t row, int64_t t) {
+  return t == 0 && !(rows.conditioned && rows.conditioned[row]);
+}
 
 // A warp for each token of the pass.
 struct Embed {
@@ -43,7 +45,7 @@ struct Embed {
       const Token k = token_at(p.model, p.rows, row, t);
       look_up(p.model, k, image_of(p, k), i % WARP, p.buffers.sum + token * p.model.d_model);
       if (!p.buffers.skipped || i % WARP) return;
-      p.buffers.skipped[token] = was_told(p.model, k) || amid_background(p.model, k, image_of(p, k));
+      p.buffers.skipped[token] = was_read(p.model, k) || amid_background(p.model, k, image_of(p, k));
       if (begins(p.rows, row, t)) p.pools.tokens[k.slot] = 0;
     });
   }

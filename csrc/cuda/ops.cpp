@@ -76,7 +76,7 @@ Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
 class Call {
  public:
   Call(const char* op, const Tensor& canvas, const Tensor& known, const Tensor& S, const Tensor& z, const Maybe& pairs,
-       const Maybe& scale, const Maybe& saturated, const Maybe& last, const Maybe& tokens, const Maybe& told,
+       const Maybe& scale, const Maybe& saturated, const Maybe& last, const Maybe& tokens, const Maybe& conditioned,
        const Tensor& slots, const Tensor& positions, const Tensor& steps, const Tensor& start,
        const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t at_once)
       : parts_(op, weights, sizes, eps) {
@@ -101,10 +101,10 @@ class Call {
     rows.start = checked<int64_t>(start, op, "start", ScalarType::Long, {B});
     Pools& pools = pass.pools;
     pools.defer = 1;
-    STD_TORCH_CHECK(tokens || (m.background < 0 && !told), op, ": a model with a background, or one that is told what is "
-                    "known, wants the pool `tokens`, got None");
+    STD_TORCH_CHECK(tokens || (m.background < 0 && !conditioned), op, ": a model with a background or conditioned rows "
+                    "needs the pool `tokens`, got None");
     if (tokens) pools.tokens = checked<int64_t>(*tokens, op, "tokens", ScalarType::Long, {N});
-    if (told) rows.told = checked<bool>(*told, op, "told", ScalarType::Bool, {B});
+    if (conditioned) rows.conditioned = checked<bool>(*conditioned, op, "conditioned", ScalarType::Bool, {B});
     if (m.background >= 0) {
       STD_TORCH_CHECK(m.project.columns <= MAX_BACKGROUND_DIM, op, ": background_dim must be at most ",
                       MAX_BACKGROUND_DIM, ", got ", m.project.columns);
@@ -157,12 +157,12 @@ class Call {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
     Tensor canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated, Maybe last,
-    Maybe tokens, const Maybe& told, const Tensor& slots, const Tensor& positions, const Tensor& steps,
+    Maybe tokens, const Maybe& conditioned, const Tensor& slots, const Tensor& positions, const Tensor& steps,
     const Tensor& start, const Tensor& seeds, const Tensor& temperatures, const std::vector<Tensor>& weights,
     const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t most_passes, int64_t, double) {
   const char* op = "decode_quantum";
   const Device device(S);
-  Call call(op, canvas, known, S, z, pairs, scale, saturated, last, tokens, told, slots, positions, steps, start,
+  Call call(op, canvas, known, S, z, pairs, scale, saturated, last, tokens, conditioned, slots, positions, steps, start,
             weights, sizes, eps, most, 1);
   STD_TORCH_CHECK(most_passes >= 0, op, ": most_passes must be at least 0, got ", most_passes);
   Rows& rows = call.pass.rows;
@@ -182,14 +182,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
 }
 
 void prefill_slots(const Tensor& canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale,
-                   Maybe saturated, Maybe last, Maybe tokens, const Maybe& told, const Tensor& slots,
+                   Maybe saturated, Maybe last, Maybe tokens, const Maybe& conditioned, const Tensor& slots,
                    const Tensor& positions, const Tensor& steps, const Tensor& start,
                    const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most,
                    int64_t) {
   const char* op = "prefill";
   const Device device(S);
   const int64_t at_once = most < CHUNK ? most : CHUNK;
-  Call call(op, canvas, known, S, z, pairs, scale, saturated, last, tokens, told, slots, positions, steps, start,
+  Call call(op, canvas, known, S, z, pairs, scale, saturated, last, tokens, conditioned, slots, positions, steps, start,
             weights, sizes, eps, most, at_once);
   Pass& pass = call.pass;
   if (tokens) pass.buffers.skipped = (bool*)call.held(S, pass.rows.count, at_once, ScalarType::Bool, false);

@@ -95,7 +95,7 @@ class Batcher:
             self._prefills.look(image)
         for image in drawn + [image for image in finished if not self._looks.has(image.slot)]:
             if self.decoder.skips:
-                self._passes.finish(image.slot, bool(self.decoder.told[image.slot]))
+                self._passes.finish(image.slot, bool(self.decoder.conditioned[image.slot]))
         if steps:
             self._check_hope(plan, outcome)
             if not outcome.retries:
@@ -163,9 +163,9 @@ class Batcher:
         self._fold_in(images)
 
     def _fold_in(self, images: list[ScheduledImage]) -> None:
-        told, position = bool(self.decoder.told[images[0].slot]), images[0].position
-        if (told or position) and position < self.scheduler.length:  # else there is nothing to fold in, or to draw
-            self._prefills.append(images, position, read=told)
+        conditioned, position = bool(self.decoder.conditioned[images[0].slot]), images[0].position
+        if (conditioned or position) and position < self.scheduler.length:  # else nothing to fold in, or to draw
+            self._prefills.append(images, position, read=conditioned)
 
     def _drawn_again(self, looked: Looked, failed: dict[str, Exception]) -> bool:
         """Begin an image again if the model does not recognise its class; else let it leave. Returns whether it begins.
@@ -289,4 +289,4 @@ class Batcher:
     def _left(self, slot: int, position: int) -> float:
         """Passes that the image of a slot probably needs from a position on, if it is not drawn again."""
         return expected_passes(self._passes.ratios, self.decoder.left(slot, position), self.scheduler.length,
-                               bool(self.decoder.told[slot]))
+                               bool(self.decoder.conditioned[slot]))

@@ -239,8 +239,8 @@ class ServedModel:
 
     def _passes(self, known: int, ticket: Ticket) -> float:
         """Passes that an image of a ticket will probably need if so many of its tokens are known."""
-        told = bool(known and self.decoder.config.patch)
-        once = expected_passes(self._ratios, self._length - known, self._length, told)
+        conditioned = bool(known and self.decoder.config.patch)
+        once = expected_passes(self._ratios, self._length - known, self._length, conditioned)
         return once * (1 + self._repeats) if ticket.attempts > 1 else once
 
     def _running(self) -> list[Remaining]:

@@ -379,31 +379,31 @@ def test_a_taken_slot_begins_empty_whatever_lies_there(place, shape, format_):
 
 @pytest.mark.parametrize("shape", ["tiny", "background", "patches", "conditional"])
 def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(place, shape):
-    """With some rows that were told, and skip what is known; and the passes are those of tokens."""
+    """With some rows that were conditioned, and skip what is known; and the passes are those of tokens."""
     config, rows = SHAPES[shape], 5
     T, slots, none = config.subpixels, list(range(1, rows + 1)), [0] * rows
-    told = np.array([False, True, False, True, False]) & bool(config.patch)
+    conditioned = np.array([False, True, False, True, False]) & bool(config.patch)
     whole, parts = (GpuPool(net_of(config), rows, precision="fp32", **place) for _ in range(2))
     for pool in (whole, parts):  # background in places, so that rows skip the layers at different times
         for slot in slots:
             pool.put([slot], torch.full((T,), config.background or 0, dtype=torch.uint8),
                      slot * 7 > torch.arange(T) % 29)
-            if told[slot - 1]:
+            if conditioned[slot - 1]:
                 pool.load(slot, RecurrentState(config, 1), 1)
     rest = [START] * rows, slots, [1.0] * rows
-    finite, taken, all_passes = whole.decode(slots, none, [T] * rows, *rest, told=told)
+    finite, taken, all_passes = whole.decode(slots, none, [T] * rows, *rest, conditioned=conditioned)
     assert finite.all() and taken.tolist() == [T] * rows
     at, passes = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     while at.min() < T:
-        _, taken, passed = parts.decode(slots, at, T - at, *rest, told=told, passes=parts.stride)
+        _, taken, passed = parts.decode(slots, at, T - at, *rest, conditioned=conditioned, passes=parts.stride)
         assert passed.max() <= parts.stride and (taken >= passed).all()
         assert (taken >= np.minimum(parts.stride, T - at)).all()
         at, passes = at + taken, passes + passed
     assert torch.equal(parts.images(slots), whole.images(slots)) and np.array_equal(passes, all_passes)
     assert torch.equal(parts.S[1:], whole.S[1:])
     if whole.tokens is not None:
-        assert (whole.tokens[1:].cpu().numpy() == passes + told).all()
-    assert (passes < T).tolist() == [config.background is not None or bool(heard) for heard in told]
+        assert (whole.tokens[1:].cpu().numpy() == passes + conditioned).all()
+    assert (passes < T).tolist() == [config.background is not None or bool(read) for read in conditioned]
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -650,7 +650,7 @@ def test_tensors_that_do_not_fit_are_refused(emulated, change, message):
     pool = GpuPool(net_of(TINY), 8, device="cpu", operators=emulated.operators)
     one = torch.tensor([1])
     given = {"canvas": pool.canvas, "known": pool.known, "S": pool.S, "z": pool.z, "pairs": None, "scale": None,
-             "saturated": None, "last": None, "tokens": None, "told": None, "slots": one, "positions": one * 0,
+             "saturated": None, "last": None, "tokens": None, "conditioned": None, "slots": one, "positions": one * 0,
              "steps": one, "start": one + 255, "seeds": one,
              "temperatures": torch.ones(1), "weights": pool._packed.weights, "sizes": pool._packed.sizes, "eps": 1e-6,
              "most": 1, "most_passes": 1, "threads": 1,

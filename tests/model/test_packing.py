@@ -488,7 +488,7 @@ def arguments(shape="tiny", **changes):
     pool = Pool(SHAPES[shape], packed, 5)
     row = torch.tensor([0, 0, 0])
     given = {"canvas": pool.canvas, "known": pool.known, "S": pool.S, "z": pool.z, "pairs": None, "scale": None,
-             "saturated": None, "last": None, "tokens": None, "told": None, "slots": torch.tensor([1, 5, 3]),
+             "saturated": None, "last": None, "tokens": None, "conditioned": None, "slots": torch.tensor([1, 5, 3]),
              "positions": row, "steps": row + 4, "start": row + START, "seeds": row, "temperatures": torch.ones(3),
              "weights": packed.weights, "sizes": packed.sizes, "eps": 1e-6, "most": 4, "most_passes": 4,
              "threads": 2, "patience": math.inf}
@@ -528,7 +528,7 @@ def arguments(shape="tiny", **changes):
     ("sizes", lambda x: [*x[:10], 11, *x[11:]], "following, class_rows and background are 11, 0 and -1"),
     ("sizes", lambda x: [*x[:12], 0, 1], "the background's table must have a multiple of 16 columns"),
     ("sizes", lambda x: [*x[:13], 2], "a token must have 1 sub-pixel, or 3 with a start token and no .*; got 2"),
-    ("told", lambda x: torch.ones(2, dtype=torch.bool), r"told must have shape \(3\)"),
+    ("conditioned", lambda x: torch.ones(2, dtype=torch.bool), r"conditioned must have shape \(3\)"),
     ("pairs", lambda x: torch.zeros(1), "must be None on the CPU"),
     ("tokens", lambda x: torch.zeros(6), "must be None on the CPU"),
     ("most", lambda x: 3, "row 0 takes 4 steps, and most is 3"),

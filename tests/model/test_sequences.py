@@ -65,11 +65,11 @@ def stepped(net: Transformer, canvas: Tensor, start: Tensor, known: Tensor) -> t
     count, config = canvas.shape[0], net.config
     state, slots = attention_for(config).new_state(count + 2, torch.float64), torch.arange(count, 0, -1)
     state.fill_with_nan(count + 1)
-    told = known.any(1) & bool(config.patch)
+    conditioned = known.any(1) & bool(config.patch)
     scores = torch.zeros(0, config.classes)
     rubbish = torch.where(known, canvas, 255 - canvas)
     if config.patch:
-        scores = net.read(rubbish[told], known[told], state, slots[told])
+        scores = net.read(rubbish[conditioned], known[conditioned], state, slots[conditioned])
     parameters = torch.zeros(count, config.length, net.head.out_features, dtype=torch.float64)
     for position in range(config.length):
         first = position * config.token_size
@@ -208,9 +208,9 @@ def test_the_compiled_engine_gives_what_is_hidden_its_probability_given_what_is_
     config = dataclasses.replace(BOTH, background_dim=16, following=((0, 1, 0), (1, 0, 0), (1, 1, 0), (2, -1, 0)))
     net, canvas, known, start = net_of(config), pictures(6, config), holes(6, config), starts(6)
     net.float()
-    packed, slots, told = pack(net, torch.float32), torch.arange(6, 0, -1), known.any(1)
+    packed, slots, conditioned = pack(net, torch.float32), torch.arange(6, 0, -1), known.any(1)
     state = attention_for(config).new_state(6)
-    net.read(canvas[told], known[told], state, slots[told])
+    net.read(canvas[conditioned], known[conditioned], state, slots[conditioned])
     images = torch.zeros(7, config.subpixels, dtype=torch.uint8)
     images[slots] = canvas
     nothing, before = torch.zeros(6, dtype=torch.int64), torch.get_num_threads()
@@ -221,7 +221,7 @@ def test_the_compiled_engine_gives_what_is_hidden_its_probability_given_what_is_
         hidden[slots] = known
         found, finite, _, passes = packed.decode(drawn, hidden, state.S, state.z, slots, nothing,
                                               torch.full_like(nothing, config.subpixels), start, torch.arange(6),
-                                              torch.ones(6), last=state.last, told=told)
+                                              torch.ones(6), last=state.last, conditioned=conditioned)
     finally:
         torch.set_num_threads(before)
     assert bool(finite.all())

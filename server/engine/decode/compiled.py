@@ -42,7 +42,7 @@ class BitwiseDecoder(Decoder):
     def restore(self, slots: Sequence[int], positions: Sequence[int]) -> None:
         for slot in slots:
             self.pool.clear(slot)
-            if self.told[slot]:
+            if self.conditioned[slot]:
                 self.read([[slot]])
         at, lengths = np.array(slots), np.array(positions)
         if (begun := lengths > 0).any():
@@ -89,7 +89,7 @@ class CompiledDecoder(BitwiseDecoder):
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
         self.packed.prefill(from_numpy(self.canvas), from_numpy(self.known), self.S, self.z,
                             *map(from_numpy, (slots, positions, steps, self.start[slots])), last=self.state.last,
-                            told=from_numpy(self.told[slots]))
+                            conditioned=from_numpy(self.conditioned[slots]))
 
     @torch.inference_mode()
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
@@ -97,7 +97,7 @@ class CompiledDecoder(BitwiseDecoder):
         rows = (slots, positions, steps, self.start[slots], self.seed[slots], self.temperature[slots])
         log_probs, finite, taken, passed = (part.numpy() for part in self.packed.decode(
             from_numpy(self.canvas), from_numpy(self.known), self.S, self.z, *map(from_numpy, rows), passes=passes,
-            last=self.state.last, told=from_numpy(self.told[slots])))
+            last=self.state.last, conditioned=from_numpy(self.conditioned[slots])))
         self.weigh(slots, positions, taken, log_probs)
         return finite, taken, passed
 
@@ -127,7 +127,7 @@ class CudaDecoder(BitwiseDecoder):
 
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
         with _on_gpu():
-            self.pool.prefill(slots, positions, steps, self.start[slots], told=self.told[slots])
+            self.pool.prefill(slots, positions, steps, self.start[slots], conditioned=self.conditioned[slots])
 
     def copy(self, slots: Sequence[int]) -> None:
         with _on_gpu():
@@ -150,7 +150,7 @@ class CudaDecoder(BitwiseDecoder):
         """Raises EngineLost if the GPU no longer answers."""
         with _on_gpu():
             done = self.pool.decode(slots, positions, steps, self.start[slots], self.seed[slots],
-                                    self.temperature[slots], told=self.told[slots], passes=passes)
+                                    self.temperature[slots], conditioned=self.conditioned[slots], passes=passes)
             self.canvas[slots] = self.pool.images(slots).numpy()
             self.saturated = self.pool.saturated()
         return done

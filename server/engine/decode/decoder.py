@@ -81,7 +81,7 @@ class Decoder(ABC):
         rows = slots + 1
         self.canvas = np.zeros((rows, self.config.subpixels), np.uint8)
         self.known = np.zeros((rows, self.config.subpixels), np.bool_)
-        self.told = np.zeros(rows, np.bool_)  # whether the model reads all that is known before it draws anything
+        self.conditioned = np.zeros(rows, np.bool_)  # whether the model reads all that is known before it draws
         self.start, self.seed = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         self.temperature = np.ones(rows, np.float32)
         self.weighed = np.zeros(rows, np.bool_)  # whether log_probs are kept: for particles
@@ -99,7 +99,7 @@ class Decoder(ABC):
     def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
         """Give clear slots to images that differ in seed and temperature only.
 
-        What they share must then be prefilled in the first slot, piece by piece, and copied; or read, if `told`.
+        What they share must then be prefilled in the first slot, piece by piece, and copied; or read, if `conditioned`.
         """
         first, at = specs[0], np.array(slots)
         if first.known is not None:
@@ -112,8 +112,8 @@ class Decoder(ABC):
         self.canvas[at] = 0 if first.canvas is None else first.canvas
         self.known[at] = False if first.known is None else first.known
         self.weighed[at] = first.particles > 0
-        self.told[at] = self.net.patches is not None and self.known[slots[0]].any()
-        if self.config.class_first and not self.told[slots[0]]:
+        self.conditioned[at] = self.net.patches is not None and self.known[slots[0]].any()
+        if self.config.class_first and not self.conditioned[slots[0]]:
             self._set_classes(slots, torch.zeros(1, self.config.classes))
 
     def copy(self, slots: Sequence[int]) -> None:
@@ -179,7 +179,9 @@ class Decoder(ABC):
     def left(self, slot: int, position: int) -> int:
         """Tokens of a slot's image to be decoded from a position on, without known ones that were read."""
         left = self.config.length - position
-        return left - int(self.known[slot, ::self.config.token_size][position:].sum()) if self.told[slot] else left
+        if self.conditioned[slot]:
+            left -= int(self.known[slot, ::self.config.token_size][position:].sum())
+        return left
 
     def label(self, slot: int) -> int | None:
         """The class of a slot's image, requested or drawn first; None if it has none."""
@@ -257,34 +259,34 @@ class EagerDecoder(Decoder):
         index = np.array(slots)
         noise = noise_of(self.config, self.seed[index], np.array(positions)[:, None] + np.arange(steps[0]))
         at, t = from_numpy(index), torch.tensor(positions)
-        canvas, known, told, start, temperature = (from_numpy(pool[index]) for pool in (
-            self.canvas, self.known, self.told, self.start, self.temperature))
+        canvas, known, conditioned, start, temperature = (from_numpy(pool[index]) for pool in (
+            self.canvas, self.known, self.conditioned, self.start, self.temperature))
         finite = torch.ones(len(slots), dtype=torch.bool)
         log_probs = torch.empty(len(slots), steps[0], self.config.token_size) if self.weighed[index].any() else None
         for step in range(steps[0]):
             rows = sum(step < wanted for wanted in steps)
             with decode_threads(self.net, rows, max(positions[:rows]) + step):
-                finite[:rows] &= self.step(canvas[:rows], known[:rows], told[:rows], start[:rows], temperature[:rows],
-                                           noise[:rows, step], t[:rows] + step, at[:rows],
+                finite[:rows] &= self.step(canvas[:rows], known[:rows], conditioned[:rows], start[:rows],
+                                           temperature[:rows], noise[:rows, step], t[:rows] + step, at[:rows],
                                            None if log_probs is None else log_probs[:rows, step])
         self.canvas[index] = canvas.numpy()
         if log_probs is not None:
             self.weigh(index, np.array(positions), np.array(steps), log_probs.flatten(1).numpy())
         return advanced(slots, positions, steps, finite.numpy())
 
-    def step(self, canvas: Tensor, known: Tensor, told: Tensor, start: Tensor, temperature: Tensor,
+    def step(self, canvas: Tensor, known: Tensor, conditioned: Tensor, start: Tensor, temperature: Tensor,
              noise: Tensor, t: Tensor, slots: Tensor, log_probs: Tensor | None = None) -> Tensor:
         """One token for every row: predict it, draw it, and keep the given one where it is known.
 
-        canvas, known: (B, T), canvas changed in place · told, start, temperature, t, slots: (B,) · noise: (B, C, 2) ·
-        log_probs: (B, C), changed in place to those of the sub-pixels, if they are wanted ·
+        canvas, known: (B, T), canvas changed in place · conditioned, start, temperature, t, slots: (B,) ·
+        noise: (B, C, 2) · log_probs: (B, C), changed in place to those of the sub-pixels, if they are wanted ·
         returns (B,) bool, whether the row's parameters were finite.
         """
         here = t[:, None] * self.config.token_size + torch.arange(self.config.token_size)
         given = known.gather(1, here)
-        was_read = given[:, 0] & told  # a token that was read must not change its slot again
+        was_read = given[:, 0] & conditioned  # a token that was read must not change its slot again
         parameters = self.net.step(canvas, t, start, self.state, torch.where(was_read, PADDING_SLOT, slots),
-                                   None if self.net.patches is None else known & told[:, None])
+                                   None if self.net.patches is None else known & conditioned[:, None])
         drawn = draw_token(self.net, parameters, t, noise, temperature)
         canvas.scatter_(1, here, torch.where(given, canvas.gather(1, here), drawn))
         if log_probs is not None:

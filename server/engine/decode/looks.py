@@ -36,7 +36,7 @@ class Looks:
         again = attempts.judge(self._decoder.image(image.slot), looked.found)
         if again and position < self._decoder.config.length:
             # a completion draws its class again: the last one may not have fitted what is known
-            label = spec.label if self._decoder.told[image.slot] else looked.found.label
+            label = spec.label if self._decoder.conditioned[image.slot] else looked.found.label
             return replace(spec, seed=attempts.next_seed, label=label)
         image.held = False
         if spec.attempts > 1:

@@ -11,9 +11,9 @@ Ratios = tuple[Sequence[float], Sequence[float]]
 UNKNOWN: Ratios = ((1.0,) * BUCKETS, (1.0,) * BUCKETS)  # until an image has finished, each token counts as a pass
 
 
-def expected_passes(ratios: Ratios, left: int, length: int, told: bool) -> float:
+def expected_passes(ratios: Ratios, left: int, length: int, conditioned: bool) -> float:
     """Passes of an image of `length` tokens of which `left` are still to be drawn: a mean, not a bound."""
-    return left * ratios[told][_bucket(left, length)]
+    return left * ratios[conditioned][_bucket(left, length)]
 
 
 def _bucket(left: int, length: int) -> int:
@@ -40,9 +40,9 @@ class PassesLearned:
         """The image in a slot took `passes` passes in a quantum that began with `left` of its tokens to be drawn."""
         self._quanta[slot].append((left, passes))
 
-    def finish(self, slot: int, told: bool) -> None:
+    def finish(self, slot: int, conditioned: bool) -> None:
         """The image in a slot is done: learn from its quanta."""
-        total, measured, quanta = 0, self._measured[told], self._quanta.pop(slot)
+        total, measured, quanta = 0, self._measured[conditioned], self._quanta.pop(slot)
         if not quanta:  # all of it was known
             return
         for left, passes in reversed(quanta):
@@ -50,5 +50,6 @@ class PassesLearned:
             bucket, ratio = _bucket(left, self.length), total / max(left, 1)
             measured[bucket] = ratio + (1 - FORGET) * (measured.get(bucket, ratio) - ratio)
         ratios = [*self.ratios]
-        ratios[told] = [measured[min(measured, key=lambda other: abs(other - bucket))] for bucket in range(BUCKETS)]
+        ratios[conditioned] = [measured[min(measured, key=lambda other: abs(other - bucket))]
+                               for bucket in range(BUCKETS)]
         self.ratios = ratios[0], ratios[1]

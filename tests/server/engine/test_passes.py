@@ -5,12 +5,12 @@ import pytest
 from linpix.server.engine.schedule.passes import PassesLearned, expected_passes
 
 
-def draw(learned: PassesLearned, *passes: int, slot: int = 1, told: bool = False) -> None:
+def draw(learned: PassesLearned, *passes: int, slot: int = 1, conditioned: bool = False) -> None:
     """An image of 64 sub-pixels in quanta of equal length, each with so many passes."""
     learned.begin(slot)
     for quantum, count in enumerate(passes):
         learned.add(slot, 64 - quantum * 64 // len(passes), count)
-    learned.finish(slot, told)
+    learned.finish(slot, conditioned)
 
 
 def test_every_subpixel_is_a_pass_until_an_image_has_finished():
