@@ -15,15 +15,17 @@ def save(name, picture):
 
 
 # a prompt that is the name of a class conditions the image
-drawn = client.images.generate(model="mnist-small", prompt="7", size="280x280")
+drawn = client.images.generate(model="mnist-conditional", prompt="7", size="280x280")
 save("drawn.png", drawn.data[0])
 
-# each event shows more rows than the one before, the last one the whole image
-events = client.images.generate(model="mnist-small", prompt="3", size="280x280", stream=True, partial_images=4)
+# each event shows more rows than the one before, the last one the whole image; with one
+# attempt no row is drawn again
+events = client.images.generate(model="mnist-conditional", prompt="3", size="280x280", stream=True, partial_images=4,
+                                extra_body={"attempts": 1})
 for number, event in enumerate(events):
     save(f"streamed-{number}.png", event)
 
 # keep the upper half of the seven, and have the lower half drawn anew
-completed = client.images.edit(model="mnist-small", image=Path("drawn.png"), prompt="7", size="280x280",
+completed = client.images.edit(model="mnist-conditional", image=Path("drawn.png"), prompt="7", size="280x280",
                                extra_body={"keep_rows": 14})
 save("completed.png", completed.data[0])

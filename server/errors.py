@@ -87,7 +87,8 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
     def __init__(self, model: str, loaded: Iterable[str]) -> None:
-        super().__init__(f"model {shown(model)} is not loaded; loaded: {', '.join(loaded)}", param="model")
+        super().__init__(f"model {shown(model)} is not loaded; loaded: {', '.join(loaded)}. linpix serve --alias gives "
+                         "a model another name", param="model")
 
 
 class ComparisonNotFound(NotFound):

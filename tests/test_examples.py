@@ -29,7 +29,7 @@ PARTIAL_ROWS = (5, 11, 16, 22)  # of 28: four partial images, evenly spread
 
 @pytest.fixture(scope="module")
 def server():
-    with serving(ROOT / "checkpoints", "--models", "mnist-small") as process:
+    with serving(ROOT / "checkpoints", "--models", "mnist-small,mnist-conditional") as process:
         yield process
 
 

@@ -18,7 +18,7 @@ from .ledger import Ledger
 from .memory import free_bytes
 
 logger = logging.getLogger("linpix")
-_FIRST = ("mnist", "mnist-small")  # the default model, where they exist
+_FIRST = ("mnist", "mnist-conditional", "mnist-small")  # the default model, the first of these that exists
 
 
 class Catalogue:

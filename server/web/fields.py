@@ -116,6 +116,8 @@ LogLikelihood = Annotated[float, Field(description="the same of all sub-pixels f
 Confidence = Annotated[float, Field(description="probability of its class, to a model that has read the whole image as "
                                     "it drew it; there with candidates or attempts of a model that draws the class "
                                     "first", examples=[0.97])]
+LabelDrawn = Annotated[int, Field(description="index of the class that the image was drawn as: the one asked for, or "
+                                  "the one that the model drew first; there with confidence", examples=[7])]
 AttemptsMade = Annotated[int, Field(description="times that this image was drawn; absent where one attempt was asked "
                                     "for", examples=[1])]
 SampleSize = Annotated[float, Field(description="effective sample size of the particles, the least at the end of an "

@@ -93,6 +93,7 @@ class ImageData(BaseModel):
     revised_prompt: str | None = Field(None, description="what was drawn, of a request with a prompt: a class, or any",
                                        examples=["7"], json_schema_extra=fields.never_null)
     seed: fields.DrawnSeed
+    label: fields.LabelDrawn | None = Field(None, json_schema_extra=fields.never_null)
     confidence: fields.Confidence | None = Field(None, json_schema_extra=fields.never_null)
     attempts: fields.AttemptsMade | None = Field(None, json_schema_extra=fields.never_null)
 
@@ -195,6 +196,7 @@ class ImageEvent(Drawn):
 
     image_index: int = Field(description="number of the image, from 0", examples=[0])
     seed: fields.DrawnSeed
+    label: fields.LabelDrawn | None = Field(None, json_schema_extra=fields.never_null)
     confidence: fields.Confidence | None = Field(None, json_schema_extra=fields.never_null)
     attempts: fields.AttemptsMade | None = Field(None, json_schema_extra=fields.never_null)
     partial_image_index: int | None = Field(None, description="number of the partial image, from 0; absent when it is "

@@ -27,7 +27,7 @@ from ..schemas import (
     CompareBody,
     Comparison,
 )
-from ..service import ServiceDep, preferred
+from ..service import Service, ServiceDep, preferred
 
 router = APIRouter(tags=["compare"])
 
@@ -47,7 +47,7 @@ _EVENTS = event_stream(Comparison, {
 async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=COMPARE)], service: ServiceDep
                            ) -> dict[str, Any]:
     """Compare attention backends on this machine, between live requests; one comparison at a time."""
-    served = service.find(body.model)
+    served = service.find(body.model or _comparable(service))
     service.ledger.check_open()
     if obstacle := not_compared(served.decoder.checkpoint):
         raise InvalidRequest(obstacle, param="model")
@@ -60,6 +60,12 @@ async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=CO
     except ValueError as error:
         raise InvalidRequest(str(error), param="backends") from error
     return (await service.comparisons.begin(served.name, plan)).to_json()
+
+
+def _comparable(service: Service) -> str | None:
+    """The first model that can be compared, as the default one may not be; None if there is none."""
+    return next((served.name for served in service.ledger.models.values()
+                 if not not_compared(served.decoder.checkpoint)), None)
 
 
 @router.get("/v1/compare/{id}", summary="Watch a comparison", response_model=Comparison, operation_id="comparison",

@@ -59,6 +59,10 @@ class ImageRequest:
                                  f"{shown(candidates)}", param="candidates")
         own = 1.0 if method == "smc" else self.served.decoder.checkpoint.temperature
         self.temperature = own if temperature is None else temperature
+        low, high = self.served.decoder.checkpoint.temperature_range
+        if self.temperature and not low <= self.temperature <= high:  # 0 is another way of drawing
+            self.warnings.append(f"{self.served.name} draws well at temperatures from {low:g} to {high:g}, got "
+                                 f"{self.temperature:g}")
         with _suitable():
             self.particles = particles_for(method, particles, candidates=candidates, temperature=self.temperature,
                                            answers=self.n, limit=min(max_n, self.served.room.slots))
@@ -182,7 +186,7 @@ class ImageRequest:
         if isinstance(image, ImageDone) and image.estimate is not None:
             found |= image.estimate._asdict()
         if isinstance(image, ImageDone) and (recognised := image.recognised) is not None:
-            found["confidence"] = recognised.confidence
+            found |= {"label": recognised.label, "confidence": recognised.confidence}
             if self.attempts > 1:
                 found["attempts"] = recognised.attempts
         return found | self._judged.get(image.index, {})

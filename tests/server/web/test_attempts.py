@@ -64,8 +64,8 @@ def test_an_answer_has_its_attempts_and_how_sure_the_model_is_of_it(client, fold
     net = checkpoint.load(folder / "once")
     assert data.status_code == 200, data.text
     for number, (item, image) in enumerate(zip(data.json()["data"], images_of(data), strict=True)):
-        assert item.keys() == {"b64_json", "seed", "confidence", "attempts"}
-        assert (item["seed"], item["attempts"]) == (3 + number, 3)
+        assert item.keys() == {"b64_json", "seed", "label", "confidence", "attempts"}
+        assert (item["seed"], item["label"], item["attempts"]) == (3 + number, 4, 3)
         assert item["confidence"] == pytest.approx(np.exp(class_log_probs_of(net, image.reshape(-1))[4]), rel=1e-4)
         assert route == "generations" or np.array_equal(image[:4], PICTURE[:4])
 
@@ -163,7 +163,7 @@ def test_attempts_that_cannot_be_are_refused_with_what_is_allowed(client, route,
 @pytest.mark.parametrize("route", ["generations", "edits"])
 @pytest.mark.parametrize(("fields", "keys"), [
     ({"model": "plain"}, set()), ({"model": "once"}, set()), ({"model": "thrice"}, set()),
-    ({"model": "once", "temperature": 0}, set()), ({"model": "once", "candidates": 4}, {"confidence"})])
+    ({"model": "once", "temperature": 0}, set()), ({"model": "once", "candidates": 4}, {"label", "confidence"})])
 def test_one_attempt_is_accepted_everywhere_and_draws_as_ever(client, route, fields, keys):
     once, plain = (ask(client, route, seed=3, **fields, **more).json()["data"]
                    for more in ({"attempts": 1}, {} if fields["model"] != "thrice" else {"attempts": 1}))
@@ -175,9 +175,16 @@ def test_a_request_that_says_nothing_gets_the_attempts_of_its_model(client, rout
     own, said, once = (ask(client, route, seed=3, **fields).json()["data"] for fields in (
         {"model": "thrice"}, {"model": "once", "attempts": 3}, {"model": "once"}))
     assert own == said and own[0]["attempts"] == 3 and "attempts" not in once[0]
-    for fields, keys in (({"candidates": 4}, {"confidence"}), ({"temperature": 0}, set())):
+    for fields, keys in (({"candidates": 4}, {"label", "confidence"}), ({"temperature": 0}, set())):
         answer = ask(client, route, model="thrice", seed=3, **fields)
         assert answer.json()["data"][0].keys() == {"b64_json", "seed"} | keys, "they have no use for it"
+
+
+def test_a_comparison_that_names_no_model_is_of_the_first_that_can_be_compared(client):
+    begun = client.post("/v1/compare", json={"budget": 1, "batch": [1], "backends": ["linear"]})
+    assert begun.status_code == 202, begun.text
+    assert begun.json()["model"] == "plain" != client.get("/v1/models").json()["data"][0]["id"]
+    client.delete(f"/v1/compare/{begun.json()['id']}")
 
 
 def test_models_tell_their_attempts(client):

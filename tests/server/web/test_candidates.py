@@ -283,7 +283,7 @@ def test_of_a_model_that_draws_the_class_first_those_are_answered_whose_class_it
     for item, image, index in zip(answer.json()["data"], images_of(answer), chosen, strict=True):
         assert np.array_equal(image.reshape(-1), drawn[index])
         assert item["confidence"] == pytest.approx(np.exp(log_probs[index]), rel=1e-4)
-        assert item.keys() == {"b64_json", "seed", "confidence"}
+        assert item.keys() == {"b64_json", "seed", "label", "confidence"} and item["label"] == labels[index]
 
 
 def test_a_stream_and_a_png_of_generations_have_the_recognised_ones(others):

@@ -125,6 +125,12 @@ def test_a_prompt_that_names_no_class_and_fields_that_we_do_not_know_are_ignored
     assert np.array_equal(images_of(answer), images_of(generate(client, seed=5)))
 
 
+@pytest.mark.parametrize(("temperature", "warned"), [(10, True), (0.1, True), (0.5, False), (1.2, False), (0, False)])
+def test_a_temperature_that_the_model_does_not_draw_well_at_is_warned_of(client, temperature, warned):
+    words = f"tiny draws well at temperatures from 0.5 to 1.2, got {temperature}"
+    assert generate(client, temperature=temperature).json()["warnings"] == [words] * warned
+
+
 def test_temperature_zero_does_not_depend_on_the_seed(client):
     assert np.array_equal(images_of(generate(client, seed=1, temperature=0)),
                           images_of(generate(client, seed=2, temperature=0)))
