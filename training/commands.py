@@ -61,6 +61,8 @@ def _choose_preset(given: argparse.Namespace, out: Path) -> None:
         plain = (given.attention != "linear" or given.feature_map != "elu+1" or given.reversible
                  or given.unconditional is not None)
         chosen = plan(Path(given.data), beside / "pictures", plain=plain)
+        if given.minutes is not None:
+            chosen = dataclasses.replace(chosen, minutes=given.minutes)
         (beside / "plan.json").write_text(json.dumps({"preset": chosen.preset, "minutes": chosen.minutes}))
         print(chosen, file=sys.stderr, flush=True)
     kept = json.loads((beside / "plan.json").read_text())
@@ -142,6 +144,8 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
     if workers is not None and workers.rank:
         return
     rest = "the schedule is complete" if complete else "continue with --resume"
+    if Path(given.data) == out.with_name(out.name + ".training") / "pictures":  # of --preset auto
+        rest += f"; linpix evaluate {out} --data {given.data} measures it"
     print(f"{run.images:,} images in {run.minutes:.1f} minutes, written to {out}; {rest}", file=sys.stderr)
 
 

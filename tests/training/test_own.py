@@ -207,10 +207,14 @@ def test_more_pictures_get_more_minutes_up_to_45(tmp_path, monkeypatch):
     (False, [], "mnist-conditional"), (True, [], "cifar10-conditional"),
     (False, ["--attention", "softmax"], "mnist-small"), (False, ["--feature-map", "relu"], "mnist-small"),
     (True, ["--layers", "2"], "cifar10-conditional")])
-def test_pictures_have_a_head_start_from_what_is_shipped_where_options_allow_it(tmp_path, colour, options, preset):
+def test_pictures_have_a_head_start_from_what_is_shipped_where_options_allow_it(tmp_path, colour, options, preset,
+                                                                                capsys):
     put(tmp_path / "mine", 12, colour)
     assert main(["train", "--preset", "auto", str(tmp_path / "mine"), "--out", str(tmp_path / "out"), *options,
-                 "--max-images", "4", "--batch", "2", "--no-compile", "--processes", "1"]) == 0
+                 "--minutes", "7.5", "--max-images", "4", "--batch", "2", "--no-compile", "--processes", "1"]) == 0
+    printed = capsys.readouterr().err
+    assert f"preset {preset}, 7.5 minutes" in printed, "those that were asked for"
+    assert f"linpix evaluate {tmp_path}/out --data {tmp_path}/out.training/pictures" in printed.splitlines()[-1]
     mine, shipped = (checkpoint.read(folder).net for folder in (tmp_path / "out", CHECKPOINTS / preset))
     assert (mine.config.tokens, mine.config.classes) == (shipped.config.tokens, 2)
     theirs = shipped.layers.state_dict()

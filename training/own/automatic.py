@@ -28,7 +28,7 @@ class Plan:
         colours = "colour" if PRESETS[self.preset].channels == 3 else "grey"
         out = f"; left out: {', '.join(self.left_out[:5])}" + (", ..." if len(self.left_out) > 5 else "") \
             if self.left_out else ""
-        return (f"{self.pictures:,} pictures, made {size} in {colours}: preset {self.preset}, {self.minutes:.0f} "
+        return (f"{self.pictures:,} pictures, made {size} in {colours}: preset {self.preset}, {self.minutes:g} "
                 f"minutes{out}")
 
 

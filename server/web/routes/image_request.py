@@ -26,7 +26,7 @@ from ...errors import (
 )
 from ...pictures import encode, pictures
 from ...pictures.overlay import Overlay
-from ...pictures.uploads import Upload, outside
+from ...pictures.uploads import Upload, outside, unlike_mnist
 from ..admission import HEADER
 from ..error_handlers import sendable
 from ..service import Service, preferred
@@ -195,6 +195,8 @@ class ImageRequest:
         """Have the hidden part of an upload drawn; if it has an overlay, answer with it. conditioning: see fields."""
         self._occluded = upload.occluded
         self.warnings += outside(upload.occluded)
+        if upload.prepared is None and self.served.decoder.checkpoint.provenance.get("data") == "mnist":
+            self.warnings += unlike_mnist(upload.occluded)
         if conditioning == "prefix":
             if self.particles:
                 raise InvalidRequest("method smc uses what conditioning=prefix hides; send one of them",
