@@ -181,10 +181,10 @@ class GpuPool:
         """
         numbers = [np.asarray(x, np.int64) for x in (slots, positions, steps, start)]
         self._check(*numbers)
-        flags = None
+        flags: Tensor | None = None
         if self.tokens is not None:
-            flags = np.zeros(len(numbers[0]), np.bool_) if conditioned is None else conditioned
-            flags = torch.from_numpy(flags).to(self.device)
+            read = np.zeros(len(numbers[0]), np.bool_) if conditioned is None else conditioned
+            flags = torch.from_numpy(read).to(self.device)
         self._operators.prefill(self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated,
                                 self.last, self.tokens, flags, *(torch.from_numpy(x).to(self.device) for x in numbers),
                                 self._packed.weights, self._packed.sizes, self._packed.eps, int(numbers[2].max()), 1)

@@ -15,7 +15,7 @@ from .decode.bisect import Outcome, Plan, isolate
 from .decode.decoder import Decoder, ImageSpec
 from .decode.looks import Looks
 from .decode.particles import Estimate, ParticleFilters
-from .decode.prefill import Looked, Prefills
+from .decode.prefill import Looked, Prefills, PrefillsRun
 from .messages import Progress, QuantumReport, Submission
 from .schedule.passes import PassesLearned, expected_passes
 from .schedule.quantum import QUANTUM_S, QuantumLength
@@ -74,48 +74,27 @@ class Batcher:
         since = self._ended if self._went_on else time.perf_counter()
         joined, failed = self._join()
         joined_at = time.monotonic()
-        beside = bool(self.scheduler.decoding)
-        prefills = self._prefills.run(self._decoded_s if beside else QUANTUM_S, self.beat, beside=beside)
-        failed |= prefills.failed
-        again = sum(self._drawn_again(looked, failed) for looked in prefills.looked)
-        for request in failed:
-            self.cancel(request)
+        prefills, again = self._prefill(failed)
         plan = self.scheduler.plan(self._length.steps(len(self.scheduler.decoding)))
-        saturated = self.decoder.saturated
-        began = time.perf_counter()
+        saturated, began = self.decoder.saturated, time.perf_counter()
         outcome = self._decode(plan) if plan and plan[0][1] else Outcome()
         seconds = time.perf_counter() - began
-        self._decoded_s = min(seconds, QUANTUM_S)
         failed |= self._failures(plan, outcome)
         plan, steps = self._done(plan)
-        finished = self.scheduler.advance(plan)
-        answers = self._filters.advance(self.decoder)
-        drawn = self.scheduler.drawn
-        for image in drawn:
-            self._prefills.look(image)
-        for image in drawn + [image for image in finished if not self._looks.has(image.slot)]:
-            if self.decoder.skips:
-                self._passes.finish(image.slot, bool(self.decoder.conditioned[image.slot]))
+        finished = self._leave(plan)
         if steps:
             self._check_hope(plan, outcome)
             if not outcome.retries:
                 self._length.learn(len(plan), seconds / steps)
-        if self.decoder.fill_freed_with_nan:
-            for slot in self.scheduler.free:
-                self.decoder.pool.fill_with_nan(slot)
+        self._decoded_s = min(seconds, QUANTUM_S)
         self._ended, self._went_on = time.perf_counter(), self.busy
-        report = QuantumReport(
-            joined, joined_at, self._running(plan),
-            [self._answer(image, answers.get(image.slot)) for image in finished],
-            failed, self.scheduler.waiting.overtaken, len(plan), steps,
-            sum(count for _, count in plan) * self.decoder.config.token_size, seconds, self._ended - since,
-            self.decoder.saturated - saturated, outcome.retries, self._passes.ratios, prefills.done,
-            [looked.seconds for looked in prefills.looked], again, self._looks.repeats)
-        for image in finished:
-            self._unreported[image.request] -= 1
-            if not self._unreported[image.request]:
-                del self._unreported[image.request], self._submissions[image.request]
-        return report
+        return QuantumReport(
+            joined=joined, joined_at=joined_at, running=self._running(plan), finished=finished, failed=failed,
+            overtaken=self.scheduler.waiting.overtaken, images=len(plan), steps=steps,
+            subpixels=sum(count for _, count in plan) * self.decoder.config.token_size, seconds=seconds,
+            cycle_s=self._ended - since, saturated=self.decoder.saturated - saturated, retries=outcome.retries,
+            ratios=self._passes.ratios, prefilled=prefills.done, looks=[looked.seconds for looked in prefills.looked],
+            again=again, repeats=self._looks.repeats)
 
     def abandon(self) -> list[str]:
         """After an exception from run_quantum: empty every slot. Returns the requests that lost an image."""
@@ -167,6 +146,16 @@ class Batcher:
         if (conditioned or position) and position < self.scheduler.length:  # else nothing to fold in, or to draw
             self._prefills.append(images, position, read=conditioned)
 
+    def _prefill(self, failed: dict[str, Exception]) -> tuple[PrefillsRun, int]:
+        """Prefill, look at drawn images, cancel failed requests. Returns also how many images are drawn again."""
+        beside = bool(self.scheduler.decoding)
+        run = self._prefills.run(self._decoded_s if beside else QUANTUM_S, self.beat, beside=beside)
+        failed |= run.failed
+        again = sum(self._drawn_again(looked, failed) for looked in run.looked)
+        for request in failed:
+            self.cancel(request)
+        return run, again
+
     def _drawn_again(self, looked: Looked, failed: dict[str, Exception]) -> bool:
         """Begin an image again if the model does not recognise its class; else let it leave. Returns whether it begins.
 
@@ -192,6 +181,25 @@ class Batcher:
         self._passes.begin(image.slot)
         self._fold_in([image])
         return True
+
+    def _leave(self, plan: Plan) -> list[Progress]:
+        """After a quantum: finished images leave, and drawn ones wait for a look. Returns the finished ones."""
+        finished = self.scheduler.advance(plan)
+        estimates = self._filters.advance(self.decoder)
+        for image in (drawn := self.scheduler.drawn):
+            self._prefills.look(image)
+        if self.decoder.skips:
+            for image in drawn + [image for image in finished if not self._looks.has(image.slot)]:
+                self._passes.finish(image.slot, bool(self.decoder.conditioned[image.slot]))
+        answers = [self._answer(image, estimates.get(image.slot)) for image in finished]
+        if self.decoder.fill_freed_with_nan:
+            for slot in self.scheduler.free:
+                self.decoder.pool.fill_with_nan(slot)
+        for image in finished:
+            self._unreported[image.request] -= 1
+            if not self._unreported[image.request]:
+                del self._unreported[image.request], self._submissions[image.request]
+        return answers
 
     def _answer(self, image: ScheduledImage, estimate: Estimate | None) -> Progress:
         """The report of a finished image."""
