@@ -1,4 +1,4 @@
-"""The alerts of deploy/: Prometheus's own checks and rule tests, and a line of the README for each."""
+"""The alerts of deploy/: Prometheus's own checks and rule tests, and a line of docs/operate.md for each."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from tests.server.conftest import ROOT
 RULES = GROUP["rules"]
 NAMES = [rule["alert"] for rule in RULES]
 TESTS = yaml.safe_load((ROOT / "tests/server/alerts_test.yml").read_text())
-RUNBOOK = dict(re.findall(r"^\| `(Linpix\w+)` \| (.+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE))
+RUNBOOK = dict(re.findall(r"^\| `(Linpix\w+)` \| (.+) \|$", (ROOT / "docs" / "operate.md").read_text(), re.MULTILINE))
 
 
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
