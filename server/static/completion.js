@@ -1,6 +1,6 @@
 // The completion panel: a drawn or loaded picture, its holes filled in several ways, and one of these to continue from.
 import {call, formOf, json, key, Problem} from "./service.js";
-import {$, counted, duration, fieldsOf, models, restore, shapeOf, Task} from "./parts.js";
+import {$, all, counted, duration, fieldsOf, models, restore, shapeOf, Task, write} from "./parts.js";
 import {Board, GUIDE, pngOf} from "./editor.js";
 import {Gallery} from "./gallery.js";
 import {Likelihood} from "./likelihood.js";
@@ -19,30 +19,27 @@ export class Completion {
     this.gallery = new Gallery(this.panel, hooks);
     this.strip = ["strip-prefix", "strip-all"].map((id) => new Gallery($(id), hooks));
     this.likelihood = new Likelihood();
-    this.task = new Task(this.form, this.panel.querySelector(".notice"), this.panel.querySelector(".status"));
+    this.task = new Task(this.panel);
     this.upload = new Upload(this.panel, this.board, this.task);
     this.visit = new Visit(this.panel.querySelector(".visit"), this.gallery, this.task, {shown: () => {
       $("known").textContent = "";  // it describes the previous completions
       this.show("alternatives");
       this.follow();
     }});
-    this.form.addEventListener("submit", () => this.complete());
-    this.form.elements.n.addEventListener("input", () => this.invite());
+    this.form.onsubmit = () => this.complete();
+    this.form.elements.n.oninput = () => this.invite();
     document.addEventListener("model", ({detail: card}) => this.take(card));
     this.board.changed = () => this.follow();
     this.board.lifted = () => $("live").checked && this.board.holes && this.form.requestSubmit();
-    for (const button of this.panel.querySelectorAll("[data-tool]")) {
-      button.addEventListener("click", () => this.use(button.dataset.tool));
+    for (const button of all("[data-tool]")) {
+      button.onclick = () => this.use(button.dataset.tool);
     }
-    const doing = {load: () => $("file").click(), sample: () => this.sample(), clear: () => this.upload.clear(), compare: () => this.compare(),
-      judge: () => this.judge(), back: () => this.back()};
-    for (const button of this.panel.querySelectorAll("[data-do]")) {
-      const name = button.dataset.do;
-      button.addEventListener("click", doing[name] ?? (() => this.board[name]()));
+    for (const button of all("[data-do]")) {
+      button.onclick = () => this.do(button.dataset.do);
     }
-    $("brush").addEventListener("input", () => { this.board.brush = $("brush").valueAsNumber; });
-    $("colour").addEventListener("input", () => this.ink());
-    this.panel.addEventListener("keydown", (event) => this.key(event));
+    $("brush").oninput = () => { this.board.brush = $("brush").valueAsNumber; };
+    $("colour").oninput = () => this.ink();
+    this.panel.onkeydown = (event) => this.key(event);
   }
 
   get records() {
@@ -53,7 +50,7 @@ export class Completion {
     const {board, upload} = this;
     $("colour").parentElement.hidden = card.channels === 1;
     const thing = card.classes.join("") === "0123456789" ? "digit" : "picture";
-    for (const word of this.panel.querySelectorAll("[data-thing]")) word.textContent = thing;
+    for (const word of all("[data-thing]")) word.textContent = thing;
     const {source} = board;
     if (board.take(card)) upload.follow(source);
     this.ink();
@@ -79,10 +76,20 @@ export class Completion {
   use(tool) {
     Object.assign(this.board, {tool, box: null});
     this.board.draw();
-    for (const button of this.panel.querySelectorAll("[data-tool]")) {
+    for (const button of all("[data-tool]")) {
       button.setAttribute("aria-pressed", String(button.dataset.tool === tool));
     }
   }
+
+  /** What a button does: something of the panel, or of the board. */
+  do(name) {
+    const {board} = this;
+    if (board.halves[name]) board.only(name);
+    else (this[name] ? this : board)[name]();
+  }
+
+  load() { $("file").click(); }
+  clear() { this.upload.clear(); }
 
   /** Update the panel after a change of the board. */
   follow() {
@@ -91,7 +98,7 @@ export class Completion {
     $("editor-hint").hidden = board.touched;
     panel.querySelector("[data-do=undo]").disabled = !board.past.length;
     panel.querySelector("[data-do=redo]").disabled = !board.future.length;
-    if ($("editor-help").textContent !== board.words) $("editor-help").textContent = board.words;
+    write($("editor-help"), board.words);
     for (const record of this.records) record.gallery.pin(record, record === board.from);
   }
 
@@ -108,7 +115,7 @@ export class Completion {
         this.board.brush = $("brush").valueAsNumber;
         return;
       }
-      button = [...this.panel.querySelectorAll("[data-key]")].find((one) => one.dataset.key === letter);
+      button = [...all("[data-key]")].find((one) => one.dataset.key === letter);
     } else if (letter === "p") {
       const record = this.records.find((one) => one.button === event.target);
       if (record?.done) this.pin(record);
@@ -267,7 +274,7 @@ export class Completion {
 
   back() {
     this.show("alternatives");
-    this.form.querySelector("[type=submit]").focus();  // the button that had the focus is hidden
+    this.task.starter.focus();  // the button that had the focus is hidden
   }
 
   /** The known pixels and the rows drawn so far; the rest is transparent. */

@@ -10,15 +10,13 @@ export class Board {
   constructor(canvas) {
     this.canvas = canvas;
     Object.assign(this, {tool: "pen", brush: 2.5, colour: [255, 255, 255], cursor: null, box: null, boards: {}, ring: document.getElementById("ring"), changed: () => {}, lifted: () => {}});
-    canvas.addEventListener("pointerdown", (event) => this.down(event));
-    canvas.addEventListener("pointermove", (event) => this.move(event));
-    canvas.addEventListener("pointerleave", () => { this.ring.hidden = true; });
-    canvas.addEventListener("pointerup", () => this.up());
-    canvas.addEventListener("pointercancel", () => { this.at = this.box = null; });
-    canvas.addEventListener("keydown", (event) => this.key(event));
-    canvas.addEventListener("blur", () => this.point(null));
+    const listeners = {pointerdown: "down", pointermove: "move", pointerup: "up", keydown: "key"};
+    for (const [name, method] of Object.entries(listeners)) canvas.addEventListener(name, (event) => this[method](event));
+    canvas.onpointerleave = () => { this.ring.hidden = true; };
+    canvas.onpointercancel = () => { this.at = this.box = null; };
+    canvas.onblur = () => this.point(null);
     this.light = matchMedia("(prefers-color-scheme: light)");
-    this.light.addEventListener("change", () => this.draw());
+    this.light.onchange = () => this.draw();
   }
 
   /** Show the board of a model's shape as it was left, or a new one, its lower half erased. False: it is shown already. */
@@ -39,7 +37,7 @@ export class Board {
     return true;
   }
 
-  /** What the buttons erase: left, top, right and bottom, as shares of the sides. */
+  /** What buttons erase: left, top, right and bottom, as shares of the sides. */
   halves = {upper: [0, 0, 1, .5], half: [0, .5, 1, 1], left: [0, 0, .5, 1], middle: [.25, .25, .75, .75]};
 
   erase([left, top, right, bottom]) {
@@ -73,10 +71,7 @@ export class Board {
     this.draw();
   }
 
-  upper() { this.only("upper"); }
-  half() { this.only("half"); }
-  left() { this.only("left"); }
-  middle() { this.only("middle"); }
+  /** Erase one of the halves, and nothing else. */
   only(part) {
     this.change(() => {
       this.known.fill(1);
@@ -166,10 +161,14 @@ export class Board {
 
   /** Begin the rectangle at a place, or stretch it to there. */
   span([x, y]) {
-    const inside = (value, end) => Math.min(end - 1, Math.max(0, Math.floor(value)));
-    const to = [inside(x, this.width), inside(y, this.height)];
+    const to = this.inside(x, y);
     this.box = [this.box?.[0] ?? to, to];
     this.draw();
+  }
+
+  /** The pixel at a place, or the nearest one. */
+  inside(...place) {
+    return place.map((value, axis) => Math.min([this.width, this.height][axis] - 1, Math.max(0, Math.floor(value))));
   }
 
   /** Left, top, right and bottom of the rectangle; right and bottom are outside. */
@@ -224,10 +223,8 @@ export class Board {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const step = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]}[event.key];
     const [x, y] = this.cursor ?? [Math.floor(this.width / 2), Math.floor(this.height / 4)];
-    const dot = () => this.change(() => this.stroke([x + .5, y + .5], [x + .5, y + .5]));
     if (step) {
-      const inside = (value, end) => Math.min(end - 1, Math.max(0, value));
-      const to = [inside(x + step[0], this.width), inside(y + step[1], this.height)];
+      const to = this.inside(x + step[0], y + step[1]);
       if (this.tool === "box") {
         if (event.shiftKey && !this.box) this.span([x, y]);
         if (this.box) this.span(to);
@@ -236,7 +233,7 @@ export class Board {
     } else if (event.key === " " || event.key === "Enter") {
       if (this.box) this.cut();
       else if (this.tool === "box") this.span([x, y]);
-      else dot();
+      else this.change(() => this.stroke([x + .5, y + .5], [x + .5, y + .5]));
       this.cursor = [x, y];
     } else if (event.key === "Escape" && this.box) this.box = null;
     else return;

@@ -48,7 +48,7 @@ export class Gallery {
     return Array.from({length: count}, (_, index) => {
       const canvas = el("canvas", {width: image.width, height: image.height});
       const record = {gallery: this, index, about, canvas, rows: 0, done: false, pinned: false};
-      record.button = el("button", {type: "button", class: "picture", "aria-label": `Image ${index + 1}, not begun`,
+      record.button = el("button", {class: "picture", "aria-label": `Image ${index + 1}, not begun`,
         click: () => record.image && this.open(record, this.records)}, canvas);
       record.frame = el("li", {class: "frame"}, record.button);
       return record;
@@ -149,14 +149,12 @@ export function rowsSoFar(record) {
   return image;
 }
 
-/** The image as a PNG, ten times as large, by nearest neighbour. */
-function enlarged(image) {
-  const small = new OffscreenCanvas(image.width, image.height);
-  small.getContext("2d").putImageData(image, 0, 0);
-  const large = new OffscreenCanvas(image.width * 10, image.height * 10);
+/** A canvas as a PNG, ten times as large, by nearest neighbour. */
+function enlarged(canvas) {
+  const large = new OffscreenCanvas(canvas.width * 10, canvas.height * 10);
   const context = large.getContext("2d");
   context.imageSmoothingEnabled = false;
-  context.drawImage(small, 0, 0, large.width, large.height);
+  context.drawImage(canvas, 0, 0, large.width, large.height);
   return large.convertToBlob({type: "image/png"});
 }
 
@@ -175,21 +173,19 @@ function curlOf({about, seed}) {
 
 /** The dialog that shows one image. Its buttons close it, and pass the image to reuse, complete or judge. */
 export class Viewer {
-  constructor({reuse, complete, judge}) {
+  constructor(leaving) {
     this.dialog = $("viewer");
     this.urls = [];
     this.status = this.dialog.querySelector(".status");
-    this.dialog.addEventListener("close", () => this.forget());
-    this.dialog.addEventListener("click", (event) => event.target === this.dialog && this.dialog.close());
-    this.dialog.addEventListener("keydown", (event) => {
+    this.dialog.onclose = () => this.forget();
+    this.dialog.onclick = ({target}) => { if (target === this.dialog) target.close(); };
+    this.dialog.onkeydown = (event) => {
       const step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
       if (step) this.turn(step);
-    });
-    $("viewer-curl").addEventListener("click", () => this.copy());
-    $("viewer-reuse").addEventListener("click", () => this.leave(reuse));
-    $("viewer-complete").addEventListener("click", () => this.leave(complete));
-    $("viewer-judge").addEventListener("click", () => this.leave(judge));
-    $("viewer-photo").addEventListener("click", () => this.toggle());
+    };
+    $("viewer-curl").onclick = () => this.copy();
+    for (const name in leaving) $(`viewer-${name}`).onclick = () => this.leave(leaving[name]);
+    $("viewer-photo").onclick = () => this.toggle();
   }
 
   open(record, records) {
@@ -259,7 +255,7 @@ export class Viewer {
     if (this.offered === record) return;
     this.offered = record;
     await record.showing;  // until its last rows are decoded
-    const large = await enlarged(record.image);
+    const large = await enlarged(record.canvas);
     const native = new Blob([bytesOf(record.base64)], {type: "image/png"});
     if (this.offered !== record) return;
     this.link($("viewer-save"), native, `linpix-${record.seed}.png`);

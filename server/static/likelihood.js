@@ -10,7 +10,7 @@ const GIVEN = [[12, 44, 82], [158, 212, 255]];  // what black and white become w
 
 export class Likelihood {
   constructor() {
-    $("overlay").addEventListener("change", () => this.draw());
+    $("overlay").onchange = () => this.draw();
   }
 
   /**
@@ -20,14 +20,13 @@ export class Likelihood {
   async ask(picture, known, {model, label}, card, signal) {
     const image = await pngOf(picture);
     const ask = async (fields) => json(PATH, {body: formOf({image, model, ...fields}), signal});
-    const labelled = label == null ? {} : {label};
-    let given = {};
+    const given = label == null ? {} : {label};
     if (known) {
       const mask = new ImageData(picture.width, picture.height);
       known.forEach((is, pixel) => { mask.data[4 * pixel + 3] = is ? 255 : 0; });
-      given = {mask: await pngOf(mask)};
+      given.mask = await pngOf(mask);
     }
-    const found = await ask({...labelled, ...given, ...(!known && card.classes.length && {labels: "all"})});
+    const found = await ask({...given, ...(!known && card.classes.length && {labels: "all"})});
     const guess = known && card.classes.length ? await ask({labels: "all"}) : found;
     this.shown = {picture, known, bits: found.map.flat().map(([...values]) => values[0] == null ? null
       : values.reduce((sum, value) => sum + value, 0) / values.length)};

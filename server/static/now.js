@@ -1,6 +1,6 @@
 // The panel Now: what the service is doing, polled every second, and the pulse that every panel shows.
 import {json, key} from "./service.js";
-import {$, counted, duration, el, figure, models as loaded, size, whole} from "./parts.js";
+import {$, counted, duration, el, figure, models as loaded, size, whole, write} from "./parts.js";
 
 const KEPT = 60;  // points of a chart, one an answer
 const SPAN = 4;   // rates are over this many intervals between answers
@@ -26,9 +26,8 @@ export class Now {
     this.tiles = Object.fromEntries(Object.entries(TILES).map(([name, [title, unit]]) => {
       const line = document.createElementNS(SVG, "polyline");
       const chart = document.createElementNS(SVG, "svg");
-      chart.setAttribute("viewBox", `0 0 ${KEPT - 1} 20`);
-      chart.setAttribute("preserveAspectRatio", "none");
-      chart.setAttribute("aria-hidden", "true");
+      const attributes = {viewBox: `0 0 ${KEPT - 1} 20`, preserveAspectRatio: "none", "aria-hidden": "true"};
+      for (const [key, value] of Object.entries(attributes)) chart.setAttribute(key, value);
       chart.append(line);
       const [value, note] = [el("p", {class: "value"}, "–"), el("p", {class: "quiet"}, unit)];
       $("tiles").append(el("div", {class: "tile", id: `tile-${name}`}, el("h3", {}, title), value, note, unit ? chart : null));
@@ -65,7 +64,7 @@ export class Now {
 
   pulse(state, text) {
     $("pulse").dataset.state = state;
-    if ($("pulse-text").textContent !== text) $("pulse-text").textContent = text;
+    write($("pulse-text"), text);
   }
 
   take(status) {
@@ -99,7 +98,7 @@ export class Now {
     const texts = {images: figure(figures.images), pixels: whole(figures.pixels ?? 0), step: duration(figures.step), batch: figure(figures.batch),
       waiting: whole(figures.waiting), requests: whole(figures.requests), kernel: status.kernel};
     for (const [name, tile] of Object.entries(this.tiles)) {
-      if (tile.value.textContent !== texts[name]) tile.value.textContent = texts[name];
+      write(tile.value, texts[name]);
       const top = Math.max(...tile.past, 1e-9);
       tile.line.setAttribute("points", tile.past.map((x, at) => `${at + KEPT - tile.past.length},${19 - 18 * x / top}`).join(" "));
     }
@@ -126,8 +125,7 @@ export class Now {
     models.forEach((model, index) => {
       const {squares, text} = this.rows[index];
       squares.forEach((square, at) => square.classList.toggle("used", at < Math.ceil(model.slots_used * squares.length / model.slots)));
-      const said = `${whole(model.slots_used)} of ${counted(model.slots, "slot")} in use, ${whole(model.images_waiting)} waiting, ${counted(model.images_completed, "image")} drawn`;
-      if (text.textContent !== said) text.textContent = said;
+      write(text, `${whole(model.slots_used)} of ${counted(model.slots, "slot")} in use, ${whole(model.images_waiting)} waiting, ${counted(model.images_completed, "image")} drawn`);
     });
   }
 }

@@ -1,6 +1,6 @@
 // The page: its panels, the key if the server asks for one, and the notice while the server does not answer.
 import {key, onKey, patiently, Problem} from "./service.js";
-import {$, models, Notice} from "./parts.js";
+import {$, all, models, Notice} from "./parts.js";
 import {Completion} from "./completion.js";
 import {Viewer} from "./gallery.js";
 import {Now, served} from "./now.js";
@@ -46,8 +46,8 @@ function select(name) {
 const named = () => PANELS.find((panel) => location.hash.split("?")[0] === `#/${panel}`) ?? "samples";
 
 const tabs = document.querySelector("[role=tablist]");
-tabs.addEventListener("click", (event) => event.target.role === "tab" && select(event.target.getAttribute("aria-controls")));
-tabs.addEventListener("keydown", (event) => {
+tabs.onclick = ({target}) => { if (target.role === "tab") select(target.getAttribute("aria-controls")); };
+tabs.onkeydown = (event) => {
   const at = PANELS.indexOf(named());
   const to = {ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: PANELS.length - 1}[event.key];
   if (to === undefined) return;
@@ -55,12 +55,12 @@ tabs.addEventListener("keydown", (event) => {
   const panel = PANELS[(to + PANELS.length) % PANELS.length];
   select(panel);
   $(`tab-${panel}`).focus();
-});
+};
 addEventListener("hashchange", () => select(named()));
 
-for (const output of document.querySelectorAll("output[data-of]")) {
+for (const output of all("output[data-of]")) {
   const range = output.closest("form").elements[output.dataset.of];
-  range.addEventListener("input", () => { output.textContent = range.valueAsNumber.toFixed(2); });
+  range.oninput = () => { output.textContent = range.valueAsNumber.toFixed(2); };
 }
 
 async function heard(status) {
@@ -90,13 +90,13 @@ onKey.ask = (tried) => {
     const dialog = $("key");
     $("key-why").textContent = tried ? "The server does not know that key. Enter another one."
       : "Enter one of its API keys. It stays in this tab until you close it.";
-    dialog.addEventListener("cancel", (event) => event.preventDefault());
-    dialog.addEventListener("close", () => {
+    dialog.oncancel = (event) => event.preventDefault();
+    dialog.onclose = () => {
       key.set($("key-value").value.trim());
       $("key-value").value = "";
       asking = null;
       resolve();
-    }, {once: true});
+    };
     dialog.showModal();
   });
   return asking;

@@ -2,6 +2,7 @@
 import {Problem} from "./service.js";
 
 export const $ = (id) => document.getElementById(id);
+export const all = (selector) => document.querySelectorAll(selector);
 
 /** An element; attributes as given, functions as listeners, children as nodes or text. */
 export function el(name, attributes = {}, ...children) {
@@ -13,6 +14,11 @@ export function el(name, attributes = {}, ...children) {
   }
   element.append(...children.filter((child) => child != null));
   return element;
+}
+
+/** Set a text. An equal one stays: screen readers read each change aloud. */
+export function write(element, text) {
+  if (element.textContent !== text) element.textContent = text;
 }
 
 /** Three significant digits, and never an exponent. */
@@ -47,11 +53,11 @@ export const models = {
   set(cards, limits) {
     this.cards = cards;
     this.limits = limits;
-    for (const select of document.querySelectorAll("select.models")) {
+    for (const select of all("select.models")) {
       select.replaceChildren(...cards.map((card) => el("option", {value: card.id}, card.id)));
       select.onchange = () => this.choose(select.value);
     }
-    for (const input of document.querySelectorAll("input[name=n]")) {
+    for (const input of all("input[name=n]")) {
       input.max = limits.max_n;
       input.value = Math.min(input.value, limits.max_n);
     }
@@ -63,8 +69,8 @@ export const models = {
     if (!found) throw new Problem(`${id} is no longer served. Choose another model.`);
     const before = this.chosen;
     this.chosen = found;
-    for (const select of document.querySelectorAll("select.models")) select.value = id;
-    for (const select of document.querySelectorAll("select[name=label]")) {
+    for (const select of all("select.models")) select.value = id;
+    for (const select of all("select[name=label]")) {
       const label = before?.id === id ? select.value : "";
       select.replaceChildren(el("option", {value: ""}, "any"),
         ...this.chosen.classes.map((name, index) => el("option", {value: index}, name)));
@@ -72,15 +78,15 @@ export const models = {
       select.disabled = !this.chosen.classes.length;
     }
     const [calmest, wildest] = found.temperature_range ?? [0.3, 1.5];
-    for (const input of document.querySelectorAll("input[name=temperature]")) {
+    for (const input of all("input[name=temperature]")) {
       Object.assign(input, {min: calmest, max: wildest});
       if (before?.id !== id) enter(input, found.temperature ?? 1);
     }
     const facts = [`${found.width} × ${found.height} ${found.channels === 1 ? "grey" : "colour"}`,
       found.bits_per_dim.test_10000 && `${figure(found.bits_per_dim.test_10000)} bits/dim`,
       found.class_agreement && `${Math.round(100 * found.class_agreement)} % are of the class asked for`];
-    for (const span of document.querySelectorAll("[data-facts]")) span.textContent = facts.filter(Boolean).join(" · ");
-    for (const span of document.querySelectorAll("[data-limits]")) span.textContent = found.limits ?? "";
+    for (const span of all("[data-facts]")) span.textContent = facts.filter(Boolean).join(" · ");
+    for (const span of all("[data-limits]")) span.textContent = found.limits ?? "";
     document.dispatchEvent(new CustomEvent("model", {detail: this.chosen}));
   },
 };
@@ -136,7 +142,7 @@ export class Notice {
     const text = problem instanceof Problem ? problem.message : `This page failed: ${problem.message}. Reload it.`;
     if (!(problem instanceof Problem)) console.error(problem);
     this.box.replaceChildren(el("p", {}, text));
-    if (again) this.box.append(el("button", {type: "button", click: again}, "Try again"));
+    if (again) this.box.append(el("button", {click: again}, "Try again"));
     this.box.hidden = false;
   }
 
@@ -168,16 +174,15 @@ export class Notice {
 
 /** Work that can be stopped, and is tried again when the server says so; a panel's form starts and stops it. */
 export class Task {
-  constructor(form, notice, status) {
-    this.form = form;
-    this.notice = new Notice(notice);
-    this.status = status;
-    this.stopper = form.querySelector("[data-stop]");
-    this.stopper.addEventListener("click", () => this.stop());
+  constructor(panel) {
+    const [form, notice, status, starter, stopper] = ["form", ".notice", ".status", "[type=submit]", "[data-stop]"]
+      .map((selector) => panel.querySelector(selector));
+    Object.assign(this, {form, notice: new Notice(notice), status, starter, stopper});
+    stopper.onclick = () => this.stop();
     form.addEventListener("submit", (event) => event.preventDefault());
     document.addEventListener("back", () => {
       if (!["broken", "unreachable"].includes(this.notice.problem?.code)) return;
-      if (notice.contains(document.activeElement)) form.querySelector("[type=submit]").focus();
+      if (notice.contains(document.activeElement)) starter.focus();
       this.notice.clear();
       this.say("The server is back. Try again.");
     });
@@ -227,7 +232,7 @@ export class Task {
       if (!signal.aborted) {
         this.say("");
         this.notice.show(problem, () => {
-          this.form.querySelector("[type=submit]").focus();  // the button that has the focus goes away
+          this.starter.focus();  // the button that has the focus goes away
           this.start(...works);
         });
       } else if (this.controller === controller) {
@@ -237,7 +242,7 @@ export class Task {
     } finally {
       if (this.controller === controller) {
         this.controller = null;
-        if (document.activeElement === this.stopper) this.form.querySelector("[type=submit]").focus();
+        if (document.activeElement === this.stopper) this.starter.focus();
         this.stopper.disabled = true;
         delete this.form.dataset.running;
       }

@@ -79,11 +79,12 @@ export class Photograph {
       return sum / total;
     });
     const usual = mean((pixel) => Number(blank[pixel]));
-    const paper = Float32Array.from({length: 3 * blank.length}, (_, at) => blank[Math.floor(at / 3)] ? data[4 * Math.floor(at / 3) + at % 3] : usual[at % 3]);
+    const paper = Float32Array.from(blank.flatMap((is, pixel) => is ? [...data.subarray(4 * pixel, 4 * pixel + 3)] : usual));
     for (let round = 0; round < 2 * width; round++) {
       for (let at = 0; at < paper.length; at++) {
-        const near = around[Math.floor(at / 3)];
-        if (!blank[Math.floor(at / 3)]) paper[at] = near.reduce((sum, one) => sum + paper[3 * one + at % 3], 0) / near.length;
+        const pixel = Math.floor(at / 3);
+        const near = around[pixel];
+        if (!blank[pixel]) paper[at] = near.reduce((sum, one) => sum + paper[3 * one + at % 3], 0) / near.length;
       }
     }
     return {paper, ink: mean((pixel) => (amount[3 * pixel] / 255) ** 4)};
@@ -105,9 +106,6 @@ function between(layer, width, height, x, y, found) {
   const [x0, y0] = [Math.floor(u), Math.floor(v)];
   const [x1, y1] = [Math.min(width - 1, x0 + 1), Math.min(height - 1, y0 + 1)];
   const [across, down] = [u - x0, v - y0];
-  for (let one = 0; one < 5; one++) {
-    const above = layer[5 * (y0 * width + x0) + one] * (1 - across) + layer[5 * (y0 * width + x1) + one] * across;
-    const below = layer[5 * (y1 * width + x0) + one] * (1 - across) + layer[5 * (y1 * width + x1) + one] * across;
-    found[one] = above * (1 - down) + below * down;
-  }
+  const along = (row, one) => layer[5 * (row * width + x0) + one] * (1 - across) + layer[5 * (row * width + x1) + one] * across;
+  for (let one = 0; one < 5; one++) found[one] = along(y0, one) * (1 - down) + along(y1, one) * down;
 }

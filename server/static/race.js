@@ -21,16 +21,17 @@ export class Race {
   constructor() {
     this.panel = $("race");
     this.form = $("race-form");
-    this.lanes = this.panel.querySelector(".lanes");
-    this.clock = this.panel.querySelector(".clock");
-    this.progress = this.panel.querySelector("progress");
-    this.again = this.panel.querySelector("[data-again]");
-    this.skip = this.panel.querySelector("[data-skip]");
-    this.task = new Task(this.form, this.panel.querySelector(".notice"), this.panel.querySelector(".status"));
-    this.form.addEventListener("submit", () => this.compare({}));
-    this.again.addEventListener("click", () => this.task.start((signal) => this.run(signal)));
-    this.skip.addEventListener("click", () => { this.skipped = true; });
-    this.form.elements.model.addEventListener("change", ({target}) => models.choose(target.value));
+    const find = (selector) => this.panel.querySelector(selector);
+    this.lanes = find(".lanes");
+    this.clock = find(".clock");
+    this.progress = find("progress");
+    this.again = find("[data-again]");
+    this.skip = find("[data-skip]");
+    this.task = new Task(this.panel);
+    this.form.onsubmit = () => this.compare({});
+    this.again.onclick = () => this.task.start((signal) => this.run(signal));
+    this.skip.onclick = () => { this.skipped = true; };
+    this.form.elements.model.onchange = ({target}) => models.choose(target.value);
     document.addEventListener("model", ({detail: card}) => this.take(card));
     this.images = {};  // by model: drawn once, for all its races
   }

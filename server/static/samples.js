@@ -11,9 +11,9 @@ export class Samples {
     const panel = $("samples");
     this.form = $("samples-form");
     this.gallery = new Gallery(panel, {paint: rowsSoFar, open: (record, records) => viewer.open(record, records)});
-    this.task = new Task(this.form, panel.querySelector(".notice"), panel.querySelector(".status"));
+    this.task = new Task(panel);
     this.visit = new Visit(panel.querySelector(".visit"), this.gallery, this.task, {link: linkOf, stored: "linpix-visit"});
-    this.form.addEventListener("submit", () => this.draw());
+    this.form.onsubmit = () => this.draw();
   }
 
   /** Draw at once when a visitor arrives, and when the link changes. query: that of the link, or "". */

@@ -11,12 +11,12 @@ const FORMATS = ["image/png", "image/jpeg", "image/webp", ""];  // what the API 
 export class Upload {
   constructor(panel, board, task) {
     Object.assign(this, {panel, board, task, loading: null, framed: null, said: ""});
-    $("prepare").addEventListener("change", () => board.source && this.load(board.source, $("prepare").checked));
-    $("file").addEventListener("change", () => {
+    $("prepare").onchange = () => board.source && this.load(board.source, $("prepare").checked);
+    $("file").onchange = () => {
       const [file] = $("file").files;
       $("file").value = "";
       if (file) this.load(file);
-    });
+    };
     document.addEventListener("paste", (event) => {
       const [file] = event.clipboardData?.files ?? [];
       if (!panel.hidden && file) this.load(file);
@@ -129,7 +129,7 @@ export class Upload {
     }
     const photograph = bitmap ? new Photograph(bitmap, crop, board, {prepared, negative}) : null;
     if (!board.holes) {
-      board.half();
+      board.only("half");
       said.push("Its lower half will be filled in; press Keep all to erase by hand.");
     }
     board.photograph = photograph;

@@ -11,8 +11,8 @@ export class Visit {
   constructor(box, gallery, task, {shown = () => {}, link, stored} = {}) {
     Object.assign(this, {gallery, task, shown, stored, draws: []});
     this.list = el("ul", {"aria-label": "Earlier draws"});
-    this.buttons = [el("button", {type: "button", disabled: true, click: () => this.download()}, "Download all")];
-    if (link) this.buttons.push(el("button", {type: "button", disabled: true, click: () => gallery.finished.length && this.send(link(gallery.finished))}, "Copy link"));
+    this.buttons = [el("button", {disabled: true, click: () => this.download()}, "Download all")];
+    if (link) this.buttons.push(el("button", {disabled: true, click: () => gallery.finished.length && this.send(link(gallery.finished))}, "Copy link"));
     box.append(el("div", {class: "buttons"}, ...this.buttons), el("h3", {}, "This visit"), this.list);
   }
 
@@ -36,7 +36,7 @@ export class Visit {
     const canvas = el("canvas", {width: ACROSS * card.width, height: Math.ceil(small.length / ACROSS) * card.height});
     small.forEach((record, at) => canvas.getContext("2d")
       .drawImage(record.canvas, at % ACROSS * card.width, Math.floor(at / ACROSS) * card.height));
-    return el("li", {}, el("button", {type: "button", class: "draw", "aria-label": words, title: words, click: () => {
+    return el("li", {}, el("button", {class: "draw", "aria-label": words, title: words, click: () => {
       this.task.stop();
       this.gallery.again(records);
       this.shown();
@@ -99,19 +99,21 @@ const crc32 = (bytes) => ~bytes.reduce((sum, byte) => TABLE[(sum ^ byte) & 255] 
 
 /** A ZIP archive of [name, bytes], not compressed, as PNG already is. Names are ASCII. */
 function zip(files) {
-  const packed = (...fields) => new Uint8Array(fields.flatMap(([size, value]) => Array.from({length: size}, (_, at) => value >>> 8 * at)));
+  const packed = (...words) => new Uint8Array(Uint16Array.from(words).buffer);
+  const long = (value) => [value & 0xffff, value >>> 16];
   const [parts, directory] = [[], []];
   let offset = 0;
   for (const [name, bytes] of files) {
     const path = new TextEncoder().encode(name);
-    const [flags, method, time, date, extra] = [[2, 0], [2, 0], [2, 0], [2, 0x21], [2, 0]];  // stored, on 1 January 1980
-    const common = [[2, 10], flags, method, time, date, [4, crc32(bytes)], [4, bytes.length], [4, bytes.length], [2, path.length], extra];
-    parts.push(packed([4, 0x04034b50], ...common), path, bytes);
-    const [comment, disk, inside, outside] = [[2, 0], [2, 0], [2, 0], [4, 0]];
-    directory.push(packed([4, 0x02014b50], [2, 10], ...common, comment, disk, inside, outside, [4, offset]), path);
+    const size = long(bytes.length);
+    const [flags, method, time, date, extra] = [0, 0, 0, 0x21, 0];  // stored, on 1 January 1980
+    const common = [10, flags, method, time, date, ...long(crc32(bytes)), ...size, ...size, path.length, extra];
+    parts.push(packed(...long(0x04034b50), ...common), path, bytes);
+    const [comment, disk, inside, outside] = [0, 0, 0, [0, 0]];
+    directory.push(packed(...long(0x02014b50), 10, ...common, comment, disk, inside, ...outside, ...long(offset)), path);
     offset += 30 + path.length + bytes.length;
   }
   const size = directory.reduce((sum, part) => sum + part.length, 0);
-  const end = packed([4, 0x06054b50], [2, 0], [2, 0], [2, files.length], [2, files.length], [4, size], [4, offset], [2, 0]);
+  const end = packed(...long(0x06054b50), 0, 0, files.length, files.length, ...long(size), ...long(offset), 0);
   return new Blob([...parts, ...directory, end], {type: "application/zip"});
 }
