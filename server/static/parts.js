@@ -4,6 +4,11 @@ import {Problem} from "./service.js";
 export const $ = (id) => document.getElementById(id);
 export const all = (selector) => document.querySelectorAll(selector);
 
+// The completion form's settings are a copy of the samples form's.
+const [settings, copy] = all(".settings");
+copy.append(...settings.cloneNode(true).children);
+copy.querySelector("[name=n]").value = 6;
+
 /** An element; attributes as given, functions as listeners, children as nodes or text. */
 export function el(name, attributes = {}, ...children) {
   const element = document.createElement(name);
