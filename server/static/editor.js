@@ -266,15 +266,17 @@ export class Board {
     this.change(() => Object.assign(this, {ink, known, source, framed, from: null, photograph: null}));
   }
 
+  /** The ink of known pixels at the edge, of a grey picture. */
+  get edge() {
+    const {width, height, known, ink} = this;
+    return [...known.keys()].filter((pixel) => known[pixel]
+      && (pixel < width || pixel >= width * (height - 1) || pixel % width % (width - 1) === 0)).map((pixel) => ink[3 * pixel]);
+  }
+
   /** Whether a grey picture is dark on light, judged by its edge. */
   get inverted() {
-    if (this.channels !== 1) return false;
-    const edge = [...this.known.keys()].filter((pixel) => {
-      const x = pixel % this.width;
-      const y = Math.floor(pixel / this.width);
-      return this.known[pixel] && (x === 0 || y === 0 || x === this.width - 1 || y === this.height - 1);
-    });
-    return edge.reduce((sum, pixel) => sum + this.ink[3 * pixel], 0) > 127 * edge.length;
+    const {edge} = this;
+    return this.channels === 1 && edge.reduce((sum, value) => sum + value, 0) > 127 * edge.length;
   }
 
   get holes() {

@@ -68,18 +68,19 @@ export class Upload {
       const what = blob.name ? `${blob.name} is loaded` : "The picture is loaded";
       const {crop, ...picture} = fitted(bitmap, board);
       board.load(picture, blob, framed(bitmap, crop));
-      if ($("prepare").checked = board.shape === MNIST && (prepare ?? (board.inverted && bitmap.width > 28))) {
-        await this.prepare(blob, crop, what, prepare);
+      if ($("prepare").checked = board.shape === MNIST && (prepare ?? unlikeMnist(board, bitmap))) {
+        await this.prepare(blob, what, prepare);
       } else this.settle(what, bitmap, crop);
     }
     bitmap.close();
   }
 
   /** Let the server find the digit, and put what the model sees of it on the board. */
-  prepare(blob, cropped, what, asked) {
+  prepare(blob, what, asked) {
     const {board} = this;
     const {shape} = board;
-    const fields = {image: blob, model: models.chosen.id, prepare: "mnist", ...(!board.holes && {keep_rows: 28})};
+    const whole = !board.holes || onTransparent(board);
+    const fields = {image: blob, model: models.chosen.id, prepare: "mnist", ...(whole && {keep_rows: 28})};
     const gone = () => board.source !== blob || board.shape !== shape;
     return this.task.start(async (signal) => {
       if (gone()) return;  // it may be, when this is tried again
@@ -87,18 +88,18 @@ export class Upload {
       try {
         answer = await json(EDITS, {body: formOf(fields), signal});
       } catch (problem) {
+        if (gone() || this.loading) return;  // for another picture
+        $("prepare").checked = false;
+        if (!problem.status || problem.retryAfter) throw problem;  // to be tried again
+        await this.load(blob, false);
         if (asked || problem.status !== 400) throw problem;  // else the picture only looked like a digit
+        return;
       }
       const bitmap = await createImageBitmap(blob);  // each attempt closes its own
-      const digit = answer && await createImageBitmap(await decode(answer.prepared.b64_json));
+      const digit = await createImageBitmap(await decode(answer.prepared.b64_json));
       if (gone()) return;
-      if (digit) {
-        board.load(fitted(digit, board), blob, framed(bitmap, answer.crop, true));
-        this.settle(`${what} and prepared`, bitmap, answer.crop, true);
-      } else {
-        $("prepare").checked = false;
-        this.settle(what, bitmap, cropped);
-      }
+      board.load(fitted(digit, board), blob, framed(bitmap, answer.crop, true));
+      this.settle(`${what} and prepared`, bitmap, answer.crop, true);
       bitmap.close();
     });
   }
@@ -143,6 +144,25 @@ export class Upload {
     this.board.load(fitted(await createImageBitmap(await decode(base64)), this.board));
     this.settle(what);
   }
+}
+
+/** Whether hardly anything of the edge is known: less than one side of it. */
+const onTransparent = ({edge, width}) => edge.length < width;
+
+/**
+ * Whether to prepare a picture unasked: if its ground is not black; if it is larger than MNIST's, also if its ground is
+ * transparent or its ink is not 20 pixels large in the middle. Digits of MNIST stay as they are, enlarged too.
+ */
+function unlikeMnist(board, {width, height}) {
+  const {edge, known, ink} = board;
+  if (!onTransparent(board) && 2 * edge.filter(Boolean).length > edge.length) return true;
+  if (Math.max(width, height) <= 28) return false;
+  if (board.holes) return onTransparent(board);
+  const drawn = [...known.keys()].filter((pixel) => ink[3 * pixel] > 32);
+  const [xs, ys] = [drawn.map((pixel) => pixel % 28), drawn.map((pixel) => Math.floor(pixel / 28))];
+  const size = (places) => Math.max(...places) - Math.min(...places) + 1;
+  const off = (places) => Math.abs(places.reduce((sum, place) => sum + place, 0) / places.length - 13.5);
+  return Math.max(Math.abs(Math.max(size(xs), size(ys)) - 20), off(xs), off(ys)) > 2;
 }
 
 /** A small copy of a loaded picture, with a frame around what the model sees. crop: left, top, right, bottom. */

@@ -1,6 +1,7 @@
 """Completion with real strokes, uploads by file, paste and drop, and what the page says was known."""
 
 import base64
+import gzip
 import io
 import re
 import subprocess
@@ -377,11 +378,65 @@ def test_a_picture_without_a_digit_is_said_with_a_cure(shipped, visit, tmp_path)
     _, page = begin(visit, shipped)
     page.locator("#file").set_input_files(written(tmp_path, "blank.png", png(np.full((300, 300), 220, np.uint8))))
     says(page, "#completion .status", "blank.png is loaded, cropped")
-    page.get_by_label("Prepare as an MNIST digit").check()
+    box = page.get_by_label("Prepare as an MNIST digit")
+    expect(box).not_to_be_checked()
+    box.click()
     says(page, "#completion .notice", "no ink was found: send a picture in which")
-    page.get_by_label("Prepare as an MNIST digit").uncheck()
-    says(page, "#completion .status", "blank.png is loaded, cropped")
+    expect(box).not_to_be_checked()
+    complete(page, 1)
     expect(page.locator("#completion .notice")).to_be_hidden()
+    assert (sent(page)[14:, :, 3] == 0).all(), "it is completed as a picture that is not prepared"
+
+
+def test_a_digit_on_a_transparent_ground_is_prepared_and_its_lower_half_is_hidden(shipped, visit, tmp_path):
+    visitor, page = begin(visit, shipped)
+    pixels = digit(shipped.url, 3)
+    glyph = np.zeros((300, 240, 4), np.uint8)
+    glyph[..., :3] = 40, 40, 80
+    ink = Image.fromarray(pixels).resize((224, 224), Image.Resampling.BICUBIC)
+    glyph[10:234, 8:232, 3] = np.asarray(ink)
+    page.locator("#file").set_input_files(written(tmp_path, "glyph.png", png(glyph)))
+    box, loaded = page.get_by_label("Prepare as an MNIST digit"), "glyph.png is loaded and prepared.* Its lower half"
+    says(page, "#completion .status", loaded)
+    expect(box).to_be_checked()
+    complete(page, 2)
+    visitor.keep("completion-glyph-1280-light")
+    went = sent(page)
+    assert ((went[..., 3] == 255) == (np.arange(28) < 14)[:, None]).all()
+    assert max(np.corrcoef(np.roll(pixels, (down, across), (0, 1))[:14].ravel(), went[:14, :, 0].ravel())[0, 1]
+               for down in (-1, 0, 1) for across in (-1, 0, 1)) > 0.85
+    box.uncheck()
+    says(page, "#completion .status", r"glyph.png is loaded, cropped and shrunk to 28 . 28\.$")
+    box.check()
+    says(page, "#completion .status", loaded)
+
+
+def off_standard(digit: np.ndarray) -> dict[str, np.ndarray]:
+    """Pictures of a digit that MNIST would not show so."""
+    large = np.pad(digit.repeat(5, 0).repeat(5, 1), 60)
+    smooth = np.asarray(Image.fromarray(digit[3:25, 3:25]).resize((280, 280), Image.Resampling.BICUBIC))
+    return {"grey.png": digit // 2 + 40, "dark.png": 255 - digit, "small.png": large, "large.png": smooth,
+            "moved.png": np.roll(large[60:-60, 60:-60], -20, 0), "coloured.png": np.dstack([digit // 2 + 40] * 3)}
+
+
+def test_pictures_unlike_mnist_are_prepared_by_themselves_and_digits_of_mnist_are_not(shipped, visit, data, tmp_path):
+    _, page = begin(visit, shipped)
+    raw = gzip.decompress((data / "mnist/t10k-images-idx3-ubyte.gz").read_bytes())
+    digits = np.frombuffer(raw, np.uint8, offset=16).reshape(-1, 28, 28)
+    box = page.get_by_label("Prepare as an MNIST digit")
+    for index in range(4):
+        for times in (1, 5):
+            name = f"digit-{index}-{times}.png"
+            enlarged = png(digits[index].repeat(times, 0).repeat(times, 1))
+            page.locator("#file").set_input_files(written(tmp_path, name, enlarged))
+            says(page, "#completion .status", f"{name} is loaded, .*28 . 28. Its lower half")
+            expect(box).not_to_be_checked()
+        complete(page, 1)
+        np.testing.assert_array_equal(sent(page)[:14, :, 0], digits[index][:14])
+    for name, picture in off_standard(digits[0]).items():
+        page.locator("#file").set_input_files(written(tmp_path, name, png(picture)))
+        says(page, "#completion .status", f"{name} is loaded and prepared")
+        expect(box).to_be_checked()
 
 
 def test_the_name_of_a_model_is_not_cut_on_a_tablet(shipped, visit):
@@ -608,7 +663,8 @@ def test_a_preparation_that_failed_can_be_tried_again(shipped, visit, tmp_path):
 
 def test_undo_takes_back_the_loaded_file_too(shipped, visit, tmp_path):
     visitor, page = begin(visit, shipped)
-    first, second = (png(digit(shipped.url, label).repeat(5, 0)[:, 2:26].repeat(4, 1)) for label in (3, 6))
+    first, second = (png(np.pad(digit(shipped.url, label).repeat(5, 0).repeat(5, 1), ((0, 0), (20, 20))))
+                     for label in (3, 6))
     page.locator("#file").set_input_files(written(tmp_path, "three.png", first))
     says(page, "#completion .status", "three.png is loaded")
     board, framed = visitor.picture("#editor"), visitor.picture("#upload-canvas")
