@@ -7,6 +7,7 @@ import {Photograph} from "./photograph.js";
 export const EDITS = "v1/images/edits";
 const MNIST = "28,28,1";  // the shape of prepared digits
 const FORMATS = ["image/png", "image/jpeg", "image/webp", ""];  // what the API reads; "": the type is unknown
+const OTHERS = /\b(avif|bmp|gif|hei[cf]|svg|tiff?)\b/i;
 
 export class Upload {
   constructor(panel, board, task) {
@@ -52,6 +53,7 @@ export class Upload {
     const {board, task} = this;
     this.loading = blob;
     task.notice.clear();
+    task.say("");  // it was about the picture before
     let bitmap;
     try {
       bitmap = FORMATS.includes(blob.type) && await createImageBitmap(blob);
@@ -60,7 +62,9 @@ export class Upload {
     }
     if (!bitmap) {
       if (this.loading === blob) this.loading = null;
-      task.notice.show(new Problem(`${blob.name || "That"} is not a picture that can be read here. Choose a PNG, JPEG or WebP.`));
+      const [kind] = OTHERS.exec(`${blob.type} ${/\w*$/.exec(blob.name)}`) ?? [];
+      const why = kind ? `${kind.toUpperCase()}, which cannot` : "not a picture that can";
+      task.notice.show(new Problem(`${blob.name || "That"} is ${why} be read here. Choose a PNG, JPEG or WebP.`));
       return;
     }
     if (this.loading === blob) {  // else another picture was chosen meanwhile

@@ -321,7 +321,10 @@ def test_what_cannot_be_completed_is_said_with_a_cure(shipped, visit, tmp_path):
     gif = io.BytesIO()
     Image.new("L", (28, 28), 200).save(gif, "GIF")  # the browser could read it, the API not
     page.locator("#file").set_input_files(written(tmp_path, "seven.gif", gif.getvalue()))
-    says(page, "#completion .notice", "seven.gif is not a picture that can be read here. Choose a PNG, JPEG or WebP.")
+    says(page, "#completion .notice", "seven.gif is GIF, which cannot be read here. Choose a PNG, JPEG or WebP.")
+    for name, kind in (("seven.avif", "AVIF"), ("seven.HEIC", "HEIC"), ("seven.tif", "TIFF")):
+        page.locator("#file").set_input_files(written(tmp_path, name, b"no picture"))
+        says(page, "#completion .notice", f"{name} is {kind}, which cannot be read here. Choose a PNG, JPEG or WebP.")
     page.get_by_role("button", name="Keep all").click()
     page.get_by_role("button", name="Complete", exact=True).click()
     says(page, "#completion .notice", "Every pixel is known. Erase something, or press Lower half.")
@@ -386,6 +389,15 @@ def test_a_picture_without_a_digit_is_said_with_a_cure(shipped, visit, tmp_path)
     complete(page, 1)
     expect(page.locator("#completion .notice")).to_be_hidden()
     assert (sent(page)[14:, :, 3] == 0).all(), "it is completed as a picture that is not prepared"
+
+
+def test_a_refused_file_leaves_nothing_said_of_the_picture_before(shipped, visit, tmp_path):
+    _, page = begin(visit, shipped)
+    page.locator("#file").set_input_files(written(tmp_path, "seven.png", png(digit(shipped.url, 7))))
+    says(page, "#completion .status", "seven.png is loaded")
+    page.locator("#file").set_input_files(written(tmp_path, "notes.png", b"no picture"))
+    says(page, "#completion .notice", "notes.png is not a picture")
+    expect(page.locator("#completion .status")).to_have_text("")
 
 
 def test_a_digit_on_a_transparent_ground_is_prepared_and_its_lower_half_is_hidden(shipped, visit, tmp_path):
