@@ -14,6 +14,7 @@ const KINDS = [  // seconds for one image of mnist-small and last step ÷ first,
   ["lsh-4", "eager", "four rounds of hashing", 60.9, 4, 0],
 ];
 const ELSEWHERE = "Speeds that were not measured here yet are those of mnist-small on two cores of an AMD EPYC.";
+const UNABLE = "Conditional models cannot be measured, and no other is loaded.";
 const ENGINES = {eager: "torch", "eager+operator": "torch with our operator", compiled: "compiled"};
 const DOT = 3;  // pixels from one finished image to the next in a pile
 
@@ -52,6 +53,7 @@ export class Race {
     this.card = near.find((card) => shapeOf(card) === shapeOf(chosen)) ?? near[0];
     this.form.elements.model.replaceChildren(
       ...cards.map((card) => el("option", {value: card.id, selected: card === this.card}, card.id)));
+    this.task.starter.hidden = this.form.elements.budget.parentElement.hidden = this.card.conditional;
     this.idle(this.card);
   }
 
@@ -197,7 +199,7 @@ export class Race {
       kept && `Softmax that keeps all it has computed draws ${times(kept)}, but remembers ${size(kept.bytes)} for each, and linear ${size(linear.bytes)}.`,
       ours && `Linear attention in our compiled code draws ${times(ours)}.`,
       [linear, softmax, kept, ours].some((lane) => lane && lane.disturbed) && "Other work disturbed this measurement: measure again for figures to rely on.",
-      this.all.some((lane) => lane.elsewhere) && ELSEWHERE].filter(Boolean).join(" ");
+      this.all.some((lane) => lane.elsewhere) && ELSEWHERE, this.card.conditional && UNABLE].filter(Boolean).join(" ");
   }
 
   setUp(kinds, card) {

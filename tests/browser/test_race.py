@@ -333,7 +333,7 @@ def test_what_the_race_chooses_is_chosen_everywhere_and_conditional_models_leave
         assert [chosen(page, panel) for panel in ("samples", "completion", "race")] == [model, model, racing]
 
 
-def test_where_no_model_can_be_compared_the_race_has_them_all(shipped, visit):
+def test_where_no_model_can_be_compared_the_race_has_them_all_and_offers_no_measurement(shipped, visit):
     def only_conditional(route) -> None:
         cards = route.fetch().json()
         route.fulfill(json=cards | {"data": [card for card in cards["data"] if card["conditional"]]})
@@ -350,6 +350,9 @@ def test_where_no_model_can_be_compared_the_race_has_them_all(shipped, visit):
     assert chosen(page, "race") == "mnist-conditional"
     page.get_by_role("tab", name="Race").click()
     says(page, "#race .status", "Every lane draws the same image")
+    says(page, "#headline-more", r"Conditional models cannot be measured, and no other is loaded\.$")
+    expect(page.get_by_role("button", name="Measure and race")).to_be_hidden()
+    visitor.keep("race-conditional-1280-light")
     page.locator("#race-form").get_by_role("button", name="Stop").click()
 
 
