@@ -223,7 +223,8 @@ export class Viewer {
     $("viewer-title").textContent = `Seed ${record.seed}`;
     const label = about.fields.label;
     const names = models.cards.find((card) => card.id === answer.model)?.classes ?? [];
-    $("viewer-facts").textContent = [answer.model, label == null ? "any class" : `class ${names[label] ?? label}`,
+    $("viewer-facts").textContent = [answer.model, label != null ? `class ${names[label] ?? label}`
+      : answer.label != null ? `drawn as ${names[answer.label] ?? answer.label}` : "any class",
       `temperature ${about.fields.temperature}`, `${answer.engine} engine, ${answer.precision}`,
       record.done ? null : `${record.rows} rows so far`].filter(Boolean).join(" · ");
     for (const id of ["viewer-save", "viewer-save-large", "viewer-complete", "viewer-judge"]) $(id).hidden = !record.done;
