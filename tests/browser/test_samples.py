@@ -63,7 +63,7 @@ def test_a_new_visitor_sees_images_without_a_click_and_is_told_what_they_are(shi
     says(page, "#samples .status", "16 images in")
     assert rows(page) == [28] * 16
     expect(page.locator("#samples-form [name=model]")).to_have_value("mnist-conditional")
-    says(page, "#samples .facts", "99 % are of the class asked for")
+    says(page, "#samples .facts", "draws a chosen class in 99 % of cases")
     seed = int(page.locator("#samples .status").inner_text().split("seed ")[1].split(".")[0])
     np.testing.assert_array_equal(drawn(page, 3), asked(shipped.url, seed=seed + 3, model="mnist-conditional"))
     says(page, ".intro", "^LinPix writes pictures pixel by pixel")
@@ -316,13 +316,13 @@ def test_the_slider_has_the_range_and_the_default_of_the_model(shipped, visit):
         return [str(slider.get_attribute("min")), slider.input_value(), str(slider.get_attribute("max"))]
 
     assert shown() == ["0.3", "1", "1.5"]
-    expect(page.locator("#samples [data-facts]")).not_to_contain_text("class asked for")
+    expect(page.locator("#samples [data-facts]")).not_to_contain_text("chosen class")
     with page.expect_request("**/v1/images/generations") as asked_for:
         choose(page, model="cifar10-small")
         assert shown() == ["0.6", "0.88", "1.2"]
         draw(page, n=1)
     assert asked_for.value.post_data_json["temperature"] == 0.88
-    says(page, "#samples .facts", "43 % are of the class asked for Colours and textures, rarely objects.")
+    says(page, "#samples .facts", "draws a chosen class in 43 % of cases Colours and textures, rarely objects.")
     expect(page.locator("#samples output")).to_have_text("0.88")
     for word in ("calmer", "wilder"):
         expect(page.locator("#samples .ends")).to_contain_text(word)
