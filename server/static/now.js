@@ -33,7 +33,8 @@ export class Now {
       $("tiles").append(el("div", {class: "tile", id: `tile-${name}`}, el("h3", {}, title), value, note, unit ? chart : null));
       return [name, {value, note, line, unit, past: []}];
     }));
-    document.addEventListener("visibilitychange", () => document.hidden || this.poll());
+    document.addEventListener("visibilitychange", () => this.poll());
+    document.addEventListener("idle", () => key.get() || this.poll());  // a key's rate limit is for drawing
   }
 
   /** Poll now, and then regularly while the page is visible. */

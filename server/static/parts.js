@@ -250,6 +250,7 @@ export class Task {
         if (document.activeElement === this.stopper) this.starter.focus();
         this.stopper.disabled = true;
         delete this.form.dataset.running;
+        document.dispatchEvent(new Event("idle"));
       }
     }
   }

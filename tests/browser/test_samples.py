@@ -373,3 +373,12 @@ def test_the_class_that_was_drawn_is_named_where_none_was_asked_for(shipped, vis
         page.keyboard.press("Escape")
         page.locator("#samples-form [name=label]").select_option("")
         draw(page, n=2)
+
+
+def test_the_service_is_asked_again_as_soon_as_images_are_drawn(shipped, visit):
+    page = visit(shipped.url).ready()
+    says(page, "#samples .status", "16 images in")
+    page.evaluate("window.setTimeout = () => 0")  # no regular polls
+    page.wait_for_timeout(2500)
+    with page.expect_request("**/v1/status", timeout=20_000):
+        draw(page, n=1)
