@@ -1,9 +1,9 @@
 # make run | test | test-slow | test-all | venv | check | audit | bench | fuzz | soak | sanitize | gpu-check:
-# all that the README's commands need. run installs what serving needs; test and the others add the rest.
+# these run all commands of the README. run installs what serving needs; the others also install the rest.
 PYTHON ?= python3
 VENV   ?= .venv
-# The torch to install. On Linux the plain index has CUDA builds of several gigabytes; TORCH_INDEX_URL can name
-# an index of CPU builds. TORCH_SPEC pins what every other install of ours is then held to.
+# The torch to install. On Linux, the default index has CUDA builds of several gigabytes; set TORCH_INDEX_URL to an
+# index of CPU builds to avoid them. All other installs keep the torch of TORCH_SPEC.
 TORCH_SPEC ?= torch==2.13.0
 TORCH_INDEX_URL ?=
 
@@ -12,7 +12,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN   := $(VENV)/bin
 BASE  := $(VENV)/.installed
 ALL   := $(VENV)/.installed-all
-# npm's openai, for one of the examples: 6, since 7 wants node 22. Where there is no npm, the test of it skips.
+# npm's openai, for one of the examples: version 6, since 7 needs node 22. Without npm, the test of it is skipped.
 NODE  := $(if $(shell command -v npm),$(VENV)/node_modules/.installed)
 INSTALL = $(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable
 
@@ -37,13 +37,13 @@ $(ALL): $(BASE)
 
 $(VENV)/node_modules/.installed: | $(ALL)
 	npm install --silent --no-save --no-package-lock --no-audit --no-fund --prefix $(VENV) 'openai@6' && touch $@ || \
-	  echo "npm could not install openai: its example is not tested"
+	  echo "npm could not install openai, so its example is not tested"
 
-# Three at a time: half of a test is waiting for a server or a browser. More would want more cores than a server and
-# its clients have.
+# Three tests at a time: half of a test is waiting for a server or a browser. More would need more cores than a server
+# and its clients have.
 PYTEST := $(BIN)/python -m pytest -q --numprocesses 3 --dist worksteal
 
-# The contributor's set, of some minutes: every room, one real server, one browser, one training.
+# For contributors, takes some minutes: tests of every folder, one real server, one browser, one training.
 test: venv $(NODE)
 	$(PYTEST) -m "not slow"
 
@@ -58,7 +58,7 @@ check: venv
 	$(BIN)/mypy
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive linpix model server setup.py training
 
-# Known vulnerabilities of what is installed. It asks a database on the network, so it is no part of check.
+# Checks the installed packages for known vulnerabilities. It needs a database on the network, so check leaves it out.
 audit: venv
 	test -x $(VENV)/audit/bin/pip-audit || { $(PYTHON) -m venv $(VENV)/audit && $(VENV)/audit/bin/pip install --quiet pip-audit; }
 	$(BIN)/pip freeze --exclude-editable | sed 's/+.*//' > $(VENV)/audit/installed.txt
@@ -67,22 +67,22 @@ audit: venv
 bench: venv
 	$(BIN)/python -m tests.benchmarks.decode
 
-# Load and faults, twelve minutes of them, against servers on this machine; a table of how it went.
+# Load and faults for twelve minutes, against servers on this machine; writes a table of the results.
 soak: venv
 	$(BIN)/python -m tests.soak --out build/soak.md
 
-# The tests of tests/fuzz with many more cases, and a table of what became of them.
+# The tests of tests/fuzz with many more cases; prints a table of the outcomes.
 LINPIX_FUZZ_CASES ?= 100000
 fuzz: venv
 	LINPIX_FUZZ_CASES=$(LINPIX_FUZZ_CASES) $(BIN)/python -m pytest -q tests/fuzz
 
-# On a machine with a CUDA GPU and a toolkit, with the PYTHON that has torch: no virtual environment, no network.
+# Needs a CUDA GPU, a CUDA toolkit and a PYTHON with torch; uses no virtual environment and no network.
 OUT ?= build/gpu-check
 gpu-check:
 	$(PYTHON) -m tests.gpu_check --out $(OUT)
 
-# The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, the portable kernels and this processor's;
-# and their threads under ThreadSanitizer.
+# The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, with the portable kernels and with those of this
+# processor; and their threads under ThreadSanitizer.
 CXX ?= g++
 CXXTEST := $(CXX) -std=c++20 -O1 -g -ffp-contract=off -Wall -Wextra -Wno-psabi -DLINPIX_ISA=portable \
            -Icsrc csrc/tests/test_kernels.cpp csrc/kernels.cpp csrc/decode.cpp csrc/team.cpp -pthread

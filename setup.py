@@ -68,8 +68,8 @@ class BuildKernels(build_ext):
             self.build_cuda(extension, torch)
             return
         if torch is None:
-            raise CompileError("there is no torch of 2.10 or later to compile csrc against; LinPix will decode slowly. "
-                               "Install torch, then LinPix again")
+            raise CompileError("torch 2.10 or later is not installed, so csrc cannot be compiled, and LinPix will "
+                               "decode slowly. Install torch, then install LinPix again")
         common = ["-std=c++20", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wno-psabi"]
         headers = ["-isystem", str(torch / "include"), STABLE_ABI]
         jobs = [("common", f"csrc/{name}.cpp", headers) for name in ("ops", "sequences", "decode", "team")]
@@ -85,7 +85,7 @@ class BuildKernels(build_ext):
                                              target_lang="c++")
         except (CompileError, LinkError, ExecError) as error:
             raise CompileError(f"{error}; LinPix will decode slowly. Install a C++20 compiler such as g++ and torch "
-                               "2.10 or later, then LinPix again") from error
+                               "2.10 or later, then install LinPix again") from error
 
     def build_cuda(self, extension: Extension, torch: Path | None) -> None:
         """Compile csrc/cuda if torch was made for CUDA; else do nothing, as on most machines. A GPU is not needed."""
@@ -94,9 +94,9 @@ class BuildKernels(build_ext):
             return
         compiler = nvcc()
         if compiler is None:
-            raise CompileError(f"torch is made for CUDA {version}, but there is no nvcc on the PATH or in CUDA_HOME to "
-                               "compile csrc/cuda with; LinPix will decode on the processor. Install the CUDA "
-                               f"{version} toolkit, then LinPix again")
+            raise CompileError(f"torch is built for CUDA {version}, but there is no nvcc on the PATH or in CUDA_HOME, "
+                               "so csrc/cuda cannot be compiled, and LinPix will decode on the CPU. Install the CUDA "
+                               f"{version} toolkit, then install LinPix again")
         folder, target = Path(self.build_temp) / "cuda", Path(self.get_ext_fullpath(extension.name))
         folder.mkdir(parents=True, exist_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -117,12 +117,12 @@ class BuildKernels(build_ext):
             subprocess.run([*common, "-shared", *map(str, outputs), f"-L{torch / 'lib'}",
                             *(f"-l{name}" for name in beside), "-o", str(target)], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            raise CompileError(f"{error}; LinPix will decode on the processor. Install the CUDA {version} toolkit, "
-                               "then LinPix again") from error
+            raise CompileError(f"{error}; LinPix will decode on the CPU. Install the CUDA {version} toolkit, "
+                               "then install LinPix again") from error
 
 
 schemas = re.search(r"^SCHEMAS = (\d+)", Path("model/ops.py").read_text(), re.MULTILINE)
-assert schemas, "model/ops.py says which version of the operators' schemas this is"
+assert schemas, "model/ops.py must have a line SCHEMAS = N, the version of the operators' schemas"
 libraries = [Extension(f"linpix.model.liblinpix_{kind}_{schemas[1]}", [source], optional=True,
                        depends=sorted(map(str, Path("csrc").glob("**/*.*"))))
              for kind, source in (("cpu", "csrc/ops.cpp"), ("cuda", "csrc/cuda/ops.cpp"))]

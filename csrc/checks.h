@@ -72,7 +72,7 @@ inline void check_slots(const int64_t* slots, int64_t rows, int64_t pool, const 
   for (int64_t i = 0; i < rows; ++i) {
     STD_TORCH_CHECK(0 <= slots[i] && slots[i] < pool, op, ": slots must be in 0..", pool - 1, ", got ", slots[i],
                     " in row ", i);
-    STD_TORCH_CHECK(slots[i] == 0 || !taken[slots[i]], op, ": slot ", slots[i], " stands twice; only slot 0 may");
+    STD_TORCH_CHECK(slots[i] == 0 || !taken[slots[i]], op, ": slot ", slots[i], " appears twice; only slot 0 may");
     taken[slots[i]] = true;
   }
 }

@@ -134,7 +134,7 @@ Rows states_of(const char* op, const Model& m, int64_t N, const Tensor& S, const
   rows.S = checked<float>(S, op, "S", ScalarType::Float, {N, m.layers, m.heads, m.key_dim, m.value_dim});
   rows.z = checked<float>(z, op, "z", ScalarType::Float, {N, m.layers, m.heads, m.key_dim});
   if (m.background >= 0) {
-    STD_TORCH_CHECK(last, op, ": a model with a background wants the pool `last`, got None");
+    STD_TORCH_CHECK(last, op, ": a model with a background needs the pool `last`, got None");
     rows.last = checked<float>(*last, op, "last", ScalarType::Float, {N, m.project.columns});
   }
   rows.slots = checked<int64_t>(slots, op, "slots", ScalarType::Long, {B});
@@ -202,7 +202,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
   rows.most_steps = most;
   rows.most_passes = std::min(most, most_passes);
   for (int64_t i = 0; i < B; ++i)
-    STD_TORCH_CHECK(real[i] <= most, op, ": row ", i, " takes ", real[i], " steps, and most is ", most);
+    STD_TORCH_CHECK(real[i] <= most, op, ": row ", i, " takes ", real[i], " steps, but `most` is ", most);
   Tensor log_probs = torch::stable::new_zeros(temperatures, {B, rows.most_steps * m.token_size});
   Tensor finite = torch::stable::new_empty(known, {B});
   Tensor taken = torch::stable::new_zeros(steps, {B}), passes = torch::stable::new_zeros(steps, {B});

@@ -23,11 +23,11 @@ class Parts {
     STD_TORCH_CHECK(sizes.size() == 14, op, ": sizes must hold 14 integers, got ", sizes.size());
     constexpr size_t first = 13, each = 12;
     STD_TORCH_CHECK(weights.size() >= first + each && (weights.size() - first) % each == 0, op, ": weights must hold ",
-                    first, " tensors and ", each, " a layer, got ", weights.size());
+                    first, " tensors and ", each, " per layer, got ", weights.size());
     for (size_t i = 0; i < 7; ++i)
       STD_TORCH_CHECK((i == 6 ? 0 : 1) <= sizes[i] && sizes[i] <= 1 << 15, op, ": sizes[", i, "] is ", sizes[i]);
-    STD_TORCH_CHECK(sizes[0] * (2 * sizes[1] + sizes[2]) <= 1 << 24, op, ": heads, key_dim and value_dim are ",
-                    sizes[0], ", ", sizes[1], " and ", sizes[2], ", too large together");
+    STD_TORCH_CHECK(sizes[0] * (2 * sizes[1] + sizes[2]) <= 1 << 24, op, ": heads * (2 * key_dim + value_dim) must "
+                    "be at most 2^24, got heads ", sizes[0], ", key_dim ", sizes[1], " and value_dim ", sizes[2]);
     model.heads = (int)sizes[0];
     model.key_dim = (int)sizes[1];
     model.value_dim = (int)sizes[2];
@@ -152,7 +152,8 @@ class Parts {
       for (int i = 0; i < m.places; ++i)
         inside &= 0 <= m.place[t * m.places + i] && m.place[t * m.places + i] < table_rows_;
     }
-    STD_TORCH_CHECK(inside, op_, ": source and place must point before t and into the table");
+    STD_TORCH_CHECK(inside, op_, ": each source must lie before t, or after t for look-ups of `following`, and "
+                                  "each place inside the table");
   }
 
   const char* op_;

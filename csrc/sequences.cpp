@@ -19,7 +19,7 @@ void run(const char* op, const SequenceKernel& kernel, const Sequences& s, int64
   const size_t bytes = (kernel.scratch_bytes(s) + 63) / 64 * 64;
   torch::stable::parallel_for(0, tokens * s.heads, 1, [&](int64_t begin, int64_t end) {
     const std::unique_ptr<void, decltype(&std::free)> scratch(std::aligned_alloc(64, bytes), std::free);
-    STD_TORCH_CHECK(scratch, op, ": no memory for ", bytes, " bytes of scratch");
+    STD_TORCH_CHECK(scratch, op, ": cannot allocate ", bytes, " bytes of scratch memory");
     for (int64_t i = 0; i < s.count; ++i) {
       const int64_t length = s.offsets[i + 1] - s.offsets[i];
       for (int64_t head = 0; length > 0 && head < s.heads; ++head) {

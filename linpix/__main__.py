@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-_CURES = {FileNotFoundError: "check the path", IsADirectoryError: "give a file of it",
-          PermissionError: "give a path that you may use, or change its permissions"}
+_CURES = {FileNotFoundError: "check the path", IsADirectoryError: "give a file in it",
+          PermissionError: "give a path that you have access to, or change its permissions"}
 
 
 def _imported(module: str) -> Any:
@@ -65,7 +65,7 @@ def _imported(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{error}; install what LinPix depends on: pip install .") from error
+        raise ModuleNotFoundError(f"{error}; install the packages that LinPix needs: pip install .") from error
 
 
 # --- flags ---
@@ -89,19 +89,19 @@ def _scale(text: str) -> Any:
     return text if text == "auto" else _number(int, 1, 64)(text)
 
 
-def _heats(text: str) -> Any:
-    heats = [_number(float, 0, 10)(part) for part in text.split(",")]
-    if len(heats) != 2 or heats[0] > heats[1]:
+def _temperatures(text: str) -> Any:
+    bounds = [_number(float, 0, 10)(part) for part in text.split(",")]
+    if len(bounds) != 2 or bounds[0] > bounds[1]:
         raise argparse.ArgumentTypeError(f"must be two numbers, the lower first, such as 0.5,1.2; got {text!r}")
-    return heats
+    return bounds
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Adds the default of a flag, unless its text names it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        told = "default" in (action.help or "") or action.required or action.default in (None, "")
-        return action.help if told else super()._get_help_string(action)
+        complete = "default" in (action.help or "") or action.required or action.default in (None, "")
+        return action.help if complete else super()._get_help_string(action)
 
 
 def _integers(text: str) -> list[int]:
@@ -128,44 +128,46 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     serving = command("linpix.server.cli", "serve", "serve models over HTTP")
     if wanted == ["serve"]:
         _serve_flags(serving)
-    keying = command("linpix.server.cli", "key", "make an API key, and its line for the file of `serve --api-keys`",
+    keying = command("linpix.server.cli", "key", "make an API key, and its line for the key file (`serve --api-keys`)",
                      module="keys")
-    keying.add_argument("name", help="name of the client that the key is for, as the log and the limits show it")
-    keying.add_argument("--rate", help="limit of requests, such as 10/s, 600/min or 5000/h; none: no limit")
+    keying.add_argument("name", help="name of the client that gets the key; the log and the limits use it")
+    keying.add_argument("--rate", help="limit of requests, such as 10/s, 600/min or 5000/h; without it, there is no "
+                                       "limit")
     keying.add_argument("--file", help="append the line to this file; a new file gets mode 600")
     keying.add_argument("--json", action="store_true", help="print one JSON object")
     drawing = command("linpix.server.cli", "sample", "draw images without a server")
     _drawing_flags(drawing)
-    drawing.add_argument("--shards", type=_number(int, 1, 1_000_000), help="for bulk work: write the images into so "
-                         "many parts of --out, each a tar for WebDataset; a repeated command draws what is missing")
-    drawing.add_argument("--shard-format", choices=("tar", "png"), help="with --shards: tar (default), or png "
-                         "for folders of the same files")
+    drawing.add_argument("--shards", type=_number(int, 1, 1_000_000), help="for bulk work: number of parts in which "
+                         "the images are written to --out, each a tar for WebDataset; the same command, run again, "
+                         "draws the missing images")
+    drawing.add_argument("--shard-format", choices=("tar", "png"), help="with --shards: tar (default); or png, which "
+                         "writes a folder with the same files instead of each tar")
     completing = command("linpix.server.cli", "complete", "fill in the holes of a picture")
     completing.add_argument("image", help="PNG, JPEG or WebP; transparent pixels are filled in")
     _drawing_flags(completing)
     completing.add_argument("--mask", help="picture whose transparent pixels are filled in")
     completing.add_argument("--keep-rows", type=_number(int, 0), help="image rows to keep; those below are filled in")
-    completing.add_argument("--method", choices=("raster", "smc"), help="raster (default): known pixels influence what "
-                            "is drawn after them; smc, for models that are not conditional: what is drawn before them "
-                            "too, by sequential Monte Carlo")
+    completing.add_argument("--method", choices=("raster", "smc"), help="raster (default): known pixels influence "
+                            "only the pixels that are drawn after them; smc (sequential Monte Carlo): they also "
+                            "influence the pixels before them; only for models that are not conditional")
     completing.add_argument("--particles", type=_number(int, 2, 1023), help="with --method smc: images drawn together "
                             "for each answer; default: 16")
     completing.add_argument("--prepare", choices=("none", "mnist"), default="none", help="mnist: find the digit in a "
-                            "photograph or scan, and bring it to MNIST's size and place")
-    completing.add_argument("--lay-back", action="store_true", help="write the picture itself, its hidden parts filled "
-                            "in (at most 1024 pixels a side); --out is a folder then")
+                            "photograph or scan, and give it the size and position of MNIST digits")
+    completing.add_argument("--lay-back", action="store_true", help="write the given picture at its own size (at most "
+                            "1024 pixels a side), with its hidden parts filled in; --out must be a folder")
 
-    scoring = command("linpix.server.cli", "score", "tell how probable a picture is, or its hidden part given the rest",
-                      module="score", function="run")
-    scoring.add_argument("image", help="PNG, JPEG or WebP; its transparent pixels are hidden; without any, all are")
+    scoring = command("linpix.server.cli", "score", "compute how probable a picture is, or its hidden part given the "
+                      "rest", module="score", function="run")
+    scoring.add_argument("image", help="PNG, JPEG or WebP; its transparent pixels are hidden; if it has none, all are")
     _model_flags(scoring)
     scoring.add_argument("--mask", help="picture whose transparent pixels are hidden")
     scoring.add_argument("--keep-rows", type=_number(int, 0), help="image rows that are known; those below are hidden")
-    scoring.add_argument("--label", help="class that the model is told, by index or name; default: none, or "
-                         "any by models that draw the class first")
-    scoring.add_argument("--labels", choices=("all",), help="the likelihood under every class, and the probability of "
-                         "each class")
-    scoring.add_argument("--out", help="write the map to this .png file: black is 0 bits, white 8 or more")
+    scoring.add_argument("--label", help="class that the model assumes, by index or name; default: no class; a model "
+                         "that draws the class first then uses the mixture of all classes")
+    scoring.add_argument("--labels", choices=("all",), help="compute the likelihood under every class, and the "
+                         "probability of each class")
+    scoring.add_argument("--out", help="write the map to this .png file: black is 0 bits, white is 8 bits or more")
     scoring.add_argument("--scale", type=_number(int, 1, 64), default=1, help="enlarge the map by this factor")
 
     comparing = command("linpix.server.cli", "compare", "measure attention backends side by side")
@@ -175,16 +177,18 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
                                           "lsh-4; default: all")
     which.add_argument("--all", action="store_true", help="all backends")
     comparing.add_argument("--batch", type=_integers, default=[1, 16, 64], help="comma-separated batch sizes")
-    comparing.add_argument("--budget", type=_number(float, 1), default=60.0, help="seconds for measuring")
+    comparing.add_argument("--budget", type=_number(float, 1), default=60.0, help="time for the measurement, in "
+            "seconds")
     comparing.add_argument("--out", help="folder for report.json, report.md and report.svg")
 
-    teaching = command("linpix.training", "train", "train a preset; the result is a checkpoint folder")
+    teaching = command("linpix.training", "train", "train a preset; this writes a checkpoint folder")
     if wanted == ["train"]:
         _train_flags(teaching)
 
     evaluating = command("linpix.training", "evaluate", "measure the bits/dim of a model on the test images")
     _model_flags(evaluating, positional=True)
-    evaluating.add_argument("--data", required=True, help="folder of the data set; fetched if it is empty")
+    evaluating.add_argument("--data", required=True, help="folder of the data set; if it is empty, the data are "
+                                                          "downloaded")
     _device_flag(evaluating)
     evaluating.add_argument("--limit", type=_number(int, 1), help="use only the first N test images")
     evaluating.add_argument("--engine", choices=("auto", "eager", "compiled"), default="eager",
@@ -192,19 +196,19 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     evaluating.add_argument("--precision", choices=("auto", "fp32", "bf16", "int8"), default="auto",
                             help="precision of the compiled engine's matrix products")
     evaluating.add_argument("--labels", choices=("all",), help="also measure how often the most probable "
-                            "class is right, all being equally probable before an image is seen; one pass a class")
+                            "class is right, if all classes are equally probable at first; needs one pass per class")
     evaluating.add_argument("--classes", type=_number(int, 1, 1_000_000), nargs="?", const=1_000, metavar="N",
-                            help="instead: of N drawn images (1,000), how many a CNN trained on the same data takes "
-                            "for the class asked for")
-    evaluating.add_argument("--write", action="store_true", help="with --classes: put that share into the checkpoint, "
-                            "and what the next four flags say (default: what it has, or what fits its data)")
-    evaluating.add_argument("--temperature", type=_number(float, 0, 10), help="what it is drawn with, where a request "
-                            "says none")
-    evaluating.add_argument("--temperature-range", type=_heats, metavar="LOW,HIGH", help="temperatures that are worth "
-                            "trying")
-    evaluating.add_argument("--attempts", type=_number(int, 1, 16), help="how often an image is drawn at most, until "
-                            "the model recognises its class, where a request says nothing")
-    evaluating.add_argument("--limits", help="a sentence of what the model cannot do")
+                            help="draw N images (default: 1,000) instead, and measure the share that a CNN, trained on "
+                            "the same data, recognises as the requested class")
+    evaluating.add_argument("--write", action="store_true", help="with --classes: write the share into the "
+                            "checkpoint, and also the values of the next four flags (default: the checkpoint's own "
+                            "values, or values that suit its data)")
+    evaluating.add_argument("--temperature", type=_number(float, 0, 10), help="temperature of requests that give none")
+    evaluating.add_argument("--temperature-range", type=_temperatures, metavar="LOW,HIGH",
+                            help="range of useful temperatures")
+    evaluating.add_argument("--attempts", type=_number(int, 1, 16), help="how many times an image may be drawn until "
+                            "the model recognises its class, for requests that do not say so")
+    evaluating.add_argument("--limits", help="one sentence about what the model cannot do")
     evaluating.add_argument("--grid", help="write a grid of samples to this .png file")
 
     exporting = command("linpix.training", "export", "evaluate a training run on all test images, and write a "
@@ -212,20 +216,20 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     exporting.add_argument("run_folder", help="folder written by `linpix train`")
     exporting.add_argument("--data", required=True, help="folder of the data set")
     exporting.add_argument("--out", required=True, help="checkpoint folder to write")
-    exporting.add_argument("--twin-of", help="name of the model that it is compared with; default: as trained")
+    exporting.add_argument("--twin-of", help="name of the model to compare it with; default: the one given in training")
     exporting.add_argument("--fp32", action="store_true", help="keep float32 weights instead of bf16")
 
     importing = command("linpix.training", "import", "convert a checkpoint of the published reference implementation",
                         function="import_")
-    importing.add_argument("reference", help="its .pth file")
-    importing.add_argument("--heads", type=_number(int, 1), required=True, help="number of attention heads (the file "
-                                                                                "does not store it)")
-    importing.add_argument("--attention", choices=("linear", "softmax"), default="linear", help="attention kind that "
-                                                                                                "it was trained with")
-    importing.add_argument("--data", help="folder of the training data, for the distribution of sub-pixel 0")
+    importing.add_argument("reference", help=".pth file of the checkpoint")
+    importing.add_argument("--heads", type=_number(int, 1), required=True, help="number of attention heads, which the "
+                                                                                "file does not store")
+    importing.add_argument("--attention", choices=("linear", "softmax"), default="linear", help="kind of attention "
+                           "that the model was trained with")
+    importing.add_argument("--data", help="folder of the training data; needed for the distribution of sub-pixel 0")
     importing.add_argument("--out", required=True, help="checkpoint folder to write")
 
-    trying = command("linpix.training", "experiment", "repeat an experiment of the papers; a second call continues it")
+    trying = command("linpix.training", "experiment", "repeat an experiment of the papers; run again, it continues")
     if wanted == ["experiment"]:
         _experiment_flags(trying)
 
@@ -270,7 +274,7 @@ def _model_flags(parser: argparse.ArgumentParser, *, positional: bool = False) -
 
 def _checkpoints_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoints", type=Path, default=os.environ.get("LINPIX_CHECKPOINTS"),
-                        help="folder of checkpoints (or LINPIX_CHECKPOINTS); default: checkpoints/ of the checkout")
+                        help="folder of checkpoints (or LINPIX_CHECKPOINTS); default: checkpoints/ in the source tree")
 
 
 def _device_flag(parser: argparse.ArgumentParser) -> None:
@@ -280,17 +284,17 @@ def _device_flag(parser: argparse.ArgumentParser) -> None:
 def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     _model_flags(parser)
     parser.add_argument("--count", type=_number(int, 1, 1_000_000), default=1, help="number of images")
-    parser.add_argument("--candidates", type=_number(int, 1), help="draw so many images and keep the --count best; "
-                        "without a picture to complete, by a model that draws the class first; default: "
-                        "draw --count")
-    parser.add_argument("--attempts", type=_number(int, 1, 16), help="draw an image again until the model recognises "
-                        "its class, at most so often in all; by a model that draws the class first; default: as the "
-                        "model has it")
+    parser.add_argument("--candidates", type=_number(int, 1), help="draw this many images and keep the best --count of "
+                        "them; `linpix sample` needs a model that draws the class first; default: draw --count images "
+                        "and keep all")
+    parser.add_argument("--attempts", type=_number(int, 1, 16), help="draw an image up to this many times, until the "
+                        "model recognises its class; only for models that draw the class first; default: the model's "
+                        "own")
     parser.add_argument("--batch", type=_number(int, 1, 4096), default=64, help="largest number of images decoded at "
                                                                                 "once")
     parser.add_argument("--seed", type=_number(int, 0, 2**53 - 1), help="image i uses seed + i; default: a random seed")
-    parser.add_argument("--temperature", type=_number(float, 0, 10), help="1: as trained; lower: calmer, "
-                        "higher: wilder; default: the model's own")
+    parser.add_argument("--temperature", type=_number(float, 0, 10), help="1: as trained; lower: less varied; "
+                        "higher: more varied; default: the model's own")
     parser.add_argument("--label", help="class, by index or name")
     parser.add_argument("--engine", choices=("auto", "eager", "compiled"),
                         default=os.environ.get("LINPIX_ENGINE", "auto"), help="engine to decode with (or "
@@ -303,14 +307,15 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", choices=("fp32", "fp16"), default=os.environ.get("LINPIX_STATE", "fp32"),
                         help="precision of the recurrent state on a GPU (or LINPIX_STATE); fp16 needs --defer")
     parser.add_argument("--defer", type=_number(int, 1, 64), default=os.environ.get("LINPIX_DEFER", "1"),
-                        help="tokens that a GPU adds to the state at a time (or LINPIX_DEFER)")
-    parser.add_argument("--out", required=True, help="folder for one PNG per image, X.png for a grid of them, or X.gif "
-                        "or X.webp for an animation of the grid as it is drawn")
+                        help="number of tokens that a GPU adds to the state at once (or LINPIX_DEFER)")
+    parser.add_argument("--out", required=True, help="a folder for one PNG per image; X.png for one grid of all "
+                        "images; or X.gif or X.webp for an animation of the grid while it is drawn")
     parser.add_argument("--scale", type=_scale, help="enlarge pictures by this factor; auto: up to 560 pixels wide; "
-                        "default: auto for animations, and on a terminal for grids, other pictures not at all")
+                        "default: auto for animations, and for grids if a terminal is used; other pictures are not "
+                        "enlarged")
     parser.add_argument("--preview", choices=("auto", "always", "never"), default="auto",
-                        help="show the images on standard error while they are drawn; auto: on a terminal with "
-                        "colours, without --json")
+                        help="show the images on standard error while they are drawn; auto: if it is a terminal "
+                        "with colours and --json is not given")
 
 
 def _train_flags(parser: argparse.ArgumentParser) -> None:
@@ -319,35 +324,36 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     from linpix.training.run import TrainConfig
 
     parser.add_argument("preset", nargs="?", metavar="PRESET", help="architecture: auto, "
-                        f"{', '.join(sorted(PRESETS))}; with --preset, the folder of pictures instead")
-    parser.add_argument("--preset", dest="chosen", choices=["auto", *sorted(PRESETS)], help="auto: size, colours and "
-                        "minutes are chosen by looking at the pictures, which may have any size; training begins "
-                        "with the weights of mnist-conditional (grey) or cifar10-conditional (colour)")
-    parser.add_argument("--data", help="folder of the data set; fetched if it is empty")
-    parser.add_argument("--out", required=True, help="checkpoint folder to write; FOLDER.training holds the log and "
+                        f"{', '.join(sorted(PRESETS))}; with --preset, give the folder of pictures here")
+    parser.add_argument("--preset", dest="chosen", choices=["auto", *sorted(PRESETS)], help="architecture, with the "
+                        "folder of pictures as the argument; auto: size, colours and minutes are chosen from the "
+                        "pictures, which may have any size, and training starts with the weights of mnist-conditional "
+                        "(grey) or cifar10-conditional (colour)")
+    parser.add_argument("--data", help="folder of the data set; if it is empty, the data are downloaded")
+    parser.add_argument("--out", required=True, help="checkpoint folder to write; FOLDER.training holds the log, and "
                                                      "the state to resume from")
     _device_flag(parser)
-    parser.add_argument("--attention", choices=get_args(AttentionKind), default="linear", help="attention kind")
+    parser.add_argument("--attention", choices=get_args(AttentionKind), default="linear", help="kind of attention")
     parser.add_argument("--feature-map", choices=get_args(FeatureMap), default="elu+1", help="feature map of linear "
                                                                                              "attention")
     parser.add_argument("--lsh-rounds", type=_number(int, 1), default=1, help="hashing rounds of lsh attention")
-    parser.add_argument("--layers", type=_number(int, 1), help="number of layers; default: the preset's. With "
-                        "--init of a model that has fewer, the new ones change nothing at first")
+    parser.add_argument("--layers", type=_number(int, 1), help="number of layers; default: the preset's. If "
+                        "the model of --init has fewer layers, the new ones change nothing at first")
     parser.add_argument("--reversible", action="store_true",
-                        help="reversible residuals with pre-norm: memory does not grow with the number of layers")
-    parser.add_argument("--twin-of", default="", help="name of the model that this one will be compared with")
+                        help="reversible residuals with pre-norm: memory use does not grow with the number of layers")
+    parser.add_argument("--twin-of", default="", help="name of the model to compare this one with")
     parser.add_argument("--init", help="model whose weights training starts from")
     _checkpoints_flag(parser)
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, if there is one")
-    parser.add_argument("--max-minutes", type=_number(float, 0), default=math.inf, help="stop after this much, to be "
-                                                                                        "resumed")
-    parser.add_argument("--max-images", type=_number(int, 1), default=math.inf, help="stop after this much, to be "
-                                                                                     "resumed")
+    parser.add_argument("--max-minutes", type=_number(float, 0), default=math.inf,
+                        help="stop after this many minutes; --resume continues")
+    parser.add_argument("--max-images", type=_number(int, 1), default=math.inf,
+                        help="stop after this many images; --resume continues")
     parser.add_argument("--save-minutes", type=_number(float, 0.01), default=2.0, help="minutes between saves")
     parser.add_argument("--evaluate-minutes", type=_number(float, 0.01), default=10.0, help="minutes between "
                                                                                             "evaluations")
-    parser.add_argument("--processes", type=_number(int, 1), help="processes that share each batch; default: as many "
-                                                                  "as there are threads, with 4 images each or more")
+    parser.add_argument("--processes", type=_number(int, 1), help="number of processes that share each batch; default: "
+                        "one per thread, as long as each has at least 4 images")
     for field in dataclasses.fields(TrainConfig):
         kind: dict[str, Any] = {"type": type(field.default)}
         if isinstance(field.default, bool):
@@ -368,10 +374,10 @@ def _experiment_flags(parser: argparse.ArgumentParser) -> None:
         kind, text = study(name), sys.modules[study(name).__module__].__doc__ or ""
         sub = names.add_parser(name, help=text, description=text, formatter_class=parser.formatter_class)
         sub.add_argument("--out", default=f"runs/experiment-{name}", help="folder for tables, plot and summary; "
-                         "FOLDER.training holds the state to resume from")
+                         "FOLDER.training holds the state that the next run continues from")
         _device_flag(sub)
-        sub.add_argument("--max-minutes", type=_number(float, 0), default=math.inf, help="stop after this much, to be "
-                                                                                         "resumed")
+        sub.add_argument("--max-minutes", type=_number(float, 0), default=math.inf,
+                         help="stop after this many minutes; the same command continues")
         for field in dataclasses.fields(kind.settings_type):
             action: dict[str, Any] = {"type": type(field.default)}
             if isinstance(field.default, bool):

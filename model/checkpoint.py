@@ -27,7 +27,7 @@ from .transformer import Transformer
 FORMAT_VERSION = 1
 SHARD_BYTES = 16 * 2**20  # hosts of git repositories warn about larger files
 TEMPERATURE_RANGE = (0.5, 1.2)  # for a checkpoint that names none
-HOTTEST = 10.0            # highest temperature that a request may ask for
+MAX_TEMPERATURE = 10.0    # highest temperature that a request may ask for
 LARGEST_TEXT = 2**20      # most bytes of config.json, SHA256SUMS, and any other listed file without tensors
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -100,8 +100,8 @@ def read(folder: Path) -> Checkpoint:
                 raise CheckpointError(f"{folder / name} is not a safetensors file ({error}); "
                                       "restore it from where the checkpoint came from") from error
             if twice := shard.keys() & tensors.keys():
-                raise CheckpointError(f"{folder / name} holds tensor {_listed(twice)} a second time; "
-                                      "restore the folder from where the checkpoint came from")
+                raise CheckpointError(f"{folder / name} has tensor {_listed(twice)} twice; restore the folder from "
+                                      "where the checkpoint came from")
             tensors |= shard
     _check_tensors(folder, _shapes(folder, config, tensors), tensors)
     net = Transformer(config)
@@ -160,7 +160,7 @@ def _verified(folder: Path) -> tuple[str, dict[str, bytes]]:
     """The digest, and the content of every file in SHA256SUMS, so that the verified bytes are the ones used."""
     if not folder.is_dir():
         left = [str(path) for path in unfinished(folder)]
-        cure = f"; an interrupted save left {' and '.join(left)}: rename the first that loads" if left else ""
+        cure = f"; an interrupted save left {' and '.join(left)}: rename the first of these that loads" if left else ""
         raise CheckpointError(f"{folder} is not a checkpoint folder: no such directory{cure}")
     try:
         listing = _bytes(folder / "SHA256SUMS")
@@ -204,18 +204,18 @@ def _fields(text: str) -> dict[str, Any]:
         return dict(pairs)
 
     def refuse(number: str) -> None:
-        raise ValueError(f"holds {number}, which is not a JSON number")
+        raise ValueError(f"contains {number}, which is not a JSON number")
 
     fields = json.loads(text, object_pairs_hook=once, parse_constant=refuse)
     if not isinstance(fields, dict):
-        raise ValueError(f"must hold an object of fields, got {type(fields).__name__}")
+        raise ValueError(f"must be a JSON object, got {type(fields).__name__}")
     return fields
 
 
 def _checked(provenance: Any, config: ModelConfig) -> dict[str, Any]:
     """Raise ValueError unless the fields that other code uses, or sends to clients, have the expected types."""
     if not isinstance(provenance, dict):
-        raise ValueError(f"provenance must be an object of fields, got {provenance!r:.80}")
+        raise ValueError(f"provenance must be a JSON object, got {provenance!r:.80}")
     names = provenance.get("class_names") or []
     if not isinstance(names, list) or len(names) > config.classes or not all(isinstance(name, str) for name in names):
         raise ValueError(f"class_names must list at most {config.classes} names (the model has {config.classes} "
@@ -223,7 +223,7 @@ def _checked(provenance: Any, config: ModelConfig) -> dict[str, Any]:
                          f"got {names!r:.80}")
     bits = provenance.get("bits_per_dim") or {}
     if not isinstance(bits, dict) or not all(len(name) <= 40 and _is_quantity(bits[name]) for name in bits):
-        raise ValueError(f"bits_per_dim must give numbers by short names, got {bits!r:.80}")
+        raise ValueError(f"bits_per_dim must map short names to numbers, got {bits!r:.80}")
     _check_drawing(provenance, config)
     for name in ("created", "images", "steps", "minutes"):
         if not _is_quantity(provenance.get(name, 0)):
@@ -233,16 +233,18 @@ def _checked(provenance: Any, config: ModelConfig) -> dict[str, Any]:
 
 def _check_drawing(provenance: dict[str, Any], config: ModelConfig) -> None:
     """Check the fields about drawing, all of which may be absent. Raises ValueError."""
-    heat, bounds = provenance.get("temperature", 1.0), provenance.get("temperature_range") or list(TEMPERATURE_RANGE)
+    temperature = provenance.get("temperature", 1.0)
+    bounds = provenance.get("temperature_range") or list(TEMPERATURE_RANGE)
     share, limits = provenance.get("class_agreement"), provenance.get("limits")
-    if not (isinstance(bounds, list) and len(bounds) == 2 and all(map(_is_heat, bounds)) and bounds[0] <= bounds[1]):
-        raise ValueError(f"temperature_range must be two numbers from 0 to {HOTTEST:g}, the lower first, got "
+    if not (isinstance(bounds, list) and len(bounds) == 2 and all(map(_is_temperature, bounds))
+            and bounds[0] <= bounds[1]):
+        raise ValueError(f"temperature_range must be two numbers from 0 to {MAX_TEMPERATURE:g}, the lower first, got "
                          f"{bounds!r:.80}")
-    if not _is_heat(heat):
-        raise ValueError(f"temperature must be a number from 0 to {HOTTEST:g}, got {heat!r:.80}")
+    if not _is_temperature(temperature):
+        raise ValueError(f"temperature must be a number from 0 to {MAX_TEMPERATURE:g}, got {temperature!r:.80}")
     attempts = provenance.get("attempts", 1)
     if type(attempts) is not int or not 1 <= attempts <= (MAX_ATTEMPTS if config.class_first else 1):
-        raise ValueError(f"attempts must be 1, or up to {MAX_ATTEMPTS} of a model that draws the class first, got "
+        raise ValueError(f"attempts must be 1, or up to {MAX_ATTEMPTS} for a model that draws the class first, got "
                          f"{attempts!r:.80}")
     if share is not None and not (_is_quantity(share) and share <= 1):
         raise ValueError(f"class_agreement must be a share from 0 to 1, got {share!r:.80}")
@@ -250,8 +252,8 @@ def _check_drawing(provenance: dict[str, Any], config: ModelConfig) -> None:
         raise ValueError(f"limits must be a sentence of at most 200 characters, got {limits!r:.80}")
 
 
-def _is_heat(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= HOTTEST
+def _is_temperature(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_TEMPERATURE
 
 
 def _is_quantity(value: object) -> bool:
@@ -276,13 +278,13 @@ class _WithoutValues(TorchFunctionMode):
 def _shapes(folder: Path, config: ModelConfig, got: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     """Shapes of all tensors that the configuration asks for, found without allocating them."""
     if config.layers > len(got):
-        raise CheckpointError(f"{folder / 'config.json'} asks for {config.layers} layers, and there are {len(got)} "
-                              "tensors; config.json and the tensors belong to different models")
+        raise CheckpointError(f"{folder / 'config.json'} needs {config.layers} layers, but the checkpoint has "
+                              f"{len(got)} tensors; config.json and the tensors belong to different models")
     try:
         with torch.device("meta"), _WithoutValues():
             return {name: tensor.shape for name, tensor in Transformer(config).state_dict().items()}
     except (RuntimeError, OverflowError) as error:
-        raise CheckpointError(f"{folder / 'config.json'} asks for tensors larger than any memory; restore it from "
+        raise CheckpointError(f"{folder / 'config.json'} describes tensors too large for any memory; restore it from "
                               "where the checkpoint came from") from error
 
 
@@ -293,8 +295,8 @@ def _check_tensors(folder: Path, expected: Mapping[str, torch.Size], got: dict[s
                                   "config.json and the tensors belong to different models")
     for name, shape in expected.items():
         if got[name].shape != shape:
-            raise CheckpointError(f"{folder}: tensor {name} has shape {tuple(got[name].shape)}, but config.json "
-                                  f"asks for {tuple(shape)}")
+            raise CheckpointError(f"{folder}: tensor {name} has shape {tuple(got[name].shape)}, but config.json needs "
+                                  f"{tuple(shape)}")
         if got[name].dtype not in _DTYPES:
             raise CheckpointError(f"{folder}: tensor {name} holds values of {got[name].dtype}; expected one of "
                                   f"{', '.join(map(str, _DTYPES))}")
@@ -385,10 +387,10 @@ def root(checkpoints: Path | None) -> Path:
     if checkpoints is None:
         checkpoints = Path(__file__).resolve().parent.parent / "checkpoints"
         if not checkpoints.is_dir():
-            raise CheckpointError("this LinPix is installed away from its checkout, so it has no checkpoints of "
-                                  "its own; name their folder with --checkpoints DIR")
+            raise CheckpointError("this LinPix is installed without its source tree, so it has no checkpoints of its "
+                                  "own; give their folder with --checkpoints DIR")
     if not checkpoints.is_dir():
-        raise CheckpointError(f"{checkpoints} is not a folder; --checkpoints names the folder of checkpoints")
+        raise CheckpointError(f"{checkpoints} is not a folder; give the folder of checkpoints as --checkpoints")
     return checkpoints
 
 
@@ -418,8 +420,8 @@ def find(name: str, checkpoints: Path | None = None) -> Path:
     at = root(checkpoints)
     if not name or not (at / name).is_dir():
         there = ", ".join(path.name for path in folders(at)) or "none"
-        raise CheckpointError(f"there is no model {name!r} under {at}; there: {there}. A model is one of these "
-                              "names, or a folder")
+        raise CheckpointError(f"there is no model {name!r} in {at}, which has: {there}. Give one of these names, or a "
+                              "checkpoint folder")
     return at / name
 
 

@@ -83,22 +83,22 @@ class ModelConfig:
             if (value := getattr(self, name)) not in get_args(kind):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {_short(value)}")
         if self.residual == "reversible" and self.norm != "pre":
-            raise ValueError("reversible residuals need norm 'pre', for a LayerNorm after the sum cannot be undone; "
-                             f"got norm {self.norm!r}")
+            raise ValueError("reversible residuals need norm 'pre', because a LayerNorm after the sum cannot be "
+                             f"reversed; got norm {self.norm!r}")
         if not (isinstance(self.eps, float) and 0 < self.eps < 1):
             raise ValueError(f"eps must be a number between 0 and 1, got {_short(self.eps)}")
         unknown = [name for name in self.look_ups if name not in get_args(LookUp)]
         if unknown or "previous" not in self.look_ups or len(set(self.look_ups)) != len(self.look_ups):
-            raise ValueError(f"look_ups must hold 'previous' and may add, once each, "
+            raise ValueError("look_ups must contain 'previous', and may also contain, once each, "
                              f"{', '.join(get_args(LookUp)[1:])}; got {_short(list(self.look_ups))}")
         if (count := len(self.neighbours) + len(self.following)) > MAX_NEIGHBOURS:
-            raise ValueError(f"neighbours and following may be up to {MAX_NEIGHBOURS} together, got {count}")
+            raise ValueError(f"neighbours and following may have up to {MAX_NEIGHBOURS} entries together, got {count}")
         for neighbour in self.neighbours + self.following:
             if not isinstance(neighbour, tuple) or len(neighbour) != 3 \
                     or any(type(part) is not int for part in neighbour):
-                raise ValueError(f"a neighbour is three integers (dy, dx, dc), got {_short(neighbour)}")
+                raise ValueError(f"a neighbour must be three integers (dy, dx, dc), got {_short(neighbour)}")
             if max(map(abs, neighbour)) > MOST:
-                raise ValueError(f"a neighbour is at most {MOST} away, got {_short(neighbour)}")
+                raise ValueError(f"a neighbour must be at most {MOST} away, got {_short(neighbour)}")
         for neighbour in self.neighbours:
             if self.offset(neighbour) >= 0 or neighbour >= (0, 0, 0):
                 raise ValueError(f"neighbour {neighbour} is not strictly earlier in raster order")
@@ -116,8 +116,8 @@ class ModelConfig:
         self._check_condition()
         if self.feature_map == "random" and (self.random_features > MAX_RANDOM_FEATURES
                                              or self.key_dim > MAX_RANDOM_DIM):
-            raise ValueError(f"feature_map random goes with up to {MAX_RANDOM_FEATURES} random_features and key_dim "
-                             f"{MAX_RANDOM_DIM}, got {self.random_features} and {self.key_dim}")
+            raise ValueError(f"feature_map random needs random_features of at most {MAX_RANDOM_FEATURES} and key_dim "
+                             f"of at most {MAX_RANDOM_DIM}, got {self.random_features} and {self.key_dim}")
         if type(self.twin_of) is not str:
             raise ValueError(f"twin_of must be a name, got {_short(self.twin_of)}")
         if self.first_marginal:
@@ -136,13 +136,13 @@ class ModelConfig:
     def _check_pixels(self) -> None:
         """Raise ValueError if a field does not go with tokens of a whole pixel."""
         if self.channels != 3 or self.background is not None or self.first_marginal or "channel" in self.look_ups:
-            raise ValueError("tokens 'pixel' go with 3 channels, background null, a start token and no look-up "
-                             f"'channel'; got channels={self.channels}, background={self.background}, "
+            raise ValueError("tokens 'pixel' need 3 channels, background null, a start token and no look-up 'channel'; "
+                             f"got channels={self.channels}, background={self.background}, "
                              f"{'no' if self.first_marginal else 'a'} start token, look_ups {list(self.look_ups)}")
         for neighbour in self.neighbours + self.following:
             if neighbour[:2] == (0, 0) or neighbour[2] not in range(self.channels):
-                raise ValueError("with tokens 'pixel' a neighbour is a channel, dc 0..2, of another pixel; "
-                                 f"got {neighbour}")
+                raise ValueError("with tokens 'pixel', a neighbour must be a channel (dc 0..2) of another pixel; got "
+                                 f"{neighbour}")
 
     def _check_condition(self) -> None:
         """Check the fields of models that read every known pixel first, or skip the layers amid background."""
@@ -151,8 +151,8 @@ class ModelConfig:
             raise ValueError(f"patch must divide height {self.height} and width {self.width}, or be 0; "
                              f"got {_short(self.patch)}")
         if self.following and not self.patch:
-            raise ValueError("following neighbours are known in conditional models only: give a patch, "
-                             "or no following")
+            raise ValueError("following neighbours are known only in conditional models: give a patch, or leave "
+                             "following out")
         if self.background is not None and (type(self.background) is not int or not 0 <= self.background <= 255):
             raise ValueError(f"background must be a value 0..255, or null, got {_short(self.background)}")
         if type(self.background_dim) is not int or not 1 <= self.background_dim <= MAX_BACKGROUND_DIM:
@@ -161,9 +161,9 @@ class ModelConfig:
         if not self.packed:
             return
         if self.attention != "linear" or self.residual != "plain" or self.first_marginal:
-            raise ValueError("patch and background go with linear attention, plain residuals and a start token; "
-                             f"got {self.attention}, {self.residual} and {'no' if self.first_marginal else 'a'} "
-                             "start token")
+            raise ValueError("patch and background need linear attention, plain residuals and a start token; got "
+                             f"{self.attention}, {self.residual} and {'no' if self.first_marginal else 'a'} start "
+                             "token")
 
     @property
     def packed(self) -> bool:
@@ -222,7 +222,7 @@ class ModelConfig:
     def from_json(cls, fields: dict[str, Any]) -> "ModelConfig":
         """Read what to_json wrote. A missing field gets its default; an unknown field raises ValueError."""
         if not isinstance(fields, dict):
-            raise ValueError(f"the architecture must be an object of fields, got {_short(fields)}")
+            raise ValueError(f"the architecture must be a JSON object, got {_short(fields)}")
         fields = dict(fields)
         if unknown := fields.keys() - {field.name for field in dataclasses.fields(cls)}:
             raise ValueError(f"unknown configuration fields {_short(sorted(unknown))}; "

@@ -49,7 +49,7 @@ class StateFormat:
         if not 1 <= self.defer <= 64:
             raise ValueError(f"defer must be in 1..64, got {self.defer}")
         if self.precision == "fp16" and self.defer == 1:
-            raise ValueError("an fp16 state that is written at every step loses what is added: use --defer 8 with it")
+            raise ValueError("an fp16 state that is written at every step loses precision: use it with --defer 8")
 
 
 @dataclass(slots=True)
@@ -88,8 +88,8 @@ def _record(recorder: Callable[[Work], Work], work: Work) -> Work:
             if os.environ.get(OVERLAP) == "0":
                 raise
             os.environ[OVERLAP] = "0"
-            logger.warning("a CUDA graph could not be recorded (%s); from now on this process decodes with kernels "
-                           "that do not overlap, which is slower", str(error).partition("\n")[0])
+            logger.warning("a CUDA graph could not be recorded (%s); this process now decodes without overlapping "
+                           "kernels, which is slower", str(error).partition("\n")[0])
             return recorder(work)
 
 
@@ -279,7 +279,7 @@ class GpuPool:
         N, length, last = len(self.canvas), self.config.length, START + self.config.classes
         real = slots[slots != PADDING_SLOT]
         if not len(slots) or slots.min() < 0 or slots.max() >= N or len(np.unique(real)) < len(real):
-            raise ValueError(f"slots must be in 0..{N - 1}, none twice but 0, got {slots.tolist()}")
+            raise ValueError(f"slots must be in 0..{N - 1}, and only 0 may appear twice, got {slots.tolist()}")
         if wrong := np.flatnonzero((positions < 0) | (steps < 0) | (positions + steps > length)).tolist():
             raise ValueError(f"an image has {length} tokens, got {steps[wrong[0]]} steps from {positions[wrong[0]]}")
         if start.min() < START or start.max() > last:

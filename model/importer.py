@@ -63,35 +63,35 @@ def _unpack(path: Path, raw: bytes) -> tuple[dict[str, Tensor], int]:
         data = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if found := re.search(r"GLOBAL (\S+)", str(error)):
-            raise ImporterError(f"{path} is refused: it holds {found[1]}, and loading that would run code; "
-                                "save model_state and iteration alone, with torch.save, where it is trusted"
+            raise ImporterError(f"{path} is refused: it contains {found[1]}, and loading that would run code; on a "
+                                "machine where you trust the file, save only model_state and iteration, with torch.save"
                                 ) from error
-        raise ImporterError(f"{path} is not a torch file, or is damaged; fetch it again") from error
+        raise ImporterError(f"{path} is not a torch file, or is damaged; download it again") from error
     except Exception as error:  # for arbitrary bytes, torch's parsers raise errors of many types
-        raise ImporterError(f"{path} is not a torch file, or is truncated ({type(error).__name__}); "
-                            "fetch it again") from error
+        raise ImporterError(f"{path} is not a torch file, or is truncated ({type(error).__name__}); download it "
+                            "again") from error
     if not isinstance(data, dict) or not {"model_state", "iteration"} <= data.keys():
         got = ", ".join(map(_name, data)) if isinstance(data, dict) else type(data).__name__
-        raise ImporterError(f"{path} must hold a dict of model_state and iteration, got "
+        raise ImporterError(f"{path} must contain a dict with model_state and iteration, got "
                             f"{got[:200] or 'an empty one'}; {_CURE}")
     if unknown := [_name(key) for key in data if key not in ("model_state", "iteration", "optimizer_state")]:
-        raise ImporterError(f"{path} also holds {', '.join(unknown)[:200]}, which is not understood; "
-                            "save model_state and iteration alone with torch.save")
+        raise ImporterError(f"{path} also contains {', '.join(unknown)[:200]}, which LinPix does not know; save only "
+                            "model_state and iteration, with torch.save")
     state, iteration = data["model_state"], data["iteration"]
     if type(iteration) is not int or iteration < 0:
         shown = str(iteration) if type(iteration) is int and iteration > -2**63 else type(iteration).__name__
         raise ImporterError(f"{path}: iteration must be a number of steps, got {shown}; save it again as an integer")
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-        raise ImporterError(f"{path}: model_state must hold tensors by name, got {type(state).__name__}; "
-                            "save it again as model.state_dict()")
+        raise ImporterError(f"{path}: model_state must map names to tensors, got {type(state).__name__}; save it again "
+                            "as model.state_dict()")
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu" \
                 or tensor.dtype not in _DTYPES:
             raise ImporterError(f"{path}: {name} must be a dense tensor of floating-point numbers, "
                                 f"got {getattr(tensor, 'dtype', type(tensor).__name__)}; {_CURE}")
         if tensor.numel() > tensor.untyped_storage().nbytes() // tensor.element_size():  # a view may claim terabytes
-            raise ImporterError(f"{path}: {name} has shape {tuple(tensor.shape)}, more than the file holds of it; "
-                                "save it again as model.state_dict()")
+            raise ImporterError(f"{path}: {name} has shape {tuple(tensor.shape)}, but the file has less data than "
+                                "that; save it again as model.state_dict()")
     return {name: tensor.detach().float() for name, tensor in state.items()}, iteration
 
 
@@ -121,8 +121,8 @@ def _config(path: Path, state: dict[str, Tensor], heads: int, attention: Attenti
             raise ImporterError(f"{path}: --heads must divide the {rows} rows of {projections.format(name)}, "
                                 f"got {heads}; give the number that the model was trained with")
     if outputs == 0 or outputs % 3:
-        raise ImporterError(f"{path}: predictor.weight must have 3 rows a mixture, got {outputs}; "
-                            "give a checkpoint trained with the mixture of logistics")
+        raise ImporterError(f"{path}: predictor.weight must have 3 rows per mixture, got {outputs}; give a checkpoint "
+                            "trained with the mixture of logistics")
     if positions + 1 not in _SHAPES:
         known = " or ".join(f"{t - 1} ({h} x {w} x {c})" for t, (h, w, c) in _SHAPES.items())
         raise ImporterError(f"{path}: pos_embedding.pe must have {known} positions, got {positions}; "
@@ -130,8 +130,8 @@ def _config(path: Path, state: dict[str, Tensor], heads: int, attention: Attenti
     height, width, channels = _SHAPES[positions + 1]
     layers = {name.split(".")[2] for name in state if re.match(r"transformer\.layers\.\d+\.", name)}
     if first_marginal is None and (height, width, channels) != (28, 28, 1):
-        raise ImporterError(f"{path} predicts no sub-pixel 0, so an image of {height} x {width} x {channels} "
-                            "needs the training set's first sub-pixels: --data is required")
+        raise ImporterError(f"{path} does not predict sub-pixel 0, so images of {height} x {width} x {channels} need "
+                            "the first sub-pixels of the training set: give its folder as --data")
     try:
         config = ModelConfig(
             height=height, width=width, channels=channels, layers=len(layers), heads=heads,

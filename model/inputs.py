@@ -24,7 +24,7 @@ def check_known(config: ModelConfig, known: Tensor | NDArray[np.bool_]) -> None:
     """Raise ValueError if only some sub-pixels of a token are known. known: (..., T) bool."""
     tokens = torch.as_tensor(known).reshape(-1, config.token_size)
     if bool((tokens != tokens[:, :1]).any()):
-        raise ValueError("this model draws whole pixels: of each, all channels must be known, or none")
+        raise ValueError("this model draws whole pixels: in each pixel, either all channels or none must be known")
 
 
 class InputEmbedding(nn.Module):

@@ -47,7 +47,7 @@ class Scoring:
         known = np.zeros(config.subpixels, np.bool_) if known is None else known
         check_known(config, known)
         if known.all():
-            raise ValueError("nothing is hidden: at least one sub-pixel must be, to have a likelihood")
+            raise ValueError("no sub-pixel is hidden: a likelihood needs at least one hidden sub-pixel")
         self.hidden = torch.from_numpy(~known).to(net.device)
         self._canvas = torch.from_numpy(canvas.copy()).to(net.device)
         reads = net.patches is not None and known.any()

@@ -206,8 +206,8 @@ def _causal_attention_gradient(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor |
 
 
 def _refuse_second_gradient(ctx: Any, *_: Tensor) -> None:
-    raise RuntimeError("the gradient of causal_attention cannot be differentiated again; differentiate "
-                       "linpix.model.ops.causal_attention_reference twice")
+    raise RuntimeError("causal_attention has no second derivative; use linpix.model.ops.causal_attention_reference for "
+                       "that")
 
 
 torch.library.register_autograd("linpix::causal_attention_backward", _refuse_second_gradient)
@@ -289,11 +289,11 @@ def why() -> str:
     asked = os.environ.get("LINPIX_KERNEL")
     if compiled:
         return ("LINPIX_KERNEL asks for it" if asked
-                else f"the best of those compiled in that this {platform.machine()} processor can run")
+                else f"the best compiled variant that this {platform.machine()} CPU can run")
     if asked == "none":
         return "LINPIX_KERNEL=none hides the compiled kernels"
-    return ("csrc was not compiled when LinPix was installed, which takes torch 2.10 or later, installed before, and a "
-            "C++20 compiler such as g++; install LinPix again with both")
+    return ("csrc was not compiled when LinPix was installed; install torch 2.10 or later and a C++20 compiler such as "
+            "g++, then install LinPix again")
 
 
 def why_no_gpu() -> str:
@@ -301,13 +301,13 @@ def why_no_gpu() -> str:
     if gpu:
         return ""
     if torch.version.cuda is None:
-        return "this torch is made without CUDA; install one that is made with it, then LinPix again"
+        return "this torch was built without CUDA; install a CUDA build, then install LinPix again"
     if not torch.cuda.is_available():
-        return "torch sees no CUDA GPU here"
+        return "torch finds no CUDA GPU on this machine"
     if (capability := torch.cuda.get_device_capability()) < _GPU_LEAST:
         return (f"{torch.cuda.get_device_name()} has compute capability {'.'.join(map(str, capability))}, and the "
                 f"kernels need at least {'.'.join(map(str, _GPU_LEAST))}")
     if os.environ.get("LINPIX_KERNEL") == "none":
         return "LINPIX_KERNEL=none hides the compiled kernels"
-    return ("csrc/cuda was not compiled when LinPix was installed, which takes torch with CUDA, installed before, and "
-            f"nvcc; install the CUDA {torch.version.cuda} toolkit, then LinPix again")
+    return (f"csrc/cuda was not compiled when LinPix was installed; install the CUDA {torch.version.cuda} toolkit, "
+            "which has nvcc, then install LinPix again")

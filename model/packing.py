@@ -277,7 +277,7 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
         if not obstacle and engine != "eager":
             return Choice("compiled", "bf16" if precision == "auto" else precision, device="cuda")
         if device == "cuda":
-            obstacle = obstacle or "the eager engine runs on a processor"
+            obstacle = obstacle or "the eager engine runs only on a CPU"
             raise ValueError(f"--device cuda cannot run this model: {obstacle}; or use --device cpu")
     obstacle = ""
     if not ops.compiled:
@@ -289,10 +289,10 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
     elif config.residual != "plain":
         obstacle = _PLAIN_ONLY.format(config.residual)
     elif config.background is not None and config.background_dim % TILE:
-        obstacle = (f"it needs a background_dim that is a multiple of {TILE}, and this model's is "
+        obstacle = (f"it needs a background_dim that is a multiple of {TILE}, but this model's is "
                     f"{config.background_dim}")
     elif config.d_model % TILE:
-        obstacle = f"it needs a d_model that is a multiple of {TILE}, and this model's is {config.d_model}"
+        obstacle = f"it needs a d_model that is a multiple of {TILE}, but this model's is {config.d_model}"
     if engine == "compiled" and obstacle:
         raise ValueError(f"the compiled engine cannot run this model: {obstacle}; or use --engine eager")
     if engine == "eager" or obstacle:
@@ -301,15 +301,15 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
                              + (f"; the compiled engine cannot run this model: {obstacle}" if obstacle else
                                 ", or --engine compiled"))
         slow = engine == "auto" and (not ops.compiled or config.attention == "linear")
-        return Choice("eager", "fp32", f"decoding in the eager engine, slowly: {obstacle}" if slow else "")
+        return Choice("eager", "fp32", f"decoding slowly in the eager engine: {obstacle}" if slow else "")
     if precision == "auto":
         precision = "bf16" if torch.ops.linpix.cpu_has_fast_bf16() else "fp32"
     return Choice("compiled", precision)
 
 
-_LINEAR_ONLY = "it supports linear attention only, and this model's is {}"
-_ELU_ONLY = "it has kernels for the feature map elu+1, and this model's is {}"
-_PLAIN_ONLY = "it supports plain residuals only, and this model's are {}"
+_LINEAR_ONLY = "it supports only linear attention, but this model has {}"
+_ELU_ONLY = "it has kernels only for the feature map elu+1, but this model has {}"
+_PLAIN_ONLY = "it supports only plain residuals, but this model has {}"
 
 
 def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
@@ -325,18 +325,18 @@ def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
     if config.residual != "plain":
         return _PLAIN_ONLY.format(config.residual)
     if config.key_dim != config.value_dim or config.key_dim not in ops.GPU_HEADS:
-        return (f"it has kernels for heads of {', '.join(map(str, ops.GPU_HEADS))}, keys and values alike, and this "
-                f"model's are {config.key_dim} and {config.value_dim}")
+        return (f"it has kernels for heads of {', '.join(map(str, ops.GPU_HEADS))}, for keys and values alike, but "
+                f"this model has {config.key_dim} and {config.value_dim}")
     if config.d_model % 8 or config.d_model > GPU_D_MODEL:
-        return (f"it needs a d_model that is a multiple of 8, at most {GPU_D_MODEL}, and this model's is "
+        return (f"it needs a d_model that is a multiple of 8 and at most {GPU_D_MODEL}, but this model's is "
                 f"{config.d_model}")
     if (depth := max(config.d_ff, config.heads * config.value_dim)) > GPU_DEPTH:
-        return f"it needs d_ff and heads x value_dim of at most {GPU_DEPTH}, and this model has {depth}"
+        return f"it needs d_ff and heads x value_dim of at most {GPU_DEPTH}, but this model has {depth}"
     if precision == "fp32" and depth > (most := _fp32_depth(ops.gpu_shared_bytes())):
-        return (f"in fp32 it needs d_ff and heads x value_dim of at most {most} on this GPU, and this model has "
+        return (f"in fp32 it needs d_ff and heads x value_dim of at most {most} on this GPU, but this model has "
                 f"{depth}; use --precision bf16")
     if config.mixtures > GPU_MIXTURES:
-        return f"it supports at most {GPU_MIXTURES} mixtures, and this model has {config.mixtures}"
+        return f"it supports at most {GPU_MIXTURES} mixtures, but this model has {config.mixtures}"
     return ""
 
 

@@ -48,7 +48,8 @@ class SharedWeights:
         except (OSError, RuntimeError) as error:  # RuntimeError: torch cannot map the memory
             self.close()
             full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-            logger.warning("this replica has weights of its own, and is slower beside others: %s%s", error,
+            logger.warning("this replica could not share its weights with other replicas, so it may be slower: "
+                           "%s%s", error,
                            f"; give {folder} more room (docker run --shm-size)" if full else "")
 
     def _share(self, folder: Path) -> None:

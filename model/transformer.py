@@ -169,7 +169,7 @@ class Transformer(nn.Module):
         if label is None:
             return START
         if not 0 <= label < self.config.classes:
-            allowed = f"0..{self.config.classes - 1}" if self.config.classes else "none: this model knows no classes"
+            allowed = f"0..{self.config.classes - 1}" if self.config.classes else "none: this model has no classes"
             raise ValueError(f"label must be one of {allowed}; got {label}")
         return START + 1 + label
 

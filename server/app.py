@@ -31,7 +31,7 @@ def application(service: Service) -> FastAPI:
     settings, ledger = service.settings, service.ledger
     for name, model in settings.aliases.items():
         if model not in ledger.models or name in ledger.models:
-            why = f"{name} is a model itself" if name in ledger.models else f"{model} is not loaded"
+            why = f"{name} is already the name of a model" if name in ledger.models else f"{model} is not loaded"
             raise ValueError(f"--alias {name}={model}: {why}; loaded: {', '.join(ledger.models)}")
 
     @contextlib.asynccontextmanager

@@ -34,7 +34,7 @@ class Core:
         """
         faults = Faults(settings.faults) if settings.faults else None
         if faults is not None:
-            logger.warning("THIS SERVICE BREAKS ON PURPOSE, as --faults (LINPIX_FAULTS) asks for: %s", settings.faults)
+            logger.warning("THIS SERVICE INJECTS FAULTS, because --faults (LINPIX_FAULTS) is set: %s", settings.faults)
         self.catalogue = Catalogue(settings, faults, share=share)
         batchers = self.catalogue.read()
         engines = {(batcher.decoder.name, batcher.decoder.device) for batcher in batchers.values()}

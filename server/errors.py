@@ -46,8 +46,8 @@ class Impossible(InvalidRequest):
     """A likelihood of 0, whose logarithm JSON cannot hold."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"the first sub-pixel has a value that {model} takes for impossible: no picture that it was "
-                         "trained on begins with it; send another picture, or keep the first pixel with a mask",
+        super().__init__(f"{model} considers the value of the first sub-pixel impossible: none of its training "
+                         "pictures starts with it; send another picture, or keep the first pixel with a mask",
                          param="image")
 
 
@@ -100,14 +100,15 @@ class Conflict(ServiceError):
     status, type, code = 409, "invalid_request_error", "conflict"
 
     def __init__(self, running: str) -> None:
-        super().__init__(f"comparison {running} is still running; wait for it or DELETE /v1/compare/{running}")
+        super().__init__(f"comparison {running} is still running; wait until it ends, or cancel it with DELETE "
+                         f"/v1/compare/{running}")
 
 
 class JustCancelled(Conflict):
     code = "just_cancelled"
 
     def __init__(self, cancelled: str, retry_after_s: float) -> None:
-        message = f"comparison {cancelled} was just cancelled; start another in {retry_after_s:.1f} s"
+        message = f"comparison {cancelled} was just cancelled; start the next one in {retry_after_s:.1f} s"
         ServiceError.__init__(self, message, retry_after_s=retry_after_s)
 
 
@@ -117,7 +118,7 @@ class TooLarge(ServiceError):
 
 class BodyTooLarge(TooLarge):
     def __init__(self, size: int, allowed: int) -> None:
-        super().__init__(f"the body holds {size:,} bytes or more; at most {allowed:,} are allowed")
+        super().__init__(f"the body has {size:,} bytes or more; at most {allowed:,} are allowed")
 
 
 class UnsupportedMedia(ServiceError):
@@ -138,12 +139,12 @@ class NotForm(UnsupportedMedia):
 
 class NotUtf8(UnsupportedMedia):
     def __init__(self, charset: str) -> None:
-        super().__init__(f"a form must be in UTF-8: leave the charset out of the Content-Type, got {shown(charset)}")
+        super().__init__(f"a form must be in UTF-8: send a Content-Type without charset, got {shown(charset)}")
 
 
 class Encoded(UnsupportedMedia):
     def __init__(self, coding: str) -> None:
-        super().__init__(f"the body must be sent as it is, without a Content-Encoding, got {shown(coding)}")
+        super().__init__(f"the body must be sent uncompressed, without a Content-Encoding, got {shown(coding)}")
 
 
 class BodyTimeout(ServiceError):
@@ -218,7 +219,7 @@ class DeadlinePassed(ServiceError):
     status, type, code = 504, "server_error", "deadline_passed"
 
     def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"the request cannot be finished within {timeout_s:g} s; allow more time, ask for less, or "
+        super().__init__(f"the request cannot be finished within {timeout_s:g} s; allow more time, request less, or "
                          "try again when the service is less busy")
 
 
@@ -227,16 +228,16 @@ class DeadlineUnreachable(ServiceError):
 
     def __init__(self, within_s: float, needed_s: float, ahead: int, *, uploads: bool = False) -> None:
         """ahead: images ahead of this request, or uploads that are decoded before its own."""
-        why = (f"decoding the {ahead} uploads before it takes" if uploads else f"with {ahead} images ahead of it, it "
-                                                                               f"takes")
+        why = (f"decoding the {ahead} uploads before this one "
+               "takes" if uploads else f"with {ahead} images before it, it takes")
         super().__init__(f"the request cannot be finished within {within_s:.3g} s: {why} about {needed_s:.3g} s; allow "
-                         "more time, ask for less, or try again when the service is less busy")
+                         "more time, request less, or try again when the service is less busy")
 
 
 class Unexpected(ServiceError):
     def __init__(self, request_id: str) -> None:
-        super().__init__("an error occurred inside the server; its log has the details under x-request-id "
-                         f"{request_id}")
+        super().__init__("an error occurred inside the server; the log of the server has the details under "
+                         f"x-request-id {request_id}")
 
 
 class EngineFailed(ServiceError):
@@ -263,8 +264,7 @@ class EngineGone(ServiceError):
     status, type, code = 503, "server_error", "engine_gone"
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"{why}, and the server is restarting; send the request again in a few "
-                         f"seconds", retry_after_s=5.0)
+        super().__init__(f"{why}. The server is restarting: send the request again in a few seconds", retry_after_s=5.0)
 
 
 class Starting(ServiceError):
@@ -277,6 +277,6 @@ class Starting(ServiceError):
 class Draining(ServiceError):
     status, type, code = 503, "server_error", "draining"
 
-    def __init__(self, message: str = "the server is shutting down; send the request to another one or try again "
-                                      "after its restart") -> None:
+    def __init__(self, message: str = "the server is shutting down; send the request to another server, or try again "
+                                      "after the restart") -> None:
         super().__init__(message, retry_after_s=5.0)

@@ -52,15 +52,15 @@ def parse(text: str) -> tuple[list[Rule], int]:
             seed = _integer(item, kind.removeprefix("seed="), 0)
             continue
         if kind not in KINDS:
-            raise ValueError(f"{item!r}: a fault is one of {', '.join(KINDS)}, such as throw:every=100, or seed=N")
+            raise ValueError(f"{item!r}: expected one of {', '.join(KINDS)}, such as throw:every=100, or seed=N")
         ms = values.pop("ms", None)
         if len(values) != 1 or len(pairs) != len(values) + (ms is not None) or next(iter(values)) not in WHEN:
-            raise ValueError(f"{item!r}: say once when, as one of {', '.join(f'{when}=N' for when in WHEN)}")
+            raise ValueError(f"{item!r}: give exactly one of {', '.join(f'{when}=N' for when in WHEN)}")
         [(when, number)] = values.items()
         if when == "image" and kind not in OF_IMAGES:
-            raise ValueError(f"{item!r}: image goes with {', '.join(OF_IMAGES)}; use at, every or from")
+            raise ValueError(f"{item!r}: image works only with {', '.join(OF_IMAGES)}; use at, every or from")
         if (ms is not None) != (kind == "slow"):
-            raise ValueError(f"{item!r}: ms goes with slow only, and slow needs it: slow:every=10:ms=200")
+            raise ValueError(f"{item!r}: ms works only with slow, and slow needs it, such as slow:every=10:ms=200")
         rules.append(Rule(kind, when, _integer(item, number, 0 if when == "image" else 1),
                           0 if ms is None else _integer(item, ms, 1)))
     return rules, seed

@@ -25,7 +25,7 @@ def listen(host: str, port: int, of: str = "", *, shared: bool = False) -> list[
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise OSError(f"--{of}host {host}: {error.strerror}; give an address, or a name, of this machine") from error
+        raise OSError(f"--{of}host {host}: {error.strerror}; give an address or a name of this machine") from error
     sockets: list[socket.socket] = []
     missing: OSError | None = None
     for family, _, _, _, address in dict.fromkeys(found):
@@ -34,10 +34,10 @@ def listen(host: str, port: int, of: str = "", *, shared: bool = False) -> list[
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise OSError(f"{asked}: {os.strerror(error.errno or 0).lower()}; choose another --{of}port, or stop "
-                              "what listens there") from error
+                              "the program that listens there") from error
             missing = error  # another address of the name may be this machine's
     if not sockets and missing is not None:
-        raise OSError(f"{asked}: {os.strerror(missing.errno or 0).lower()}; give an address, or a name, of this machine"
+        raise OSError(f"{asked}: {os.strerror(missing.errno or 0).lower()}; give an address or a name of this machine"
                       ) from missing
     return sockets
 
@@ -65,17 +65,17 @@ def url_of(listening: Any) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def tell_seldom(loop: asyncio.AbstractEventLoop) -> None:
+def log_refused_connections(loop: asyncio.AbstractEventLoop) -> None:
     """Log at most once a minute that connections cannot be accepted; asyncio logs each failure, with a traceback."""
-    told = -QUIET_S
+    logged_at = -QUIET_S
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        nonlocal told
+        nonlocal logged_at
         if context.get("message") != "socket.accept() out of system resource":
             loop.default_exception_handler(context)
-        elif (now := time.monotonic()) >= told + QUIET_S:
-            told = now
-            logger.error("connections wait, since no more can be opened (%s); allow this process more open files, or "
-                         "put a limit on connections before it", context.get("exception"))
+        elif (now := time.monotonic()) >= logged_at + QUIET_S:
+            logged_at = now
+            logger.error("new connections have to wait because the system cannot accept more (%s); allow this process "
+                         "more open files, or limit the connections in a proxy", context.get("exception"))
 
     loop.set_exception_handler(handle)

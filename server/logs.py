@@ -111,7 +111,7 @@ class Lines(logging.Handler):
 
     def _write(self, lines: list[str]) -> None:
         if lost := self._lost:
-            lines.append(f"{lost} lines of this log are lost: they were not read in time\n")
+            lines.append(f"{lost} lines of this log are lost because the reader was too slow\n")
         rest = "".join(lines).encode("utf-8", "backslashreplace")
         while rest:
             rest = rest[os.write(self._descriptor, rest):]

@@ -46,59 +46,73 @@ class Metrics:
         models = list(models)
         registry = self.registry = CollectorRegistry()
         self.images_completed = Counter(
-            "linpix_images_completed", "Images that ended, by how.", ("model", "backend", "outcome"), registry=registry)
+            "linpix_images_completed", "Images that ended, by "
+                                       "outcome.", ("model", "backend", "outcome"), registry=registry)
         self.images_drawn_again = Counter(
-            "linpix_images_drawn_again", "Images that were drawn again, since the model did not recognise their class.",
+            "linpix_images_drawn_again", "Images that were drawn again because the model did not recognise their "
+                                         "class.",
             ("model", "backend"), registry=registry)
         self.pixels_generated = Counter(
-            "linpix_pixels_generated", "Sub-pixels decoded, known ones included.", ("model", "backend"),
+            "linpix_pixels_generated", "Decoded sub-pixels, including known ones.", ("model", "backend"),
             registry=registry)
         self.requests = Counter(
-            "linpix_requests", "Requests that were admitted and ended, by how.", ("endpoint", "outcome"),
+            "linpix_requests", "Admitted requests that ended, by outcome.", ("endpoint", "outcome"),
             registry=registry)
         self.requests_rejected = Counter(
-            "linpix_requests_rejected", "Requests that were not admitted, by why.", ("reason",), registry=registry)
+            "linpix_requests_rejected", "Requests that were not admitted, by reason.", ("reason",), registry=registry)
         self.requests_running = Gauge("linpix_requests_running", "Requests with an image in a slot.", registry=registry)
         self.requests_waiting = Gauge("linpix_requests_waiting", "Requests with no image in a slot yet.",
                                       registry=registry)
         self.images_waiting = Gauge("linpix_images_waiting", "Images with no slot yet; a large upload that is being "
-                                    "read, and a likelihood, count as one, interactive.", ("model", "priority"),
+                                    "read, and a likelihood, count as one interactive image "
+                                    "each.", ("model", "priority"),
                                     registry=registry)
         self.bodies_reading = Gauge("linpix_request_bodies_reading", "Requests whose body is being read.",
                                     registry=registry)
-        self.deadlines_passed = Counter("linpix_deadlines_passed", "Requests whose time was up, by where they were.",
+        self.deadlines_passed = Counter("linpix_deadlines_passed", "Requests whose time limit passed, by the state "
+                                                                   "that they were in.",
                                         ("state",), registry=registry)
         self.state_slots = Gauge("linpix_state_slots", "Slots of the state pool.", ("model",), registry=registry)
         self.state_slots_used = Gauge("linpix_state_slots_used", "Slots that hold an image.", ("model",),
                                       registry=registry)
-        self.state_saturations = Counter("linpix_state_saturations", "Elements of state that float16 could not hold.",
+        self.state_saturations = Counter("linpix_state_saturations", "Elements of the state that were too large for "
+                                                                     "float16.",
                                          ("model",), registry=registry)
-        self.faults_isolated = Counter("linpix_faults_isolated", "Requests that ended alone by a fault of the engine.",
+        self.faults_isolated = Counter("linpix_faults_isolated", "Requests that an engine fault ended, without ending "
+                                                                 "the others of the batch.",
                                        ("model", "fault"), registry=registry)
-        self.quanta_retried = Counter("linpix_quanta_retried", "Quanta that threw, and were run again in parts.",
+        self.quanta_retried = Counter("linpix_quanta_retried", "Quanta that raised an exception and were run again in "
+                                                               "parts.",
                                       ("model",), registry=registry)
-        self.engine_restarts = Counter("linpix_engine_restarts", "Times that the engine thread was begun again.",
+        self.engine_restarts = Counter("linpix_engine_restarts", "Restarts of the engine thread.",
                                        registry=registry)
         self.heartbeat_age = Gauge("linpix_engine_heartbeat_age_seconds",
-                                   "Since the engine's last heartbeat, while it has work; else 0.", registry=registry)
-        self.request_duration = Histogram("linpix_request_duration_seconds", "Admission to last byte produced.",
+                                   "Seconds since the engine's last heartbeat while it has work, else "
+                                   "0.", registry=registry)
+        self.request_duration = Histogram("linpix_request_duration_seconds", "Seconds from admission to the last byte "
+                "produced.",
                                           ("endpoint",), buckets=_WAIT_BUCKETS, registry=registry)
-        self.queue_wait = Histogram("linpix_queue_wait_seconds", "Admission of an image to its slot.",
+        self.queue_wait = Histogram("linpix_queue_wait_seconds", "Seconds from the admission of an image until it gets "
+                                                                 "a slot.",
                                     buckets=_WAIT_BUCKETS, registry=registry)
-        self.first_row = Histogram("linpix_first_row_seconds", "Admission of an image to its first decoded image row.",
+        self.first_row = Histogram("linpix_first_row_seconds", "Seconds from the admission of an image to its first "
+                                                               "decoded image row.",
                                    buckets=_WAIT_BUCKETS, registry=registry)
-        self.engine_step = Histogram("linpix_engine_step_seconds", "One step, a token of every image of a batch.",
+        self.engine_step = Histogram("linpix_engine_step_seconds", "Seconds of one step, which adds a token to every "
+                                                                   "image of the batch.",
                                      ("model", "backend"), buckets=_STEP_BUCKETS, registry=registry)
-        self.engine_step_batch_size = Histogram("linpix_engine_step_batch_size", "Rows in a quantum.",
+        self.engine_step_batch_size = Histogram("linpix_engine_step_batch_size", "Images in a quantum.",
                                                 buckets=_ROW_BUCKETS, registry=registry)
         self.prefill = Histogram("linpix_prefill_seconds",
-                                 "What is known of a request's picture, read or folded in once for all its images.",
+                                 "Seconds to read or fold in the known part of a request's picture, once for all its "
+                                 "images.",
                                  ("model",), buckets=_PREFILL_BUCKETS, registry=registry)
-        self.reloads = Counter("linpix_checkpoint_reloads", "Checkpoints looked at after SIGHUP, by what came of it.",
+        self.reloads = Counter("linpix_checkpoint_reloads", "Checkpoints checked after SIGHUP, by outcome.",
                                ("outcome",), registry=registry)
         self.comparison = Gauge("linpix_comparison_images_per_second",
-                                "Fastest rate of each backend in the last comparison.", ("backend",), registry=registry)
-        kernel_info = Gauge("linpix_kernel_info", "Versions and the kernel in use; always 1.",
+                                "Highest images per second of each backend in the last "
+                                "comparison.", ("backend",), registry=registry)
+        kernel_info = Gauge("linpix_kernel_info", "Versions and kernel in use, as labels; always 1.",
                             ("version", "torch", "kernel"), registry=registry)
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)

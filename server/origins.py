@@ -35,7 +35,7 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def only_here(listening: str) -> bool:
+def is_loopback(listening: str) -> bool:
     """Whether a listening address can be reached only from this machine."""
     address = _address(listening)
     return listening == "localhost" or (address is not None and address.is_loopback)
@@ -49,7 +49,7 @@ class Hosts:
         names = entries(allowed)
         for name in names:
             if name != "*" and _name(name.removeprefix("*.")) != name.removeprefix("*.").strip("[]"):
-                raise ValueError("hosts are names or addresses without scheme and port, such as pix.example.com, "
+                raise ValueError("hosts must be names or addresses without scheme and port, such as pix.example.com, "
                                  "*.example.com or 10.0.0.5")
         self._any = "*" in names
         address = _address(listening)
@@ -105,8 +105,8 @@ class Origins:
 def _origin(text: str) -> str:
     """An origin as browsers send it. Raises ValueError if it is not an origin, or if it stands for any site."""
     if text in ("*", "null"):
-        raise ValueError(f"{text} would let pages of any site in; name the origins")
+        raise ValueError(f"{text} would allow pages of every site; list the origins instead")
     parts = urlsplit(text)
     if not parts.scheme or not parts.hostname or text != f"{parts.scheme}://{parts.netloc}" or "@" in parts.netloc:
-        raise ValueError("origins are scheme, host and port without a path, such as https://app.example.com")
+        raise ValueError("origins must be scheme, host and port without a path, such as https://app.example.com")
     return text.removesuffix(f":{_DEFAULT_PORTS.get(parts.scheme)}")

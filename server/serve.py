@@ -19,8 +19,8 @@ from . import logs
 from .app import create_app
 from .engine.memory import collect
 from .errors import Draining
-from .listening import AT_ONCE, WAITING, listen, tell_seldom, url_of
-from .origins import Hosts, Origins, only_here
+from .listening import AT_ONCE, WAITING, listen, log_refused_connections, url_of
+from .origins import Hosts, Origins, is_loopback
 from .settings import Settings, misspelt
 from .web import error_handlers
 from .web.middleware import stack
@@ -102,7 +102,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._loop = asyncio.get_running_loop()  # from here on, signals drain: there are servers to close
-            tell_seldom(self._loop)
+            log_refused_connections(self._loop)
             for listening in sockets or []:
                 listening.listen(WAITING)
             if self._probes is not None:
@@ -150,7 +150,7 @@ class Server(uvicorn.Server):
             try:
                 await self._service.catalogue.reload(self._ledger)
             except Exception:
-                logger.exception("SIGHUP: the reload failed, and what is served stays")
+                logger.exception("SIGHUP: the reload failed; the models that are served do not change")
 
     # --- SIGTERM and SIGINT ---
 
@@ -175,8 +175,8 @@ class Server(uvicorn.Server):
                 self._close()
             while self._ledger.tickets and self._loop.time() < self._drain_until:
                 await asyncio.sleep(0.02)
-            self._ledger.fail_all(Draining("the server is shutting down, and this request could not be finished in "
-                                           "time; send it again after the restart"))
+            self._ledger.fail_all(Draining("the server is shutting down and could not finish this request in time; "
+                                           "send it again after the restart"))
             self._close()
             await asyncio.sleep(LINGER_S)
         finally:  # also after an exception: the signal must end the process
@@ -203,7 +203,7 @@ def _allow_files() -> None:
 
 
 def warn_of_exposure(settings: Settings) -> None:
-    if settings.api_keys is None and not only_here(settings.host):
+    if settings.api_keys is None and not is_loopback(settings.host):
         logger.warning("no API keys set: anyone who can reach %s can use this service; see --api-keys", settings.host)
 
 

@@ -24,7 +24,7 @@ def misspelt(environment: Iterable[str]) -> list[str]:
     for name in sorted(environment):
         if name.startswith("LINPIX_") and name not in known and not _ELSEWHERE.fullmatch(name):
             near = difflib.get_close_matches(name, known, 1)
-            found.append(f"{name} is not a setting and has no effect" + (f"; did you mean {near[0]}?" if near else
+            found.append(f"{name} is not a setting, so it has no effect" + (f"; did you mean {near[0]}?" if near else
                                                                          "; linpix serve --help lists them"))
     return found
 
@@ -52,63 +52,69 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 lets the system choose")
     models: str = Field("", description="comma-separated models to serve; the first is the default; empty: all "
                                         "checkpoints")
-    alias: str = Field("", description="other names under which clients may ask for models, comma-separated, such as "
-                       "gpt-image-1=mnist-small, for tools whose model name cannot be chosen")
+    alias: str = Field("", description="other names that clients may use for models, comma-separated, such as "
+                       "gpt-image-1=mnist-small; for tools with a fixed model name")
     checkpoints: Path | None = Field(None, description="folder of checkpoints, read again on SIGHUP; default: "
-                                     "checkpoints/ of the checkout")
-    slots: int = Field(64, ge=1, le=10_000_000, description="images decoded at once per linear model; each holds a "
-                                                            "state")
+                                     "checkpoints/ in the source tree")
+    slots: int = Field(64, ge=1, le=10_000_000, description="images decoded at once per linear model; each has a state "
+                                                            "in memory")
     softmax_slots: int = Field(8, ge=1, le=10_000, description="images decoded at once per softmax model, whose "
                                                                "states are large")
     max_queue: int = Field(256, ge=0, description="images that may wait for a slot, per model")
     max_n: int = Field(16, ge=1, le=1024, description="largest n that a request may ask for")
-    client_images: int = Field(256, ge=0, description="images one client may have waiting or running; 0: no limit")
-    max_requests: int = Field(512, ge=0, description="request bodies that are read at the same time; 0: no limit")
-    head_timeout: float = Field(20.0, gt=0, description="seconds in which the head of a request must arrive")
-    body_timeout: float = Field(60.0, gt=0, description="seconds in which the body of a request must arrive")
-    max_upload: int = Field(16 * 2**20, ge=1024, description="largest request body, bytes")
-    upload_space: int = Field(384 * 2**20, ge=1024, description="bytes that all current uploads may use together, in "
-                              "memory and in the folder for temporary files; one client may use a quarter of them, or "
+    client_images: int = Field(256, ge=0, description="images that one client may have waiting or running; 0: no limit")
+    max_requests: int = Field(512, ge=0, description="largest number of request bodies that are read at once; 0: no "
+                                                     "limit")
+    head_timeout: float = Field(20.0, gt=0, description="seconds within which the head of a request must arrive")
+    body_timeout: float = Field(60.0, gt=0, description="seconds within which the body of a request must arrive")
+    max_upload: int = Field(16 * 2**20, ge=1024, description="largest request body, in bytes")
+    upload_space: int = Field(384 * 2**20, ge=1024, description="bytes that all current uploads together may use, in "
+                              "memory and in the folder for temporary files; one client may use a quarter of this, or "
                               "--max-upload if that is more")
-    drain_timeout: float = Field(30.0, ge=0, description="seconds in which admitted requests may finish after "
-                                 "SIGTERM before they get an error; a second SIGTERM ends them at once")
-    request_timeout: float = Field(600.0, gt=0, description="longest time for a request, in seconds; clients may ask "
-                                                            "for less")
+    drain_timeout: float = Field(30.0, ge=0, description="seconds that admitted requests have to finish after SIGTERM, "
+                                 "before they get an error; a second SIGTERM ends them at once")
+    request_timeout: float = Field(600.0, gt=0, description="longest time for a request, in seconds; a request may set "
+                                                            "a shorter one")
     watchdog_timeout: float = Field(60.0, gt=0, le=86_400, description="seconds without a heartbeat before a busy "
                                     "engine counts as hung and the process exits; ten times as long during a "
                                     "comparison")
-    compare_budget: float = Field(120.0, gt=0, le=3600, description="longest comparison that may be asked for over "
+    compare_budget: float = Field(120.0, gt=0, le=3600, description="longest comparison that may be requested over "
                                                                     "HTTP, in seconds")
-    engine: Literal["auto", "eager", "compiled"] = Field("auto", description="engine of linear models: torch (eager), "
-                                                         "or the kernels of csrc/ (compiled); auto: compiled if it can")
+    engine: Literal["auto", "eager", "compiled"] = Field("auto", description="engine of linear models: torch (eager) "
+                                                         "or the kernels of csrc/ (compiled); auto: compiled if it can "
+                                                         "run the model")
     precision: Literal["auto", "fp32", "bf16", "int8"] = Field("auto", description="precision of matrix products; "
-                                                               "auto: bf16 where the hardware multiplies in it; int8: "
-                                                               "faster on a processor, for a little likelihood")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where linear models decode; auto: on a GPU if "
-                                                                       "there is one")
+                                                               "auto: bf16 if the hardware has instructions for it, "
+                                                               "else fp32; int8: faster on a CPU, with slightly worse "
+                                                               "likelihoods")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device on which linear models decode; auto: a "
+                                                                       "GPU if there is one")
     state: Literal["fp32", "fp16"] = Field("fp32", description="precision of the recurrent state on a GPU; fp16 needs "
                                                                "--defer")
-    defer: int = Field(1, ge=1, le=64, description="tokens that a GPU adds to the state at a time")
-    poison: bool = Field(False, description="for debugging: fill freed slots with NaN, so that reading one shows")
-    api_keys: Path | None = Field(None, description="file of API keys made by `linpix key` (mode 600); if "
+    defer: int = Field(1, ge=1, le=64, description="number of tokens that a GPU adds to the state at once")
+    poison: bool = Field(False, description="for debugging: fill freed slots with NaN, which makes it visible if one "
+                                            "is read")
+    api_keys: Path | None = Field(None, description="file of API keys, made with `linpix key`, with mode 600; if "
                                   "unset, no key is required")
     allowed_hosts: str = Field("", description="host names to accept besides localhost and the listening address, "
                                "comma-separated; *.example.com for subdomains, * for any")
-    allowed_origins: str = Field("", description="origins besides its own whose pages may use the service, "
-                                 "comma-separated, such as https://app.example.com")
+    allowed_origins: str = Field("", description="other origins whose pages may use the service, comma-separated, such "
+                                 "as https://app.example.com")
     trusted_proxies: str = Field("", description="addresses or networks of proxies whose X-Forwarded-For and "
-                                 "X-Forwarded-Proto are believed, comma-separated")
+                                 "X-Forwarded-Proto headers are trusted, comma-separated")
     metrics_host: str = Field("127.0.0.1", description="address to listen on with --metrics-port")
     metrics_port: int | None = Field(None, ge=0, le=65535, description="separate TCP port for /metrics, /healthz and "
                                      "/readyz; default: they are on the service's port")
-    replicas: int = Field(0, ge=0, le=1024, description="engines in processes of their own, by Ray Serve (pip install "
-                          "'.[ray]'); 0: one engine, in the server's process")
-    fronts: int = Field(1, ge=1, le=1024, description="with --replicas: processes that speak HTTP, all on one port")
-    replica_threads: int = Field(0, ge=0, le=4096, description="with --replicas: threads of each, on cores of its own "
-                                 "where there are enough; 0: the cores divided by the replicas")
+    replicas: int = Field(0, ge=0, le=1024, description="number of engines in separate processes, run by Ray Serve "
+                          "(pip install '.[ray]'); 0: one engine, in the server's process")
+    fronts: int = Field(1, ge=1, le=1024, description="with --replicas: number of processes that answer HTTP, all on "
+                                                      "one port")
+    replica_threads: int = Field(0, ge=0, le=4096, description="with --replicas: threads per replica, on separate "
+                                 "cores if there are enough; 0: number of cores divided by number of replicas")
     log_format: Literal["text", "json"] = Field("text", description="format of the log on standard error; json: one "
-                                                "object a line")
-    faults: str = Field("", json_schema_extra=HIDDEN, description="what goes wrong on purpose: server/fault_rules.py")
+                                                "object per line")
+    faults: str = Field("", json_schema_extra=HIDDEN, description="for tests: faults to inject, as described in "
+                                                                  "server/fault_rules.py")
 
     @field_validator("checkpoints", "metrics_port", mode="before")
     @classmethod
@@ -119,7 +125,7 @@ class Settings(BaseSettings):
     @classmethod
     def _not_empty(cls, value: object) -> object:
         if value == "":  # a variable that was left empty by mistake must not let everybody in
-            raise ValueError("name a file of keys, or leave it out to require no key")
+            raise ValueError("give a file of keys; or leave the setting out, and no key is required")
         return value
 
     @field_validator("allowed_hosts")

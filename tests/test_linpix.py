@@ -80,7 +80,7 @@ def test_complete_keeps_what_is_known(tiny, tmp_path):
     (["sample", "--model", "TINY", "--label", "cat", "--out", "OUT"], "0, 1, 2"),
     (["sample", "--model", "TINY", "--label", "10", "--out", "OUT"], "0, 1, 2"),
     (["sample", "--model", "TINY", "--engine", "eager", "--precision", "bf16", "--out", "OUT"], "--engine compiled"),
-    (["sample", "--model", "TINY", "--state", "fp16", "--out", "OUT"], "use --defer 8 with it"),
+    (["sample", "--model", "TINY", "--state", "fp16", "--out", "OUT"], "use it with --defer 8"),
     (["train", "tiny", "--data", "OUT", "--out", "OUT", "--attention", "softmax", "--feature-map", "relu"],
      "--feature-map is not an option of softmax attention"),
     (["train", "tiny", "--data", "OUT", "--out", "OUT", "--lsh-rounds", "2"],
@@ -95,7 +95,7 @@ def test_complete_keeps_what_is_known(tiny, tmp_path):
     (["train", "tiny", "--data", "nowhere", "--out", "TINY"], "--init"),
     (["train", "tiny", "--data", "nowhere", "--out", "TINY", "--resume"], "--init"),
     (["train", "tiny", "--data", "PICTURES", "--out", "OUT", "--batch", "0"], "batch must be at least 1"),
-    pytest.param(["evaluate", "TINY", "--data", "PICTURES", "--device", "cuda"], "sees no CUDA GPU",
+    pytest.param(["evaluate", "TINY", "--data", "PICTURES", "--device", "cuda"], "finds no CUDA GPU",
                  marks=[pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"), pytest.mark.cuda]),
     (["import", "TINY/config.json", "--heads", "2", "--out", "OUT"], "config.json"),
 ])
@@ -136,7 +136,7 @@ def test_doctor_says_which_engine_runs_and_why():
     assert facts["kernel"] == ops.kernel()
     assert facts["why"]
     assert facts["torch"]
-    assert ("by VNNI" in facts["int8_products"]) == (facts["kernel"] in ("avx512vnni", "avx512bf16"))
+    assert ("using VNNI" in facts["int8_products"]) == (facts["kernel"] in ("avx512vnni", "avx512bf16"))
 
 
 @pytest.mark.slow
@@ -196,7 +196,7 @@ def test_a_reversible_model_is_trained_resumed_and_drawn_from_by_the_eager_engin
     assert (config.residual, config.norm) == ("reversible", "pre")
     drawn = succeeds("sample", "--model", shipped, "--count", 2, "--out", tmp_path / "drawn", "--json")
     assert json.loads(drawn.stdout)["engine"] == ("eager+operator" if ops.compiled else "eager")
-    assert not ops.compiled or "it supports plain residuals only" in drawn.stderr
+    assert not ops.compiled or "it supports only plain residuals" in drawn.stderr
     succeeds("complete", next((pictures / "test").rglob("*.png")), "--model", shipped, "--keep-rows", 4, "--out",
              tmp_path / "completed")
     report = json.loads(succeeds("compare", "--model", shipped, "--backends", "linear,softmax", "--batch", 2,

@@ -73,7 +73,7 @@ def test_score_gives_what_a_server_gives(tiny, server):
 
 
 @pytest.mark.parametrize(("known", "options", "message"), [
-    (np.ones((8, 8), bool), {}, "known hides nothing.*leave it out"), (np.ones((8, 8)), {}, "known must be bool"),
+    (np.ones((8, 8), bool), {}, "known hides no pixel.*leave it out"), (np.ones((8, 8)), {}, "known must be bool"),
     (None, {"label": "cat"}, "label must be a class")])
 def test_a_score_that_cannot_be_is_refused(tiny, known, options, message):
     with pytest.raises(ValueError, match=message):
@@ -87,7 +87,7 @@ def test_the_best_candidates_are_those_of_a_server(tiny, server):
     answer = server.client().post("/v1/images/edits", files={"image": ("a.png", occluded(3, picture))},
                                   data={"n": "2", "seed": "7", "candidates": "6", "label": "2"})
     assert np.array_equal(drawn, images_of(answer))
-    with pytest.raises(ValueError, match="candidates, of which the 2 best are kept, must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="candidates must be at least 2, got 1; the best 2 of them are kept"):
         linpix.complete(str(tiny), picture, known, 2, candidates=1)
 
 
@@ -101,7 +101,7 @@ def test_answers_of_particles_are_those_of_a_server(tiny, server):
     assert np.array_equal(drawn, images_of(answer)) and (drawn[:, known] == picture[known]).all()
     with pytest.raises(ValueError, match="method must be raster or smc, got 'gibbs'"):
         linpix.complete(str(tiny), picture, known, method="gibbs")
-    with pytest.raises(ValueError, match="known after the first hole, and there are none"):
+    with pytest.raises(ValueError, match="known pixels after the first hole, but there are none"):
         linpix.complete(str(tiny), picture, np.arange(64).reshape(8, 8) < 20, method="smc")
 
 
@@ -136,7 +136,7 @@ def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total(thrice, capsys):
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"temperature": 0}, "at temperature 0 every attempt is the same"), ({"candidates": 4}, "of 4 candidates the best"),
+    ({"temperature": 0}, "at temperature 0 all attempts are the same"), ({"candidates": 4}, "got 4 candidates"),
     ({"model": "tiny"}, "tiny cannot; leave attempts out")])
 def test_attempts_that_cannot_be_are_refused(thrice, tiny, options, words):
     options = options | ({"model": str(tiny)} if "model" in options else {})
@@ -164,7 +164,7 @@ def test_a_photographed_digit_is_prepared_and_completed(tmp_path):
     with pytest.raises(ValueError, match="known must be bool of shape"):
         linpix.complete(str(tmp_path / "grey"), paper, known[:9], prepare="mnist")
     checkpoint.save(tmp_path / "colour", Transformer(dataclasses.replace(PRESETS["tiny"], channels=3)), {}, "#")
-    with pytest.raises(ValueError, match="prepare=mnist goes with models of 28x28 grey pixels"):
+    with pytest.raises(ValueError, match="prepare=mnist works only with models of 28x28 grey pixels"):
         linpix.complete(str(tmp_path / "colour"), paper, known, prepare="mnist")
 
 

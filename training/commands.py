@@ -38,7 +38,7 @@ GROWTH_IMAGES = 64  # images on which new layers are fitted
 def _choose_device(given: argparse.Namespace) -> None:
     """Make the CUDA GPU the default device, if --device is cuda, or is auto and there is a GPU."""
     if given.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no CUDA GPU here; leave the flag out, or install a CUDA build")
+        raise ValueError("--device cuda: torch finds no CUDA GPU; leave the flag out, or install a CUDA build of torch")
     if given.device != "cpu" and torch.cuda.is_available():
         torch.set_default_device("cuda")
 
@@ -47,13 +47,13 @@ def _choose_preset(given: argparse.Namespace, out: Path) -> None:
     """Set given.preset and given.data from PRESET --data DIR or --preset PRESET|auto DIR, and the plan of auto."""
     if given.chosen is not None:
         if given.data is not None and given.preset is not None:
-            raise ValueError("with --preset the other argument is the folder of pictures; leave out --data")
+            raise ValueError("with --preset, the other argument is the folder of pictures; leave out --data")
         given.preset, given.data = given.chosen, given.data or given.preset
     if given.preset is None or given.data is None:
-        raise ValueError("name an architecture and a folder: linpix train mnist-small --data DIR --out FOLDER, or "
+        raise ValueError("give an architecture and a folder: linpix train mnist-small --data DIR --out FOLDER, or "
                          "linpix train --preset auto DIR --out FOLDER")
     if given.preset not in (*PRESETS, "auto"):
-        raise ValueError(f"there is no preset {given.preset!r}; there are auto, {', '.join(sorted(PRESETS))}")
+        raise ValueError(f"there is no preset {given.preset!r}; choose one of auto, {', '.join(sorted(PRESETS))}")
     if given.preset != "auto":
         return
     beside = out.with_name(out.name + ".training")
@@ -92,10 +92,10 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
     out = Path(given.out)
     state = out.with_name(out.name + ".training") / "state.pt"
     if state.exists() and not given.resume:
-        raise ValueError(f"{out} holds a run already; continue it with --resume, or give another --out")
+        raise ValueError(f"{out} already has a run; continue it with --resume, or give another --out")
     if out.exists() and not state.exists():
-        raise ValueError(f"{out} exists, and {state}, which a resume needs, does not; give another --out, "
-                         "and begin with the weights of this one by --init")
+        raise ValueError(f"{out} exists, but {state}, which --resume needs, does not; give another --out, and start "
+                         "with these weights by --init")
     _choose_preset(given, out)
     preset, options = PRESETS[given.preset], kind_of(given.attention).options
     for name in ("feature_map", "lsh_rounds"):
@@ -152,27 +152,28 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
 def _test_images(folder: str, config: ModelConfig) -> Dataset:
     """The test images in a folder, which must exist: a misspelt folder is not created and filled by a download."""
     if not Path(folder).exists():
-        raise ValueError(f"--data {folder} does not exist; check the path, or make the folder to have MNIST or "
-                         "CIFAR-10 fetched into it")
+        raise ValueError(f"--data {folder} does not exist; check the path, or create an empty folder, and MNIST or "
+                         "CIFAR-10 will be downloaded into it")
     return load(Path(folder), "test", config)
 
 
 def evaluate(given: argparse.Namespace) -> None:
     if not given.classes and (given.write or any(getattr(given, name) is not None for name in DRAWING)):
-        raise ValueError("--write, --temperature, --temperature-range, --attempts and --limits go with --classes, "
-                         "which measures what is written beside them")
+        raise ValueError("--write, --temperature, --temperature-range, --attempts and --limits need --classes, which "
+                         "measures the share that is written with them")
     if given.engine == "eager":
         _choose_device(given)
     elif given.device == "cuda":
-        raise ValueError(f"--engine {given.engine} evaluates on the CPU; leave out --device cuda, or say eager")
+        raise ValueError(f"--engine {given.engine} evaluates on the CPU; leave out --device cuda, or use --engine "
+                         "eager")
     if given.grid and not Path(given.grid).parent.is_dir():
-        raise ValueError(f"--grid {given.grid}: its folder does not exist; make it first")
+        raise ValueError(f"--grid {given.grid}: its folder does not exist; create it first")
     found = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
     data = _test_images(given.data, found.net.config)
     known = found.net.config.classes
     if given.labels and not (known and len(data.classes) == known):
-        raise ValueError(f"--labels all: {found.name} knows {known} classes, and the test images have "
-                         f"{len(data.classes)}; leave it out, or give the model's own data")
+        raise ValueError(f"--labels all: {found.name} has {known} classes, but the test images have "
+                         f"{len(data.classes)}; leave it out, or give the data that the model was trained on")
     chosen = choose(found.net.config, "auto" if given.classes else given.engine, given.precision)
     packed = pack(found.net, PRECISIONS[chosen.precision]) if chosen.engine == "compiled" else None
     if given.classes:
@@ -202,8 +203,8 @@ def _class_agreement(given: argparse.Namespace, found: Checkpoint, test: Dataset
     """Measure class agreement; with --write, add it and the facts about drawing to the checkpoint."""
     config = found.net.config
     if not (config.classes and len(test.classes) == config.classes and found.net.attention.steps_as):
-        raise ValueError(f"--classes needs a model that draws images of classes, and test images of the same: "
-                         f"{found.name} knows {config.classes}, and the test images have {len(test.classes)}")
+        raise ValueError(f"--classes needs a model with classes, and test images of the same classes: {found.name} has "
+                         f"{config.classes}, and the test images have {len(test.classes)}")
     facts = {name: found.provenance[name] for name in DRAWING if name in found.provenance}
     facts = DRAWN.get(found.provenance.get("data", ""), {}) | facts
     facts |= {name: value for name in DRAWING if (value := getattr(given, name)) is not None}
@@ -252,5 +253,5 @@ def experiment(given: argparse.Namespace) -> None:
     kind, folder = study(given.experiment).settings_type, Path(given.out)
     settings = kind(**{field.name: getattr(given, field.name) for field in dataclasses.fields(kind)})
     complete = conduct(given.experiment, settings, folder, command=given.command_line, max_minutes=given.max_minutes)
-    rest = "the experiment is complete" if complete else "the same command goes on with it"
+    rest = "the experiment is complete" if complete else "the same command continues it"
     print(f"written to {folder}; {rest}", file=sys.stderr)

@@ -87,7 +87,7 @@ def load(folder: Path, split: Split, config: ModelConfig, *, mirrors: Sequence[s
     if known.shape != shape:
         data, model = (" x ".join(map(str, sizes)) for sizes in (known.shape, shape))
         raise DataError(home, f"holds {known.title}, {data} (height x width x channels), but the model is "
-                              f"for {model}", "name data of the model's shape, or a model of the data's")
+                              f"for {model}", "give data of the model's shape, or a model of the data's shape")
     images, labels = known.read(home, split, MIRRORS[known.name] if mirrors is None else mirrors)
     return Dataset(known.name, images, labels, known.classes)
 
@@ -163,13 +163,13 @@ def _read_cifar10(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
         where = loose
     if missing := [stem for stem in stems if stem not in batches]:
         raise DataError(archive or home, f"lacks {', '.join(missing)}, which the {split} split needs",
-                        "add what is missing from where the rest came from, or name an empty folder to "
-                        "download everything")
+                        "add the missing files from the source of the others, or give an empty folder to download "
+                        "everything")
     parts = [readers.read_cifar10(batches[stem], where[stem]) for stem in stems]
     for stem in stems:
         if not original and (got := _md5(batches[stem])) != CIFAR10_SUMS[stem]:
-            _log.warning("%s is used as it is: its records are well-formed, but its MD5 %s is none that is "
-                         "known, so damage would not be noticed", where[stem], got)
+            _log.warning("%s has well-formed records, but an unknown MD5, %s, so damage cannot be detected; using it "
+                         "anyway", where[stem], got)
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 
@@ -197,7 +197,7 @@ def _md5(raw: bytes) -> str:
 
 def _check_sum(raw: bytes, name: object, expected: str) -> None:
     if (got := _md5(raw)) != expected:
-        raise DataError(name, f"has other contents than published: expected MD5 {expected}, got {got}",
+        raise DataError(name, f"differs from the published file: expected MD5 {expected}, got {got}",
                         "delete the file to download it again")
 
 
@@ -212,7 +212,7 @@ def _fetch(name: str, home: Path, mirrors: Sequence[str], check: Callable[[Path,
         partial.touch()
     except OSError as error:
         raise DataError(home, f"lacks {name} and cannot be written to ({error.strerror})",
-                        "put the file there by hand, or name a folder that can be written to") from None
+                        "put the file there by hand, or give a folder that can be written to") from None
     causes = []
     try:
         for base in mirrors:
@@ -231,8 +231,8 @@ def _fetch(name: str, home: Path, mirrors: Sequence[str], check: Callable[[Path,
                 return home / name
     finally:
         partial.unlink(missing_ok=True)
-    raise DataError(home, f"lacks {name}, and no mirror gave it ({'; '.join(causes) or 'none is named'})",
-                    f"put {name} there by hand, or name other mirrors in LINPIX_MIRRORS")
+    raise DataError(home, f"lacks {name}, and no mirror gave it ({'; '.join(causes) or 'no mirror is set'})",
+                    f"put {name} there by hand, or list other mirrors in LINPIX_MIRRORS")
 
 
 def _download(url: str, target: Path) -> None:
@@ -246,11 +246,12 @@ def _download(url: str, target: Path) -> None:
             file.write(chunk)
             done += len(chunk)
             if done > _LARGEST_DOWNLOAD_BYTES:
-                raise DataError(url, f"sent over {_LARGEST_DOWNLOAD_BYTES:,} bytes and goes on", "try later")
+                raise DataError(url, f"sent over {_LARGEST_DOWNLOAD_BYTES:,} bytes, more than any data set "
+                                     "file", "try later")
             if live:
                 print(f"\rdownloading {url}: {done / 1e6:.1f} of {size / 1e6:.1f} MB ", end="",
                       file=sys.stderr, flush=True)
         if live:
             print(file=sys.stderr)
     if size and done != size:
-        raise DataError(url, f"broke off after {done:,} of {size:,} bytes", "try later")
+        raise DataError(url, f"ended after {done:,} of {size:,} bytes", "try later")

@@ -28,7 +28,8 @@ def grown(net: Transformer, layers: int, run: Callable[[Transformer], object]) -
     """
     config = net.config
     if layers < config.layers or config.residual != "plain":
-        raise ValueError(f"{config.layers} {config.residual} layers cannot begin a network of {layers} plain ones")
+        raise ValueError(f"weights of {config.layers} {config.residual} layers cannot start a network of {layers} "
+                         "plain layers")
     deeper = Transformer(dataclasses.replace(config, layers=layers))
     hosts = max(1, config.layers // 2)  # new layers follow these
     copies = [1 + (layers - config.layers + hosts - 1 - i) // hosts if i < hosts else 1 for i in range(config.layers)]
@@ -86,6 +87,6 @@ def _give_back(layer: Layer, x: Tensor, index: int) -> Tensor:
         x = F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
     error = float((x - given).norm() / given.norm())
     if not error < TOLERANCE:
-        raise ValueError(f"a new layer after layer {index} would change what it is given by {error:.0%}; begin with "
-                         "a checkpoint of pre-norm layers, or of fewer steps between norms")
+        raise ValueError(f"a new layer after layer {index} would change its input by {error:.0%}; start with a "
+                         "checkpoint that has pre-norm layers, or fewer steps between norms")
     return x

@@ -100,7 +100,7 @@ def loss_function(net: Transformer, config: TrainConfig) -> Callable[..., Tensor
 
     first = 1 if net.config.first_marginal else 0  # that sub-pixel's distribution is not trained
     if config.compile and not can_compile():
-        print("training without torch.compile, at about two thirds of the speed: there is no C++ compiler",
+        print("training without torch.compile, at about two thirds of the speed, because there is no C++ compiler",
               file=sys.stderr)
     elif config.compile:
         dense, packed = torch.compile(dense), torch.compile(packed, dynamic=True)
@@ -177,8 +177,8 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     the gradient is no longer a number, and ChildProcessError if another process has died.
     """
     if run.model.classes and (most := int(data.labels.max(initial=-1))) >= run.model.classes:
-        raise ValueError(f"{data.name} has {most + 1} classes, but this architecture knows {run.model.classes}; "
-                         "give data with fewer, or without class folders")
+        raise ValueError(f"{data.name} has {most + 1} classes, but this architecture has {run.model.classes}; give "
+                         "data with fewer, or without class folders")
     config, side = run.config, folder.with_name(folder.name + ".training")
     held_out = min(config.validation, len(data.images) // 10)
     kept = len(data.images) - held_out

@@ -40,7 +40,7 @@ warnings.filterwarnings("ignore", module=r"PIL\.")  # an odd picture is read, or
 
 _COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open}
 _SLIPS = (ValueError, LookupError, ArithmeticError, RecursionError)  # errors of tarfile for unexpected headers
-_FETCH_AGAIN = "delete it and fetch it again"
+_FETCH_AGAIN = "delete it and download it again"
 _PAGE_STARTS = (b"<!doctype", b"<html", b"<head", b"<?xml")
 
 
@@ -109,7 +109,7 @@ def read_idx(raw: bytes, name: object, dimensions: int) -> NDArray[np.uint8]:
     if raw[:4] != magic:
         raise DataError(name, f"begins with {raw[:4].hex(' ') or 'nothing'}, expected {magic.hex(' ')} "
                               f"(IDX, {noun})",
-                        "check that it is the file its name says, else " + _FETCH_AGAIN)
+                        "check that the file is what its name says, else " + _FETCH_AGAIN)
     start = 4 + 4 * dimensions
     if len(raw) < start:
         raise DataError(name, f"is truncated: expected a header of {start} bytes, got {len(raw)}",
@@ -117,13 +117,13 @@ def read_idx(raw: bytes, name: object, dimensions: int) -> NDArray[np.uint8]:
     shape = struct.unpack(f">{dimensions}I", raw[4:start])
     expected, got = math.prod(shape), len(raw) - start
     if not expected:
-        raise DataError(name, f"holds nothing: its header gives the shape {shape}", _FETCH_AGAIN)
+        raise DataError(name, f"has no data: its header gives the shape {shape}", _FETCH_AGAIN)
     if got < expected:
-        raise DataError(name, f"is truncated: expected {shape[0]:,} {noun} as its header promises, got "
+        raise DataError(name, f"is truncated: expected {shape[0]:,} {noun} according to its header, got "
                               f"{got // math.prod(shape[1:]):,}", _FETCH_AGAIN)
     if got > expected:
-        raise DataError(name, f"has {got - expected:,} bytes too many: expected {shape[0]:,} {noun} as its "
-                              "header promises and nothing after them", _FETCH_AGAIN)
+        raise DataError(name, f"has {got - expected:,} bytes too many: expected {shape[0]:,} {noun} according to its "
+                              "header, and nothing after them", _FETCH_AGAIN)
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()  # torch needs a writable array
 
 
@@ -185,7 +185,7 @@ def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
     then ignored. The order is that of the paths. A flat collection has labels of -1 and no class names.
     """
     if shape[2] not in (1, 3):
-        raise DataError(path, f"is for a model of {shape[2]} channels, and pictures are read as 1 or 3",
+        raise DataError(path, f"is for a model of {shape[2]} channels, but pictures can be read only with 1 or 3",
                         "use a model of 1 or 3 channels")
     found: dict[str, Path | bytes] = {}
     if path.is_dir():  # broken links too: reading one raises a clear error
@@ -194,9 +194,9 @@ def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
     else:
         found.update(tar_members(path, is_picture))
     if not found:
-        raise DataError(path, f"holds no pictures ({', '.join(PICTURE_SUFFIXES)}), nor files named as "
-                        "MNIST's (train-images-idx3-ubyte.gz, ...) or as those of CIFAR-10's binary version "
-                        "(data_batch_1.bin, ...)", "check the path, or put one of these there")
+        raise DataError(path, f"has no pictures ({', '.join(PICTURE_SUFFIXES)}), and no files with the names of MNIST "
+                        "(train-images-idx3-ubyte.gz, ...) or of CIFAR-10's binary version (data_batch_1.bin, "
+                        "...)", "check the path, or put such files there")
     class_of, classes = _arrange(found, path, split)
     images = np.empty((len(class_of), math.prod(shape)), np.uint8)
     for row, name in zip(images, class_of, strict=True):
@@ -230,12 +230,12 @@ def _arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str,
         tenth = set(order[-max(1, len(order) // 10):])
         chosen = tenth if split == "test" else set(inner) - tenth
     if not chosen:
-        raise DataError(where, f"has no pictures for the {split} split, of {len(inner)} in all",
+        raise DataError(where, f"has no pictures for the {split} split, out of {len(inner)} in all",
                         "add pictures, or sort them into train/ and test/")
     flat = sorted(name for name, parts in inner.items() if len(parts) == 1)
     if flat and len(flat) < len(inner):
         raise DataError(where, f"has pictures next to sub-folders of pictures ({flat[0]})",
-                        "move them: either all are in sub-folders, one for each class, or none")
+                        "put all pictures in sub-folders, one for each class, or none")
     ordered = sorted(chosen, key=lambda name: PurePosixPath(name).parts)
     classes = () if flat else tuple(sorted({parts[0] for parts in inner.values()}, key=_numbers_by_value))
     return {name: inner[name][0] for name in ordered}, classes
@@ -248,7 +248,7 @@ def _numbers_by_value(name: str) -> tuple[str, str]:
 def _open(path: Path) -> IO[bytes]:
     try:
         if path.exists() and not path.is_file():
-            raise DataError(path, "is not a regular file", "name a file, or a folder of files")
+            raise DataError(path, "is not a regular file", "give a file, or a folder of files")
         return path.open("rb")
     except OSError as error:
         if path.is_symlink() and "annex/objects" in os.readlink(path).replace("\\", "/"):
@@ -258,18 +258,18 @@ def _open(path: Path) -> IO[bytes]:
 
 
 class _Unpacked:
-    """A stream of a file's content, from front to back, to its end or, if it is compressed, to `most` bytes.
+    """A stream of a file's content, from front to back, to its end or, if it is compressed, to `max_bytes` bytes.
 
     It can seek back by at most one byte, which tarfile reads before a header to check that the file is long enough.
     """
 
-    def __init__(self, stream: Any, name: object, most: int, *, inflates: bool) -> None:
-        self._stream, self._name, self._most, self._inflates = stream, name, most, inflates
+    def __init__(self, stream: Any, name: object, max_bytes: int, *, inflates: bool) -> None:
+        self._stream, self._name, self._max_bytes, self._inflates = stream, name, max_bytes, inflates
         self._at = 0
         self.last = b""  # the bytes of the last read
 
     def read(self, size: int = -1) -> bytes:
-        left = max(0, self._most - self._at) + self._inflates  # a limit for any size that a header claims
+        left = max(0, self._max_bytes - self._at) + self._inflates  # a limit for any size that a header claims
         self.last = self._stream.read(left if size < 0 else min(size, left))
         self._at += len(self.last)
         self._check(self._at)
@@ -277,7 +277,7 @@ class _Unpacked:
 
     def seek(self, at: int) -> int:
         if at < self._at - 1:
-            raise tarfile.ReadError(f"what ends before byte {self._at:,} ends before it begins")
+            raise tarfile.ReadError(f"a member ends before its start at byte {self._at:,}")
         self._check(at)
         self._at = self._stream.seek(at)
         return self._at
@@ -289,9 +289,10 @@ class _Unpacked:
         return self._at
 
     def _check(self, at: int) -> None:
-        if self._inflates and at > self._most:
-            raise DataError(self._name, f"unpacks to over {self._most:,} bytes, as a bomb would",
-                            "check where it comes from; if it is meant so, unpack it yourself")
+        if self._inflates and at > self._max_bytes:
+            raise DataError(self._name, f"unpacks to more than {self._max_bytes:,} bytes, so it may be a decompression "
+                                        "bomb",
+                            "check where it comes from; if you trust it, unpack it yourself")
 
 
 @contextmanager
@@ -317,9 +318,10 @@ def _decompressed(file: IO[bytes], name: object) -> Iterator[_Unpacked]:
         raise DataError(name, f"is damaged or truncated ({error})", _FETCH_AGAIN) from error
     except tarfile.TarError as error:
         raise DataError(name, f"is not a tar archive, or is damaged ({error})",
-                        "name a folder, or a tar archive (plain, gzip or xz), or " + _FETCH_AGAIN) from error
+                        "give a folder, or a tar archive (plain, gzip or xz), or " + _FETCH_AGAIN) from error
     except MemoryError:  # an xz header may ask for a dictionary of 4 GiB
-        raise DataError(name, "takes more memory to unpack than there is", "unpack it yourself, with xz") from None
+        raise DataError(name, "needs more memory to unpack than this machine "
+                              "has", "unpack it yourself, with xz") from None
     except OSError as error:
         raise DataError(name, f"cannot be read ({error.strerror or error})",
                         "check the path and its permissions") from error

@@ -56,27 +56,29 @@ class TrainConfig:
     """All settings that determine the course of a run. Limits of one sitting are arguments of train."""
 
     images: int = setting(400_000, "length of the schedule in images; the learning rate reaches its final value there")
-    minutes: float = setting(0.0, "length of the schedule in minutes, if it ends before --images; 0: by images only")
+    minutes: float = setting(0.0, "length of the schedule in minutes, if this is reached before --images; 0: only "
+                                  "--images counts")
     batch: int = setting(16, "images per step")
-    accumulate: int = setting(1, "parts in which a process computes the gradient of its images: less memory, same "
-                                 "gradients")
-    optimizer: Optimizer = setting("muon", "adamw, radam, or muon (muon for the layers' matrices, AdamW for the rest)")
+    accumulate: int = setting(1, "number of parts in which a process computes the gradient of its images; more parts "
+                                 "need less memory and give the same gradients")
+    optimizer: Optimizer = setting("muon", "adamw, radam or muon (Muon for the layers' matrices, AdamW for the rest)")
     learning_rate: float = setting(1.5e-3, "peak learning rate")
     head_share: float = setting(0.1, "learning rate of the head and its norm, relative to the others")
     final_learning_rate: float = setting(0.02, "final learning rate, relative to the peak (cosine decay)")
-    warmup_images: int = setting(8_000, "images of the linear rise to the peak")
+    warmup_images: int = setting(8_000, "number of images during the linear rise to the peak")
     weight_decay: float = setting(0.05, "weight decay of the layers' matrices; other parameters have none")
     betas: tuple[float, float] = setting((0.9, 0.95), "decay rates of Adam's two averages")
     clip: float = setting(1.0, "largest gradient norm of a group: the layers' matrices, the head, the rest")
     ema: float = setting(0.998, "decay per step of the averaged weights, which are exported; lower in the first steps")
-    unconditional: float = setting(0.5, "part of the images that train without their class; "
-                                      "none of a model that draws the class first")
-    conditional: float = setting(0.67, "part of the images with known pixels, for a model with patches")
-    class_weight: float = setting(10.0, "weight of the class loss of such a model, relative to the likelihood in nats")
-    seed: int = setting(0, "seed of initial weights, order of images, and labels left out")
+    unconditional: float = setting(0.5, "share of the images that train without their class; not used by a model that "
+                                      "draws the class first")
+    conditional: float = setting(0.67, "share of the images with known pixels, for a model with patches")
+    class_weight: float = setting(10.0, "weight of the class loss, for a model that predicts classes from known "
+                                        "pixels; relative to the likelihood in nats")
+    seed: int = setting(0, "seed of initial weights, order of images and omitted labels")
     validation: int = setting(1_000, "number of training images held out for validation; at most a tenth")
-    feed_forward_chunks: int = setting(1, "parts in which positions go through the feed-forward layers: less memory, "
-                                          "same gradients")
+    feed_forward_chunks: int = setting(1, "number of parts in which positions pass the feed-forward layers; more parts "
+                                          "need less memory and give the same gradients")
     bf16: bool = setting(True, "use bf16 autocast where the processor supports it")
     compile: bool = setting(True, "use torch.compile where there is a C++ compiler")
 
@@ -85,7 +87,8 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.batch % self.accumulate:
-            raise ValueError(f"batch must divide by accumulate, got {self.batch} images and {self.accumulate} parts")
+            raise ValueError(f"batch must be a multiple of accumulate, got {self.batch} images and {self.accumulate} "
+                             "parts")
         for name in ("minutes", "warmup_images", "weight_decay", "validation", "class_weight", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -200,7 +203,7 @@ class Run:
             net = grown(net, self.model.layers, lambda net: run_layers(net, images, start, known))
         there = negative(net.config) if invert else net.config
         if found := differences(there, self.model):
-            raise ValueError(f"--init needs a checkpoint of the same architecture, and {other.name} differs in "
+            raise ValueError(f"--init needs a checkpoint of the same architecture, but {other.name} differs in "
                              f"{'; '.join(found)}")
         old = inverted(net.state_dict(), net.config) if invert else net.state_dict()
         weights = inherited(old, there, self.net.state_dict(), self.model)
@@ -240,15 +243,15 @@ class Run:
             model = replace(model, layers=layers or was.layers)
             same = state["version"] == STATE_VERSION and was == model
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
-            raise ValueError(f"{path} is damaged ({type(error).__name__}); restore it, or begin again with another "
+            raise ValueError(f"{path} is damaged ({type(error).__name__}); restore it, or start again with another "
                              "--out and --init") from error
         if not same:
             raise ValueError(f"{path} was saved by a run of another architecture; give this run another --out")
         saved["betas"] = tuple(saved["betas"])
         for name in ("optimizer", "batch", "seed", "validation"):  # these determine the images seen, or the state
             if changes.get(name, saved[name]) != saved[name]:
-                raise ValueError(f"{path} was saved with --{name} {saved[name]}; resume with the same, "
-                                 f"got {changes[name]}")
+                raise ValueError(f"{path} was saved with --{name} {saved[name]}; resume with the same value, got "
+                                 f"{changes[name]}")
         run = cls(model, TrainConfig(**saved | changes))
         run.net.load_state_dict(state["net"])
         run.averaged.load_state_dict(state["averaged"])

@@ -24,8 +24,8 @@ MEETING, PATIENCE = timedelta(minutes=1), timedelta(days=1)  # PATIENCE: process
 ASSEMBLY = timedelta(minutes=10)  # MEETING for several machines, which may start at different times
 
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables of torchrun and similar launchers
-_ENDED = ("another process of the training has ended, perhaps for lack of memory; --resume goes on from the last save, "
-          "--processes 1, or torchrun with fewer of them, needs less")
+_ENDED = ("another training process has ended, perhaps because memory ran out; --resume continues from the last save, "
+          "and --processes 1, or torchrun with fewer processes, needs less memory")
 
 
 def count_for(batch: int, wanted: int | None, device: str, accumulate: int = 1) -> int:
@@ -40,8 +40,8 @@ def count_for(batch: int, wanted: int | None, device: str, accumulate: int = 1) 
         most = min(torch.get_num_threads(), max(1, part // LEAST_IMAGES)) if device == "cpu" else 1
         return next(count for count in range(most, 0, -1) if part % count == 0)
     if wanted > 1 and device != "cpu":
-        raise ValueError(f"--processes {wanted}: on a GPU one process trains; leave the flag out, or say --device cpu; "
-                         "for several GPUs, start the command with torchrun")
+        raise ValueError(f"--processes {wanted}: on a GPU, training uses one process; leave the flag out, or add "
+                         "--device cpu; for several GPUs, start the command with torchrun")
     _check_share(f"--processes {wanted}", batch, wanted, accumulate)
     return wanted
 
@@ -49,7 +49,7 @@ def count_for(batch: int, wanted: int | None, device: str, accumulate: int = 1) 
 def _check_share(what: str, batch: int, count: int, accumulate: int) -> None:
     if count < 1 or batch % (count * accumulate):
         parts = f" times --accumulate {accumulate}" if accumulate > 1 else ""
-        raise ValueError(f"{what}: the --batch of {batch} images must divide by it{parts}")
+        raise ValueError(f"{what}: the --batch of {batch} images must be a multiple of it{parts}")
 
 
 class Workers:
@@ -93,9 +93,8 @@ class Workers:
             distributed.all_gather_object(found, facts)
         for rank, other in enumerate(found):
             if differing := [name for name in facts if other[name] != found[0][name]]:
-                raise ValueError(f"process {rank} has another {' and '.join(differing)} than process 0; on every "
-                                 "machine the command, --data, --out and --init must be the same, --out on a shared "
-                                 "disk")
+                raise ValueError(f"process {rank} has another {' and '.join(differing)} than process 0; every machine "
+                                 "must use the same command, --data, --out and --init, with --out on a shared disk")
 
     def leave(self) -> None:
         """Leave the process group, all at about the same time: what the first one does afterwards may take long."""
@@ -125,8 +124,8 @@ def launched(device: str) -> Iterator[Workers | None]:
     local, here = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", count))
     gpus = torch.cuda.device_count() if device != "cpu" else 0
     if 0 < gpus <= local:
-        raise ValueError(f"{here} processes on this machine, and {gpus} GPUs: each process needs one; start "
-                         f"--nproc-per-node={gpus}, or say --device cpu")
+        raise ValueError(f"{here} processes on this machine, but {gpus} GPUs: each process needs its own; use "
+                         f"--nproc-per-node={gpus} or --device cpu")
     own = torch.device("cuda", local) if gpus else None
     if own is not None:
         torch.cuda.set_device(own)

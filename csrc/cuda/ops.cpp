@@ -108,7 +108,7 @@ class Call {
     if (m.background >= 0) {
       STD_TORCH_CHECK(m.project.columns <= MAX_BACKGROUND_DIM, op, ": background_dim must be at most ",
                       MAX_BACKGROUND_DIM, ", got ", m.project.columns);
-      STD_TORCH_CHECK(last, op, ": a model with a background wants the pool `last`, got None");
+      STD_TORCH_CHECK(last, op, ": a model with a background needs the pool `last`, got None");
       rows.last = checked<float>(*last, op, "last", ScalarType::Float, {N, m.project.columns});
     }
     if (pairs) {
@@ -119,8 +119,8 @@ class Call {
     }
     const bool half = S.scalar_type() == ScalarType::Half;
     if (half) {
-      STD_TORCH_CHECK(pairs && scale && saturated, op, ": a float16 S wants pairs, scale and saturated: rounded at every "
-                      "step, it would lose what is added");
+      STD_TORCH_CHECK(pairs && scale && saturated, op, ": a float16 S needs pairs, scale and saturated, since rounding "
+                      "at every step would lose small additions");
       pools.scale = checked<float>(*scale, op, "scale", ScalarType::Float, {L, H});
       pools.saturated = checked<int64_t>(*saturated, op, "saturated", ScalarType::Long, {1});
     }

@@ -82,7 +82,7 @@ class Attention(ABC):
         q, k: (N, H, D) · v: (N, H, M) · offsets: (B + 1,) int64: tokens offsets[b] .. offsets[b + 1] - 1 are
         sequence b · returns (N, H, M). Raises ValueError if the kind does not support packed sequences.
         """
-        raise ValueError(f"attention {self.config.attention} does not attend over packed sequences; linear does")
+        raise ValueError(f"attention {self.config.attention} cannot process packed sequences; use linear")
 
     @property
     def state_bytes(self) -> int:
@@ -106,8 +106,8 @@ class Attention(ABC):
 
         Raises ValueError if the kind has only the parallel form: drawing images needs the step-by-step form.
         """
-        raise ValueError(f"attention {self.config.attention} has no step-by-step form, so it draws no images here; "
-                         "train one with linear or softmax")
+        raise ValueError(f"attention {self.config.attention} has no step-by-step form, so it cannot draw images; train "
+                         "a model with linear or softmax attention")
 
 
 _CLASSES: dict[AttentionKind, str] = {"linear": "LinearAttention", "softmax": "SoftmaxAttention",

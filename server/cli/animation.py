@@ -83,7 +83,7 @@ def enlargement(count: int, config: ModelConfig, factor: int | None) -> int:
     factor = factor or max(1, min(WIDEST // width, LARGEST_SIDE // height))
     if max(width, height) * factor > LARGEST_SIDE or width * height * factor**2 > LARGEST_FRAME:
         raise ValueError(f"--count {count}: a frame of the animation would have {width * factor} x {height * factor} "
-                         f"pixels, and may have up to {LARGEST_FRAME}, {LARGEST_SIDE} a side; animate fewer images"
+                         f"pixels; at most {LARGEST_FRAME} are allowed, {LARGEST_SIDE} a side; draw fewer images"
                          + (", or give a smaller --scale" if factor > 1 else ""))
     return factor
 

@@ -52,8 +52,8 @@ class Order:
 
     def __post_init__(self) -> None:
         if self.shards > self.count:
-            raise ValueError(f"--shards {self.shards}: each shard has at least one image, and --count is {self.count}; "
-                             "give fewer shards")
+            raise ValueError(f"--shards {self.shards}: each shard needs at least one image, and --count is "
+                             f"{self.count}; give fewer shards")
 
     def images_of(self, shard: int) -> range:
         """The numbers of a shard's images: shards are equally long, or differ by one image."""
@@ -153,7 +153,7 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"--out {folder}: another process draws into this folder; wait until it has ended, or "
+            raise ValueError(f"--out {folder}: another process is drawing into this folder; wait until it ends, or "
                              "give another folder") from None
         yield
     finally:
@@ -165,8 +165,8 @@ def _settle(folder: Path, order: Order, batcher: Batcher) -> int:
     file, settings = folder / SETTINGS, _settings(order, batcher)
     if not file.exists():
         if next(folder.glob("shard-*"), None):
-            raise ValueError(f"--out {folder} has shards, but no {SETTINGS}, which says what they are; restore it, or "
-                             "give another folder")
+            raise ValueError(f"--out {folder} has shards, but the file {SETTINGS} that describes them is missing; "
+                             "restore it, or give another folder")
         first = secrets.randbelow(MAX_SEED - order.count) if order.seed is None else order.seed
         seeds_from(first, order.count)  # checks the range
         temporary = file.with_name(file.name + ".new")
@@ -181,7 +181,7 @@ def _settle(folder: Path, order: Order, batcher: Batcher) -> int:
     wanted = {"seed": first if order.seed is None else order.seed} | settings
     if differing := [f"{name} {begun.get(name)!r}, now {value!r}" for name, value in wanted.items()
                      if begun.get(name) != value]:
-        raise ValueError(f"--out {folder} was begun with other settings: {'; '.join(differing)}; go on with those of "
+        raise ValueError(f"--out {folder} was started with other settings: {'; '.join(differing)}; use the settings of "
                          "the first call, or give another folder")
     return first
 

@@ -72,37 +72,37 @@ def sample(given: argparse.Namespace) -> None:
         _sample_shards(given)
         return
     if given.shard_format:
-        raise ValueError(f"--shard-format {given.shard_format} needs --shards, the number of them")
+        raise ValueError(f"--shard-format {given.shard_format} needs --shards, the number of shards")
     check_candidates(given.candidates, given.count)
     drawn = given.candidates or given.count
     checkpoint, batcher = _batcher(given, min(drawn, given.batch))
-    heat = temperature_of(given.temperature, checkpoint)
+    temperature = temperature_of(given.temperature, checkpoint)
     check_recognises(given.candidates, checkpoint)
-    label, attempts = class_of(given.label, checkpoint), _attempts(given, checkpoint, heat)
-    _produce(given, checkpoint, batcher, [ImageSpec(seed=seed, temperature=heat, label=label, attempts=attempts)
+    label, attempts = class_of(given.label, checkpoint), _attempts(given, checkpoint, temperature)
+    _produce(given, checkpoint, batcher, [ImageSpec(seed=seed, temperature=temperature, label=label, attempts=attempts)
                                           for seed in seeds_from(given.seed, drawn)])
 
 
 def _sample_shards(given: argparse.Namespace) -> None:
     if _kind(given.out) or given.candidates or given.preview == "always":
-        raise ValueError("--shards writes every image that is drawn into a folder: leave out --candidates and "
-                         "--preview always, and give a folder as --out")
+        raise ValueError("--shards writes every drawn image into a folder: leave out --candidates and --preview "
+                         "always, and give a folder as --out")
     if given.scale == "auto":
-        raise ValueError("--scale auto is for grids on a screen; with --shards give a number, or leave it out")
+        raise ValueError("--scale auto is for grids on a screen; with --shards, give a number or leave it out")
     order = bulk.Order(count=given.count, shards=given.shards, shard_format=given.shard_format or "tar",
                        seed=given.seed, temperature=1.0, attempts=0, label=None, scale=given.scale or 1)
     given.preview = "never"
     checkpoint, batcher = _batcher(given, min(given.count, given.batch))
-    heat = temperature_of(given.temperature, checkpoint)
-    order = dataclasses.replace(order, label=class_of(given.label, checkpoint), temperature=heat,
-                                attempts=_attempts(given, checkpoint, heat))
+    temperature = temperature_of(given.temperature, checkpoint)
+    order = dataclasses.replace(order, label=class_of(given.label, checkpoint), temperature=temperature,
+                                attempts=_attempts(given, checkpoint, temperature))
     drawn, engine = bulk.draw_shards(Path(given.out), order, batcher), batcher.decoder
     speed = drawn.images / drawn.seconds if drawn.images else None
     result = {"images": given.count, "drawn": drawn.images, "seconds": drawn.seconds, "images_per_second": speed,
               **engine.facts, "seed": drawn.seed, "shards": given.shards, "files": drawn.files}
     how = f" in {drawn.seconds:.2f} s ({speed:.2f} images/s, {engine.name} engine, {engine.precision})" if speed else ""
     _say(given, result, f"{given.out} has {given.count} images in {given.shards} shards, seeds from {drawn.seed}; "
-                        f"{drawn.images} of them drawn now{how}")
+                        f"{drawn.images} of them were drawn now{how}")
 
 
 def complete(given: argparse.Namespace) -> None:
@@ -110,15 +110,15 @@ def complete(given: argparse.Namespace) -> None:
     mask = Path(given.mask).read_bytes() if given.mask else None
     if given.lay_back and (_kind(given.out) or given.scale):
         raise ValueError("--lay-back writes one PNG per image at the size of the picture: give a folder as --out, and "
-                         "no --scale")
+                         "leave out --scale")
     check_candidates(given.candidates, given.count)
     particles = particles_for(given.method, given.particles, candidates=given.candidates,
                               temperature=1.0 if given.temperature is None else given.temperature)
     answers = given.candidates or given.count
     checkpoint, batcher = _batcher(given, min(answers * max(1, particles), max(given.batch, particles)))
     label = class_of(given.label, checkpoint)
-    heat = temperature_of(given.temperature, checkpoint, filtered=particles > 0)
-    attempts = _attempts(given, checkpoint, heat)
+    temperature = temperature_of(given.temperature, checkpoint, filtered=particles > 0)
+    attempts = _attempts(given, checkpoint, temperature)
     with in_own_words():
         upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
                               preparation=given.prepare, lay_back=given.lay_back)
@@ -131,14 +131,14 @@ def complete(given: argparse.Namespace) -> None:
     if upload.prepared is not None:
         facts["prepared"] = {"inverted": upload.prepared.inverted, "box": upload.box}
     _produce(given, checkpoint, batcher,
-             particles_of([ImageSpec(seed=seed, temperature=heat, label=label, attempts=attempts,
+             particles_of([ImageSpec(seed=seed, temperature=temperature, label=label, attempts=attempts,
                                      canvas=occluded.canvas, known=occluded.known)
                            for seed in seeds_from(given.seed, answers)], particles),
              upload.overlay, conditioning=occluded.conditioning, known=occluded.known_count, **facts)
 
 
-def _attempts(given: argparse.Namespace, checkpoint: Checkpoint, heat: float) -> int:
-    return attempts_for(given.attempts, checkpoint, candidates=given.candidates, temperature=heat)
+def _attempts(given: argparse.Namespace, checkpoint: Checkpoint, temperature: float) -> int:
+    return attempts_for(given.attempts, checkpoint, candidates=given.candidates, temperature=temperature)
 
 
 def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher]:
@@ -233,15 +233,16 @@ def _check_output(out: str) -> Literal["PNG", "GIF", "WEBP"] | None:
     possible = "NAME.png for a grid, NAME.gif or NAME.webp for an animation of it"
     if kind:
         if path.is_dir() or not path.parent.is_dir():
-            raise ValueError(f"--out {out}: {'is a folder' if path.is_dir() else 'its folder does not exist'}; "
-                             f"give a new folder for one PNG per image, or in an existing one {possible}")
+            raise ValueError(f"--out {out}: {'is a folder' if path.is_dir() else 'its folder does not exist'}; give a "
+                             f"new folder for one PNG per image, or {possible} in an existing folder")
         Image.init()
         if kind not in Image.SAVE_ALL:
-            raise ValueError(f"--out {out}: this Pillow was built without {kind}; give NAME.gif, or install another")
+            raise ValueError(f"--out {out}: this Pillow was built without {kind}; give NAME.gif, or install another "
+                             "Pillow")
     elif path.is_file():
         raise ValueError(f"--out {out} is a file; give a folder for one PNG per image, or {possible}")
     elif path.suffix[1:2].isalpha() and not path.is_dir() and not out.endswith("/"):
-        raise ValueError(f"--out {out}: nothing is written as {path.suffix}; give {possible}, or a folder, "
+        raise ValueError(f"--out {out}: the format {path.suffix} is not supported; give {possible}, or a folder, "
                          f"{out}/, for one PNG per image")
     else:
         path.mkdir(parents=True, exist_ok=True)
@@ -279,8 +280,8 @@ def doctor(given: argparse.Namespace) -> None:
              "residuals": "plain in the compiled kernels, reversible in the eager engine",
              "device": torch.cuda.get_device_name() if ops.gpu else "cpu", "no_gpu": ops.why_no_gpu() or None,
              "instruction_set": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads(),
-             "int8_products": "with --precision int8, by VNNI" if ops.kernel() in ops.VNNI_KERNELS else
-                              "with --precision int8, without VNNI and so no faster" if ops.compiled else "none",
+             "int8_products": "with --precision int8, using VNNI" if ops.kernel() in ops.VNNI_KERNELS else
+                              "with --precision int8, but without VNNI, so not faster" if ops.compiled else "none",
              "bf16_matrix_products": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
              "python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform()}
     _say(given, facts, "\n".join(f"{name.replace('_', ' '):21} {value}" for name, value in facts.items()

@@ -83,8 +83,8 @@ def quantum_of(batcher: Batcher) -> QuantumReport:
     report = batcher.run_quantum()
     for error in report.failed.values():
         if isinstance(error, NotFinite):
-            raise NotFinite(f"{batcher.name} produced NaN or infinite values; the checkpoint is damaged, or try "
-                            "--engine eager or --precision fp32") from error
+            raise NotFinite(f"{batcher.name} produced NaN or infinite values; try --engine eager or --precision fp32, "
+                            "and if that does not help, restore the checkpoint") from error
         raise error
     return report
 
@@ -102,7 +102,7 @@ def ranked(net: Transformer, produced: Produced, known: NDArray[np.bool_] | None
 
 def check_candidates(candidates: int | None, count: int) -> None:
     if candidates is not None and candidates < count:
-        raise ValueError(f"candidates, of which the {count} best are kept, must be at least {count}, got {candidates}")
+        raise ValueError(f"candidates must be at least {count}, got {candidates}; the best {count} of them are kept")
 
 
 def check_recognises(candidates: int | None, checkpoint: Checkpoint) -> None:
@@ -140,7 +140,7 @@ def class_of(label: int | str | None, checkpoint: Checkpoint) -> int | None:
     found = None if label is None else checkpoint.class_of(str(label))
     if label is not None and found is None:
         raise ValueError(f"label must be a class of {checkpoint.name}: "
-                         f"{', '.join(checkpoint.class_names) or 'none, it knows no classes'}; got {label!r}")
+                         f"{', '.join(checkpoint.class_names) or 'none: it has no classes'}; got {label!r}")
     return found
 
 
@@ -190,7 +190,7 @@ def _prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[N
     if image.dtype != np.uint8 or image.ndim != 2:
         raise ValueError(f"image must be uint8 of shape (height, width), got {image.dtype} of shape {image.shape}")
     if known.dtype != np.bool_ or known.shape != image.shape:
-        raise ValueError(f"known must be bool of shape {image.shape}, true for pixels that stay, got {known.dtype} of "
+        raise ValueError(f"known must be bool of shape {image.shape}, true for pixels to keep, got {known.dtype} of "
                          f"shape {known.shape}")
     found = reduce_and_prepare(image.astype(np.uint8), known.astype(np.bool_))
     return found.canvas, found.known
@@ -209,7 +209,7 @@ def _draw(model: str, count: int, label: int | str | None, seed: int | None, tem
     limit_threads()
     checkpoint = checkpoints.read(checkpoints.find(str(model), None if folder is None else Path(folder)))
     config, number = checkpoint.net.config, class_of(label, checkpoint)
-    heat = temperature_of(temperature, checkpoint, filtered=particles > 0)
+    temperature = temperature_of(temperature, checkpoint, filtered=particles > 0)
     if given is not None and prepare == "mnist":
         check_preparable(config)
         given = _prepared(*given)
@@ -217,8 +217,8 @@ def _draw(model: str, count: int, label: int | str | None, seed: int | None, tem
     known = None if occluded is None else occluded.known
     if known is None:
         check_recognises(candidates, checkpoint)
-    most = attempts_for(attempts, checkpoint, candidates=candidates, temperature=heat)
-    specs = particles_of([ImageSpec(seed=one, temperature=heat, label=number, attempts=most, known=known,
+    max_attempts = attempts_for(attempts, checkpoint, candidates=candidates, temperature=temperature)
+    specs = particles_of([ImageSpec(seed=one, temperature=temperature, label=number, attempts=max_attempts, known=known,
                                     canvas=occluded.canvas if occluded else None)
                           for one in seeds_from(seed, candidates or count)], particles)
     decoder = new_decoder(checkpoint, min(len(specs), max(batch, particles)))
@@ -248,6 +248,6 @@ def flattened(image: NDArray[np.generic], known: NDArray[np.generic], config: Mo
     if image.dtype != np.uint8 or image.shape != shape:
         raise ValueError(f"image must be uint8 of shape {shape}, the model's, got {image.dtype} of shape {image.shape}")
     if known.dtype != np.bool_ or known.shape != shape[:2]:
-        raise ValueError(f"known must be bool of shape {shape[:2]}, true for pixels that stay, got {known.dtype} of "
+        raise ValueError(f"known must be bool of shape {shape[:2]}, true for pixels to keep, got {known.dtype} of "
                          f"shape {known.shape}")
     return image.astype(np.uint8).flatten(), np.repeat(known.astype(np.bool_).flatten(), config.channels)

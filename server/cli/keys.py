@@ -14,7 +14,7 @@ from ..web.keys import KEY_NAME, bucket_of, open_private, parse
 def key(given: argparse.Namespace) -> None:
     """`linpix key`: make a key, and its line for the file of --api-keys."""
     if not KEY_NAME.fullmatch(given.name):
-        raise ValueError(f"a name has up to 64 letters, digits, dots, dashes and underscores; got {given.name!r}")
+        raise ValueError(f"a name must have 1 to 64 letters, digits, dots, dashes and underscores, got {given.name!r}")
     secret = f"lpx_{secrets.token_urlsafe(32)}"
     line = f"{given.name} sha256:{hashlib.sha256(secret.encode()).hexdigest()}"
     if given.rate:
@@ -26,8 +26,8 @@ def key(given: argparse.Namespace) -> None:
         print(json.dumps({"name": given.name, "key": secret, "line": line, "file": given.file}))
         return
     print(secret)
-    print("this is the key; it is shown this once" + (f", and its line is in {given.file}" if given.file else
-          ", and here is its line for the file of --api-keys:"), file=sys.stderr)
+    print("this is the key; it is shown only once" + (f", and its line was added to {given.file}" if given.file else
+          ", followed by its line for the file of --api-keys:"), file=sys.stderr)
     if not given.file:
         print(line)
 

@@ -58,8 +58,8 @@ def colours_of(stream: TextIO, wanted: Literal["auto", "always", "never"], envir
         HALF_BLOCK.encode(stream.encoding)
     except UnicodeEncodeError:
         if wanted == "always":
-            raise ValueError(f"--preview always: the {stream.encoding} of standard error has no {HALF_BLOCK!a}; "
-                             "set PYTHONIOENCODING=utf-8") from None
+            raise ValueError(f"--preview always: the encoding {stream.encoding} of standard error has no "
+                             f"{HALF_BLOCK!a}; set PYTHONIOENCODING=utf-8") from None
         return 0
     can = stream.isatty() and environment.get("TERM", "dumb") != "dumb" and not environment.get("NO_COLOR")
     if wanted == "never" or (wanted == "auto" and not can):

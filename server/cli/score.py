@@ -43,10 +43,11 @@ def score(model: str, image: ArrayLike, known: ArrayLike | None = None, *, label
     if posterior and not checkpoint.class_names:
         raise ValueError(f"posterior needs a model with classes, and {checkpoint.name} has none; leave it out")
     hidden = np.zeros((config.height, config.width), np.bool_)
-    canvas, told = flattened(np.asarray(image), hidden if known is None else np.asarray(known), config)
-    if told.all():
-        raise ValueError("known hides nothing, so nothing is scored: set it to false somewhere, or leave it out")
-    scoring = scoring_of(checkpoint, canvas, told, number, every=posterior).complete()
+    canvas, given = flattened(np.asarray(image), hidden if known is None else np.asarray(known), config)
+    if given.all():
+        raise ValueError("known hides no pixel, so there is nothing to score: set it to false for at least one pixel, "
+                         "or leave it out")
+    scoring = scoring_of(checkpoint, canvas, given, number, every=posterior).complete()
     bits, found = likelihood(scoring, number, checkpoint, every=posterior)
     shape = (config.height, config.width, *([config.channels] if config.channels > 1 else []))
     return Score(found["bits_per_dim"], found["log_likelihood"], bits.reshape(shape),
@@ -85,4 +86,4 @@ def run(given: argparse.Namespace) -> None:
         print(f"{entry['posterior']:7.4f}  {entry['label']:12}  {entry['bits_per_dim']:.4f} bits/dim  "
               f"{entry['log_likelihood']:.2f} nats")
     if exception:
-        print(f"* {exception}, so this is not a likelihood in the strict sense")
+        print(f"* {exception}, so this is not strictly a likelihood")

@@ -117,7 +117,7 @@ class Handles:
             answer.cancel()
             raise
         except _LOST as lost:
-            raise ReplicaLost(f"a replica is lost ({type(lost).__name__})") from lost
+            raise ReplicaLost(f"a replica was lost ({type(lost).__name__})") from lost
 
     async def stream(self, order: Order) -> AsyncIterator[list[Answer]]:
         answer = self._streams.stream.remote(order)
@@ -128,13 +128,13 @@ class Handles:
             answer.cancel()
             raise
         except _LOST as lost:
-            raise ReplicaLost(f"a replica is lost ({type(lost).__name__})") from lost
+            raise ReplicaLost(f"a replica was lost ({type(lost).__name__})") from lost
 
     async def compare(self, what: str, *about: Any) -> Job | None:
         try:
             found = await self._engines.compare.remote(what, *about)
         except _LOST as lost:
-            raise EngineGone("the replica that had the comparisons died") from lost
+            raise EngineGone("the replica with the comparisons died") from lost
         if isinstance(found, ServiceError):
             raise found
         assert found is None or isinstance(found, Job)
@@ -166,7 +166,8 @@ async def _told(answer: Any) -> Any:
     try:
         return await asyncio.wait_for(answer, DESK_S)
     except (*_LOST, TimeoutError) as lost:
-        logger.warning("the desk is away (%s): limits hold for each front alone until it is back", type(lost).__name__)
+        logger.warning("the desk does not answer (%s): until it does, each front applies the limits on its "
+                       "own", type(lost).__name__)
         return None
 
 

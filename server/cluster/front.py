@@ -49,7 +49,8 @@ class FrontLedger(Ledger):
         super().__init__({}, metrics, EngineThread(), max_queue=settings.max_queue,  # a thread that never starts
                          request_timeout_s=settings.request_timeout, client_images=settings.client_images)
         self.name, self._fleet, self._models = name, fleet, models
-        self._hops = Histogram("linpix_hop_seconds", "From a front to a replica and back, of answers in one piece.",
+        self._hops = Histogram("linpix_hop_seconds", "Seconds from a front to a replica and back, for answers in one "
+                                                     "piece.",
                                buckets=_HOPS_S, registry=metrics.registry)
         self._orders: dict[str, asyncio.Task[None]] = {}
         self._entered: Counter[str] = Counter()  # images, by client
@@ -172,14 +173,15 @@ class FrontLedger(Ledger):
                 return
             except ReplicaLost as lost:
                 again = run + 1 < RUNS and not passed
-                logger.warning("%s; request %s %s", lost, order.id, "runs again elsewhere" if again else "ends")
+                logger.warning("%s; request %s %s", lost, order.id, "runs again on another "
+                                                                    "replica" if again else "ends")
                 if not again:
                     break
             except Exception as failure:  # a bug, of ours or of the transport
-                logger.exception("request %s is lost", order.id)
-                self._lose(ticket, admitted, f"the request was lost on its way ({type(failure).__name__})")
+                logger.exception("request %s was lost", order.id)
+                self._lose(ticket, admitted, f"the request was lost on its way to a replica ({type(failure).__name__})")
                 return
-        self._lose(ticket, admitted, "the replicas that were to draw this request ended, or serve other weights")
+        self._lose(ticket, admitted, "the replicas for this request have ended, or serve other weights")
 
     def _admitted(self, answers: list[Answer], admitted: asyncio.Future[None]) -> None:
         """Set `admitted` from the first answer of a stream. Raises ReplicaLost if the replica ends."""

@@ -89,9 +89,9 @@ def _begin(folder: str, cores: int) -> None:
         except Exception as error:  # Ray has no class for it
             ray.shutdown()
             if not left:
-                raise OSError(f"Ray did not start: {error}; if this machine was not just busy, look at what "
-                              "'ray start --head --block' says") from error
-            logger.warning("Ray did not start, and is started again: %s", error)
+                raise OSError(f"Ray did not start: {error}; if the machine was not too busy, run 'ray start --head "
+                              "--block' to see the cause") from error
+            logger.warning("Ray did not start; trying again: %s", error)
 
 
 def _checked(settings: Settings) -> Settings:
@@ -133,7 +133,7 @@ def _run(settings: Settings, signals: _Signals) -> None:
         time.sleep(LOOK_S)
     signals.started = True
     host = f"[{settings.host}]" if ":" in settings.host else settings.host or "localhost"
-    logs.announce(f"LinPix serves {settings.replicas} replicas by {settings.fronts} fronts at "
+    logs.announce(f"LinPix serves {settings.replicas} replicas through {settings.fronts} fronts at "
                   f"http://{host}:{settings.port}", settings.log_format)
     while not signals.asked:
         time.sleep(LOOK_S)

@@ -92,7 +92,7 @@ class Replica:
         except ServiceError as error:
             yield [error]
         except Exception as failure:
-            logger.exception("an order failed")
+            logger.exception("a request from a front failed")
             yield [EngineFailed(f"the engine failed on this request ({type(failure).__name__})")]
 
     async def _answers(self, order: Order) -> AsyncIterator[list[Answer]]:
@@ -101,7 +101,8 @@ class Replica:
             ticket.began -= order.spent_s
             served = ledger.models.get(order.model)
             if served is None or served.decoder.facts != order.facts:  # replicas are replaced one after the other
-                raise EngineGone("this replica serves other models, weights or precisions than the front that asks")
+                raise EngineGone("this replica serves other models, weights or precisions than the front that sent the "
+                                 "request")
             ledger.admit(ticket, served, order.images, stream=order.stream, bulk=order.bulk, known=order.known,
                          scores=order.hidden is not None, group=order.group, ranked=order.ranked,
                          attempts=order.specs[0].attempts if order.specs else 0)

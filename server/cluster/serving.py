@@ -48,7 +48,7 @@ class _Elsewhere(Decoder):
         return self._engine
 
     def _nothing(self, *about: Any) -> Any:
-        raise NotImplementedError("a front draws nothing")
+        raise NotImplementedError("a front does not draw images")
 
     prefill = keep = restore = quantum = cast(Any, _nothing)
 
@@ -73,8 +73,8 @@ def models_of(told: dict[str, Description], settings: Settings, fleet: Fleet) ->
     for name, about in told.items():
         source = checkpoint.read(checkpoint.find(name, settings.checkpoints))
         if source.digest != about.facts["checkpoint"]:
-            raise checkpoint.CheckpointError(f"{name}: this front reads another checkpoint than its replicas; give all "
-                                             "of them the same --checkpoints, and start them again")
+            raise checkpoint.CheckpointError(f"{name}: this front has read another checkpoint than its replicas; give "
+                                             "all of them the same --checkpoints, and restart them")
         found[name] = FarModel(name, _Elsewhere(source, about), about.backend, settings.max_queue, fleet)
     return found
 
@@ -207,6 +207,6 @@ async def front_server(settings: Settings, name: str,
             if time.monotonic() > until:
                 raise
             if not waited:
-                logger.info("this front waits for a replica with its settings and weights: %s", error)
+                logger.info("this front is waiting for a replica with the same settings and weights: %s", error)
             waited = True
             await asyncio.sleep(beat_s)

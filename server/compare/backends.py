@@ -57,7 +57,7 @@ class Backend:
             self.state = net.attention.new_state(rows) if FORMS[name].keeps else None
         self._slots = torch.arange(1, rows + 1)
         self._start = torch.full((rows,), START)
-        self._heat = torch.ones(rows)
+        self._temperatures = torch.ones(rows)
 
     def fill(self, canvas: Tensor) -> Iterator[None]:
         """Give every slot the memory of a whole image, `canvas` (1, T), as prefill would.
@@ -104,7 +104,7 @@ class Backend:
         else:
             with decode_threads(self.net, rows, t):
                 parameters = self.net.step(canvas, positions, self._start[:rows], self.state, self._slots[:rows])
-        canvas[:, t * C:(t + 1) * C] = draw_token(self.net, parameters, positions, u, self._heat[:rows])
+        canvas[:, t * C:(t + 1) * C] = draw_token(self.net, parameters, positions, u, self._temperatures[:rows])
 
 
 class CompiledBackend(Backend):
@@ -131,7 +131,7 @@ class CompiledBackend(Backend):
             began = time.perf_counter()
             self._packed.decode(self._canvas, self._unknown, self._S, self._z, self._slots[:rows],
                                 torch.full_like(steps, t), steps, self._start[:rows], torch.arange(rows),
-                                self._heat[:rows])
+                                self._temperatures[:rows])
             self._quantum = max(1, int(QUANTUM_S * count / (time.perf_counter() - began)))
             done = slice(t * C, (t + count) * C)
             canvas[:, done] = self._canvas[1:rows + 1, done]

@@ -49,8 +49,8 @@ def find_twins(checkpoint: Checkpoint, folder: Path, read_before: Iterable[Check
 def not_compared(checkpoint: Checkpoint) -> str:
     """Why a model cannot be compared whatever its twins are, or ""."""
     if checkpoint.net.config.packed:
-        return (f"{checkpoint.name} uses patches of known pixels or skips background, which other kinds of "
-                "attention cannot do, so it cannot be compared; name another model")
+        return (f"{checkpoint.name} cannot be compared: it uses patches of known pixels or skips background, which "
+                "other kinds of attention cannot do; choose another model")
     return ""
 
 
@@ -73,8 +73,9 @@ def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str,
     own = _stands_for(ours, ours)
     if not own:
         known = [form.attention["lsh_rounds"] for form in FORMS.values() if "lsh_rounds" in form.attention]
-        raise ValueError(f"{checkpoint.name} has lsh attention of {ours.lsh_rounds} rounds, which is not compared; "
-                         f"name a linear or softmax model, or one of lsh attention of {' or '.join(map(str, known))}")
+        raise ValueError(f"{checkpoint.name} has lsh attention of {ours.lsh_rounds} rounds, which cannot be compared; "
+                         "choose a linear or softmax model, or one with lsh attention of "
+                         f"{' or '.join(map(str, known))}")
     sources: dict[str, Checkpoint | None] = dict.fromkeys(BACKENDS)
     for twin in twins:
         sources |= dict.fromkeys(_stands_for(twin.net.config, ours), twin)

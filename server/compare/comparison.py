@@ -123,8 +123,8 @@ class Comparison:
                 pass  # what was measured counts, and later stages find no time either
             for cell in self.cells:
                 if not (cell.round_seconds or cell.note):
-                    cell.note = (f"the budget of {self.plan.budget_s:g} s ended before its steps were timed "
-                                 f"at {len(self._measured.coarse)} positions")
+                    cell.note = (f"the budget of {self.plan.budget_s:g} s ended before the steps were timed at "
+                                 f"{len(self._measured.coarse)} positions")
             self._describe()
 
     def _survey(self) -> Iterator[None]:
@@ -163,8 +163,8 @@ class Comparison:
             for cell in alike:
                 needed = state_bytes(name, net.config) * cell.batch
                 if needed > MEMORY_SHARE * free:
-                    cell.note = (f"its states would take {needed / 2**30:.1f} GiB, and of the free "
-                                 f"{free / 2**30:.1f} GiB at most {MEMORY_SHARE:.0%} may be used")
+                    cell.note = (f"its states would take {needed / 2**30:.1f} GiB, but only {MEMORY_SHARE:.0%} of the "
+                                 f"free {free / 2**30:.1f} GiB may be used")
                 else:
                     rows = max(rows, cell.batch)
             backend = CompiledBackend(net, rows) if engine == "compiled" else Backend(name, net, rows)

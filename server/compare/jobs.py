@@ -95,7 +95,7 @@ class Comparisons:
         try:
             comparison = await asyncio.to_thread(self._made, job, checkpoint, plan)
         except Exception as failure:
-            logger.exception("%s could not be made", job.id)
+            logger.exception("%s could not be started", job.id)
             self._fail(job, failure, checkpoint)
             return
         if comparison is not None and job.status == "running":
@@ -135,8 +135,8 @@ class Comparisons:
     def _fail(self, job: Job, failure: Exception, checkpoint: Checkpoint) -> None:
         """End a job with an error. Clients see paths below the folder of checkpoints; the log has the whole path."""
         if job.status == "running":
-            told = str(failure).replace(f"{checkpoint.folder.parent}{os.sep}", "")
-            job.error, job.status = f"{type(failure).__name__}: {told}", "failed"
+            reason = str(failure).replace(f"{checkpoint.folder.parent}{os.sep}", "")
+            job.error, job.status = f"{type(failure).__name__}: {reason}", "failed"
 
 
 class Jobs:

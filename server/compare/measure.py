@@ -175,10 +175,10 @@ class Measurement:
     def disturbed(self, cell: Cell) -> str:
         """How other work slowed a cell down, in words; empty if it is not known to have."""
         if cell.waited_s > WAITED * cell.timed_s:
-            return f"other work had its processor for {cell.waited_s / cell.timed_s:.0%} of the time"
+            return f"other work used its processor for {cell.waited_s / cell.timed_s:.0%} of the time"
         if cell.decoded is not None and cell.decoded > BUSY * (usual := self.estimate(cell)):
-            return (f"other work kept the machine busy: a whole decode took {cell.decoded:.3g} s, and its usual steps "
-                    f"add up to {usual:.3g} s")
+            return (f"other work kept the machine busy: a whole decode took {cell.decoded:.3g} s, and its typical "
+                    f"steps add up to {usual:.3g} s")
         return ""
 
     def _count(self, cell: Cell, before: tuple[float, float]) -> None:

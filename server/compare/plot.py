@@ -36,13 +36,13 @@ def svg(report: Report) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT}" width="{width}" '
         f'height="{_HEIGHT}" role="img">',
-        f"<title>{escape(title_of(report))}: what a step costs, and images per second</title>",
+        f"<title>{escape(title_of(report))}: time of a step, and images per second</title>",
         f"<style>{_STYLE}</style>", f'<rect class="page" width="{width}" height="{_HEIGHT}"/>',
         _text(16, 26, title_of(report), "title"),
         *_legend(series, colours, results),
         *(_step_plot(report, [r for r in results if r["batch"] == batches[-1]], colours) if batches else ()),
         *(_bar_plot(groups, colours, left, width - 10) if batches else ()),
-        _text(16, _HEIGHT - 12, f"{machine_of(report)}; {ENGINES['eager']} alone where nothing else is said",
+        _text(16, _HEIGHT - 12, f"{machine_of(report)}; {ENGINES['eager']} is the engine if none is named",
               "small faint"), "</svg>"]
     return "\n".join(parts) + "\n"
 
@@ -61,8 +61,8 @@ def _legend(series: list[tuple[str, str]], colours: dict[str, str], results: lis
         x += 18 + 7 * len(name) + 22
     marks = {"estimated": "~ and pale: estimated from steps at some positions",
              "disturbed": "†: disturbed by other work"}
-    told = [words for fact, words in marks.items() if any(result.get(fact) for result in results)]
-    return [*parts, _text(x, 50, "; ".join(told), "faint")] if told else parts
+    legend = [words for fact, words in marks.items() if any(result.get(fact) for result in results)]
+    return [*parts, _text(x, 50, "; ".join(legend), "faint")] if legend else parts
 
 
 def _step_plot(report: Report, results: list[Result], colours: dict[str, str]) -> list[str]:

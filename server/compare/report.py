@@ -47,8 +47,8 @@ def table(report: Report) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) if index < 2 else cell.rjust(width)
                        for index, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in rows]
-    marks = ("~ estimated from the steps at some positions; s/image: until the batch is done; "
-             "* not strictly autoregressive; † disturbed by other work")
+    marks = ("~ estimated from the steps at some positions; s/image: time until the whole batch is finished; * not "
+             "strictly autoregressive; † disturbed by other work")
     return "\n".join([*lines, "", marks, *_remarks(report)])
 
 
@@ -58,10 +58,10 @@ def markdown(report: Report) -> str:
     engines = sorted({result["engine"] for result in report["results"]})
     command = f"`{report['command']}` · " if report["command"] else ""
     commit = f"commit `{report['commit']}` · " if report["commit"] else ""
-    sizes = (f"The paper's networks have {16 if dataset == 'cifar10' else 8} layers of width 256, this one "
+    sizes = (f"The paper's networks have {16 if dataset == 'cifar10' else 8} layers of width 256, this one has "
              f"{report['layers']} of width {report['d_model']}.")
     if report["subpixels"] not in DATASETS:
-        sizes += f" Its images have {report['subpixels']} sub-pixels, MNIST's 784: compare factors only."
+        sizes += f" Its images have {report['subpixels']} sub-pixels, but MNIST's have 784: compare only the factors."
     return "\n".join([
         f"# {title_of(report)}",
         "",
@@ -72,31 +72,32 @@ def markdown(report: Report) -> str:
         "",
         *_grid(_throughput(report)),
         "",
-        "Factors against softmax at the same batch, between rows of the same engine only: factors of torch compare "
-        f"attention, and compiled against torch compares kernels. The paper: {title} on {report['paper']['device']}. "
+        "Factors are relative to softmax at the same batch in the same engine. Factors of torch compare kinds of "
+        f"attention; compiled against torch compares kernels. The paper: {title} on {report['paper']['device']}. "
         f"{sizes}",
         "",
         "## Seconds for one image alone (table 5)",
         "",
         *_grid(_alone(report)),
         "",
-        "Factors against linear in the same engine.",
+        "Factors are relative to linear in the same engine.",
         "",
-        "## What a step costs",
+        "## Time of a step",
         "",
         *_grid(_steps(report)),
         "",
         *(f"- {remark}" for remark in (
-            "`~`: estimated from the steps at some positions (report.json lists them), with straight lines "
-            "between; the others are whole decodes with drawing, from the first sub-pixel to the last, the median of "
-            "several where there was time. †: other work disturbed it, so it is faster than that.",
-            "torch is torch alone: no kernel of ours takes part. compiled is our kernels.",
-            "Steps are lower quartiles over rounds through the positions, there and back. softmax, lsh-1 and lsh-4 "
-            "keep no state and compute their whole prefix again at each position; stateful-softmax keeps all keys "
-            "and values.",
+            "`~`: estimated from the steps at some positions (report.json lists them), with straight lines between "
+            "them. Other figures are measured: a whole decode with drawing, from the first sub-pixel to the last, or "
+            "the median of several if there was time. †: other work slowed this measurement down, so the true speed is "
+            "higher.",
+            "torch uses only torch, without LinPix's kernels. compiled uses LinPix's kernels.",
+            "The time of a step is the lower quartile over several rounds through the positions, forwards and "
+            "backwards. softmax, lsh-1 and lsh-4 keep no state and compute the whole prefix again at each position; "
+            "stateful-softmax keeps all keys and values.",
             *_remarks(report))),
         "",
-        "![cost of a step, and images per second](report.svg)",
+        "![time of a step, and images per second](report.svg)",
         ""])
 
 

@@ -62,22 +62,24 @@ def _notes(cells: Sequence[Cell], measured: Measurement) -> Sequence[str]:
     exceptions: dict[str, list[str]] = {}
     for name in dict.fromkeys(cell.backend for cell in cells):
         exceptions.setdefault(_exception(name, measured.config), []).append(name)
-    notes += [f"{text}, so bits/dim of {listed(names)} is not strictly autoregressive (*). Drawing sees no later ones: "
-              "each position computes its prefix again." for text, names in exceptions.items() if text]
+    notes += [f"{text}, so bits/dim of {listed(names)} is not strictly autoregressive (*). Drawing does not see later "
+              "sub-pixels, since it computes the prefix again at each "
+              "position." for text, names in exceptions.items() if text]
     if lost := list(dict.fromkeys(cell.backend for cell in cells if cell.source is None)):
-        notes.append(f"Random weights of the same architecture for {listed(lost)}, because there is no "
-                     "checkpoint: speed does not depend on the weights, and bits/dim is not given.")
+        notes.append(f"{listed(lost)} used random weights of the same architecture, because there is no checkpoint. "
+                     "Speed does not depend on the weights; bits/dim is not given.")
     sources = {cell.source.name: cell.source.provenance for cell in cells if cell.source}
-    if told := [f"{name} saw {facts['images']:,} images in {facts['minutes']:.0f} minutes"
+    if trained := [f"{name} saw {facts['images']:,} images in {facts['minutes']:.0f} minutes"
                 for name, facts in sources.items() if "minutes" in facts]:
-        notes.append(f"Training behind bits/dim: {', '.join(told)}.")
+        notes.append(f"Training of the models whose bits/dim is given: {', '.join(trained)}.")
     splits: dict[str, list[str]] = {}
     for name, facts in sources.items():
         splits.setdefault(_bits_per_dim(facts)[1], []).append(name)
     if measured_on := [f"{split} for {listed(names)}" for split, names in splits.items() if split]:
-        notes.append(f"bits/dim is of {', of '.join(measured_on)}.")
+        notes.append(f"bits/dim was measured on {', on '.join(measured_on)}.")
     if busy := [f"{cell}: {why}" for cell in cells if cell.round_seconds and (why := measured.disturbed(cell))]:
-        notes.append(f"Other work slowed these down (†), so they are faster than these figures say: {'; '.join(busy)}.")
+        notes.append("Other work slowed these measurements down (†), so the true speeds are higher: "
+                     f"{'; '.join(busy)}.")
     return notes
 
 

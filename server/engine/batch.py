@@ -126,7 +126,7 @@ class Batcher:
             except EngineLost:
                 raise
             except Exception as error:
-                logger.exception("a request of %s could not be given its slots", self.name, extra=logs.of(request))
+                logger.exception("a request of %s could not get its slots", self.name, extra=logs.of(request))
                 failed[request] = error
                 self.cancel(request)
         return joined, failed
@@ -174,7 +174,7 @@ class Batcher:
         except EngineLost:
             raise
         except Exception as error:
-            logger.exception("an image of %s could not be begun again", self.name, extra=logs.of(image.request))
+            logger.exception("an image of %s could not be started again", self.name, extra=logs.of(image.request))
             failed[image.request] = error
             return False
         image.position = position
@@ -222,7 +222,7 @@ class Batcher:
         except EngineLost:
             raise
         except Exception as error:
-            logger.exception("a quantum of %s raised with %d images, and is run again in parts", self.name, len(plan))
+            logger.exception("a quantum of %s with %d images failed; running it again in parts", self.name, len(plan))
             return isolate(plan, self._run, self._restore, error)
 
     def _run(self, plan: Plan) -> list[int]:
@@ -266,8 +266,8 @@ class Batcher:
         failed = len(outcome.failed) == len(plan) and not self._decodes_a_test_image(self.scheduler.free[0])
         self._hopeless = self._hopeless + 1 if failed else 0
         if self._hopeless == HOPELESS:
-            raise EngineLost(f"{self.name} could not decode a single image in {HOPELESS} quanta in a row, nor a test "
-                             "image of its own")
+            raise EngineLost(f"{self.name} decoded no image in {HOPELESS} quanta in a row, and could not decode a test "
+                             "image either")
 
     def _decodes_a_test_image(self, slot: int) -> bool:
         try:

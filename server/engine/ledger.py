@@ -245,7 +245,7 @@ class Ledger:
 
     def _failed(self, served: ServedModel, request: str, error: Exception,
                 cure: str = "another seed or temperature may succeed") -> None:
-        logger.error("a request of %s ends alone: %s: %s", served.name, type(error).__name__, error,
+        logger.error("a request of %s failed, others continue: %s: %s", served.name, type(error).__name__, error,
                      extra=logs.of(request))
         known = isinstance(error, FloatingPointError)
         self.metrics.faults_isolated.labels(served.name, "not_finite" if known else "threw").inc()
@@ -290,7 +290,7 @@ class Ledger:
         self.pools.count_slots(served.name)
         for request in requests:
             if (ticket := served.ticket(request)) is not None:
-                logger.error("a request of %s ends with its batch", served.name, extra=logs.of(request))
+                logger.error("a request of %s failed with its whole batch", served.name, extra=logs.of(request))
                 ticket.send(error)
 
     def engine_gone(self, why: str, error: ServiceError) -> None:

@@ -33,12 +33,12 @@ class Catalogue:
         found: dict[str, Batcher] = {}
         for folder in self._folders():
             if (name := checkpoint.name_of(folder)) in found:
-                raise CheckpointError(f"two models are called {name}; rename one of their folders")
+                raise CheckpointError(f"two models have the name {name}; rename one of their folders")
             if (batcher := self._batcher(folder)) is not None:
                 found[name] = batcher
         if not found:
             raise CheckpointError(f"{checkpoint.root(self._settings.checkpoints)} holds no checkpoint that draws "
-                                  "images; name another folder with --checkpoints, or make one with linpix train")
+                                  "images; give another folder with --checkpoints, or train a model with linpix train")
         return found
 
     def check(self) -> None:
@@ -55,7 +55,7 @@ class Catalogue:
         try:
             folders = await asyncio.to_thread(self._present)
         except (OSError, ValueError) as error:
-            self._refuse(ledger, f"all that is served stays: {error}")
+            self._refuse(ledger, f"the models that are served do not change: {error}")
             return
         for name, folder in folders.items():
             model = ledger.models.get(name)
@@ -64,7 +64,7 @@ class Catalogue:
                 fresh = await asyncio.to_thread(self._changed, folder, served)
             except Exception as error:
                 known = isinstance(error, (OSError, ValueError))
-                self._refuse(ledger, f"{name}: {error}" + ("; the one loaded before stays" if served else ""),
+                self._refuse(ledger, f"{name}: {error}" + ("; the loaded one is kept" if served else ""),
                              exc_info=not known)
                 continue
             if ledger.draining or ledger.gone:
@@ -87,15 +87,15 @@ class Catalogue:
         for name in gone:
             folder = ledger.models[name].decoder.checkpoint.folder
             if left := [path for path in (folder, *checkpoint.unfinished(folder)) if path.is_dir()]:
-                self._refuse(ledger, f"{name} stays: {folder} has no config.json that can be read, but {left[0]} is "
-                                     "there, so it is being written, or that was interrupted; when it is whole, send "
-                                     "SIGHUP again")
+                self._refuse(ledger, f"{name} is kept: {folder} has no readable config.json but contains {left[0]}, so "
+                                     "it is still being written, or a save was interrupted; send SIGHUP again when it "
+                                     "is complete")
             elif none_left:
-                self._refuse(ledger, f"{name} stays: {folder} is not there, but no model would be left; put a "
-                                     f"checkpoint that loads into {folder.parent}, and send SIGHUP again")
+                self._refuse(ledger, f"{name} is kept: {folder} does not exist, but without it no model would be left; "
+                                     f"put a valid checkpoint into {folder.parent}, and send SIGHUP again")
             else:
                 ledger.pools.serve({other: batcher for other, batcher in _batchers(ledger).items() if other != name})
-                logger.warning("SIGHUP: %s is removed", name)
+                logger.warning("SIGHUP: %s was removed", name)
                 ledger.metrics.reloads.labels("removed").inc()
 
     def _refuse(self, ledger: Ledger, why: str, *, exc_info: bool = False) -> None:
@@ -107,7 +107,8 @@ class Catalogue:
         found: dict[str, Path] = {}
         for folder in self._folders(missing=True):
             if (other := found.setdefault(checkpoint.name_of(folder), folder)) != folder:
-                logger.error("SIGHUP: %s is left out: %s has the same name; rename one of them", folder, other)
+                logger.error("SIGHUP: %s was not loaded, because %s has the same name; rename one of "
+                             "them", folder, other)
         return found
 
     def _changed(self, folder: Path, served: Batcher | None) -> Batcher | None:
@@ -121,7 +122,7 @@ class Catalogue:
         settings, config = self._settings, checkpoint.config_of(folder)
         if not attention_for(config).steps_as:
             if settings.models or required:
-                raise ValueError(f"{checkpoint.name_of(folder)} has {config.attention} attention, which draws no "
+                raise ValueError(f"{checkpoint.name_of(folder)} has {config.attention} attention, which cannot draw "
                                  "images; leave it out of --models")
             return None
         loaded = checkpoint.read(folder)
@@ -151,8 +152,8 @@ class Catalogue:
         root = checkpoint.root(settings.checkpoints)
         found = checkpoint.folders(root)
         if not found and not missing:
-            raise CheckpointError(f"{root} holds no checkpoint; name another folder with --checkpoints, "
-                                  "or make one with linpix train")
+            raise CheckpointError(f"{root} holds no checkpoint; give another folder with --checkpoints, or train a "
+                                  "model with linpix train")
         return sorted(found, key=lambda folder: (_FIRST.index(folder.name) if folder.name in _FIRST else 9,
                                                  folder.name))
 
@@ -175,4 +176,5 @@ def _check_memory(source: Checkpoint, slots: int, *, shadowed: bool) -> None:
     needed, free = (1 + shadowed) * attention.state_bytes * (slots + 1), free_bytes()
     if needed > free:
         flag = "--softmax-slots" if attention.steps_as == "stateful-softmax" else "--slots"
-        raise ValueError(f"{slots} slots take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free; lower {flag}")
+        raise ValueError(f"{slots} slots take {needed / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free; "
+                         f"lower {flag}")

@@ -113,11 +113,11 @@ class EngineThread:
             except EngineLost as lost:
                 self._end(str(lost), EngineFailed(str(lost)))
             except Exception as failure:  # a bug of ours, which costs this batch and nothing else
-                logger.exception("the engine thread died, and is restarted")
+                logger.exception("the engine thread died; restarting it")
                 now = time.monotonic()
                 if len(died) == RESTARTS and now - died[0] < RESTARTS_S:
-                    why = (f"the engine thread died {RESTARTS + 1} times in {now - died[0]:.0f} s, the last time of "
-                           f"{type(failure).__name__}")
+                    why = (f"the engine thread died {RESTARTS + 1} times in {now - died[0]:.0f} s, the last time "
+                           f"because of {type(failure).__name__}")
                     self._end(why, EngineFailed(why))
                 died.append(now)
                 self._abandon(failure)
@@ -192,7 +192,7 @@ class EngineThread:
         try:
             self._tell(call, *about)
         except RuntimeError:  # the event loop is closed: the process is ending, and no client waits for an answer
-            logger.debug("a report after the event loop was closed")
+            logger.debug("a report came after the event loop was closed")
 
     def _hung(self, seconds: float) -> None:
         """End the process: a call that does not return cannot be ended. Runs on the watchdog's thread."""

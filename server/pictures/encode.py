@@ -31,7 +31,7 @@ class Frame:
     factor: int
     width: int
     height: int
-    told: str = ""  # a warning for the client if its size is not an enlargement alone, else empty
+    warning: str = ""  # for the client if its size is not an enlargement alone, else empty
 
     @property
     def size(self) -> str:
@@ -45,7 +45,7 @@ def enlarged(config: ModelConfig, factor: int = 1) -> Frame:
 
 def sizes(config: ModelConfig) -> list[str]:
     """The model's own size, width x height, and then its multiples."""
-    return [f"{config.width * factor}x{config.height * factor}" for factor in range(1, _most(config) + 1)]
+    return [f"{config.width * factor}x{config.height * factor}" for factor in range(1, _max_factor(config) + 1)]
 
 
 def frame_of(size: str | None, config: ModelConfig) -> Frame:
@@ -56,19 +56,19 @@ def frame_of(size: str | None, config: ModelConfig) -> Frame:
     if size in factors:
         return enlarged(config, factors[size])
     for side in SQUARES:
-        factor = min(side // config.width, side // config.height, _most(config))
+        factor = min(side // config.width, side // config.height, _max_factor(config))
         if size == f"{side}x{side}" and factor:
             inside = f"{config.width * factor}x{config.height * factor}"
             return Frame(factor, side, side, f"size {size}: the picture of {config.width}x{config.height} is enlarged "
-                                             f"to {inside}, its largest multiple there, in the middle; its edge is "
-                                             "continued around it")
+                                             f"to {inside}, the largest multiple that fits, and placed in the middle; "
+                                             "the pixels of its edge fill the rest")
     near = _nearest(size or "", config)
     raise ValueError(f"size must be auto, native, {', '.join(f'{side}x{side}' for side in SQUARES)} or a multiple of "
                      f"{config.width}x{config.height} up to {sizes(config)[-1]}; got {(size or '')[:40]!r}"
                      + (f"; nearest: {' and '.join(near)}" if near else ""))
 
 
-def _most(config: ModelConfig) -> int:
+def _max_factor(config: ModelConfig) -> int:
     return max(1, LARGEST_SIDE // max(config.height, config.width))
 
 
@@ -77,9 +77,9 @@ def _nearest(size: str, config: ModelConfig) -> list[str]:
     sides = size.lower().split("x")
     if len(sides) != 2 or not all(side.isascii() and side.isdigit() and len(side) < 7 for side in sides):
         return []
-    most = _most(config)
-    lower = min(most, max(1, min(int(sides[0]) // config.width, int(sides[1]) // config.height)))
-    return [sizes(config)[factor - 1] for factor in sorted({lower, min(most, lower + 1)})]
+    largest = _max_factor(config)
+    lower = min(largest, max(1, min(int(sides[0]) // config.width, int(sides[1]) // config.height)))
+    return [sizes(config)[factor - 1] for factor in sorted({lower, min(largest, lower + 1)})]
 
 
 def framed(canvas: NDArray[np.uint8], config: ModelConfig, frame: Frame, rows: int | None = None

@@ -135,8 +135,8 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
     if mask is not None and keep_rows is not None:
         raise PictureError("mask and keep_rows both say what to fill in; send one of them", "mask")
     if keep_rows is not None and not 0 <= keep_rows <= config.height:
-        raise PictureError(f"keep_rows must be from 0 to {config.height}, the rows of the model's image, "
-                           f"got {keep_rows}", "keep_rows")
+        raise PictureError(f"keep_rows must be from 0 to {config.height}, the height of the model's image, got "
+                           f"{keep_rows}", "keep_rows")
     picture, scale = _opened(image, "image")
     masked = None if mask is None else _opened(mask, "mask")[0]
     size, missed = picture.size, 0.0
@@ -154,14 +154,14 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
     with _blaming("image"):
         colours, alpha = _pixels(_cropped(picture, crop), channels or config.channels)
     if keep_rows is not None and not whole and alpha is not None and (alpha < OPAQUE).any():
-        raise PictureError("keep_rows says what to fill in, and so do the transparent parts of the picture; send one "
-                           "of them", "keep_rows")
+        raise PictureError("keep_rows and the transparent parts of the picture both say what to fill in; send one of "
+                           "them", "keep_rows")
     if masked is not None:
         with _blaming("mask"):
             painted = _alpha(_cropped(masked, within))
         if painted is None:
-            raise PictureError("mask has no alpha channel; send a PNG or WebP whose transparent pixels are "
-                               "the ones to fill in", "mask")
+            raise PictureError("mask has no alpha channel; send a PNG or WebP that is transparent where pixels are to "
+                               "be filled in", "mask")
         kept = painted >= OPAQUE
     elif keep_rows is not None:
         kept = np.arange(config.height)[:, None].repeat(config.width, axis=1) < (config.height if whole else keep_rows)
@@ -170,8 +170,8 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
     elif unmarked:
         kept = np.zeros(colours.shape[:2], np.bool_)
     else:
-        raise PictureError("nothing says what to fill in: send an image with transparency, or a mask with "
-                           "transparency, or keep_rows", "image")
+        raise PictureError("it is not clear what to fill in: send an image with transparent pixels, a mask with "
+                           "transparent pixels, or keep_rows", "image")
     if alpha is not None and (mask is not None or keep_rows is not None):
         opaque = colours[alpha >= OPAQUE]
         behind = 255 if whole and opaque.size and opaque.mean() < 128 else 0
@@ -200,8 +200,8 @@ def _blaming(param: str) -> Iterator[None]:
 
 
 def _too_large(param: str, got: str) -> PictureError:
-    return PictureError(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), a JPEG in one scan, as cameras "
-                        f"save them, up to {LARGEST_PHOTOGRAPH} (8192x8192), got {got}", param, 413)
+    return PictureError(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), or up to {LARGEST_PHOTOGRAPH} "
+                        f"(8192x8192) if it is a JPEG with one scan, as cameras save them; got {got}", param, 413)
 
 
 def _opened(data: bytes, param: str) -> tuple[Image.Image, int]:
@@ -262,9 +262,9 @@ def _upright(data: bytes, param: str) -> tuple[Image.Image, int]:
         opened.draft(None, (max(1, opened.width // scale), max(1, opened.height // scale)))
     if picture.width * picture.height > LARGEST_UPLOAD:
         raise _too_large(param, f"{picture.width}x{picture.height}")
-    if found.scans > (most := min(MAX_SCANS, MAX_SCANNED // max(1, picture.width * picture.height))):
-        raise PictureError(f"{param} may have up to {most} scans (JPEG of {picture.width}x{picture.height} pixels), "
-                           f"got {found.scans}", param)
+    if found.scans > (max_scans := min(MAX_SCANS, MAX_SCANNED // max(1, picture.width * picture.height))):
+        raise PictureError(f"{param} may have up to {max_scans} scans (JPEG of {picture.width}x{picture.height} "
+                           f"pixels), got {found.scans}", param)
     if kind == "PNG" and "transparency" in picture.info:
         picture.info["transparency"] = _eight_bit(picture.info["transparency"], opened.tile[0][3])
     if found.orientation in _UPRIGHT:

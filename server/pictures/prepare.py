@@ -105,7 +105,7 @@ def _paper(grey: Grey, kept: Mask) -> NDArray[np.float64]:
     step = max(1, min(height, width) // SAMPLES)
     ys, xs = np.nonzero(kept[::step, ::step])
     if len(ys) < 4 * len(DEGREES):
-        raise NoFigure("hardly anything of the picture is known; hide less of it")
+        raise NoFigure("too little of the picture is known; hide less of it")
     values = grey[::step, ::step][ys, xs].astype(np.float64)
     terms = _terms(ys * step / height, xs * step / width)
     ring = np.minimum(np.minimum(ys, ys.max() - ys), np.minimum(xs, xs.max() - xs)) <= max(ys.max(), xs.max()) // 16
@@ -156,7 +156,7 @@ def _ink(smooth: NDArray[np.float64], kept: Mask) -> Mask:
     for _ in range(8):
         above = smooth[smooth > limit]
         if not above.size:
-            raise NoFigure("no ink was found: send a picture in which the digit differs more from the paper around it")
+            raise NoFigure("no ink was found: send a picture with more contrast between the digit and the paper")
         limit = max(least, float(np.median(above)) / 2)
     inky: Mask = (smooth > limit) & kept
     return inky
@@ -184,9 +184,9 @@ def _figure(ink: Mask, contrast: NDArray[np.float64], hidden: Mask) -> Mask:
     part = (mass >= mass[main] / 50) & (gaps <= np.where(large, 0.1, 0.25)) & (~at_edge | at_edge[main])
     part &= mass <= mass[main]
     if others := int((large & ~part & ~at_edge & (mass > 0)).sum()):
-        raise NoFigure(f"{others + 1} separate figures were found; crop the picture to one digit")
+        raise NoFigure(f"{others + 1} separate shapes were found; crop the picture to one digit")
     if sides[main] < LONGER / 2:
-        raise NoFigure(f"the figure found is {sides[main]:.0f} pixels large; send a picture in which it has at least "
+        raise NoFigure(f"the digit is only {sides[main]:.0f} pixels large; send a picture in which it has at least "
                        f"{LONGER // 2}")
     figure: Mask = ink & part[labels]
     return figure
@@ -226,10 +226,11 @@ def _shifted(mask: Mask, across: int, down: int) -> Mask:
     return moved
 
 
-def _grown(first: float, last: float, beyond_first: float, beyond_last: float, most: float) -> tuple[float, float]:
-    """Extend an interval to include another, in proportion on both sides, up to the length `most`."""
+def _grown(first: float, last: float, beyond_first: float, beyond_last: float,
+           max_length: float) -> tuple[float, float]:
+    """Extend an interval to include another, in proportion on both sides, up to `max_length`."""
     before, after = max(0.0, first - beyond_first), max(0.0, beyond_last - last)
-    share = min(1.0, max(0.0, most - (last - first)) / max(before + after, 1e-9))
+    share = min(1.0, max(0.0, max_length - (last - first)) / max(before + after, 1e-9))
     return first - share * before, last + share * after
 
 

@@ -59,7 +59,7 @@ def other_kind(data: bytes) -> str | None:
             return "AVIF; save it as PNG, JPEG or WebP"
         if any(brand in brands for brand in _HEIC):
             return "HEIC, as iPhones save photographs; export it as JPEG"
-        return "a film or another file of its kind; send one picture of it as PNG or JPEG"
+        return "a video or a similar file; send one picture of it as PNG or JPEG"
     return next((name for at, magic, name in _OTHERS if data.startswith(magic, at)), None)
 
 
@@ -86,7 +86,7 @@ def _png(data: bytes) -> Pixels:
         if name == b"IEND":
             break
         if not first and (name != b"IHDR" or length != 13):
-            raise ValueError(f"begins with {name!r} of {length} bytes")
+            raise ValueError(f"the first chunk is {name!r} of {length} bytes, expected IHDR of 13 bytes")
         if name == b"IDAT":
             rows.append(body)
         elif not rows:
@@ -121,7 +121,7 @@ def _jpeg(data: bytes) -> Pixels:
             continue
         [length] = struct.unpack_from(">H", data, at)
         if length < 2 or at + length > len(data):
-            raise ValueError(f"a segment of {length} bytes")
+            raise ValueError(f"a segment has the wrong length of {length} bytes")
         if marker == _EXIF and data.startswith(b"Exif\0\0", at + 2):
             orientation = orientation or _orientation(data[at + 2:at + length])
         if marker not in _LEFT_OUT:
@@ -131,7 +131,7 @@ def _jpeg(data: bytes) -> Pixels:
     else:
         raise ValueError(f"more than {MAX_PIECES} segments")
     if not scans:
-        raise ValueError("ends before its pixels")
+        raise ValueError("the file ends before the pixels")
     return Pixels(b"".join([*kept, data[found.start():found.end()] if found else b""]), scans=scans,
                   orientation=orientation or 1)
 
@@ -139,17 +139,17 @@ def _jpeg(data: bytes) -> Pixels:
 def _webp(data: bytes) -> Pixels:
     end, at, kept, frames, orientation = struct.unpack_from("<I", data, 4)[0] + 8, 12, [], 0, 1
     if end > len(data):
-        raise ValueError(f"promises {end} bytes")
+        raise ValueError(f"the header says {end} bytes, but the file has {len(data)}")
     for _ in range(MAX_PIECES):
         if at + 8 > end:
             break
         name, length = struct.unpack_from("<4sI", data, at)
         body, whole = data[at + 8:at + 8 + length], length + (length & 1)
         if at + 8 + whole > end:
-            raise ValueError(f"{name!r} promises {length} bytes")
+            raise ValueError(f"the chunk {name!r} should have {length} bytes, but the file ends earlier")
         if name == b"VP8X":
             if length < 10:
-                raise ValueError(f"a header of {length} bytes")
+                raise ValueError(f"the VP8X header has only {length} bytes")
             kept.append(struct.pack("<4sIB", name, 10, body[0] & 0b00010010) + body[1:10])  # keeps alpha and animation
         elif name in _WEBP_PIXELS:
             kept.append(data[at:at + 8 + whole])

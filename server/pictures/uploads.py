@@ -86,8 +86,9 @@ def outside(occluded: Occluded) -> list[str]:
     """A warning if something is hidden that the model does not see, else no warning."""
     if not occluded.missed:
         return []
-    return [f"{max(1, round(100 * occluded.missed))} % of what is hidden is outside the part of the picture that the "
-            "model sees, and does not count; send that part alone, cropped to a shape nearer to the model's"]
+    return [f"{max(1, round(100 * occluded.missed))} % of the hidden pixels are outside the part of the picture that "
+            "the model sees, so they are not used; send only the part that you need, cropped closer to the model's "
+            "aspect ratio"]
 
 
 def unlike_mnist(occluded: Occluded) -> list[str]:
@@ -106,7 +107,7 @@ def unlike_mnist(occluded: Occluded) -> list[str]:
 def check_preparable(config: ModelConfig) -> None:
     """Raise PictureError unless the model has the shape of MNIST's images."""
     if (config.height, config.width, config.channels) != (SIDE, SIDE, 1):
-        raise PictureError(f"prepare=mnist goes with models of {SIDE}x{SIDE} grey pixels, and this one has "
+        raise PictureError(f"prepare=mnist works only with models of {SIDE}x{SIDE} grey pixels, but this one has "
                            f"{config.width}x{config.height} with {config.channels} channels; leave prepare out, or "
                            "choose another model", "prepare")
 

@@ -157,12 +157,12 @@ export class Completion {
       const given = this.given();
       if ($("better").checked) fields.candidates = this.candidates(fields.n);
       const {n, candidates} = fields;
-      this.task.say(candidates ? `Drawing ${candidates}, of which the best ${n} are shown at the end.` : `Completing in ${counted(n, "way")}.`);
+      this.task.say(candidates ? `Drawing ${candidates}; the best ${n} are shown at the end.` : `Completing in ${counted(n, "way")}.`);
       const began = performance.now();
       const answer = await this.draw(this.gallery, given, fields, card, signal);
       this.visit.add(this.gallery.records);
       this.tell(answer, card);
-      this.task.say(`${counted(n, "completion")}${candidates ? `, the best of ${candidates},` : ""} in ${duration((performance.now() - began) / 1000)}. Click one to enlarge it or to go on from it.`);
+      this.task.say(`${counted(n, "completion")}${candidates ? `, the best of ${candidates},` : ""} in ${duration((performance.now() - began) / 1000)}. Click one to enlarge it or to continue from it.`);
     });
   }
 
@@ -180,8 +180,8 @@ export class Completion {
       const {chosen, cards} = models;
       const other = this.conditional([chosen, ...cards]);
       if (!other) {
-        throw new Problem(`No model is served that uses all known pixels of ${board.width} × ${board.height} pictures. `
-          + "Start the server with a conditional one (mnist-conditional, cifar10-conditional), or choose a model of another size.");
+        throw new Problem(`No loaded model uses all known pixels of ${board.width} × ${board.height} pictures. `
+          + "Start the server with a conditional model (mnist-conditional, cifar10-conditional), or choose a model of another size.");
       }
       const given = this.given();
       const {known, first} = given;
@@ -197,9 +197,9 @@ export class Completion {
       const {card, count, given, ...more} = plan.sides[at];
       $(at ? "strip-all" : "strip-prefix").querySelector("p").textContent = `${card.id} · ${counted(count, "pixel")}`;
       if (!at) this.strip[1].clear();
-      this.task.say("Completing with what comes before the first hole, and with all that is known.");
+      this.task.say("Completing with the pixels before the first hole, and with all known pixels.");
       await this.draw(this.strip[at], given, {...plan.fields, ...more, model: card.id}, card, signal);
-      if (at) this.task.say("The same hole and seeds: given only what comes before the first hole, and given all that is known. Click one to go on from it.");
+      if (at) this.task.say("The same hole and seeds: given only the pixels before the first hole, and given all known pixels. Click one to continue from it.");
     };
     return this.task.start(begin, half(0), half(1));
   }
@@ -231,7 +231,6 @@ export class Completion {
     });
   }
 
-  /** Make a sample the board's picture. */
   adopt(record) {
     this.task.attempt(() => {
       models.choose(record.answer.model);

@@ -146,7 +146,6 @@ export class Board {
     this.lifted();
   }
 
-  /** Show the brush's outline around the pointer. */
   surround({offsetX, offsetY, pointerType}) {
     const {ring, canvas} = this;
     ring.hidden = this.tool === "box" || pointerType === "touch";
@@ -154,7 +153,6 @@ export class Board {
     Object.assign(ring.style, {width: `${side}px`, height: `${side}px`, left: `${offsetX}px`, top: `${offsetY}px`});
   }
 
-  /** The radius of the brush, in pixels. */
   get radius() {
     return this.brush / 2 * (this.tool === "rub" ? 1.6 : 1) * this.width / 28;
   }

@@ -97,7 +97,6 @@ export class Gallery {
     record.painted?.();
   }
 
-  /** Mark an image as the one to continue from, or not. */
   pin(record, pinned) {
     if (record.pinned === pinned) return;
     record.pinned = pinned;

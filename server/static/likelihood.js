@@ -58,7 +58,7 @@ export class Likelihood {
     const {bits, known, picture} = this.shown;
     const most = bits.indexOf(Math.max(...bits.map((value) => value ?? -1)));
     const [column, row] = [most % picture.width + 1, Math.floor(most / picture.width) + 1];
-    const what = !known ? "The whole picture" : card.conditional ? "What was erased, given the rest" : "What was erased, given what comes before each pixel";
+    const what = !known ? "The whole picture" : card.conditional ? "What was erased, given the rest" : "What was erased, given the pixels before each";
     $("likelihood-words").textContent = `${what}: ${figure(mean)} bits for each of ${whole(counted)} values. `
       + `The greatest surprise: ${figure(bits[most])} bits in column ${column}, row ${row}.`;
     $("likelihood-canvas").setAttribute("aria-label", `The picture, brighter orange where ${card.id} was more surprised`);

@@ -77,7 +77,7 @@ async function heard(status) {
 }
 
 function lost(problem) {
-  if (problem.code === "unreachable") problem = new Problem("The server does not answer. Start it with “make run”; this page goes on by itself.");
+  if (problem.code === "unreachable") problem = new Problem("The server does not answer. Start it with “make run”; this page then continues.");
   if (latest || notice.box.hidden) notice.show(problem);  // only once: screen readers read it aloud
   latest = null;
 }

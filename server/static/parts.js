@@ -156,7 +156,7 @@ export class Notice {
     const end = performance.now() + problem.retryAfter * 1000;
     const left = el("strong", {"aria-hidden": "true"});
     const why = problem.code === "queue_full" ? "The queue is full." : problem.message;
-    this.box.replaceChildren(el("p", {}, why, ` Trying again by itself in ${problem.retryAfter} s. `, left));
+    this.box.replaceChildren(el("p", {}, why, ` Trying again in ${problem.retryAfter} s. `, left));
     this.box.hidden = false;
     return new Promise((resolve, reject) => {
       const tick = () => {
@@ -229,7 +229,7 @@ export class Task {
           works.shift();
         } catch (problem) {
           if (!problem.retryAfter || signal.aborted) throw problem;
-          this.say("Waiting for room.");
+          this.say("Waiting for a place.");
           await this.notice.wait(problem, signal);
         }
       }

@@ -109,10 +109,10 @@ export class Race {
     const body = {model: fieldsOf(this.form).model, budget: Number(this.form.elements.budget.value)};
     await unless(signal, this.asked);
     if (!job.taken) {
-      const told = json(PATH, {body});
-      this.asked = told.then(({id}) => signal.aborted && end(id), () => {});
+      const posted = json(PATH, {body});
+      this.asked = posted.then(({id}) => signal.aborted && end(id), () => {});
       try {
-        Object.assign(job, {ours: true, id: (await unless(signal, told)).id});
+        Object.assign(job, {ours: true, id: (await unless(signal, posted)).id});
         return;
       } catch (problem) {
         if (problem.status !== 409 || problem.retryAfter) throw problem;  // with retryAfter: one was cancelled just now
@@ -144,7 +144,7 @@ export class Race {
         this.task.say(`${ours ? "Measuring" : `Watching ${id}, which another visitor started`}: ${Math.round(100 * state.progress)} %. Lanes change their speed as figures arrive.${beside}`);
       }
       if (state?.status === "failed") throw new Problem(`The comparison failed: ${state.error}. Measure again.`);
-      if (state?.status === "cancelled") throw new Problem("Somebody stopped this comparison. Measure again.");
+      if (state?.status === "cancelled") throw new Problem("This comparison was stopped. Measure again.");
       if (state?.status !== "completed") throw new Problem("The connection broke off while measuring. Try again.", {code: "broken"});
     } catch (problem) {
       if (!problem.retryAfter && !["broken", "unreachable"].includes(problem.code)) Object.assign(job, {id: null, taken: false});
@@ -196,7 +196,7 @@ export class Race {
     $("headline").textContent = linear && softmax
       ? `While ${slow.backend} attention draws 1 picture, ${fast.backend} attention draws ${times(fast).replace(/ .*/, "")}.` : "";
     $("headline-more").textContent = !linear || !softmax ? "" : ["Both run in plain torch.",
-      kept && `Softmax that keeps all it has computed draws ${times(kept)}, but remembers ${size(kept.bytes)} for each, and linear ${size(linear.bytes)}.`,
+      kept && `Softmax that stores all it has computed draws ${times(kept)}, but needs ${size(kept.bytes)} for each; linear needs ${size(linear.bytes)}.`,
       ours && `Linear attention in our compiled code draws ${times(ours)}.`,
       [linear, softmax, kept, ours].some((lane) => lane && lane.disturbed) && "Other work disturbed this measurement: measure again for figures to rely on.",
       this.all.some((lane) => lane.elsewhere) && ELSEWHERE, this.card.conditional && UNABLE].filter(Boolean).join(" ");
@@ -279,7 +279,7 @@ export class Race {
     if (!this.all.some((lane) => lane.total)) throw new Problem("There was no time to measure anything. Choose a longer time.");
     const {images, seed} = await this.draw(this.report?.model ?? this.card.id, signal);
     signal.throwIfAborted();
-    this.task.say(`Every lane draws the same image, seed ${seed}, and goes on. One dot is one image. ${measured}`);
+    this.task.say(`Every lane draws the same image, seed ${seed}, again and again. One dot is one image. ${measured}`);
     await this.replay(images, signal);
     for (const lane of this.all.filter(({total}) => total)) paint(lane, images[0], images[0].height * images[0].width);  // by now all have drawn it
     this.task.say(`The race is over: every lane has drawn the image of seed ${seed}. ${measured}`);
@@ -346,7 +346,6 @@ function endsOf(result, tokens) {
   return ends.map((end) => end * result.seconds_per_image / sum);
 }
 
-/** Show the part of a lane's image that is drawn. */
 function paint(lane, image, pixels) {
   const part = new ImageData(image.data.slice(), image.width);
   part.data.fill(0, pixels * 4);
@@ -354,7 +353,6 @@ function paint(lane, image, pixels) {
   lane.bar.style.width = `${100 * pixels / (image.width * image.height)}%`;
 }
 
-/** Bring a lane to a moment of the race. */
 function advance(lane, elapsed, images) {
   const made = Math.floor(elapsed / lane.total + 1e-9);
   const into = elapsed - made * lane.total;

@@ -55,7 +55,6 @@ export class Samples {
   }
 }
 
-/** The address of this page that draws these images again. */
 function linkOf(records) {
   const [{about: {fields}, seed, index}] = records;
   return `${location.href.split("#")[0]}#/samples?${new URLSearchParams({...fields, seed: seed - index})}`;

@@ -74,12 +74,12 @@ export async function patiently(path, options) {
 
 async function problemOf(response) {
   const after = parseFloat(response.headers.get("retry-after"));
-  const told = {status: response.status, retryAfter: Number.isFinite(after) ? Math.max(after, 1) : null};
+  const facts = {status: response.status, retryAfter: Number.isFinite(after) ? Math.max(after, 1) : null};
   try {
     const {error} = await response.json();
-    return new Problem(sentence(error.message), {...told, code: error.code});
+    return new Problem(sentence(error.message), {...facts, code: error.code});
   } catch {
-    return new Problem(`The server answered ${response.status} without saying why. Its log has more.`, told);
+    return new Problem(`The server answered ${response.status} without saying why. Its log has more.`, facts);
   }
 }
 

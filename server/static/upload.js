@@ -142,7 +142,6 @@ export class Upload {
     task.say(this.said);
   }
 
-  /** Put an image that the server drew on the board. */
   async adopt(base64, what) {
     this.loading = null;
     this.board.load(fitted(await createImageBitmap(await decode(base64)), this.board));

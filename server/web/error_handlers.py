@@ -79,7 +79,7 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
             cause = cause.__cause__
         message = str(error.detail)
         if error.status_code == 404:
-            message = f"there is nothing at {request.url.path[:80]}; /docs lists the routes"
+            message = f"there is no route {request.url.path[:80]}; /docs lists the routes"
         headers = dict(error.headers or {})
         if error.status_code == 405:
             documented_path = next((path for path in app.openapi()["paths"] if _fits(path, request.url.path)), None)

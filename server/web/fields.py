@@ -22,7 +22,7 @@ def never_null(field: dict[str, Any]) -> None:
 
 def _plain(value: object) -> object:
     if isinstance(value, str) and "_" in value:
-        raise PydanticCustomError("number", "a number is written without underscores")
+        raise PydanticCustomError("number", "a number must not have underscores")
     return value
 
 
@@ -32,63 +32,70 @@ Plain = BeforeValidator(_plain)  # for numbers in forms and headers: pydantic re
 
 Model = Annotated[str, Field(description="a model listed by /v1/models; default: the first "
                                          "one", examples=["mnist-small"])]
-Prompt = Annotated[str, Field(description="words that name a class, such as 7, seven or a green frog; what else they "
-                              "say has no effect, and warnings and revised_prompt tell so; default: any class",
+Prompt = Annotated[str, Field(description="words that name a class, such as 7, seven or a green frog; other words have "
+                              "no effect, and warnings and revised_prompt list them; default: any class",
                               examples=["7"])]
-Label = Annotated[int | str, Field(description="class to draw, by index or name; default: any", examples=[7])]
+Label = Annotated[int | str, Field(description="class to draw, by index or name; default: any class", examples=[7])]
 Count = Annotated[int, Field(ge=1, description="number of images, up to max_n of /v1/status; default: 1",
                              examples=[1]), Plain]
-Candidates = Annotated[int, Field(ge=1, description="draw so many images and answer with the n best, n to max_n of "
-                                  "/v1/status; of generations, by a model that draws the class first; default: draw "
-                                  "n, and rank nothing", examples=[8]), Plain]
-Attempts = Annotated[int, Field(ge=1, le=MAX_ATTEMPTS, description="draw an image again until the model recognises "
-                                "its class, at most so many times in all; by models that draw the class first; "
-                                "default: the model's own, in /v1/models; 1 with candidates and at temperature 0",
+Candidates = Annotated[int, Field(ge=1, description="draw this many images and answer with the best n of them; from n "
+                                  "to max_n of /v1/status; generations need a model that draws the class first; "
+                                  "default: draw n images without ranking", examples=[8]), Plain]
+Attempts = Annotated[int, Field(ge=1, le=MAX_ATTEMPTS, description="draw an image up to this many times, until the "
+                                "model recognises its class; only for models that draw the class first; default: the "
+                                "model's own, in /v1/models; 1 with candidates and at temperature 0",
                                 examples=[1]), Plain]
 Method = Annotated[Literal["raster", "smc"],
-                   Field(description="raster (the default): known pixels influence what is drawn after them; smc, for "
-                         "models that are not conditional: also what is drawn before them, by sequential Monte Carlo",
+                   Field(description="raster (the default): known pixels influence only the pixels that are drawn "
+                         "after them; smc (sequential Monte Carlo): they also influence the pixels before them; only "
+                         "for models that are not conditional",
                          examples=["raster"])]
-Particles = Annotated[int, Field(ge=2, description="with method=smc, images that are drawn together for one answer; n "
-                                  "times particles is at most max_n of /v1/status and the model's slots; default: 16, "
-                                  "or as many as that allows", examples=[8]), Plain]
-Size = Annotated[str, Field(description="width x height in pixels: an integer multiple of the model's own, by nearest "
-                            "neighbour, or 256x256, 512x512 or 1024x1024, in whose middle the largest multiple stands; "
-                            "default, auto or native: its own", examples=["native"])]
-Format = Annotated[str, Field(description="b64_json (the default), or url: the picture as a data URL",
+Particles = Annotated[int, Field(ge=2, description="with method=smc: number of images that are drawn together for one "
+                                  "answer; n times particles may be neither above max_n of /v1/status nor above the "
+                                  "model's slots; default: 16, or fewer if these limits require "
+                                  "it", examples=[8]), Plain]
+Size = Annotated[str, Field(description="width x height in pixels: an integer multiple of the model's own size, "
+                            "enlarged by nearest neighbour; or 256x256, 512x512 or 1024x1024, with the largest "
+                            "multiple that fits in the middle; default, auto and native: the model's own "
+                            "size", examples=["native"])]
+Format = Annotated[str, Field(description="b64_json (the default): the picture in base64; url: the picture as a data "
+                                          "URL",
                               examples=["b64_json"])]
-OutputFormat = Annotated[encode.Format, Field(description="format of the pictures: png (the default), webp, which is "
-                                              "lossless, or jpeg, which is not", examples=["png"])]
+OutputFormat = Annotated[encode.Format, Field(description="format of the pictures: png (the default), webp (lossless) "
+                                              "or jpeg (lossy)", examples=["png"])]
 Stream = Annotated[bool, Field(description="answer with server-sent events while images are drawn; default: one "
                                "answer when all images are done", examples=[False])]
-Partials = Annotated[int, Field(ge=0, description="unfinished versions of each image that a stream shows, "
-                                "evenly spread; default: one per finished image row", examples=[3]), Plain]
+Partials = Annotated[int, Field(ge=0, description="number of unfinished versions of each image in a stream, evenly "
+                                "spread; default: one per finished image row", examples=[3]), Plain]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED, description="image i uses seed + i; default: a random seed",
                             examples=[1]), Plain]
-Temperature = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, description="1: as trained; lower: calmer, "
-                                     "higher: wilder; default: the model's own, and its useful range, are in "
-                                     "/v1/models; 0: no chance at all", examples=[1.0]), Plain]
+Temperature = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, description="1: as trained; lower: less varied; "
+                                     "higher: more varied; 0: no randomness; default: the model's own; /v1/models "
+                                     "lists it and the useful range", examples=[1.0]), Plain]
 Timeout = Annotated[float, Field(gt=0, allow_inf_nan=False, description="seconds within which the request must be "
-                                 "done, else 504; default: the server's limit", examples=[600.0]), Plain]
+                                 "finished, else the answer is 504; default: the server's "
+                                 "limit", examples=[600.0]), Plain]
 Priority = Annotated[Literal["interactive", "bulk"],
-                     Field(description="interactive (the default) goes first; bulk gets one slot of four",
+                     Field(description="interactive (the default): drawn first; bulk: gets one slot in four",
                            examples=["interactive"])]
 
 KeptRows = Annotated[int, Field(description="image rows of the model's size to keep; the rows below are filled in; "
                                 "not together with a mask", examples=[14]), Plain]
 
-Prepare = Annotated[Preparation, Field(description="mnist: find the digit in a photograph or scan, dark or light, and "
-                                       "bring it to MNIST's size and place; for models of 28x28 grey pixels; none (the "
-                                       "default): the middle of the picture, in the model's aspect ratio",
+Prepare = Annotated[Preparation, Field(description="mnist: find a dark or light digit in a photograph or scan, and "
+                                       "give it the size and position of MNIST digits; only for models of 28x28 grey "
+                                       "pixels; none (the default): use the middle of the picture, in the model's "
+                                       "aspect ratio",
                                        examples=["none"])]
-LayBack = Annotated[bool, Field(description="answer with the upload itself, its hidden parts filled in; at most 1024 "
-                                "pixels a side; not together with size or partial_images; default: the model's picture",
+LayBack = Annotated[bool, Field(description="answer with the upload at its own size, at most 1024 pixels a side, with "
+                                "its hidden parts filled in; not together with size or partial_images; default: answer "
+                                "with the model's picture",
                                 examples=[False])]
 
 Conditioning = Annotated[Literal["prefix"],
-                         Field(description="prefix: draw as if everything from the first hole on were hidden; what is "
-                               "known there is kept in the answer all the same; default: use all known pixels that the "
-                               "model can", examples=["prefix"])]
+                         Field(description="prefix: draw as if everything from the first hole on were hidden; the "
+                               "answer still keeps the known pixels there; default: use all known pixels that the "
+                               "model can use", examples=["prefix"])]
 
 # --- answers, events and statuses ---
 
@@ -99,30 +106,31 @@ Engine = Annotated[str, Field(description="compiled (LinPix's kernels), eager (t
                           "eager+operator (torch, with LinPix's kernel for the attention step)", examples=["compiled"])]
 Precision = Annotated[str, Field(description="precision of matrix products: fp32, bf16 or int8", examples=["bf16"])]
 Device = Annotated[str, Field(description="cpu or cuda", examples=["cpu"])]
-State = Annotated[str, Field(description="format of the recurrent states: fp32, or on a GPU with --state and "
-                             "--defer such as fp16/8", examples=["fp32"])]
+State = Annotated[str, Field(description="format of the recurrent states: fp32; or, on a GPU with --state and --defer, "
+                             "for example fp16/8", examples=["fp32"])]
 Slots = Annotated[int, Field(description="images that can be decoded at once", examples=[64])]
 Picture = Annotated[str, Field(description="the picture in base64, in the format of output_format",
                                examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABX..."])]
-DrawnSeed = Annotated[int, Field(description="draws this image again, alone, with as many attempts; with "
-                                  "method smc, if particles are as many", examples=[1])]
+DrawnSeed = Annotated[int, Field(description="seed that draws this image again, alone, with the same number of "
+                                  "attempts; with method smc, particles must be the same too", examples=[1])]
 Score = Annotated[float, Field(description="natural logarithm of the probability of the known sub-pixels after the "
-                               "first hole, given what was drawn before them, by which candidates have their weight; "
-                               "absent without candidates, and of models that draw the class first",
+                               "first hole, given the sub-pixels drawn before them; candidates are weighted by it; "
+                               "absent without candidates, and for models that draw the class first",
                                examples=[-207.4])]
-LogLikelihood = Annotated[float, Field(description="the same of all sub-pixels from the first hole on, drawn or known; "
-                                       "absent without candidates, and of models that draw the class first",
+LogLikelihood = Annotated[float, Field(description="natural logarithm of the probability of all sub-pixels from the "
+                                       "first hole on, drawn or known; absent without candidates, and for models that "
+                                       "draw the class first",
                                        examples=[-409.5])]
-Confidence = Annotated[float, Field(description="probability of its class, to a model that has read the whole image as "
-                                    "it drew it; there with candidates or attempts of a model that draws the class "
-                                    "first", examples=[0.97])]
-LabelDrawn = Annotated[int, Field(description="index of the class that the image was drawn as: the one asked for, or "
-                                  "the one that the model drew first; there with confidence", examples=[7])]
-AttemptsMade = Annotated[int, Field(description="times that this image was drawn; absent where one attempt was asked "
-                                    "for", examples=[1])]
-SampleSize = Annotated[float, Field(description="effective sample size of the particles, the least at the end of an "
-                                    "image row: near 1, one of them had nearly all the weight; absent without method "
-                                    "smc", examples=[3.2])]
+Confidence = Annotated[float, Field(description="probability that the model gives to the image's class after it has "
+                                    "drawn the whole image; present with candidates or attempts, for models that draw "
+                                    "the class first", examples=[0.97])]
+LabelDrawn = Annotated[int, Field(description="index of the class that the image was drawn as: the requested one, or "
+                                  "the one that the model drew first; present with confidence", examples=[7])]
+AttemptsMade = Annotated[int, Field(description="number of times that this image was drawn; absent if one attempt was "
+                                    "requested", examples=[1])]
+SampleSize = Annotated[float, Field(description="effective sample size of the particles: the lowest value at the end "
+                                    "of any image row; near 1, one particle had nearly all the weight; absent without "
+                                    "method smc", examples=[3.2])]
 Evidence = Annotated[float, Field(description="estimate of the natural logarithm of the probability of the known "
                                   "sub-pixels after the first hole, given those before it; absent without method smc",
                                   examples=[-207.4])]

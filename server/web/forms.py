@@ -47,11 +47,12 @@ async def read(http: Request) -> None:
         raise Exhausted() from error
     except Exception as error:  # whatever else it is, it is the client's mistake
         why = error.message if isinstance(error, MultiPartException) else type(error).__name__
-        raise InvalidRequest(f"the body cannot be read as a form ({why}); send multipart/form-data of at most "
-                             f"{MAX_FILES} files, and {MAX_FIELDS} fields of {FIELD_BYTES:,} bytes") from error
+        raise InvalidRequest(f"the body cannot be read as a form ({why}); send multipart/form-data with at most "
+                             f"{MAX_FILES} files and {MAX_FIELDS} fields of up to {FIELD_BYTES:,} bytes "
+                             "each") from error
     if not parser.ended:
         await form.close()
-        raise InvalidRequest("the form ends before its closing boundary: send all of it")
+        raise InvalidRequest("the form ends before its closing boundary; send the whole form")
     for name, times in Counter(name for name, _ in form.multi_items()).items():
         if times > 1 and name in _KNOWN and name not in FORM_LISTS:
             await form.close()

@@ -61,7 +61,7 @@ def bucket_of(rate: str) -> Bucket:
     """A full bucket for a rate such as 10/s, 600/min or 5000/h. Raises ValueError."""
     found = _RATE.fullmatch(rate)
     if not found:
-        raise ValueError("a rate is a whole number of requests per s, min or h, such as 10/s or 600/min")
+        raise ValueError("a rate must be a whole number of requests per s, min or h, such as 10/s or 600/min")
     return Bucket(int(found[1]), _SECONDS[found[2]])
 
 
@@ -75,8 +75,8 @@ def parse(text: str, source: object) -> tuple[Key, ...]:
             continue
         found = _LINE.fullmatch(line)
         if not found:
-            raise ValueError(f"{source}, line {number}: not of the form 'NAME sha256:DIGEST [rate=10/s]'; "
-                             "linpix key NAME makes such a line")
+            raise ValueError(f"{source}, line {number}: expected 'NAME sha256:DIGEST [rate=10/s]'; linpix key NAME "
+                             "makes such a line")
         name, digest, rate = found[1], bytes.fromhex(found[2]), found[3] or ""
         try:
             bucket = bucket_of(rate) if rate else None
@@ -85,7 +85,8 @@ def parse(text: str, source: object) -> tuple[Key, ...]:
         for key, other in zip(keys, lines, strict=True):
             if name == key.name or digest == key.digest:
                 what = "name" if name == key.name else "key"
-                raise ValueError(f"{source}, line {number}: has the {what} of line {other}; every line needs its own")
+                raise ValueError(f"{source}, line {number}: has the same {what} as line {other}; every line needs its "
+                                 "own")
         keys.append(Key(name, digest, rate, bucket))
         lines.append(number)
     return tuple(keys)
@@ -99,8 +100,8 @@ def open_private(path: Path, flags: int) -> int:
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path} is not a regular file")
         if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ValueError(f"{path} holds keys and is open to others (mode {stat.S_IMODE(status.st_mode):04o}); "
-                             f"run: chmod 600 {path}")
+            raise ValueError(f"{path} holds keys, but other users have access to it (mode "
+                             f"{stat.S_IMODE(status.st_mode):04o}); run: chmod 600 {path}")
     except ValueError:
         os.close(descriptor)
         raise
@@ -112,7 +113,7 @@ def read(path: Path) -> tuple[Key, ...]:
     with open(open_private(path, os.O_RDONLY), encoding="utf-8", errors="replace") as file:
         keys = parse(file.read(), path)
     if not keys:
-        raise ValueError(f"{path} holds no key; linpix key NAME --file {path} adds one, or leave out --api-keys")
+        raise ValueError(f"{path} has no key; add one with linpix key NAME --file {path}, or leave out --api-keys")
     return keys
 
 
@@ -140,7 +141,7 @@ class Keys:
         try:
             keys = read(self._path)
         except (OSError, ValueError) as error:
-            logger.error("the API keys stay as they were: %s", error)
+            logger.error("the API keys were not changed: %s", error)
             return False
         known = {(key.name, key.rate): key.bucket for key in self._keys}
         self._keys = tuple(Key(key.name, key.digest, key.rate, known.get((key.name, key.rate), key.bucket))

@@ -7,11 +7,12 @@ from pydantic import BaseModel, Field
 from . import fields
 from .schemas import FORM_LISTS, Conditioning
 
-Labels = Annotated[Literal["all"], Field(description="all: the likelihood under every class, and the probability of "
-                                         "each class; default: under label alone", examples=["all"])]
-Label = Annotated[int | str, Field(description="class that the model assumes, by index or name; default: none, or any "
-                                   "with labels=all and by models that draw the class first", examples=[7])]
-MapFormat = Annotated[str, Field(description="b64_json: the map as a PNG too; default: as numbers alone",
+Labels = Annotated[Literal["all"], Field(description="all: compute the likelihood under every class, and the "
+                                         "probability of each class; default: only under label", examples=["all"])]
+Label = Annotated[int | str, Field(description="class that the model assumes, by index or name; default: no class; "
+                                   "with labels=all, or with a model that draws the class first: the mixture of all "
+                                   "classes", examples=[7])]
+MapFormat = Annotated[str, Field(description="b64_json: answer with the map as a PNG too; default: only as numbers",
                                  examples=["b64_json"])]
 
 LIKELIHOOD_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", "model", "label", "labels", "prompt", "size",
@@ -19,13 +20,13 @@ LIKELIHOOD_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", "model
 LIKELIHOOD: dict[str, Any] = {
     "a whole picture, and its class": {"value": {"image": "seven.png", "labels": "all"}},
     "the lower half, as a 7": {"value": {"image": "seven.png", "keep_rows": 14, "label": 7}},
-    "what a mask hides": {"value": {"image": "seven.png", "mask": "mask.png", "response_format": "b64_json"}},
+    "the part that a mask hides": {"value": {"image": "seven.png", "mask": "mask.png", "response_format": "b64_json"}},
 }
 
 _Nats = Annotated[float, Field(description="natural logarithm of the probability of the counted sub-pixels",
                                examples=[-457.6])]
-_Bits = Annotated[float, Field(description="mean over the counted sub-pixels; 8 is a uniform guess, and lower is more "
-                               "probable", examples=[0.842])]
+_Bits = Annotated[float, Field(description="mean number of bits over the counted sub-pixels; 8 is a uniform guess, and "
+                               "lower is more probable", examples=[0.842])]
 
 
 class ClassLikelihood(BaseModel):
@@ -33,7 +34,7 @@ class ClassLikelihood(BaseModel):
 
     label: str = Field(description="name of the class", examples=["7"])
     posterior: float = Field(ge=0, le=1, description="probability of the class after the counted sub-pixels were seen, "
-                             "all classes being equally probable before", examples=[0.992])
+                             "if all classes are equally probable before", examples=[0.992])
     log_likelihood: _Nats
     bits_per_dim: _Bits
 
@@ -44,21 +45,24 @@ class Likelihoods(Conditioning):
     created: int = Field(description="time of the answer, seconds since 1970", examples=[1795303560])
     model: fields.Name
     checkpoint: fields.Digest
-    precision: Literal["fp32"] = Field(description="computed by torch in float32, whatever the model draws with")
+    precision: Literal["fp32"] = Field(description="always fp32: likelihoods are computed by torch in float32, "
+                                                   "whatever precision the model draws with")
     warnings: list[str] = Field(description="parts of the request that were ignored, or that had no effect",
                                 examples=[[]])
-    label: str | None = Field(description="class that the model assumed; null: none, or, with labels=all or by a model "
-                              "that draws the class first, any of them", examples=["7"])
-    counted: int = Field(description="hidden sub-pixels; all of them without transparency, mask and keep_rows",
+    label: str | None = Field(description="class that the model assumed; null: no class; with labels=all, or with a "
+                              "model that draws the class first: the mixture of all classes", examples=["7"])
+    counted: int = Field(description="number of hidden sub-pixels; without transparency, mask and keep_rows, all are "
+                                     "hidden",
                          examples=[784])
     log_likelihood: _Nats
     bits_per_dim: _Bits
     map: list[list[list[float | None]]] = Field(
-        description="bits of each sub-pixel given the ones before it, by image row, pixel and channel; null where it "
-                    "is known; all together are -log_likelihood / ln 2",
+        description="bits of each sub-pixel given the ones before it, by image row, pixel and channel; null for known "
+                    "sub-pixels; their sum is -log_likelihood / ln 2",
         examples=[[[[0.001], [3.25]], [[None], [0.5]]]])
-    b64_json: str | None = Field(description="the map as a PNG in base64: black is 0 bits, white 8 or more, the mean "
-                                 "over channels; transparent where known; null unless response_format asks for it",
+    b64_json: str | None = Field(description="the map as a PNG in base64: the mean over channels, from black for 0 "
+                                 "bits to white for 8 bits or more; transparent for known pixels; null unless "
+                                 "response_format is b64_json",
                                  examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAQAAAB..."])
     labels: list[ClassLikelihood] | None = Field(description="every class, the most probable first; null without "
                                                  "labels=all")

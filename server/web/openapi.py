@@ -53,22 +53,26 @@ _BEGINS = {"image/png": "\x89PNG\r\n\x1a\n...", "image/webp": "RIFF....WEBPVP8L.
 PICTURES: dict[str, Any] = {kind: {"schema": {"type": "string", "contentMediaType": kind},
                                    "examples": {"the picture itself": {"value": begins}}}
                             for kind, begins in _BEGINS.items()}
-ARRAY = {NPY: {"schema": {"type": "string", "contentMediaType": NPY, "description": "uint8, (n, height, width), or "
-                          "(n, height, width, 3) in colours: numpy.load reads it. In the X-LinPix headers commas "
-                          "divide the values of several images"},
-               "examples": {"all pictures as an array": {"value": "\x93NUMPY..."}}}}
+ARRAY = {NPY: {"schema": {"type": "string", "contentMediaType": NPY, "description": "uint8, (n, height, width), or (n, "
+                          "height, width, 3) in colours: numpy.load reads it. Commas separate the values of several "
+                          "images in the X-LinPix headers"},
+               "examples": {"all pictures in one array": {"value": "\x93NUMPY..."}}}}
 PNG = {"image/png": PICTURES["image/png"]}
 
 _MEANING = {
-    400: "bad input: the message says what was got and what is allowed", 401: "no key, or not one of this server's",
-    403: "a foreign host or origin", 404: "there is none of this name", 408: "the body did not arrive in time",
-    409: "another one is running, or was cancelled just now",
-    413: "more bytes or pixels than are allowed", 415: "a format that is not taken",
-    429: "no room, or more requests than the key's rate allows", 500: "a failure of the server's",
-    503: "not now: try again, here or elsewhere", 504: "not within the time that it may take",
+    400: "invalid input: the message says what was given and what is "
+         "allowed", 401: "no API key, or one that this server does not know",
+    403: "a host or origin that is not "
+         "allowed", 404: "nothing here has this name", 408: "the request body did not arrive in time",
+    409: "another comparison is running, or was cancelled a moment ago",
+    413: "more bytes or pixels than are allowed", 415: "a format that is not supported",
+    429: "the queue is full, or a limit of this client or key is reached; try again "
+         "later", 500: "an error inside the server",
+    503: "not available at the moment; try again, or use another server", 504: "not possible within the time limit of "
+            "the request",
 }
 _ERROR = {"$ref": f"#/components/schemas/{ErrorEnvelope.__name__}"}
-_RETRY = {"Retry-After": {"description": "seconds until it is worth another try, computed from the steps that remain",
+_RETRY = {"Retry-After": {"description": "seconds to wait before another try, computed from the remaining steps",
                           "schema": {"type": "integer", "minimum": 1}, "example": 12}}
 
 
@@ -114,24 +118,25 @@ def event_stream(data: type[BaseModel], events: dict[str, Any]) -> dict[str, Any
     schema = data.model_json_schema()
     _lift(schema)
     typed = "type" in schema["properties"]
-    told = {name: error_json(given) if isinstance(given, ServiceError) else
+    examples = {name: error_json(given) if isinstance(given, ServiceError) else
             _example(schema, {**given, "type": name} if typed else given) for name, given in events.items()}
     event = {"type": "object", "required": ["event", "data"], "properties": {
-        "event": {"type": "string", "enum": list(told), "description": "what has happened"},
+        "event": {"type": "string", "enum": list(examples), "description": "name of the event"},
         "data": {"type": "string", "contentMediaType": "application/json", "contentSchema": schema,
-                 "description": "these fields as JSON; of `error`, those of an answer that is one"}}}
+                 "description": "the fields as JSON; for `error`, the fields of an error response"}}}
     return {"text/event-stream": {"itemSchema": event, "examples": {
         name: {"value": format_sse_event(event=name, data_str=json.dumps(data)).decode()}
-        for name, data in told.items()}}}
+        for name, data in examples.items()}}}
 
 
 def image_responses(kind: str, event: type[ImageEvent], *errors: ServiceError, links: Links | None = None) -> Responses:
     """The `responses` of an images route. kind: prefix of its events' names · errors: besides those of both routes."""
-    found = ok_response("the images, in the form that stream and Accept ask for", links=links, content={
+    found = ok_response("the images, in the form that stream and Accept request", links=links, content={
         **PICTURES, **ARRAY, **event_stream(event, {f"{kind}.partial_image": {"partial_image_index": 0, "rows": 14},
                                            f"{kind}.completed": {"usage": NO_USAGE}, "error": DeadlinePassed(30.0)})})
     found[200]["headers"] = png_headers(event) | {"X-LinPix-Warnings": {
-        "description": "of an answer without JSON: warnings, if there are any", "schema": {"type": "string"},
+        "description": "only in answers that are not JSON: the warnings, if there are "
+                       "any", "schema": {"type": "string"},
         "example": "prompt: these words have no effect: green"}}
     return found | error_responses(*BODY, *DRAWING, *errors)
 
@@ -146,7 +151,8 @@ def png_headers(*answers: type[BaseModel]) -> dict[str, Any]:
     for field in fields.values():
         never_null(field)
     return {f"X-LinPix-{name.title().replace('_', '-')}": {
-                "description": f"of an answer without JSON: {fields[name]['description']}", "schema": fields[name]}
+                "description": "only in answers that are not JSON: "
+                               f"{fields[name]['description']}", "schema": fields[name]}
             for name in ("seed", "score", "confidence", "attempts", "effective_sample_size", "log_evidence", "model",
                          "checkpoint", "engine", "precision", "device", "state", "bits_per_dim", "log_likelihood")
             if name in fields}
@@ -181,7 +187,7 @@ def _guarded(schema: dict[str, Any], *, keys: bool) -> None:
     """Add keys, if they are required, and errors that every route can answer. Remove 422: bad input is 400 here."""
     if keys:
         schema["components"].setdefault("securitySchemes", {})["key"] = {
-            "type": "http", "scheme": "bearer", "description": "A key of the file of --api-keys."}
+            "type": "http", "scheme": "bearer", "description": "A key from the file of --api-keys."}
     for name in ("HTTPValidationError", "ValidationError"):
         schema["components"]["schemas"].pop(name, None)
     for path, operations in schema["paths"].items():

@@ -36,13 +36,13 @@ class GenerateBody(BaseModel):
 
 
 GENERATE: dict[str, Any] = {  # example bodies, by what they show
-    "one of a class": {"value": {"label": 7, "seed": 1}},
-    "several, larger": {"value": {"n": 4, "size": "280x280", "temperature": 0.9}},
+    "one image of a class": {"value": {"label": 7, "seed": 1}},
+    "several larger images": {"value": {"n": 4, "size": "280x280", "temperature": 0.9}},
     "a stream": {"value": {"prompt": "3", "stream": True, "partial_images": 2}},
 }
 EDIT: dict[str, Any] = {
     "the lower half": {"value": {"image": "seven.png", "keep_rows": 14, "seed": 5}},
-    "what a mask says": {"value": {"image": "seven.png", "mask": "mask.png", "n": 2}},
+    "the transparent part of a mask": {"value": {"image": "seven.png", "mask": "mask.png", "n": 2}},
     "the best two of eight": {"value": {"image": "seven.png", "keep_rows": 14, "n": 2, "candidates": 8}},
     "known pixels after a hole count too": {"value": {"image": "seven.png", "mask": "band.png", "method": "smc"}},
 }
@@ -60,12 +60,14 @@ class CompareBody(BaseModel):
 
     model: fields.Model | None = None
     backends: Annotated[list[str], Field(min_length=1, max_length=8, examples=[["linear", "stateful-softmax"]],
-                                         description=f"of {', '.join(BACKENDS)}; absent: all")] | None = None
+                                         description=f"some of {', '.join(BACKENDS)}; absent: all of "
+                                                     "them")] | None = None
     batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8, examples=[[1, 16]],
-                                                                      description="images decoded together; 1 is "
-                                                                      "always measured beside them")] = [1, 16]
-    budget: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False, examples=[10.0], description="seconds to "
-                                   "measure in, up to compare_budget of /v1/status")] = 30.0
+                                                                      description="batch sizes: numbers of images that "
+                                                                      "are decoded together; 1 is always measured "
+                                                                      "too")] = [1, 16]
+    budget: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False, examples=[10.0], description="time for the "
+                                   "measurement, in seconds; up to compare_budget of /v1/status")] = 30.0
 
 
 COMPARE: dict[str, Any] = {
@@ -76,21 +78,23 @@ COMPARE: dict[str, Any] = {
 class ErrorFields(BaseModel):
     message: str = Field(description="what is wrong, what was given, and what is allowed",
                          examples=["n must be 1..16, got 17"])
-    type: str = Field(description="kind of error, as OpenAI's clients know them", examples=["invalid_request_error"])
-    param: str | None = Field(description="the field that is wrong, if it is one", examples=["n"])
-    code: str = Field(description="the cause, for programs", examples=["invalid_value"])
+    type: str = Field(description="kind of error, with the names of OpenAI's API", examples=["invalid_request_error"])
+    param: str | None = Field(description="the field that is wrong; null if the error is not in one "
+                                          "field", examples=["n"])
+    code: str = Field(description="the cause, as a code for programs", examples=["invalid_value"])
 
 
 class ErrorEnvelope(BaseModel):
-    error: ErrorFields = Field(description="every error of every route")
+    error: ErrorFields = Field(description="the error; all routes use this form")
 
 
 class ImageData(BaseModel):
     b64_json: fields.Picture | None = Field(None, json_schema_extra=fields.never_null)
-    url: str | None = Field(None, description="with response_format=url, instead of b64_json: the picture as a data "
-                            "URL", examples=["data:image/png;base64,iVBORw0KGgo..."],
+    url: str | None = Field(None, description="the picture as a data URL; present instead of b64_json with "
+                            "response_format=url", examples=["data:image/png;base64,iVBORw0KGgo..."],
                             json_schema_extra=fields.never_null)
-    revised_prompt: str | None = Field(None, description="what was drawn, of a request with a prompt: a class, or any",
+    revised_prompt: str | None = Field(None, description="only for requests with a prompt: what was drawn, one class "
+                                                         "or an image of any class",
                                        examples=["7"], json_schema_extra=fields.never_null)
     seed: fields.DrawnSeed
     label: fields.LabelDrawn | None = Field(None, json_schema_extra=fields.never_null)
@@ -120,7 +124,7 @@ class Usage(BaseModel):
     """Zeros, for programs that add up what they pay for: nothing is counted here."""
 
     input_tokens: int = Field(0, description="always 0", examples=[0])
-    input_tokens_details: UsageDetails = Field(description="the same by kind")
+    input_tokens_details: UsageDetails = Field(description="input tokens by kind")
     output_tokens: int = Field(0, description="always 0", examples=[0])
     total_tokens: int = Field(0, description="always 0", examples=[0])
 
@@ -137,10 +141,10 @@ class Drawn(BaseModel):
     state: fields.State
     size: str = Field(description="width x height of the pictures, in pixels", examples=["28x28"])
     output_format: encode.Format = Field("png", description="format of the pictures", examples=["png"])
-    warnings: list[str] = Field(description="parts of the request that were ignored, or done otherwise than they say",
+    warnings: list[str] = Field(description="parts of the request that were ignored, or carried out differently",
                                 examples=[[]])
-    candidates: int | None = Field(description="images that were drawn, of which these are the best; null without "
-                                   "candidates", examples=[8])
+    candidates: int | None = Field(description="number of images that were drawn; the answer has the best of them; "
+                                   "null without candidates", examples=[8])
 
 
 Sides = Annotated[list[float], Field(min_length=4, max_length=4)]
@@ -150,9 +154,11 @@ class Prepared(BaseModel):
     """What `prepare` did."""
 
     inverted: bool = Field(description="whether the ink was darker than the paper", examples=[True])
-    box: Sides = Field(description="the figure: left, top, right, bottom in pixels of the upload; of a figure that "
-                       "runs into a hole, with the part of the hole that it may take", examples=[[212, 96, 388, 410]])
-    b64_json: str = Field(description="what the model sees: a PNG in base64, transparent where it is to be drawn",
+    box: Sides = Field(description="position of the digit: left, top, right, bottom in pixels of the upload; if the "
+                       "digit touches a hole, this includes the part of the hole where it may "
+                       "continue", examples=[[212, 96, 388, 410]])
+    b64_json: str = Field(description="the picture that the model sees: a PNG in base64, transparent where the model "
+                                      "draws",
                           examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAQAAADYBBcf..."])
 
 
@@ -160,35 +166,36 @@ class Conditioning(BaseModel):
     """How much of a picture was known."""
 
     conditioning: Literal["prefix", "full", "partial"] = Field(
-        description="prefix: all known pixels come before the first hole, so they influence everything drawn; full: "
-                    "they do not, but a conditional model reads them all first; partial: known pixels influence only "
-                    "what follows them, but with method smc")
+        description="prefix: all known pixels come before the first hole, so they influence all drawn pixels; full: "
+                    "some come later, but a conditional model reads all of them before it draws; partial: some come "
+                    "later, and known pixels influence only the pixels after them, except with method smc")
     known: int = Field(description="known sub-pixels", examples=[392])
-    known_before_first_hole: int = Field(description="known sub-pixels before the first hole, which influence "
-                                                     "everything drawn", examples=[392])
-    known_after_last_hole: int = Field(description="known sub-pixels after the last hole, which have no influence "
+    known_before_first_hole: int = Field(description="known sub-pixels before the first hole; they influence all drawn "
+                                                     "pixels", examples=[392])
+    known_after_last_hole: int = Field(description="known sub-pixels after the last hole; they have no influence "
                                                    "unless conditioning is full", examples=[0])
 
 
 class UploadFacts(Conditioning):
     """What the answer to an edit adds: which part of the picture the model saw, and how much of it was known."""
 
-    crop: Sides = Field(description="what the model's picture shows: left, top, right, bottom in pixels of the upload, "
-                        "as its EXIF turns it; with prepare it may go beyond the upload", examples=[[0, 0, 28, 28]])
+    crop: Sides = Field(description="part of the upload that the model's picture shows: left, top, right, bottom in "
+                        "pixels, after the rotation that its EXIF data ask for; with prepare it may extend beyond the "
+                        "upload", examples=[[0, 0, 28, 28]])
     prepared: Prepared | None = Field(None, description="null without prepare")
-    method: fields.Method = Field("raster", description="as it was asked for")
-    particles: int | None = Field(None, description="images that were drawn together for each of these; null without "
-                                  "method smc", examples=[16])
+    method: fields.Method = Field("raster", description="the method that was requested")
+    particles: int | None = Field(None, description="number of images that were drawn together for each image of the "
+                                  "answer; null without method smc", examples=[16])
 
 
 class ImagesResponse(Drawn):
-    usage: Usage = Field(description="zeros, for programs that add it up")
-    data: Sequence[ImageData] = Field(description="the images, in the order of their seeds; with candidates, as they "
-                                                  "were chosen")
+    usage: Usage = Field(description="zeros, for programs that sum the usage")
+    data: Sequence[ImageData] = Field(description="the images, in the order of their seeds; with candidates, in the "
+                                                  "order in which they were chosen")
 
 
 class EditResponse(UploadFacts, ImagesResponse):
-    data: Sequence[EditData] = Field(description="as of generations")
+    data: Sequence[EditData] = Field(description="the images, as in the answer of generations")
 
 
 class ImageEvent(Drawn):
@@ -199,17 +206,18 @@ class ImageEvent(Drawn):
     label: fields.LabelDrawn | None = Field(None, json_schema_extra=fields.never_null)
     confidence: fields.Confidence | None = Field(None, json_schema_extra=fields.never_null)
     attempts: fields.AttemptsMade | None = Field(None, json_schema_extra=fields.never_null)
-    partial_image_index: int | None = Field(None, description="number of the partial image, from 0; absent when it is "
-                                            "completed", examples=[0], json_schema_extra=fields.never_null)
-    rows: int | None = Field(None, description="finished image rows; the others are black; absent when it is "
-                             "completed", examples=[14], json_schema_extra=fields.never_null)
+    partial_image_index: int | None = Field(None, description="number of the partial image, from 0; absent for "
+                                            "completed images", examples=[0], json_schema_extra=fields.never_null)
+    rows: int | None = Field(None, description="number of finished image rows; the others are black; absent for "
+                             "completed images", examples=[14], json_schema_extra=fields.never_null)
     b64_json: fields.Picture
-    usage: dict[str, Any] | None = Field(None, description="zeros, for programs that add it up; absent of partial "
+    usage: dict[str, Any] | None = Field(None, description="zeros, for programs that sum the usage; absent for partial "
                                          "images", examples=[NO_USAGE], json_schema_extra=fields.never_null)
 
 
 class GenerationEvent(ImageEvent):
-    type: Literal["image_generation.partial_image", "image_generation.completed"] = Field(description="as `event`")
+    type: Literal["image_generation.partial_image", "image_generation.completed"] = Field(description="the same as "
+                             "`event`")
 
 
 class EditEvent(UploadFacts, Chosen, ImageEvent):
@@ -219,39 +227,41 @@ class EditEvent(UploadFacts, Chosen, ImageEvent):
 class ModelCard(BaseModel):
     id: fields.Name
     object: Literal["model"] = Field("model", description="kind of object")
-    created: int = Field(description="when it was trained, seconds since 1970", examples=[1795195165])
-    owned_by: Literal["linpix"] = Field("linpix", description="for OpenAI's clients")
+    created: int = Field(description="time of training, seconds since 1970", examples=[1795195165])
+    owned_by: Literal["linpix"] = Field("linpix", description="always linpix; OpenAI's clients expect this field")
     checkpoint: fields.Digest
-    bits_per_dim: dict[str, float] = Field(description="bits/dim by the images it was measured on, such as 10,000 "
-                                                       "test images",
+    bits_per_dim: dict[str, float] = Field(description="bits/dim for each set of images that it was measured on; "
+                                                       "test_10000: 10,000 test images",
                                            examples=[{"test_1000": 0.8225, "test_10000": 0.8423}])
     engine: fields.Engine
     precision: fields.Precision
     device: fields.Device
     state: fields.State
     attention: str = Field(description="linear or softmax", examples=["linear"])
-    width: int = Field(description="of its images, in pixels", examples=[28])
-    height: int = Field(description="of its images, in pixels", examples=[28])
-    channels: int = Field(description="sub-pixels of a pixel: 1 for grey, 3 for RGB", examples=[1])
-    conditional: bool = Field(description="it reads all known pixels of a picture before it draws; others know only "
-                                          "what comes before each pixel", examples=[False])
+    width: int = Field(description="width of its images, in pixels", examples=[28])
+    height: int = Field(description="height of its images, in pixels", examples=[28])
+    channels: int = Field(description="sub-pixels per pixel: 1 for grey, 3 for RGB", examples=[1])
+    conditional: bool = Field(description="whether the model reads all known pixels of a picture before it draws; "
+                                          "other models know only the pixels before the one that they "
+                                          "draw", examples=[False])
     classes: list[str] = Field(description="class names, in the order of their indices; empty: the model has no "
                                            "classes",
                                examples=[["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]])
     sizes: list[str] = Field(description="values allowed for size, beside 256x256, 512x512 and 1024x1024",
                              examples=[["28x28", "56x56", "84x84"]])
-    temperature: float = Field(description="what it draws best with, and does where a request says none",
+    temperature: float = Field(description="best temperature of the model; used for requests that give none",
                                examples=[1.0])
-    temperature_range: list[float] = Field(min_length=2, max_length=2, description="the lowest and the highest "
-                                           "temperature that are worth trying", examples=[[0.3, 1.5]])
-    attempts: int = Field(description="how often an image is drawn at most, until the model recognises its class, "
-                          "where a request says nothing", examples=[1])
-    limits: str | None = Field(description="a sentence of what it cannot do; null: none is known", examples=[
+    temperature_range: list[float] = Field(min_length=2, max_length=2, description="lowest and highest useful "
+                                           "temperature", examples=[[0.3, 1.5]])
+    attempts: int = Field(description="how many times an image may be drawn until the model recognises its class, for "
+                          "requests that do not say so", examples=[1])
+    limits: str | None = Field(description="one sentence about what the model cannot do; null: no limit is "
+                                           "known", examples=[
         "It draws one handwritten digit in the middle, and nothing else."])
-    class_agreement: float | None = Field(description="share of its images of a class that a classifier, trained on "
-                                          "the same pictures, takes for that class; null: not measured",
+    class_agreement: float | None = Field(description="share of the images drawn for a class that a classifier, "
+                                          "trained on the same pictures, recognises as that class; null: not measured",
                                           examples=[0.76])
-    aliases: list[str] = Field(description="other names under which it may be asked for", examples=[[]])
+    aliases: list[str] = Field(description="other names that requests may use for this model", examples=[[]])
     state_bytes: int = Field(description="bytes of the state of one image", examples=[67584])
     slots: fields.Slots
 
@@ -271,13 +281,14 @@ class Comparison(BaseModel):
 
     id: fields.ComparisonId
     status: fields.Phase
-    progress: float = Field(ge=0, le=1, description="part of the budget that is used; 1 when completed",
+    progress: float = Field(ge=0, le=1, description="part of the budget that has been used; 1 when completed",
                             examples=[0.5])
     model: fields.Name
-    budget: float = Field(description="seconds for measuring", examples=[10.0])
-    shared_device: bool = Field(description="whether other requests were decoded meanwhile", examples=[False])
-    error: str | None = Field(description="why it failed", examples=[None])
+    budget: float = Field(description="time for the measurement, in seconds", examples=[10.0])
+    shared_device: bool = Field(description="whether other requests were decoded at the same time", examples=[False])
+    error: str | None = Field(description="why it failed; null if it did not", examples=[None])
     report: dict[str, Any] | None = Field(
-        description="report.json of `linpix compare` as far as it is: circumstances, and under results for each "
-                    "backend, engine and batch its images_per_second, seconds_per_image, state_bytes of an image, "
-                    "step_seconds at some positions, and bits_per_dim; null before it has begun", examples=[REPORT])
+        description="the figures so far, in the form of report.json of `linpix compare`: the conditions, and in "
+                    "results, for each backend, engine and batch, images_per_second, seconds_per_image, state_bytes of "
+                    "one image, step_seconds at some positions, and bits_per_dim; null before the measurement "
+                    "starts", examples=[REPORT])

@@ -230,7 +230,7 @@ def eager_step(net: Transformer, batch: int, device: str) -> float:
         moved.load_state_dict(net.state_dict())
         state = RecurrentState(net.config, batch)
         canvas = torch.zeros(batch, net.config.subpixels, dtype=torch.uint8)
-        start, slots, heat = torch.full((batch,), START), torch.arange(1, batch + 1), torch.ones(batch)
+        start, slots, temperatures = torch.full((batch,), START), torch.arange(1, batch + 1), torch.ones(batch)
         C = net.config.token_size
         u = torch.rand(batch, C, 2)
 
@@ -238,7 +238,7 @@ def eager_step(net: Transformer, batch: int, device: str) -> float:
             for position in range(first, first + EAGER_STEPS):
                 t = torch.full((batch,), position)
                 parameters = moved.step(canvas, t, start, state, slots)
-                canvas[:, position * C:(position + 1) * C] = draw_token(moved, parameters, t, u, heat)
+                canvas[:, position * C:(position + 1) * C] = draw_token(moved, parameters, t, u, temperatures)
 
         work(0)
         return seconds_of(lambda: work(EAGER_STEPS), device) / EAGER_STEPS

@@ -239,7 +239,7 @@ def test_a_loaded_picture_goes_along_to_another_model(shipped, visit, tmp_path):
     np.testing.assert_allclose(sent(page)[:16, :, :3], mean[:16], atol=2)
     page.get_by_role("button", name="Clear").click()
     page.locator("#file").set_input_files(written(tmp_path, "notes.png", b"no picture"))
-    says(page, "#completion .notice", "notes.png is not a picture")
+    says(page, "#completion .notice", "notes.png is not a readable picture")
     choose("mnist-small")
     expect(page.locator("#editor-hint")).to_be_visible()
     choose("cifar10-small")
@@ -317,7 +317,7 @@ def test_strokes_can_be_taken_back_and_drawn_with_the_keyboard(shipped, visit):
 def test_what_cannot_be_completed_is_said_with_a_cure(shipped, visit, tmp_path):
     visitor, page = begin(visit, shipped)
     page.locator("#file").set_input_files(written(tmp_path, "notes.png", b"no picture"))
-    says(page, "#completion .notice", "notes.png is not a picture that can be read here. Choose a PNG, JPEG or WebP.")
+    says(page, "#completion .notice", "notes.png is not a readable picture. Choose a PNG, JPEG or WebP.")
     gif = io.BytesIO()
     Image.new("L", (28, 28), 200).save(gif, "GIF")  # the browser could read it, the API not
     page.locator("#file").set_input_files(written(tmp_path, "seven.gif", gif.getvalue()))
@@ -577,7 +577,7 @@ def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipp
     expect(page.locator("#strip")).to_be_hidden()
     page.locator("#completion-form [name=model]").select_option("cifar10-small")
     page.get_by_role("button", name="Prefix or all").click()
-    says(page, "#completion .notice", "No model is served that uses all known pixels of 32 . 32 pictures. Start")
+    says(page, "#completion .notice", "No loaded model uses all known pixels of 32 . 32 pictures. Start")
 
 
 @pytest.mark.parametrize("size", [DESKTOP, (360, 780)], ids=["1280", "360"])

@@ -156,7 +156,7 @@ def test_a_row_that_other_work_disturbed_says_so_on_the_page(racing, visit):
     """The report is the server's own, in which two rows are said to have been disturbed."""
     id = begun(racing, 2.0)
     assert eventually(lambda: told(racing, f"compare/{id}")["status"] == "completed", 60)
-    why, note = "other work had its processor for 40% of the time", "Disturbed by other work (†): two rows."
+    why, note = "other work used its processor for 40% of the time", "Disturbed by other work (†): two rows."
 
     def disturbed(route) -> None:
         state = route.fetch().json()
@@ -229,7 +229,7 @@ def test_a_comparison_that_somebody_stopped_is_measured_and_raced_when_tried_aga
     says(page, "#race .status", r"Measuring: \d+ %")
     id = told(racing, "status")["comparison"]["id"]
     assert httpx.delete(f"{racing.url}/v1/compare/{id}", timeout=60).status_code == 200
-    says(page, "#race .notice", "Somebody stopped this comparison")
+    says(page, "#race .notice", "This comparison was stopped")
     page.get_by_role("button", name="Try again").click()
     says(page, "#race .status", r"Measuring: \d+ %")
     says(page, "#race .status", RACED)
@@ -241,7 +241,7 @@ def test_whose_comparison_it_was_matters_no_more_when_it_has_been_stopped(racing
     page = visit(racing.url, panel="race").ready()
     says(page, "#race .status", f"Watching {id}, which another visitor started")
     assert httpx.delete(f"{racing.url}/v1/compare/{id}", timeout=60).status_code == 200
-    says(page, "#race .notice", "Somebody stopped this comparison")
+    says(page, "#race .notice", "This comparison was stopped")
     page.get_by_role("button", name="Try again").click()
     says(page, "#race .status", RACED)
 

@@ -28,7 +28,7 @@ def test_a_full_queue_shows_its_wait_and_is_tried_again_when_told(slow, visit):
         page.on("response", lambda answer: refusals.append((answer.status, answer.headers.get("retry-after", "")))
                 if answer.url.endswith("/generations") else None)
         page.goto(f"{server.url}/#/samples?n=2")
-        shown = says(page, "#samples .notice", r"The queue is full\. Trying again by itself in \d+ s\. \d+ s left")
+        shown = says(page, "#samples .notice", r"The queue is full\. Trying again in \d+ s\. \d+ s left")
         visitor.keep("samples-full-1280-light")
         assert refusals[0][0] == 429
         assert f"in {refusals[0][1]} s" in shown
@@ -62,7 +62,7 @@ def test_a_server_that_drops_the_connection_is_told_and_its_return_is_noticed(sl
         page.get_by_role("button", name="being drawn").first.wait_for()
         server.stop(signal.SIGKILL)
         says(page, "#samples .notice", "The connection to the server broke off. Check that it still runs, then try")
-        says(page, "#page-notice", "The server does not answer. Start it with “make run”; this page goes on by itself.")
+        says(page, "#page-notice", "The server does not answer. Start it with “make run”; this page then continues.")
         says(page, "#pulse", "No connection")
         visitor.keep("samples-dropped-1280-light")
         page.get_by_role("button", name="Try again").click()
@@ -127,7 +127,7 @@ def test_what_the_service_refuses_is_said_in_its_own_words(shipped, visit):
     page = visit(shipped.url).ready()
     page.locator("#samples-form [name=seed]").fill("9007199254740990")
     page.get_by_role("button", name="Draw", exact=True).click()
-    says(page, "#samples .notice", r"Image i uses seed \+ i, which must stay under 2\^53: .*\.")
+    says(page, "#samples .notice", r"Image i uses seed \+ i, which must be below 2\^53: .*\.")
 
 
 def test_an_image_of_a_model_that_is_no_longer_served_leaves_the_page_usable(tiny, tmp_path, visit):

@@ -30,13 +30,13 @@ KINDS = {
     "file": rf"{FOLDER}/?.* is listed in SHA256SUMS but cannot be read \(.*\); restore it .*",
     "field": rf"{FOLDER}/config\.json: {FIELD}\b.*",
     "missing field": rf"{FOLDER}/config\.json lacks '(architecture|provenance)'; restore it .*",
-    "JSON": rf"{FOLDER}/config\.json: (is not a regular file|is longer than|must hold an object|holds \S+, which is "
-            rf"not|"
+    "JSON": rf"{FOLDER}/config\.json: (is not a regular file|is longer than|must be a JSON object|contains \S+, which "
+            r"is not|"
             r".* is given twice|Expecting|Extra data|Unterminated|Invalid|'utf-8' codec|Exceeds the limit|"
             r"maximum recursion|Unpaired|Illegal).*",
-    "too large": rf"{FOLDER}/config\.json asks for (tensors larger|\d+ layers).*",
+    "too large": rf"{FOLDER}/config\.json (describes tensors too large|needs \d+ layers).*",
     "safetensors": rf"{FOLDER}/\S+ is not a safetensors file \(.*\); restore it .*",
-    "tensor": rf"{FOLDER}:? (lacks|has the unknown|tensor) .*|{FOLDER}/\S+ holds tensor .* a second time; .*",
+    "tensor": rf"{FOLDER}:? (lacks|has the unknown|tensor) .*|{FOLDER}/\S+ has tensor .* twice; .*",
 }
 HOSTILE = [None, True, False, 0, 1, -1, 2, 3, 7, 63, 64, 65, 2**16, 2**20, 2**31, 2**40, 2**63, 10**30, 0.5, -0.0, 1e-6,
            1e308, "", "x", "..", "/etc/passwd", "\0", "\ud800", "1" * 300, [], [[]], [1] * 300, {}, {"x": {}},

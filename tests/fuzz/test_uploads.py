@@ -19,13 +19,13 @@ KINDS = {
     "no picture": rf"{PARAM} (must be a PNG, JPEG or WebP picture, got \d+ bytes(: | that begin with ).*|"
                   r"is empty: the upload has 0 bytes)",
     "animated": rf"{PARAM} is animated \(\d+ frames\); send one still picture",
-    "too large": rf"{PARAM} may have up to 16777216 pixels \(4096x4096\), a JPEG in one scan, .* up to 67108864 "
+    "too large": rf"{PARAM} may have up to 16777216 pixels \(4096x4096\), or up to 67108864 "
                  r"\(8192x8192\), got .*",
     "scans": rf"{PARAM} may have up to \d+ scans \(JPEG of \d+x\d+ pixels\), got \d+",
     "too small": r"image must have at least the model's \d+x\d+ pixels \(width x height\), got \d+x\d+",
-    "no holes": r"mask has no alpha channel; .*|nothing says what to fill in: .*keep_rows",
+    "no holes": r"mask has no alpha channel; .*|it is not clear what to fill in: .*keep_rows",
     "contradiction": r"mask and keep_rows both say what to fill in; send one of them|keep_rows must be from 0 to .*|"
-                     r"keep_rows says what to fill in, and so do the transparent parts of the picture; send one .*",
+                     r"keep_rows and the transparent parts of the picture both say what to fill in; send one .*",
 }
 
 
@@ -42,7 +42,7 @@ def decode(upload: Upload) -> None:
         occluded = read_occluded(upload.image, upload.config, mask=upload.mask, keep_rows=upload.keep_rows)
     except PictureError as error:
         assert error.param in ("image", "mask", "keep_rows") and error.status in (400, 413, 415)
-        assert str(error).startswith(error.param) or "nothing says" in str(error)
+        assert str(error).startswith(error.param) or "it is not clear" in str(error)
         raise
     assert occluded.canvas.shape == occluded.known.shape == (upload.config.subpixels,)
     assert not occluded.canvas[~occluded.known].any()

@@ -172,13 +172,14 @@ FIELDS = {
     "wrong names": (lambda fields: fields["provenance"].update(class_names=5), "class_names must list at most"),
     "more names than classes": (lambda fields: fields["provenance"].update(class_names=list("abcdefghijk")),
                                 "class_names must list at most 10 names"),
-    "a list for provenance": (lambda fields: fields.update(provenance=[["data", "x"]]), "provenance must be an object"),
+    "a list for provenance": (lambda fields: fields.update(provenance=[["data", "x"]]),
+                              "provenance must be a JSON object"),
     "wrong bits/dim": (lambda fields: fields["provenance"].update(bits_per_dim={"test_1000": "low"}),
-                       "bits_per_dim must give numbers"),
+                       "bits_per_dim must map short names to numbers"),
     "infinite bits/dim": (lambda fields: fields["provenance"].update(bits_per_dim={"test_1000": float("inf")}),
-                          "config.json: holds Infinity, which is not a JSON number"),
+                          "config.json: contains Infinity, which is not a JSON number"),
     "attempts of a model that cannot": (lambda fields: fields["provenance"].update(attempts=2),
-                                        "attempts must be 1, or up to 16 of a model that draws the class first, got 2"),
+                                        "attempts must be 1, or up to 16 for a model that draws the class first, got"),
     "no attempts": (lambda fields: fields["provenance"].update(attempts=0), "attempts must be 1, .*got 0"),
     "half an attempt": (lambda fields: fields["provenance"].update(attempts=1.0), "attempts must be 1, .*got 1.0"),
     "attempts in words": (lambda fields: fields["provenance"].update(attempts="1"), "attempts must be 1, .*got '1'"),
@@ -330,7 +331,7 @@ def test_a_tensor_in_two_shards_is_refused_by_name(folder):
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     safetensors.torch.save_file({"head.bias": tensors["head.bias"] + 1}, folder / "more.safetensors")
     seal(folder)
-    with pytest.raises(CheckpointError, match=r"more\.safetensors holds tensor head\.bias a second time"):
+    with pytest.raises(CheckpointError, match=r"more\.safetensors has tensor head\.bias twice"):
         read(folder)
 
 

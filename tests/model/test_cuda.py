@@ -315,7 +315,7 @@ def test_a_graph_that_cannot_be_recorded_is_tried_again_without_overlap_and_the_
     assert recorder.calls == 4  # 1 again, 2, 4: those after the first do without it from the start
     [record] = caplog.records
     assert "could not be recorded (invalid handle); " in record.getMessage()
-    assert "kernels that do not overlap" in record.getMessage()
+    assert "without overlapping kernels" in record.getMessage()
     assert torch.equal(draw(pool, [1, 2, 3], [7, 8, 9]), draw(directly, [1, 2, 3], [7, 8, 9]))
 
 
@@ -613,7 +613,7 @@ def test_packed_tiles_hold_what_each_lane_multiplies():
 
 
 @pytest.mark.parametrize(("name", "change", "message"), [
-    ("slots", lambda _: [9], r"slots must be in 0\.\.8, none twice but 0, got \[9\]"),
+    ("slots", lambda _: [9], r"slots must be in 0\.\.8, and only 0 may appear twice, got \[9\]"),
     ("slots", lambda _: [2, 2], "none twice"),
     ("slots", lambda _: [], "none twice"),
     ("positions", lambda _: [60], "64 tokens, got 8 steps from 60"),
@@ -632,7 +632,7 @@ def test_rows_that_cannot_be_are_refused(emulated, name, change, message):
 
 
 @pytest.mark.parametrize(("format_", "message"), [
-    ({"precision": "fp16"}, "use --defer 8"), ({"defer": 0}, r"defer must be in 1\.\.64, got 0"),
+    ({"precision": "fp16"}, "--defer 8"), ({"defer": 0}, r"defer must be in 1\.\.64, got 0"),
     ({"precision": "bf16", "defer": 8}, "state must be fp32 or fp16, got 'bf16'")])
 def test_state_formats_that_cannot_be_are_refused(format_, message):
     with pytest.raises(ValueError, match=message):
@@ -641,7 +641,7 @@ def test_state_formats_that_cannot_be_are_refused(format_, message):
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"S": lambda x: x[:5]}, "S must have shape"), ({"S": lambda x: x.bfloat16()}, "S must have dtype Float"),
-    ({"S": lambda x: x.half()}, "a float16 S wants pairs, scale and saturated"),
+    ({"S": lambda x: x.half()}, "a float16 S needs pairs, scale and saturated"),
     ({"pairs": lambda _: torch.zeros(9, 2, 2, 1, 16)}, "defer at least 2"),
     ({"canvas": lambda x: x[:, 1:]}, "canvas must have shape"), ({"steps": lambda x: x.int()}, "steps must have dtype"),
     ({"weights": lambda x: x[:-1]}, "weights must hold"), ({"most": lambda _: 65}, r"most must be in 0\.\.64"),
@@ -662,11 +662,12 @@ def test_tensors_that_do_not_fit_are_refused(emulated, change, message):
 
 @pytest.mark.parametrize(("change", "obstacle"), [
     ({}, ""), ({"background": 0, "patch": 4}, ""),
-    ({"key_dim": 64, "value_dim": 64}, "heads of 8, 16, 32, keys and values alike"),
-    ({"attention": "softmax"}, "linear attention only"), ({"key_dim": 24}, "this model's are 24 and 8"),
+    ({"key_dim": 64, "value_dim": 64}, "heads of 8, 16, 32, for keys and values alike"),
+    ({"attention": "softmax"}, "only linear attention"), ({"key_dim": 24}, "this model has 24 and 8"),
     ({"mixtures": 600}, "at most 512 mixtures"), ({"feature_map": "random"}, "feature map elu+1"),
-    ({"residual": "reversible"}, "plain residuals only, and this model's are reversible"),
-    ({"d_model": 20}, "multiple of 8, at most 512, and this model's is 20"), ({"d_ff": 4096}, "this model has 4096")])
+    ({"residual": "reversible"}, "only plain residuals, but this model has reversible"),
+    ({"d_model": 20}, "multiple of 8 and at most 512, but this model's is 20"),
+    ({"d_ff": 4096}, "this model has 4096")])
 def test_auto_is_the_gpu_for_what_it_can_run_and_the_processor_else(monkeypatch, change, obstacle):
     config = dataclasses.replace(TINY, **change)
     assert choose(config, device="auto").device == ("cuda" if ops.gpu and not obstacle else "cpu")
@@ -679,7 +680,7 @@ def test_auto_is_the_gpu_for_what_it_can_run_and_the_processor_else(monkeypatch,
             choose(config, device="cuda")
     else:
         assert dataclasses.astuple(choose(config, device="cuda")) == ("compiled", "bf16", "", "cuda")
-        with pytest.raises(ValueError, match="the eager engine runs on a processor"):
+        with pytest.raises(ValueError, match="the eager engine runs only on a CPU"):
             choose(config, "eager", device="cuda")
 
 
@@ -717,7 +718,7 @@ def test_a_shape_is_refused_before_it_is_loaded_where_a_block_has_no_memory_for_
         assert decode(pool, slots, [0] * 80, [1] * 80, slots).all()
     else:
         with pytest.raises(ValueError, match="cannot run this model: in fp32 it needs d_ff and heads x value_dim "
-                                             "of at most 1056 on this GPU, and this model has 1057; use --precision "
+                                             "of at most 1056 on this GPU, but this model has 1057; use --precision "
                                              "bf16; or use --device cpu"):
             choose(config, precision=precision, device="cuda")
         assert choose(config, precision=precision, device="auto").device == "cpu"
@@ -843,5 +844,5 @@ def test_an_install_beside_a_torch_with_cuda_compiles_the_library_or_says_what_i
     built = {path.name for path in (tmp_path / "built/linpix/model").iterdir()}
     assert f"liblinpix_cpu_{ops.SCHEMAS}.so" in built
     assert (f"liblinpix_cuda_{ops.SCHEMAS}.so" in built) == (compiler == "there")
-    warning = re.search(r"LinPix will decode on the processor. Install the CUDA 13.0 toolkit", ended.stderr)
+    warning = re.search(r"LinPix will decode on the CPU. Install the CUDA 13.0 toolkit", ended.stderr)
     assert bool(warning) == (compiler != "there"), ended.stderr

@@ -150,7 +150,7 @@ def test_28_by_28_begins_with_0_unless_the_data_say_otherwise(write):
 
 def test_32_by_32_needs_the_data(write):
     path = write(published(positions=3071))
-    with pytest.raises(ImporterError, match=r"32 x 32 x 3 needs .* --data is required"):
+    with pytest.raises(ImporterError, match=r"32 x 32 x 3 need .* folder as --data"):
         import_reference(path, HEADS)
     net, _ = import_reference(path, HEADS, first_marginal=lambda _: [1 / 256] * 256)
     assert (net.config.height, net.config.width, net.config.channels) == (32, 32, 3)
@@ -194,7 +194,7 @@ TENSORS = {
     "empty": ({QUERY: torch.zeros(0, 10)}, "key_dim must be an integer of at least 1, got 0"),
     "another image": ({"pos_embedding.pe": torch.zeros(1, 784, 3)}, r"783 \(28 x 28 x 1\) or 3071 .*got 784"),
     "no mixture": ({"predictor.weight": torch.zeros(256, 10)},
-                   r"predictor\.weight must have 3 rows a mixture, got 256"),
+                   r"predictor\.weight must have 3 rows per mixture, got 256"),
     "NaN": ({"predictor.bias": torch.full((6,), torch.nan)}, r"tensor predictor\.bias holds values that are"),
     "integers": ({"predictor.bias": torch.zeros(6, dtype=torch.int64)},
                  r"predictor\.bias must be .*got torch\.int64"),
@@ -217,13 +217,13 @@ def test_a_wrong_tensor_is_refused_by_name(changes, message, write):
 
 
 @pytest.mark.parametrize(("entries", "message"), [
-    ({"model_state": None}, "must hold a dict of model_state and iteration, got iteration"),
-    ({"iteration": None}, "must hold a dict of model_state and iteration, got model_state"),
+    ({"model_state": None}, "must contain a dict with model_state and iteration, got iteration"),
+    ({"iteration": None}, "must contain a dict with model_state and iteration, got model_state"),
     ({"iteration": -1}, "iteration must be a number of steps, got -1"),
-    ({"model_state": [1]}, "model_state must hold tensors by name, got list"),
-    ({"model_state": {1: torch.zeros(1)}}, "model_state must hold tensors by name"),
+    ({"model_state": [1]}, "model_state must map names to tensors, got list"),
+    ({"model_state": {1: torch.zeros(1)}}, "model_state must map names to tensors"),
     ({"model_state": {}}, "lacks tensor value_embedding.weight"),
-    ({"epoch": 3}, "also holds epoch"),
+    ({"epoch": 3}, "also contains epoch"),
 ])
 def test_a_wrong_entry_is_refused_by_name(entries, message, write):
     path = write(**entries)
@@ -243,9 +243,9 @@ def tower() -> list:
 @pytest.mark.parametrize(("entries", "message"), [
     ({"iteration": tower()}, "iteration must be a number of steps, got list"),
     ({"iteration": -(10**100)}, "iteration must be a number of steps, got int"),
-    ({"model_state": tower()}, "model_state must hold tensors by name, got list"),
+    ({"model_state": tower()}, "model_state must map names to tensors, got list"),
     ({"model_state": published() | {QUERY: torch.zeros(1).expand(2**40, 2**20)}},
-     r"has shape \(1099511627776, 1048576\), more than the file holds"),
+     r"has shape \(1099511627776, 1048576\), but the file has less data than that"),
     ({"model_state": published() | {QUERY: torch.zeros(10, 10, device="meta")}}, "must be a dense tensor"),
     ({"model_state": published() | {QUERY: torch.zeros(10, 10).to(torch.float8_e5m2)}}, "got torch.float8_e5m2"),
 ])
@@ -256,7 +256,7 @@ def test_what_would_take_all_memory_to_look_at_is_refused_by_name(entries, messa
 
 def test_a_pickle_that_would_run_code_is_refused_unread(write):
     path = write(arguments=argparse.Namespace(layers=2))
-    with pytest.raises(ImporterError, match=r"refused: it holds argparse\.Namespace.*save model_state and"):
+    with pytest.raises(ImporterError, match=r"refused: it contains argparse\.Namespace.*save only model_state and"):
         import_reference(path, HEADS)
 
 

@@ -175,7 +175,7 @@ def test_the_same_image_always_has_the_same_numbers():
 
 def test_without_anything_hidden_there_is_no_likelihood():
     net = net_of("conditional")
-    with pytest.raises(ValueError, match="nothing is hidden"):
+    with pytest.raises(ValueError, match="no sub-pixel is hidden"):
         Scoring(net, picture_of(net), np.ones(64, np.bool_))
 
 

@@ -125,7 +125,7 @@ def test_the_schema_says_what_the_operator_does(dtype):
 @pytest.mark.parametrize(("name", "change", "message"), [
     ("slots", lambda x: x + 80, r"slots must be in 0\.\.79, got"),
     ("slots", lambda x: x - 99, r"slots must be in 0\.\.79, got -"),
-    ("slots", lambda x: x * 0 + 7, "slot 7 stands twice"),
+    ("slots", lambda x: x * 0 + 7, "slot 7 appears twice"),
     ("slots", lambda x: x[:2], r"slots must have shape \(3\), got \(2\)"),
     ("slots", lambda x: x.int(), "slots must have dtype Long"),
     ("q", lambda x: x[:, 0], r"q must have shape \(B, T, H"),

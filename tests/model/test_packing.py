@@ -178,7 +178,7 @@ def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precis
         pool.known[others[::2]] = True
         pool.canvas[others] = images_of(config, rows)[: rows - 1]
         seeds = [77 if s == slot else int(s) for s in slots]
-        heat = [1.0 if s == slot else float(random.choice([0.0, 0.5, 3.0])) for s in slots]
+        temperature = [1.0 if s == slot else float(random.choice([0.0, 0.5, 3.0])) for s in slots]
         joins = {s: int(random.integers(0, 20)) if s != slot else 3 for s in slots}  # quanta before a row begins
         at, found, quantum = dict.fromkeys(slots, 0), [], 0
         while at[slot] < length:
@@ -188,7 +188,7 @@ def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precis
                 continue
             steps = [min(k if s == slot else int(random.integers(0, k + 1)), length - at[s]) for s in here]
             probs, *_ = pool.decode(here, [at[s] for s in here], steps, [seeds[slots.index(s)] for s in here],
-                                   temperatures=[heat[slots.index(s)] for s in here])
+                                   temperatures=[temperature[slots.index(s)] for s in here])
             if slot in here:
                 found.append(probs[here.index(slot), : steps[here.index(slot)] * config.token_size])
             for s, count in zip(here, steps, strict=True):
@@ -311,7 +311,7 @@ def test_what_is_read_does_not_depend_on_what_else_is_read_nor_on_the_threads(sh
     ({"offsets": lambda x: torch.tensor([0, 2**40, int(x[2])])}, "row 1 must have an input"),
     ({"slots": lambda x: x + 9}, "slots"),
     ({"S": lambda x: x[0]}, "S must have shape"),
-    ({"last": lambda x: None}, "wants the pool `last`, got None"),
+    ({"last": lambda x: None}, "needs the pool `last`, got None"),
 ], ids=lambda x: next(iter(x)) if isinstance(x, dict) else "")
 def test_what_cannot_be_read_is_an_error_that_says_what_it_saw(change, message):
     net = net_of(SHAPES["conditional"])
@@ -497,7 +497,7 @@ def arguments(shape="tiny", **changes):
 
 @pytest.mark.parametrize(("name", "change", "message"), [
     ("slots", lambda x: x + 3, r"slots must be in 0\.\.5, got 8 in row 1"),
-    ("slots", lambda x: x * 0 + 2, "slot 2 stands twice"),
+    ("slots", lambda x: x * 0 + 2, "slot 2 appears twice"),
     ("slots", lambda x: x[:2], r"positions must have shape \(2\), got \(3\)"),
     ("positions", lambda x: x + 62, "row 0 goes from 62 by 4 steps, but an image has 64 tokens"),
     ("positions", lambda x: x - 1, "row 0 goes from -1"),
@@ -516,14 +516,14 @@ def arguments(shape="tiny", **changes):
     ("weights", lambda x: x[:-1], "weights must hold 13 tensors and 12 a layer"),
     ("weights", lambda x: [x[0][:300], *x[1:]], "beyond a table of 300 rows"),
     ("weights", lambda x: [*x[:2], x[2] + 2**31 - 3000, *x[3:]], "beyond a table of"),
-    ("weights", lambda x: [x[0], x[1] + 1, *x[2:]], "source and place must point before t"),
+    ("weights", lambda x: [x[0], x[1] + 1, *x[2:]], "each source must lie before t"),
     ("weights", lambda x: [*x[:13], x[13][:-1], *x[14:]], "qkv must have shape"),
     ("weights", lambda x: [*x[:13], x[13].half(), *x[14:]], "qkv must have dtype Float, got Half"),
     ("weights", lambda x: [*x[:13], x[13].char(), *x[14:]], r"qkv must have shape \(192\), got \(64\)"),
     ("weights", lambda x: [*x[:7], x[7].char(), *x[8:]], "head must have dtype Float, got Char"),
     ("sizes", lambda x: x[:-1], "sizes must hold 14 integers, got 13"),
     ("sizes", lambda x: [x[0] + 1, *x[1:]], "must have shape"),
-    ("sizes", lambda x: [2**15, 2**15, *x[2:]], "too large together"),
+    ("sizes", lambda x: [2**15, 2**15, *x[2:]], "must be at most 2\\^24, got heads 32768, key_dim 32768"),
     ("sizes", lambda x: [-1, *x[1:]], r"sizes\[0\] is -1"),
     ("sizes", lambda x: [*x[:10], 11, *x[11:]], "following, class_rows and background are 11, 0 and -1"),
     ("sizes", lambda x: [*x[:12], 0, 1], "the background's table must have a multiple of 16 columns"),
@@ -531,7 +531,7 @@ def arguments(shape="tiny", **changes):
     ("conditioned", lambda x: torch.ones(2, dtype=torch.bool), r"conditioned must have shape \(3\)"),
     ("pairs", lambda x: torch.zeros(1), "must be None on the CPU"),
     ("tokens", lambda x: torch.zeros(6), "must be None on the CPU"),
-    ("most", lambda x: 3, "row 0 takes 4 steps, and most is 3"),
+    ("most", lambda x: 3, "row 0 takes 4 steps, but `most` is 3"),
     ("threads", lambda x: 0, r"threads must be in 1\.\.1024, got 0"),
 ], ids=lambda x: x if isinstance(x, str) and x.isidentifier() else "")
 def test_what_cannot_be_decoded_is_an_error_that_says_what_it_saw(name, change, message):
@@ -540,7 +540,7 @@ def test_what_cannot_be_decoded_is_an_error_that_says_what_it_saw(name, change, 
 
 
 def test_a_pixel_cannot_look_up_its_own_channels():
-    with pytest.raises(RuntimeError, match="source and place must point before t"):
+    with pytest.raises(RuntimeError, match="each source must lie before t"):
         torch.ops.linpix.decode_quantum(*arguments("pixels", weights=lambda x: [x[0], x[1] + 1, *x[2:]]).values())
 
 
@@ -569,15 +569,15 @@ def test_auto_is_the_compiled_engine_for_what_it_can_run_and_the_eager_one_else(
     assert choose(dataclasses.replace(TINY, attention="softmax")).engine == "eager"
     assert choose(dataclasses.replace(TINY, d_model=24)).engine == "eager"
     other = choose(dataclasses.replace(TINY, feature_map="relu"))
-    assert (other.engine, other.warning) == ("eager", "decoding in the eager engine, slowly: it has kernels for the "
-                                                      "feature map elu+1, and this model's is relu")
+    assert (other.engine, other.warning) == ("eager", "decoding slowly in the eager engine: it has kernels only for "
+                                                      "the feature map elu+1, but this model has relu")
 
 
 @pytest.mark.parametrize(("change", "engine", "precision", "message"), [
-    ({"attention": "softmax"}, "compiled", "auto", "linear attention only"),
-    ({"feature_map": "relu"}, "compiled", "auto", r"elu\+1, and this model's is relu; or use --engine eager"),
-    ({"residual": "reversible"}, "compiled", "auto", "plain residuals only, and this model's are reversible; or use"),
-    ({"d_model": 24}, "compiled", "auto", "multiple of 16, and this model's is 24"),
+    ({"attention": "softmax"}, "compiled", "auto", "only linear attention"),
+    ({"feature_map": "relu"}, "compiled", "auto", r"elu\+1, but this model has relu; or use --engine eager"),
+    ({"residual": "reversible"}, "compiled", "auto", "only plain residuals, but this model has reversible; or use"),
+    ({"d_model": 24}, "compiled", "auto", "multiple of 16, but this model's is 24"),
     ({"attention": "softmax"}, "auto", "bf16", "--precision fp32"),
     ({}, "eager", "bf16", "--engine compiled"),
     ({"attention": "softmax"}, "auto", "int8", "--precision fp32"),

@@ -201,7 +201,7 @@ def test_a_label_that_the_model_does_not_know_is_refused():
     for label in (-1, 2):
         with pytest.raises(ValueError, match=rf"label must be one of 0\.\.1; got {label}"):
             net_of(SMALL).start_index(label)
-    with pytest.raises(ValueError, match="knows no classes"):
+    with pytest.raises(ValueError, match="has no classes"):
         net_of(IMPORTED).start_index(0)
 
 

@@ -180,7 +180,7 @@ def test_whoever_logs_does_not_wait_for_a_reader_that_has_stopped_and_what_is_lo
         handler.emit(info(text))
     with open(reading) as reader:
         read = []
-        while not re.fullmatch(r"\d+ lines of this log are lost: .*", text := reader.readline().rstrip("\n")):
+        while not re.fullmatch(r"\d+ lines of this log are lost because .*", text := reader.readline().rstrip("\n")):
             read.append(text)
         assert read == texts[:len(read)] and len(read) + int(text.split()[0]) == len(texts)
         assert len(read) >= 3_000

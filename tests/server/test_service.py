@@ -357,9 +357,9 @@ def test_a_bad_comparison_is_refused(server, body, param, words):
     (["--slots", "x"], "--slots"),
     (["--slots", "10000000", "--models", "SLOW"], "lower --slots"),  # 629 GiB, at 66 KiB a slot
     (["--engine", "eager", "--precision", "bf16"], "--precision fp32"),
-    (["--state", "fp16"], "use --defer 8 with it"),
+    (["--state", "fp16"], "use it with --defer 8"),
     (["--api-keys", "missing"], "missing"),
-    (["--faults", "burn:at=1"], "--faults (LINPIX_FAULTS): 'burn:at=1': a fault is one of throw"),
+    (["--faults", "burn:at=1"], "--faults (LINPIX_FAULTS): 'burn:at=1': expected one of throw"),
     (["--watchdog-timeout", "0"], "--watchdog-timeout"),
     (["--checkpoints", "missing"], "--checkpoints"),
     (["--host", "no such host"], "give an address"),
@@ -380,7 +380,7 @@ def test_a_port_that_is_taken_is_said_in_a_line(tiny, server):
                             "--checkpoints", str(tiny.parent)], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert ended.stderr == (f"linpix serve: --host 127.0.0.1 and --port {port}: address already in use; choose another "
-                            "--port, or stop what listens there\n")
+                            "--port, or stop the program that listens there\n")
 
 
 @pytest.mark.parametrize("flags", [(), EAGER], ids=["auto", "eager"])
@@ -412,7 +412,7 @@ def test_a_model_with_lsh_attention_is_left_out_of_the_service_and_refused_by_na
     checkpoint.save(tmp_path / "hashed", net, source, "# hashed\n")
     with serving(tmp_path) as process, process.client() as client:
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
-    message = "hashed has lsh attention, which draws no images; leave it out of --models"
+    message = "hashed has lsh attention, which cannot draw images; leave it out of --models"
     with pytest.raises(RuntimeError, match=message), serving(tmp_path, "--models", "hashed"):
         pass
     shutil.rmtree(tmp_path / "tiny")
@@ -426,7 +426,7 @@ def test_a_variable_that_is_empty_is_one_that_is_not_there_but_for_the_keys(monk
     settings = Settings()
     assert (settings.metrics_port, settings.checkpoints, settings.models) == (None, None, "")
     monkeypatch.setenv("LINPIX_API_KEYS", "")
-    with pytest.raises(ValueError, match="name a file of keys, or leave it out"):
+    with pytest.raises(ValueError, match="give a file of keys; or leave the setting out"):
         Settings()
 
 

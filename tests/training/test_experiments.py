@@ -316,13 +316,13 @@ def test_a_sitting_of_no_minutes_writes_a_summary_that_says_how_to_go_on(tmp_pat
 
 def test_another_experiment_or_other_settings_or_something_else_in_the_folder_is_refused(tmp_path):
     run("copy", COPY, tmp_path / "out", max_minutes=0)
-    with pytest.raises(ValueError, match="batch 4, and this one has 8; go on with the same, or give another --out"):
+    with pytest.raises(ValueError, match="batch 4, and this one has 8; use the same settings, or give another --out"):
         run("copy", dataclasses.replace(COPY, batch=8), tmp_path / "out")
     with pytest.raises(ValueError, match="an experiment with experiment copy, and this one has duplication"):
         run("duplication", DUPLICATION, tmp_path / "out")
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "letter.txt").write_text("dear")
-    with pytest.raises(ValueError, match="something else than an experiment; give a new folder"):
+    with pytest.raises(ValueError, match="exists and has no experiment; give a new folder"):
         run("copy", COPY, tmp_path / "else")
     with pytest.raises(ValueError, match="is a file; give a folder"):
         run("copy", COPY, tmp_path / "else" / "letter.txt")
@@ -350,7 +350,7 @@ def test_weights_of_other_settings_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("settings", "changes", "words"), [
-    (COPY, {"kinds": ("quantum",)}, "kinds must be some of .*quantum"), (COPY, {"kinds": ("lsh-0",)}, "lsh-0"),
+    (COPY, {"kinds": ("quantum",)}, "kinds must be a list from .*quantum"), (COPY, {"kinds": ("lsh-0",)}, "lsh-0"),
     (COPY, {"kinds": ("linear", "linear")}, "each once"), (COPY, {"kinds": ()}, "none"),
     (COPY, {"width": 15}, "multiple of heads.*15"), (COPY, {"batch": 0}, "batch must be at least 1"),
     (COPY, {"seed": 2**31}, "seed must be at least 0 and below 2.31"),
@@ -391,7 +391,7 @@ def test_the_command_that_is_killed_goes_on_when_called_again(tmp_path, number):
     again = subprocess.run([*command, "--max-minutes", "0.01"], capture_output=True, text=True, env=environment,
                            timeout=60, check=False)
     assert again.returncode == 0, again.stderr
-    assert "goes on with it" in again.stderr
+    assert "continues it" in again.stderr
     assert len(again.stderr.strip().splitlines()) == 1  # no bar where there is no terminal
     assert "in 2 sittings" in (tmp_path / "out" / "summary.md").read_text()
 

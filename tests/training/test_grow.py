@@ -43,7 +43,7 @@ def test_every_new_weight_but_those_behind_zeros_learns_from_the_first_step():
 
 def test_layers_are_not_taken_away_and_reversible_ones_do_not_grow():
     net, images, start = case(TINY)
-    with pytest.raises(ValueError, match="2 plain layers cannot begin a network of 1"):
+    with pytest.raises(ValueError, match="2 plain layers cannot start a network of 1"):
         grown(net, 1, lambda net: net(images, start))
     reversible, *_ = case(dataclasses.replace(TINY, residual="reversible"))
     with pytest.raises(ValueError, match="2 reversible layers"):
@@ -54,5 +54,5 @@ def test_a_norm_that_cannot_give_back_what_comes_in_is_an_error():
     net, images, start = case(CONFIGS[2])
     with torch.no_grad():
         net.layers[0].norm2.weight[0] = 100  # of this channel a norm leaves the sign
-    with pytest.raises(ValueError, match="after layer 0 would change what it is given by"):
+    with pytest.raises(ValueError, match="after layer 0 would change its input by"):
         grown(net, 3, lambda net: net(images, start))

@@ -116,10 +116,10 @@ def test_the_same_classes_keep_their_weights():
 
 def test_an_error_names_only_what_differs(tiny, tmp_path):
     assert differences(TINY, dataclasses.replace(TINY, classes=3, twin_of="x")) == []
-    assert differences(TINY, dataclasses.replace(TINY, layers=3, norm="post")) == ["layers 2 there and 3 here",
-                                                                                   "norm 'pre' there and 'post' here"]
+    assert differences(TINY, dataclasses.replace(TINY, layers=3, norm="post")) == [
+        "layers: 2 in the checkpoint, 3 here", "norm: 'pre' in the checkpoint, 'post' here"]
     run = Run(dataclasses.replace(TINY, layers=3), TrainConfig())
-    with pytest.raises(ValueError, match=r"tiny differs in layers 2 there and 3 here$"):
+    with pytest.raises(ValueError, match=r"tiny differs in layers: 2 in the checkpoint, 3 here$"):
         run.start_from(checkpoint.read(tiny))
 
 
@@ -138,7 +138,7 @@ def test_a_line_tells_images_bits_speed_and_what_is_left(capsys):
     run = Run(TINY, TrainConfig(images=1_600, batch=16, compile=False))
     progress = Progress(run, max_images=float("inf"), max_minutes=float("inf"))
     run.step, run.minutes = 50, 0.5
-    progress._told -= 61
+    progress._reported_at -= 61
     progress.step([torch.tensor(2.0), torch.tensor(1.0)])
     progress.step([torch.tensor(9.0)])
     progress.evaluated(Evaluation(1.25, 0.5, 30, 1.0), None, None)
@@ -146,7 +146,7 @@ def test_a_line_tells_images_bits_speed_and_what_is_left(capsys):
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "training begins"
     assert told[1] == "800 images, 1.500 bits/dim in training, 26.7 images/s, 0.5 minutes left"
-    assert told[2].startswith("800 images, 1.250 +- 0.500 bits/dim on 30 pictures held out: so few tell little")
+    assert told[2].startswith("800 images, 1.250 +- 0.500 bits/dim on 30 pictures held out: too few pictures")
     assert len(told) == 3, "once a minute"
 
 
@@ -196,7 +196,7 @@ def test_more_pictures_get_more_minutes_up_to_45(tmp_path, monkeypatch):
     monkeypatch.setattr(automatic, "_SHORT", 5.0)
     for count, minutes in ((300, 5), (3_000, 21), (10**6, 45)):
         assert round(min(45.0, max(5.0, 5.0 * (count / 300) ** 0.63))) == minutes
-    with pytest.raises(ValueError, match="holds 9 pictures"):
+    with pytest.raises(ValueError, match="has 9 readable pictures"):
         (tmp_path / "nine").mkdir()
         put(tmp_path / "nine", 9, False)
         automatic.plan(tmp_path / "nine", tmp_path / "made")
@@ -314,7 +314,7 @@ def test_attempts_are_measured_with_and_written_with_their_row_of_the_card(tmp_p
     assert checkpoint.read(tmp_path / "mine").attempts == 1
     assert "| attempts at an image | 1 |" in (tmp_path / "mine" / "README.md").read_text()
     assert measured_with == [4, 4, 1]
-    assert main([*asked[:-2], "--attempts", "4"]) != 0 and "go with --classes" in capsys.readouterr().err
+    assert main([*asked[:-2], "--attempts", "4"]) != 0 and "need --classes" in capsys.readouterr().err
 
 
 def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_path, capsys):
@@ -346,7 +346,7 @@ def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_p
     text = (tmp_path / "mine" / "README.md").read_text()
     assert "| temperature; useful range | 0.9; 0.5 to 1.1 |" in text
     assert re.search(r"class asked for \| [01]\.\d{3}", text)
-    assert "go with --classes" in evaluate("--data", folder, "--write")[2]
+    assert "need --classes" in evaluate("--data", folder, "--write")[2]
     assert "does not exist" in evaluate("--data", tmp_path / "typo")[2] and not (tmp_path / "typo").exists()
 
 

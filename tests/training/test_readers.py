@@ -80,7 +80,7 @@ def test_compression_is_told_by_the_first_bytes_and_not_by_the_name(pack, tmp_pa
 def test_a_compressed_file_that_ends_early_is_called_truncated(pack, tmp_path):
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(pack(np.random.default_rng(0).bytes(5000))[:-200])
-    with refused(str(path), "is truncated", "fetch it again"):
+    with refused(str(path), "is truncated", "download it again"):
         contents(path)
 
 
@@ -95,7 +95,7 @@ def test_a_damaged_compressed_file_is_called_damaged():
     (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
      ["data.gz is a Git LFS pointer, not the data: run git lfs pull"]),
     (b"/annex/objects/MD5E-s9--0\n", ["data.gz is a git-annex pointer, not the data: run git annex get"]),
-    (b"\n <!DOCTYPE html><html>404", ["data.gz", "HTML", "fetch it again"]),
+    (b"\n <!DOCTYPE html><html>404", ["data.gz", "HTML", "download it again"]),
     (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", ["data.gz", "XML"]),
     (gzip.compress(b"<html>404"), ["data.gz", "HTML"]),
     (b"", ["data.gz", "empty"]),
@@ -121,7 +121,7 @@ def test_what_inflates_without_end_is_refused(pack, monkeypatch, tmp_path):
     monkeypatch.setattr(readers, "FREE_BYTES", 2**20)
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(pack(bytes(8 * 2**20)))
-    with refused(str(path), "unpacks to over 1,048,576 bytes", "unpack it yourself"):
+    with refused(str(path), "unpacks to more than 1,048,576 bytes", "unpack it yourself"):
         contents(path)
     path.write_bytes(pack(bytes(2**20)))
     assert contents(path) == bytes(2**20)
@@ -139,7 +139,7 @@ def test_an_archive_that_inflates_without_end_is_refused_even_where_it_is_passed
             member = tarfile.TarInfo(name)
             member.size = 8 * 2**20
             archive.addfile(member, io.BytesIO(bytes(member.size)))
-    with refused(str(path), "unpacks to over 1,048,576 bytes"):
+    with refused(str(path), "unpacks to more than 1,048,576 bytes"):
         list(tar_members(path, lambda name: name == "a.png"))
 
 
@@ -169,7 +169,7 @@ WHOLE = idx(np.zeros((3, 2, 2), np.uint8))
     (WHOLE + b"more", ["4 bytes too many", "3 images"]),
     (WHOLE[:10], ["truncated", "header of 16 bytes", "got 10"]),
     (idx(np.zeros(3, np.uint8)), ["begins with 00 00 08 01", "expected 00 00 08 03"]),
-    (idx(np.zeros((0, 2, 2), np.uint8)), ["holds nothing"]),
+    (idx(np.zeros((0, 2, 2), np.uint8)), ["has no data"]),
     (b"", ["begins with nothing"]),
 ], ids=["fewer images", "trailing bytes", "half a header", "labels for images", "no images", "empty"])
 def test_an_idx_file_that_breaks_its_promise_is_refused(raw, words):
@@ -291,8 +291,8 @@ def test_an_archive_reads_as_the_folder_that_was_packed(tmp_path):
 
 
 @pytest.mark.parametrize(("names", "words"), [
-    ([], ["holds no pictures", ".png", "train-images-idx3-ubyte.gz", "data_batch_1.bin"]),
-    (["notes.txt", ".hidden.png", "__MACOSX/a.png"], ["holds no pictures"]),
+    ([], ["has no pictures", ".png", "train-images-idx3-ubyte.gz", "data_batch_1.bin"]),
+    (["notes.txt", ".hidden.png", "__MACOSX/a.png"], ["has no pictures"]),
     (["a.png"], ["no pictures for the train split"]),
     (["test/a.png"], ["no pictures for the train split"]),
     (["a.png", "cat/b.png"], ["a.png", "next to sub-folders"]),
@@ -388,5 +388,5 @@ def test_an_archive_that_ends_early_is_refused(mode, tmp_path):
 
 def test_a_file_that_is_no_archive_is_refused(tmp_path):
     (tmp_path / "data.tar").write_bytes(b"neither this nor that" * 100)
-    with refused("data.tar", "not a tar archive", "name a folder"):
+    with refused("data.tar", "not a tar archive", "give a folder"):
         list(tar_members(tmp_path / "data.tar", lambda name: True))

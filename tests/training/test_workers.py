@@ -187,7 +187,7 @@ def test_when_one_of_torchruns_processes_is_killed_all_end_and_the_last_save_is_
     started = ranks(process)
     os.kill(started[1], signal.SIGKILL)
     _, said = process.communicate(timeout=120)
-    assert process.returncode == 1 and "another process of the training has ended" in said
+    assert process.returncode == 1 and "another training process has ended" in said
     assert within(20, lambda: not any(Path(f"/proc/{child}").exists() for child in started.values()))
     assert Run.resumed(tmp_path / "run.training" / "state.pt", dataclasses.replace(TINY, classes=4), {}).images > 0
 
@@ -211,7 +211,7 @@ def test_processes_that_differ_do_not_train_together(pictures, tmp_path):
 
 @pytest.mark.parametrize(("flags", "words"), [
     (("--processes", "1"), "--processes 1: torchrun has started 1 processes already"),
-    (("--batch", "9", "--accumulate", "2"), "batch must divide by accumulate, got 9 images and 2 parts")])
+    (("--batch", "9", "--accumulate", "2"), "batch must be a multiple of accumulate, got 9 images and 2 parts")])
 def test_what_torchrun_has_decided_cannot_be_asked_for_again(pictures, tmp_path, monkeypatch, capsys, flags, words):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -30,9 +30,9 @@ def check_kinds(kinds: tuple[str, ...], allowed: tuple[str, ...]) -> None:
         base, _, rounds = kind.partition("-")
         hashed = base == "lsh" and rounds.isdecimal() and int(rounds) > 0 and "lsh-ROUNDS" in allowed
         if not hashed and kind not in set(allowed) - {"lsh-ROUNDS"}:
-            raise ValueError(f"kinds must be some of {', '.join(allowed)}; got {kind!r}")
+            raise ValueError(f"kinds must be a list from {', '.join(allowed)}; got {kind!r}")
     if not kinds or len(set(kinds)) < len(kinds):
-        raise ValueError(f"kinds must be at least one, each once; got {', '.join(kinds) or 'none'}")
+        raise ValueError(f"kinds must have at least one entry, and none twice; got {', '.join(kinds) or 'none'}")
 
 
 class Experiment(ABC):
@@ -70,8 +70,8 @@ def conduct(name: ExperimentName, settings: Any, folder: Path, *, command: str, 
     """
     assert name in get_args(ExperimentName)
     if find_spec("matplotlib") is None:
-        raise ValueError("experiments draw their plots with matplotlib, which is not installed; install it: "
-                         "pip install 'linpix[train]'")
+        raise ValueError("experiments need matplotlib for their plots, and it is not installed; run: pip install "
+                         "'linpix[train]'")
     kind = study(name)
     record = Record(folder, name, settings, kind.tables)
     experiment = kind(settings, record)

@@ -28,21 +28,22 @@ BAR = 0.05  # nats; linear and softmax should end below
 class Settings:
     """The paper's settings, except for the width, which it does not give."""
 
-    kinds: tuple[str, ...] = setting(("linear", "softmax", "lsh-1", "lsh-4"), "attention kinds, lsh-ROUNDS for lsh, "
+    kinds: tuple[str, ...] = setting(("linear", "softmax", "lsh-1", "lsh-4"), "kinds of attention; lsh-ROUNDS for lsh, "
                                      "full for softmax with shared queries and keys")
-    updates: int = setting(3_200, "of each kind")
-    drop: int = setting(3_000, "updates at the full learning rate; a tenth of it then")
-    learning_rate: float = setting(1e-3, "of RAdam, until the drop")
-    batch: int = setting(64, "sequences an update")
-    word: int = setting(63, "symbols of the word; a sequence is 0w0w")
-    symbols: int = setting(10, "different symbols")
-    layers: int = setting(4, "of the transformer")
-    heads: int = setting(8, "of each layer")
-    width: int = setting(128, "of the model; the paper's images have 256")
-    feed_forward: int = setting(256, "width of the feed-forward; the paper's images have 1024")
-    chunk: int = setting(16, "sorted tokens that attend together in lsh; buckets are twice the length over it")
-    seed: int = setting(0, "of initial weights, words and hashing, the same for every kind")
-    compile: bool = setting(True, "torch.compile, where a C++ compiler is there")
+    updates: int = setting(3_200, "updates of each kind of attention")
+    drop: int = setting(3_000, "updates with the full learning rate; a tenth of it after them")
+    learning_rate: float = setting(1e-3, "learning rate of RAdam, until --drop")
+    batch: int = setting(64, "sequences per update")
+    word: int = setting(63, "number of symbols in the word w; a sequence is 0w0w")
+    symbols: int = setting(10, "number of different symbols")
+    layers: int = setting(4, "layers of the transformer")
+    heads: int = setting(8, "heads of each layer")
+    width: int = setting(128, "width of the model; the paper's image models have 256")
+    feed_forward: int = setting(256, "width of the feed-forward layers; the paper's image models have 1024")
+    chunk: int = setting(16, "number of sorted tokens that attend together in lsh; the number of buckets is twice the "
+                             "length divided by it")
+    seed: int = setting(0, "seed of initial weights, words and hashing; the same for every kind of attention")
+    compile: bool = setting(True, "use torch.compile where there is a C++ compiler")
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -33,19 +33,21 @@ PAPER = {  # accuracy in per cent, by trained kind, in the order of EVALUATED; l
 class Settings:
     """Settings with shorter words than the paper's, to save time; the paper has --word 511 --updates 150000."""
 
-    kinds: tuple[str, ...] = setting(("full", "lsh-4", "lsh-2", "lsh-1"), "trained: full or lsh-ROUNDS")
-    updates: int = setting(3_000, "of each kind; the paper's 150,000")
-    drop: int = setting(2_250, "updates at the full learning rate; a tenth of it then")
-    learning_rate: float = setting(2e-3, "of RAdam, until the drop")
-    batch: int = setting(64, "sequences an update")
-    word: int = setting(31, "symbols of the word; a sequence is 0w0w; the paper's 511")
-    symbols: int = setting(127, "different symbols")
-    heads: int = setting(4, "of the one layer")
-    width: int = setting(256, "of the model, and of its feed-forward")
-    chunk: int = setting(8, "sorted tokens that attend together; buckets are twice the length over it")
-    sequences: int = setting(512, "to evaluate on")
-    seed: int = setting(0, "of initial weights, words and hashing, the same for every kind")
-    compile: bool = setting(True, "torch.compile, where a C++ compiler is there")
+    kinds: tuple[str, ...] = setting(("full", "lsh-4", "lsh-2", "lsh-1"), "kinds of attention to train: full or "
+                                                                          "lsh-ROUNDS")
+    updates: int = setting(3_000, "updates of each kind of attention; the paper has 150,000")
+    drop: int = setting(2_250, "updates with the full learning rate; a tenth of it after them")
+    learning_rate: float = setting(2e-3, "learning rate of RAdam, until --drop")
+    batch: int = setting(64, "sequences per update")
+    word: int = setting(31, "number of symbols in the word w; a sequence is 0w0w; the paper has 511")
+    symbols: int = setting(127, "number of different symbols")
+    heads: int = setting(4, "heads of the only layer")
+    width: int = setting(256, "width of the model, and of its feed-forward layer")
+    chunk: int = setting(8, "number of sorted tokens that attend together; the number of buckets is twice the length "
+                            "divided by it")
+    sequences: int = setting(512, "sequences to evaluate on")
+    seed: int = setting(0, "seed of initial weights, words and hashing; the same for every kind of attention")
+    compile: bool = setting(True, "use torch.compile where there is a C++ compiler")
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -29,10 +29,10 @@ class Sitting:
     """
 
     def __init__(self, max_minutes: float = math.inf) -> None:
-        self._began, self._most, self._received = time.monotonic(), max_minutes, stop_signals()
+        self._began, self._max_minutes, self._received = time.monotonic(), max_minutes, stop_signals()
 
     @property
-    def told(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether a signal has asked to stop."""
         return bool(self._received)
 
@@ -42,7 +42,7 @@ class Sitting:
 
     @property
     def over(self) -> bool:
-        return self.told or self.minutes >= self._most
+        return self.stop_requested or self.minutes >= self._max_minutes
 
 
 class Record:
@@ -101,7 +101,7 @@ class Record:
             draw(figure)
             figure.savefig(self.folder / "plot.svg.new", format="svg", metadata={"Date": None})
         os.replace(self.folder / "plot.svg.new", self.folder / "plot.svg")
-        state = "" if self.complete else "\n**Not complete yet: the same command goes on with it.**\n"
+        state = "" if self.complete else "\n**Not complete yet: the same command continues it.**\n"
         self._replace("summary.md", f"# {self.experiment}\n{state}\n{summary.strip()}\n\n![plot](plot.svg)\n\n"
                                     f"{self.circumstances()}\n")
         if self.complete:
@@ -127,7 +127,7 @@ class Record:
     def _read(self) -> None:
         path = self.folder / "experiment.json"
         if not path.exists():
-            raise ValueError(f"--out {self.folder} holds something else than an experiment; give a new folder")
+            raise ValueError(f"--out {self.folder} exists and has no experiment; give a new folder")
         try:
             facts = json.loads(path.read_text())
             other = {"version": facts["version"], "experiment": facts["experiment"], **facts["settings"]}
@@ -138,8 +138,8 @@ class Record:
                              "--out") from error
         for name, mine in {"version": VERSION, "experiment": self.experiment, **self.settings}.items():
             if other.get(name) != mine:
-                raise ValueError(f"--out {self.folder} holds an experiment with {name} {_shown(other.get(name))}, and "
-                                 f"this one has {_shown(mine)}; go on with the same, or give another --out")
+                raise ValueError(f"--out {self.folder} has an experiment with {name} {_shown(other.get(name))}, and "
+                                 f"this one has {_shown(mine)}; use the same settings, or give another --out")
         for name, columns in self.columns.items():
             self.tables[name] = self._read_table(self.folder / f"{name}.csv", columns)
 

@@ -37,20 +37,22 @@ FIELDS = ("round", "kind", "length", "batch", "seconds", "bytes")  # per sequenc
 class Settings:
     """Settings: the sizes of the paper's models, and its rule that the batch is inverse to the length."""
 
-    kinds: tuple[str, ...] = setting(("linear", "softmax", "softmax-matrix", "lsh-1", "lsh-4"), "attention kinds, "
-                                     "lsh-ROUNDS for lsh, softmax-matrix for softmax by its definition")
-    shortest: int = setting(2**9, "length N, which then doubles")
-    longest: int = setting(2**14, "length N; the paper's 65536 is for a GPU")
-    tokens: int = setting(2**14, "of all sequences of a batch together, or one sequence if that is longer")
-    rounds: int = setting(3, "processes that measure a point, by turns with those of all other points")
-    oftener: int = setting(3, "times as many for points whose call takes under half a second, which vary more")
-    calls: int = setting(3, "timed in each of them, after a first one that is not, but whose memory is measured")
-    heads: int = setting(8, "H")
-    key_dim: int = setting(32, "D, and of a value, M")
-    chunk: int = setting(32, "sorted tokens that attend together in lsh")
-    buckets: int = setting(64, "of lsh, as in the paper's models; 0: the Reformer's rule, twice N over chunk")
-    memory: float = setting(0.5, "share of what is free at the time that a point may need")
-    seed: int = setting(0, "of inputs and hashing")
+    kinds: tuple[str, ...] = setting(("linear", "softmax", "softmax-matrix", "lsh-1", "lsh-4"), "kinds of attention; "
+                                     "lsh-ROUNDS for lsh, softmax-matrix for softmax with its whole matrix")
+    shortest: int = setting(2**9, "first length N; each next one is twice as long")
+    longest: int = setting(2**14, "last length N; the paper's 65536 needs a GPU")
+    tokens: int = setting(2**14, "tokens of a batch, over all its sequences; a batch has at least one sequence")
+    rounds: int = setting(3, "number of processes that measure a point, in turns with those of the other points")
+    oftener: int = setting(3, "factor for --rounds at points whose call takes less than half a second, since these "
+                              "vary more")
+    calls: int = setting(3, "timed calls in each process, after a first call that measures the memory")
+    heads: int = setting(8, "number of heads, H")
+    key_dim: int = setting(32, "key dim D, and value dim M")
+    chunk: int = setting(32, "number of sorted tokens that attend together in lsh")
+    buckets: int = setting(64, "number of lsh buckets, as in the paper's models; 0: the Reformer's rule, twice N "
+                               "divided by chunk")
+    memory: float = setting(0.5, "share of the free memory that a point may use")
+    seed: int = setting(0, "seed of inputs and hashing")
 
     def __post_init__(self) -> None:
         for name in ("shortest", "tokens", "rounds", "oftener", "calls", "heads", "key_dim", "chunk"):
@@ -202,7 +204,7 @@ class Study(Experiment):
                 bar.set_description(f"{kind}, N = {length}")
                 batch = self.batch(kind, length)
                 found = self._measured(kind, length, batch, sitting) if batch else None
-                if sitting.told:  # the process was ended before it gave a result
+                if sitting.stop_requested:  # the process was ended before it gave a result
                     return False
                 seconds, peak = (found[0] / batch, found[1] // batch) if found else (None, None)
                 self.record.add("results", round=round_, kind=kind, length=length, batch=batch, seconds=seconds,
@@ -234,7 +236,7 @@ class Study(Experiment):
         process.start()
         theirs.close()
         while process.is_alive() and not mine.poll(0.1):
-            if sitting.told:
+            if sitting.stop_requested:
                 process.terminate()
         try:
             found: tuple[float, int] | None = mine.recv()

@@ -148,11 +148,11 @@ class Learner:
                 self.update, self.seconds = int(state["update"]), float(state["seconds"])
                 self.pending = [(float(loss), float(accuracy)) for loss, accuracy in state["pending"]]
         except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, UnpicklingError) as error:
-            raise ValueError(f"{path} is damaged ({type(error).__name__}); delete it, and the training of "
-                             f"{path.stem} begins again") from error
+            raise ValueError(f"{path} is damaged ({type(error).__name__}); delete it, and the training of {path.stem} "
+                             "starts again") from error
         if not same:
-            raise ValueError(f"{path} is of an experiment with other settings; delete it, and the training of "
-                             f"{path.stem} begins again")
+            raise ValueError(f"{path} belongs to an experiment with other settings; delete it, and the training of "
+                             f"{path.stem} starts again")
 
 
 def learn(kind: str, learner: Learner, record: Record, sitting: Sitting, *, save_s: float = SAVE_S) -> bool:

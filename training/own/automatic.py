@@ -28,8 +28,8 @@ class Plan:
         colours = "colour" if PRESETS[self.preset].channels == 3 else "grey"
         out = f"; left out: {', '.join(self.left_out[:5])}" + (", ..." if len(self.left_out) > 5 else "") \
             if self.left_out else ""
-        return (f"{self.pictures:,} pictures, made {size} in {colours}: preset {self.preset}, {self.minutes:g} "
-                f"minutes{out}")
+        return (f"{self.pictures:,} pictures, converted to {size} in {colours}: preset {self.preset}, "
+                f"{self.minutes:g} minutes{out}")
 
 
 def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
@@ -39,12 +39,13 @@ def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
     there are fewer than ten readable pictures.
     """
     if not pictures.is_dir():
-        raise ValueError(f"{pictures} is not a folder; give the one with your pictures, in sub-folders by class")
+        raise ValueError(f"{pictures} is not a folder; give the folder with your pictures, with one sub-folder per "
+                         "class if there are classes")
     files = sorted(path for path in pictures.rglob("*") if path.is_file() and not path.name.startswith("."))
     read = {path: picture for path in files if (picture := _picture(path)) is not None}
     if len(read) < 10:
-        raise ValueError(f"{pictures} holds {len(read)} pictures that can be read; ten are the least, and some "
-                         "hundred a class are better")
+        raise ValueError(f"{pictures} has {len(read)} readable pictures; at least ten are needed, and some hundred per "
+                         "class are better")
     some = list(read)[::max(1, len(read) // _LOOKED_AT)]
     coloured = np.mean([_is_coloured(read[path]) for path in some]) > 0.5
     preset = COLOUR if coloured else GREY

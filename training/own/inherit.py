@@ -21,7 +21,7 @@ def differences(there: ModelConfig, here: ModelConfig) -> list[str]:
         if field.name == "look_ups":
             old, new = (tuple(name for name in names if name != "class") for names in (old, new))
         if field.name not in ("classes", "twin_of") and old != new:
-            found.append(f"{field.name} {_short(old)} there and {_short(new)} here")
+            found.append(f"{field.name}: {_short(old)} in the checkpoint, {_short(new)} here")
     return found
 
 

@@ -29,10 +29,10 @@ class Progress:
         """max_images, max_minutes: limits of this sitting, as in train."""
         self._run, self._live = run, sys.stderr.isatty()
         self._images, self._minutes = run.images, run.minutes
-        self._most_images = min(run.config.images, run.images + max_images)
-        self._most_minutes = min(run.config.minutes or math.inf, run.minutes + max_minutes)
+        self._max_images = min(run.config.images, run.images + max_images)
+        self._max_minutes = min(run.config.minutes or math.inf, run.minutes + max_minutes)
         self._bar = tqdm(bar_format="{desc}", disable=not self._live, leave=True)
-        self._told, self._bits = time.monotonic(), math.nan
+        self._reported_at, self._bits = time.monotonic(), math.nan
         self._say("training begins" + (": the first step compiles it, which takes up to a minute" if run.config.compile
                                        else ""), live=True)
 
@@ -42,9 +42,9 @@ class Progress:
     def step(self, losses: list[Tensor]) -> None:
         """Report after a step, unless the last report is too recent. losses: bits/dim of the last steps."""
         now = time.monotonic()
-        if now - self._told < (LIVE_S if self._live else EVERY_S):
+        if now - self._reported_at < (LIVE_S if self._live else EVERY_S):
             return
-        self._told = now
+        self._reported_at = now
         if losses:
             self._bits = float(torch.stack(losses[-100:]).mean())
         self._say(self.line(), live=True)
@@ -53,9 +53,9 @@ class Progress:
         """The line: images, bits/dim, images/s, and minutes left."""
         run, minutes = self._run, self._run.minutes - self._minutes
         rate = (run.images - self._images) / (60 * minutes) if minutes else 0.0
-        left = self._most_minutes - run.minutes
+        left = self._max_minutes - run.minutes
         if rate:
-            left = min(left, (self._most_images - run.images) / rate / 60)
+            left = min(left, (self._max_images - run.images) / rate / 60)
         rest = "" if math.isinf(left) else f", {max(0.0, left):.1f} minutes left"
         return f"{run.images:,} images, {self._bits:.3f} bits/dim in training, {rate:.1f} images/s{rest}"
 
@@ -64,7 +64,7 @@ class Progress:
         (n, T), the images in it."""
         text = f"{self._run.images:,} images"
         if found is not None:
-            few = ": so few tell little, look at the samples" if found.images < FEW else ""
+            few = ": too few pictures for a reliable value, look at the samples" if found.images < FEW else ""
             text += (f", {found.bits_per_dim:.3f} +- {found.interval:.3f} bits/dim on {found.images:,} pictures held "
                      f"out{few}")
         self._say(text + (f"; samples: {samples}" if samples else ""))

@@ -30,13 +30,13 @@ def new_decoder(checkpoint: Checkpoint, slots: int, engine: str = "auto", precis
             pool.record(slots)
         except torch.OutOfMemoryError as error:
             free, whole = (size / 2**30 for size in torch.cuda.mem_get_info())
-            raise ValueError(f"{slots} slots of {checkpoint.name} are more than the GPU has memory for, {free:.1f} GiB "
-                             f"of {whole:.1f} free; lower --slots") from error
+            raise ValueError(f"the GPU has too little memory for {slots} slots of {checkpoint.name}: {free:.1f} GiB of "
+                             f"{whole:.1f} GiB are free; lower --slots") from error
         return CudaDecoder(checkpoint, slots, pool, precision=chosen.precision, fill_freed_with_nan=fill_freed_with_nan)
     if state not in (None, StateFormat()):
         obstacle = gpu_obstacle(checkpoint.net.config, precision)
-        raise ValueError("--state fp16 and --defer are for decoding on a GPU, and this model decodes on a processor"
-                         f"{f': {obstacle}' if obstacle else ''}; leave the flags out")
+        raise ValueError("--state fp16 and --defer are for decoding on a GPU, but this model decodes on a "
+                         f"CPU{f': {obstacle}' if obstacle else ''}; leave the flags out")
     if chosen.engine == "eager":
         return EagerDecoder(checkpoint, slots, fill_freed_with_nan=fill_freed_with_nan)
     return CompiledDecoder(checkpoint, slots, precision=chosen.precision, fill_freed_with_nan=fill_freed_with_nan,

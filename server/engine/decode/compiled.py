@@ -165,6 +165,6 @@ def _on_gpu() -> Iterator[None]:
         try:
             torch.cuda.synchronize()
         except RuntimeError as still:
-            raise EngineLost(f"the GPU no longer answers ({str(still).splitlines()[0]}); "
-                             "the process ends, for its supervisor to start it again") from error
+            raise EngineLost(f"the GPU no longer answers ({str(still).splitlines()[0]}); the process ends, so that its "
+                             "supervisor can restart it") from error
         raise

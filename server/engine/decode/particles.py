@@ -61,18 +61,20 @@ def particles_for(method: str | None, particles: int | None, *, candidates: int 
     if method not in (None, "raster", "smc"):
         raise Unsuitable(f"method must be raster or smc, got {method!r}", "method")
     if method is None and particles is not None:  # with raster they may be given: a form may send all its fields
-        raise Unsuitable(f"particles are for method smc, got {particles} and no method; leave them out", "particles")
+        raise Unsuitable(f"particles work only with method smc, got {particles} and no method; leave particles "
+                         "out", "particles")
     if method != "smc":
         return 0
     if candidates is not None:
-        raise Unsuitable(f"method smc chooses among particles, not candidates, got {candidates}; leave them out",
+        raise Unsuitable(f"method smc chooses among particles, not candidates, got {candidates}; leave candidates out",
                          "candidates")
     if temperature != 1:
-        raise Unsuitable(f"method smc draws at temperature 1, got {temperature:g}; leave it out", "temperature")
+        raise Unsuitable(f"method smc always draws at temperature 1, got {temperature:g}; leave temperature "
+                         "out", "temperature")
     count = particles if particles is not None else PARTICLES if limit is None else min(PARTICLES, limit // answers)
     if limit is not None and not 2 <= count <= limit // answers:
-        raise Unsuitable(f"particles must be at least 2, and n times particles at most {limit} here, got {count} "
-                         f"particles and n={answers}", "particles")
+        raise Unsuitable(f"particles must be at least 2, and n times particles must be at most {limit} here, got "
+                         f"{count} particles and n={answers}", "particles")
     if not 2 <= count <= MAX_PARTICLES:
         raise Unsuitable(f"particles must be 2..{MAX_PARTICLES}, got {count}", "particles")
     return count
@@ -82,17 +84,18 @@ def check_filter(decoder: Decoder, known: NDArray[np.bool_]) -> None:
     """Raise Unsuitable if this decoder cannot complete a picture by particles, or does not need to. known: (T,)."""
     name = decoder.checkpoint.name
     if decoder.net.patches is not None:
-        raise Unsuitable(f"{name} reads all known pixels before it draws, and needs no method smc; leave method out",
+        raise Unsuitable(f"{name} reads all known pixels before it draws, so it does not need method smc; leave method "
+                         "out",
                          "method")
     if decoder.skips:
-        raise Unsuitable(f"method smc needs a model whose sub-pixels all go through the layers, and {name} skips "
-                         "background; leave method out, or choose another model", "method")
+        raise Unsuitable(f"method smc needs a model that computes every sub-pixel, but {name} skips the background; "
+                         "leave method out, or choose another model", "method")
     if decoder.device == "cuda":
-        raise Unsuitable(f"method smc needs a model that decodes on a processor, and {name} decodes on a GPU; leave "
-                         "method out, or use --device cpu", "method")
+        raise Unsuitable(f"method smc needs a model that decodes on a CPU, but {name} decodes on a GPU; leave method "
+                         "out, or use --device cpu", "method")
     if not known[np.argmin(np.append(known, False)):].any():
-        raise Unsuitable("method smc is for pixels that are known after the first hole, and there are none; leave "
-                         "method out: all that is known is used without it", "method")
+        raise Unsuitable("method smc is for known pixels after the first hole, but there are none; leave method out, "
+                         "and all known pixels are still used", "method")
 
 
 class ParticleFilter:

@@ -143,8 +143,8 @@ class Prefills:
         """Begin again after an exception; after a second one the request fails."""
         for prefill in some:
             request = prefill.rows[0].request
-            logger.exception("prefill of %s threw%s", self._decoder.checkpoint.name,
-                             " again" if prefill.threw else ", and is begun again", extra=logs.of(request))
+            logger.exception("prefill of %s raised an exception%s", self._decoder.checkpoint.name,
+                             " again" if prefill.threw else "; starting it again", extra=logs.of(request))
             if prefill.threw:
                 result.failed[request] = error
                 self._waiting.remove(prefill)

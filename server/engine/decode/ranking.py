@@ -26,8 +26,8 @@ from linpix.model.attempts import MAX_ATTEMPTS, RECOGNISED, Recognised
 from linpix.model.checkpoint import Checkpoint
 
 TEMPERATURE = 10.0  # nats; at 1 one weight would be nearly the whole sum, since errors of a model add up over an image
-NOT_RANKED = ("candidates of generations are those in which the model recognises their class, and {} cannot: leave "
-              "candidates out, or use a model that draws the class first, such as mnist-conditional")
+NOT_RANKED = ("candidates of generations need a model that can recognise classes, and {} cannot; leave candidates out, "
+              "or use a model that draws the class first, such as mnist-conditional")
 
 
 class Unsuitable(ValueError):
@@ -48,14 +48,15 @@ def attempts_for(attempts: int | None, checkpoint: Checkpoint, *, candidates: in
     if attempts == 1:
         return int(ranked and checkpoint.net.config.class_first)  # these candidates are looked at
     if not checkpoint.net.config.class_first:
-        raise Unsuitable("an image is drawn again until the model recognises its class, which "
-                         f"{checkpoint.name} cannot; leave attempts out, or use a model that draws the class first, "
-                         "such as mnist-conditional", "attempts")
+        raise Unsuitable(f"attempts need a model that can recognise classes, and {checkpoint.name} cannot; leave "
+                         "attempts out, or use a model that draws the class first, such as "
+                         "mnist-conditional", "attempts")
     if ranked:
-        raise Unsuitable(f"of {candidates} candidates the best are chosen, and each is drawn once; leave attempts out, "
-                         f"or candidates, got {attempts} attempts", "attempts")
+        raise Unsuitable(f"candidates and attempts do not work together, got {candidates} candidates and {attempts} "
+                         "attempts; leave one of them out", "attempts")
     if temperature == 0:
-        raise Unsuitable(f"at temperature 0 every attempt is the same; leave attempts out, got {attempts}", "attempts")
+        raise Unsuitable(f"at temperature 0 all attempts are the same, got {attempts} attempts; leave attempts "
+                         "out", "attempts")
     return attempts
 
 

@@ -6,9 +6,9 @@ QUANTUM_S = 0.050  # longest quantum, and longest prefill while no image decodes
 class QuantumLength:
     """Learns the seconds of a step, without prefill, for each number of images in powers of two."""
 
-    def __init__(self, stride: int, most: int) -> None:
-        """stride: steps that the engine runs in one go; a quantum has a multiple of them · most: steps of a quantum."""
-        self._stride, self._most = stride, most
+    def __init__(self, stride: int, max_steps: int) -> None:
+        """stride: steps that the engine runs in one go; a quantum has a multiple of them · max_steps: of a quantum."""
+        self._stride, self._max_steps = stride, max_steps
         self._seconds: dict[int, float] = {}  # smoothed
 
     def steps(self, images: int) -> int:
@@ -18,7 +18,7 @@ class QuantumLength:
             if not known:
                 return self._stride
             seconds = self._seconds[max(known)] * 2 ** (images.bit_length() - max(known))
-        return max(self._stride, min(self._most, int(QUANTUM_S / seconds)) // self._stride * self._stride)
+        return max(self._stride, min(self._max_steps, int(QUANTUM_S / seconds)) // self._stride * self._stride)
 
     def learn(self, images: int, seconds: float) -> None:
         """One step of so many images took so many seconds."""

@@ -103,7 +103,7 @@ class Body:
         self.whole = not (chunked or self.declared)  # all of it has been received
         self._path = scope["path"] if scope["method"] == "POST" else ""
         self._upload = self._path in UPLOADS
-        self._most = bodies.settings.max_upload if self._upload else min(bodies.settings.max_upload, PLAIN_BYTES)
+        self._max_bytes = bodies.settings.max_upload if self._upload else min(bodies.settings.max_upload, PLAIN_BYTES)
         # a small body arrives in a moment, and needs no place in the queue until then
         self.large = self._upload and not self.whole and (self.declared is None or self.declared > PLAIN_BYTES)
         self._received = 0
@@ -122,8 +122,8 @@ class Body:
         self._client = client
         if wrong := _media(self._path, self.headers):
             raise self._refused(wrong, "invalid")
-        if self.declared is not None and self.declared > self._most:
-            raise self._refused(BodyTooLarge(self.declared, self._most), "too_large")
+        if self.declared is not None and self.declared > self._max_bytes:
+            raise self._refused(BodyTooLarge(self.declared, self._max_bytes), "too_large")
         if self.large:
             self._take_space(self.declared or 0)
 
@@ -194,14 +194,14 @@ class Body:
             raise self._late(stalls) from None
         if message["type"] == "http.disconnect":
             self.end()
-            raise ClientLeft(f"the client left after {self._received:,} bytes of its body")
+            raise ClientLeft(f"the client disconnected after {self._received:,} bytes of its body")
         self._received += len(message.get("body", b""))
         if not message.get("more_body", False):
             self.whole = True
             self.end()
-        if self._received > self._most:
+        if self._received > self._max_bytes:
             self.end()
-            raise BodyTooLarge(self._received, self._most)  # counted when it is answered
+            raise BodyTooLarge(self._received, self._max_bytes)  # counted when it is answered
         if self.large:
             self._take_space(self._received)
         return message

@@ -53,8 +53,8 @@ class Reader(h11.Connection):
             self._chunks += event.chunk_start
             self._bytes += len(event.data)
             if self._chunks > MAX_TINY and self._bytes < (self._chunks - 1) * TINY_BYTES:  # the last may be incomplete
-                raise h11.RemoteProtocolError(f"{self._chunks} chunks of {self._bytes} bytes together; send larger "
-                                              f"ones, of at least {TINY_BYTES} bytes in the mean")
+                raise h11.RemoteProtocolError(f"the body came in {self._chunks} chunks with {self._bytes} bytes in "
+                                              f"all; send larger chunks, of at least {TINY_BYTES} bytes on average")
         return event
 
     def send(self, event: Any) -> Any:

@@ -38,8 +38,8 @@ _EVENTS = event_stream(Comparison, {
                           "error": "the engine made no progress for 600 s"}})
 
 
-@router.post("/v1/compare", status_code=202, summary="Begin a comparison", response_model=Comparison,
-             responses=ok_response("it has begun", 202,
+@router.post("/v1/compare", status_code=202, summary="Start a comparison", response_model=Comparison,
+             responses=ok_response("the comparison has started", 202,
                                    links={"comparison": {"id": "id"}, "cancel_comparison": {"id": "id"}})
              | error_responses(InvalidRequest("budget must be at most 120 seconds, got 600", param="budget"),
                                ModelNotFound("mnist-large", ["mnist-small"]), Conflict("cmp-1"),
@@ -69,7 +69,7 @@ def _comparable(service: Service) -> str | None:
 
 
 @router.get("/v1/compare/{id}", summary="Watch a comparison", response_model=Comparison, operation_id="comparison",
-            responses=ok_response("how it stands", content=_EVENTS)
+            responses=ok_response("progress and results so far", content=_EVENTS)
             | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
 async def comparison(id: fields.ComparisonId, service: ServiceDep,
                      accept: Annotated[str, Header(include_in_schema=False)] = "") -> Any:
@@ -88,7 +88,7 @@ async def _events(comparisons: Jobs, id: str) -> AsyncIterator[bytes]:
 
 @router.delete("/v1/compare/{id}", summary="Cancel a comparison", response_model=Comparison,
                operation_id="cancel_comparison",
-               responses=ok_response("how it stands then")
+               responses=ok_response("the comparison after it was cancelled")
                | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
 async def cancel_comparison(id: fields.ComparisonId, service: ServiceDep) -> dict[str, Any]:
     """Stop a comparison, whichever client began it; what it has measured stays readable."""

@@ -55,8 +55,8 @@ class ImageRequest:
         if not 1 <= self.n <= max_n:
             raise InvalidRequest(f"n must be 1..{max_n}, got {shown(n)}", param="n")
         if candidates is not None and not self.n <= candidates <= max_n:
-            raise InvalidRequest(f"candidates, of which the n best are answered, must be {self.n}..{max_n} here, got "
-                                 f"{shown(candidates)}", param="candidates")
+            raise InvalidRequest(f"candidates must be {self.n}..{max_n} here, got {shown(candidates)}; the best n of "
+                                 "them are returned", param="candidates")
         own = 1.0 if method == "smc" else self.served.decoder.checkpoint.temperature
         self.temperature = own if temperature is None else temperature
         low, high = self.served.decoder.checkpoint.temperature_range
@@ -79,12 +79,12 @@ class ImageRequest:
         except ValueError as error:
             raise InvalidRequest(str(error), param="size") from error
         self.size = self.frame.size
-        if self.frame.told:
-            self.warnings.append(self.frame.told)
+        if self.frame.warning:
+            self.warnings.append(self.frame.warning)
         self.stream = bool(stream)
         self.as_url = response_format == "url" and not self.stream
         if response_format == "url" and self.stream:
-            self.warnings.append("response_format was ignored: events of a stream have b64_json")
+            self.warnings.append("response_format was ignored: the events of a stream always have b64_json")
         accepted = preferred(http.headers.get("accept", ""))
         self.alone = encode.MEDIA_TYPES.get(accepted)  # the picture itself is the answer, in this format
         self.array = accepted == encode.NPY  # all pictures are the answer, as one array
@@ -93,20 +93,20 @@ class ImageRequest:
                                  param="output_format")
         self.format: encode.Format = self.alone or output_format or "png"
         if self.alone and (self.n != 1 or self.stream):
-            raise InvalidRequest(f"Accept: {accepted} answers one picture: it goes with n=1 and without stream, "
-                                 f"got n={self.n}, stream={str(self.stream).lower()}", param="n")
+            raise InvalidRequest(f"Accept: {accepted} returns one picture, so it needs n=1 and no stream, got "
+                                 f"n={self.n}, stream={str(self.stream).lower()}", param="n")
         if self.array:
             self._check_array()
         if self.chosen and self.stream and partial_images:
-            raise InvalidRequest("which candidates or particles are the answer is known when all are drawn, so a "
-                                 "stream of them has no partial images; leave partial_images out, got "
+            raise InvalidRequest("with candidates or particles, a stream has no partial images, since the best are "
+                                 "known only when all are drawn; leave partial_images out, got "
                                  f"{shown(partial_images)}", param="partial_images")
         self.partial_images = 0 if self.chosen else partial_images
         seeds = candidates or self.n
         self.seed = secrets.randbelow(MAX_SEED - seeds) if seed is None else seed
         if self.seed + seeds - 1 > MAX_SEED:
-            raise InvalidRequest(f"image i uses seed + i, which must stay under 2^53: with {seeds} images the "
-                                 f"largest seed is {MAX_SEED - seeds + 1}, got {seed}", param="seed")
+            raise InvalidRequest(f"image i uses seed + i, which must be below 2^53: with {seeds} images the largest "
+                                 f"seed is {MAX_SEED - seeds + 1}, got {seed}", param="seed")
         allowed = http.state.timeout_s
         if timeout is not None and allowed not in (math.inf, timeout):
             raise InvalidRequest(f"timeout {timeout:g} contradicts {HEADER}: {allowed:g}; send one of them",
@@ -126,12 +126,13 @@ class ImageRequest:
     def _check_array(self) -> None:
         """Raise InvalidRequest for an array that is too large, or a stream."""
         if self.stream:
-            raise InvalidRequest(f"Accept: {encode.NPY} answers all pictures at once: it goes without stream",
+            raise InvalidRequest(f"Accept: {encode.NPY} returns all pictures at once, so it works only without stream",
                                  param="stream")
         size = self.n * math.prod(self.shape)
         if self.n > ARRAY_IMAGES or size > ARRAY_BYTES:
-            raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {self.n} of "
-                                 f"{self.size} are {size:,} bytes. Ask for fewer or smaller ones", param="n")
+            raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {self.n} "
+                                 f"images of {self.size} have {size:,} bytes. Request fewer or smaller "
+                                 "images", param="n")
 
     def _label(self, label: int | str | None, prompt: str | None) -> int | None:
         """The class asked for by label, or by a prompt that names one."""
@@ -140,7 +141,7 @@ class ImageRequest:
         if label is not None:
             chosen = checkpoint.class_of(str(label))
             if chosen is None:
-                allowed = f"0..{len(names) - 1} or one of {', '.join(names)}" if names else "none: it knows no classes"
+                allowed = f"0..{len(names) - 1} or one of {', '.join(names)}" if names else "none: it has no classes"
                 raise InvalidRequest(f"label must be a class of {self.served.name}: {allowed}; got {shown(label)}",
                                      param="label")
         text = (prompt or "").strip()
@@ -199,7 +200,7 @@ class ImageRequest:
             self.warnings += unlike_mnist(upload.occluded)
         if conditioning == "prefix":
             if self.particles:
-                raise InvalidRequest("method smc uses what conditioning=prefix hides; send one of them",
+                raise InvalidRequest("method smc uses the pixels that conditioning=prefix hides; send one of them",
                                      param="conditioning")
             self._kept, self._occluded = upload.occluded, upload.occluded.prefix_only()
         if self.particles:
@@ -207,8 +208,8 @@ class ImageRequest:
                 check_filter(self.served.decoder, self.occluded.known)
         if (overlay := upload.overlay) is not None:
             if self.array:
-                raise InvalidRequest(f"lay_back answers pictures of the upload's size, and Accept: {encode.NPY} an "
-                                     "array; send one of them", param="lay_back")
+                raise InvalidRequest(f"lay_back returns pictures of the upload's size, but Accept: {encode.NPY} "
+                                     "requests an array; send one of them", param="lay_back")
             self._overlay, self.size, self.partial_images = overlay, overlay.size, 0
 
     @property

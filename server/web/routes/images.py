@@ -40,8 +40,8 @@ _GENERATIONS = image_responses("image_generation", GenerationEvent,
                                links={"generate": {"model": "model", "seed": "data/0/seed"}})
 _FORM = {"examples": EDIT, "encoding": {"image[]": {"explode": True}}}  # /docs then sends no part without a picture
 _EDITS = image_responses("image_edit", EditEvent,
-                         InvalidRequest("nothing says what to fill in: send an image with transparency, or a mask with "
-                                        "transparency, or keep_rows", param="image"),
+                         InvalidRequest("it is not clear what to fill in: send an image with transparent pixels, a "
+                                        "mask with transparent pixels, or keep_rows", param="image"),
                          ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24), Exhausted(),
                          UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with "
                                           "b'hello'", param="image"))
@@ -69,17 +69,18 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
 @router.post("/edits", response_model=EditResponse, operation_id="edit", responses=_EDITS,
              summary="Complete a picture",
              openapi_extra={"parameters": [TIMEOUT_PARAMETER], "requestBody": {
-                 "content": {"multipart/form-data": _FORM}, "description": "A picture, and what to fill in. Unknown "
-                 "fields are ignored, and the answer's warnings name them."}})
+                 "content": {"multipart/form-data": _FORM}, "description": "A picture, and which part of it to fill "
+                 "in. Unknown fields are ignored and listed in the answer's warnings."}})
 async def edit(
         http: Request,
-        image: Annotated[UploadFile | None, File(description="PNG, JPEG or WebP of the model's size or more; without "
-                                                 "mask and keep_rows its transparent parts are filled in",
+        image: Annotated[UploadFile | None, File(description="PNG, JPEG or WebP, not smaller than the model's size; "
+                                                 "without mask and keep_rows, its transparent parts are filled in",
                                                  examples=["seven.png"])] = None,
         image_list: Annotated[list[UploadFile] | None, File(alias="image[]", examples=[[]], description="another name "
-                                                            "for image, as some clients send it; one picture")] = None,
-        mask: Annotated[UploadFile | None, File(description="a picture whose transparent parts are filled in, "
-                                                "instead of the image's own", examples=["mask.png"])] = None,
+                                                            "for image, which some clients use; one picture")] = None,
+        mask: Annotated[UploadFile | None, File(description="picture whose transparent parts say what to fill in, "
+                                                "instead of the transparent parts of "
+                                                "image", examples=["mask.png"])] = None,
         keep_rows: Annotated[fields.KeptRows | None, Form()] = None,
         prepare: Annotated[fields.Prepare | None, Form()] = None,
         lay_back: Annotated[fields.LayBack | None, Form()] = None,

@@ -33,7 +33,7 @@ router = APIRouter(prefix="/v1/images", tags=["images"], route_class=AdmittingRo
 SOON_NUMBERS = 2**15  # log-probabilities of all classes; with up to so many, an answer takes a few milliseconds
 
 _FORM = {"examples": LIKELIHOOD, "encoding": {"image[]": {"explode": True}}}
-_OK = ok_response("the likelihood, or with Accept: image/png its map", content=PNG)
+_OK = ok_response("the likelihood; with Accept: image/png, its map as a picture", content=PNG)
 _OK[200]["headers"] = png_headers(Likelihoods)
 _RESPONSES = _OK | error_responses(
     *BODY, *DRAWING,
@@ -45,19 +45,20 @@ _RESPONSES = _OK | error_responses(
 
 
 @router.post("/likelihoods", response_model=Likelihoods, operation_id="likelihoods", responses=_RESPONSES,
-             summary="Tell how probable a picture is",
+             summary="Compute how probable a picture is",
              openapi_extra={"parameters": [TIMEOUT_PARAMETER], "requestBody": {
-                 "content": {"multipart/form-data": _FORM}, "description": "A picture, and what of it is hidden. "
-                 "Unknown fields are ignored, and the answer's warnings name them."}})
+                 "content": {"multipart/form-data": _FORM}, "description": "A picture, and which part of it is hidden. "
+                 "Unknown fields are ignored and listed in the answer's warnings."}})
 async def likelihoods(
         http: Request,
-        image: Annotated[UploadFile | None, File(description="PNG, JPEG or WebP of the model's size or more; its "
-                                                 "transparent pixels are hidden, unless mask or keep_rows says what is",
+        image: Annotated[UploadFile | None, File(description="PNG, JPEG or WebP, not smaller than the model's size; "
+                                                 "its transparent pixels are hidden, unless mask or keep_rows is given",
                                                  examples=["seven.png"])] = None,
         image_list: Annotated[list[UploadFile] | None, File(alias="image[]", examples=[[]], description="another name "
-                                                            "for image, as some clients send it; one picture")] = None,
-        mask: Annotated[UploadFile | None, File(description="a picture whose transparent pixels are hidden, instead of "
-                                                "the image's own", examples=["mask.png"])] = None,
+                                                            "for image, which some clients use; one picture")] = None,
+        mask: Annotated[UploadFile | None, File(description="picture whose transparent pixels say what is hidden, "
+                                                "instead of the transparent pixels of "
+                                                "image", examples=["mask.png"])] = None,
         keep_rows: Annotated[fields.KeptRows | None, Form()] = None,
         model: Annotated[fields.Model | None, Form()] = None,
         label: Annotated[likelihood_schemas.Label | None, Form()] = None,

@@ -31,14 +31,14 @@ def card_of(served: ServedModel, aliases: dict[str, str]) -> ModelCard:
 
 
 @router.get("/v1/models", summary="List the models",
-            responses=ok_response("all that is", links={"model": {"model": "data/0/id"}}))
+            responses=ok_response("the loaded models", links={"model": {"model": "data/0/id"}}))
 async def models(service: ServiceDep) -> ModelList:
     """The loaded models, the default one first."""
     return ModelList(data=[card_of(served, service.settings.aliases) for served in service.ledger.models.values()])
 
 
 @router.get("/v1/models/{model}", summary="Describe a model", operation_id="model",
-            responses=ok_response("what it is", links={"generate": {"model": "id"}})
+            responses=ok_response("the model", links={"generate": {"model": "id"}})
             | error_responses(ModelNotFound("mnist-large", ["mnist-small"])))
 async def model(model: fields.Name, service: ServiceDep) -> ModelCard:
     """One loaded model."""

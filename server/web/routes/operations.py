@@ -33,14 +33,14 @@ _WATCHED = (f"{_STEP}_sum", f"{_STEP}_count", _ROWS, _REJECTED, "linpix_images_c
 
 
 @probes.get("/metrics", summary="Metrics for Prometheus", response_class=Response,
-            responses=ok_response("every metric", content=_TEXT))
+            responses=ok_response("all metrics", content=_TEXT))
 async def metrics(service: ServiceDep) -> Response:
     """Prometheus text."""
     return Response((await service.ledger.measured()).text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@router.get("/v1/status", summary="What the service does now", tags=["operations"],
-            responses=ok_response("how it goes"))
+@router.get("/v1/status", summary="State of the service", tags=["operations"],
+            responses=ok_response("counters, queue, slots and limits"))
 async def status(service: ServiceDep) -> Status:
     """Counters, queue, slots and the kernel in use, as in /metrics, and the limits of requests."""
     ledger, settings, latest = service.ledger, service.settings, await service.comparisons.latest()
@@ -70,15 +70,15 @@ def _status_of(served: ServedModel, values: dict[tuple[str, ...], float]) -> Mod
 
 
 @probes.head("/healthz", include_in_schema=False)
-@probes.get("/healthz", summary="Whether the process lives", responses=ok_response("it is"))
+@probes.get("/healthz", summary="Whether the process is alive", responses=ok_response("the process is alive"))
 async def healthz() -> Health:
     """The process is alive."""
     return Health(status="alive")
 
 
 @probes.head("/readyz", include_in_schema=False)
-@probes.get("/readyz", summary="Whether requests are taken",
-            responses=ok_response("all of it", example={"status": "ready"})
+@probes.get("/readyz", summary="Whether requests are accepted",
+            responses=ok_response("requests are accepted", example={"status": "ready"})
             | error_responses(*LEAVING, Starting()))
 async def readyz(service: ServiceDep) -> Health:
     """The weights are loaded, the engine runs, and the service is not draining."""

@@ -63,12 +63,12 @@ async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, 
     files = [found[place] for place in sorted(found)]
     media_type = f"image/{request.format}"
     if request.alone:
-        return Response(files[0][0], media_type=media_type, headers=_told(request, [files[0][1]]))
+        return Response(files[0][0], media_type=media_type, headers=_headers(request, [files[0][1]]))
 
     def answer() -> Response:
         if request.array:
             return Response(encode.npy([file for file, _ in files], request.shape), media_type=encode.NPY,
-                            headers=_told(request, [facts for _, facts in files]))
+                            headers=_headers(request, [facts for _, facts in files]))
         data: list[dict[str, Any]] = []
         for file, facts in files:
             text = base64.b64encode(file).decode()
@@ -80,13 +80,13 @@ async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, 
     return answer() if request.soon else await asyncio.to_thread(answer)
 
 
-def _told(request: ImageRequest, images: list[dict[str, int | float]]) -> dict[str, str]:
+def _headers(request: ImageRequest, images: list[dict[str, int | float]]) -> dict[str, str]:
     """Headers with the facts that JSON has beside its pictures. Commas separate the values of several images."""
-    told = {name: quote(value, safe="+") for name, value in request.served.decoder.facts.items()}
-    told |= {name: ",".join(quote(str(facts[name]), safe="+") for facts in images) for name in images[0]}
+    headers = {name: quote(value, safe="+") for name, value in request.served.decoder.facts.items()}
+    headers |= {name: ",".join(quote(str(facts[name]), safe="+") for facts in images) for name in images[0]}
     if request.warnings:
-        told["warnings"] = quote("; ".join(request.warnings), safe=READABLE)
-    return {f"x-linpix-{name.replace('_', '-')}": value for name, value in told.items()}
+        headers["warnings"] = quote("; ".join(request.warnings), safe=READABLE)
+    return {f"x-linpix-{name.replace('_', '-')}": value for name, value in headers.items()}
 
 
 async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | None = None
@@ -184,4 +184,4 @@ class Stream(EventSourceResponse):
             async with asyncio.timeout_at(self._ticket.deadline + UNREAD_S):
                 await super().__call__(scope, receive, send)
         except TimeoutError:
-            logger.warning("a request ends: its client does not read the stream")
+            logger.warning("a request was ended because its client does not read the stream")

@@ -32,10 +32,10 @@ def check_options(request: ImageRequest, prepare: uploads.Preparation | None, la
                   size: str | None) -> None:
     """Raise InvalidRequest for options of an edit that do not go together, or do not fit its model."""
     if lay_back and request.frame.width != request.config.width:
-        raise InvalidRequest(f"lay_back answers at the upload's size, so it goes without size, got {shown(size)}",
+        raise InvalidRequest(f"lay_back returns pictures of the upload's size; leave size out, got {shown(size)}",
                              param="size")
     if lay_back and request.partial_images:
-        raise InvalidRequest("with lay_back a stream has no partial images; leave partial_images out, got "
+        raise InvalidRequest("with lay_back, a stream has no partial images; leave partial_images out, got "
                              f"{shown(request.partial_images)}", param="partial_images")
     if prepare == "mnist":
         try:

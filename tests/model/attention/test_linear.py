@@ -203,7 +203,7 @@ def test_it_is_differentiated_once_and_its_normaliser_never():
     y, normaliser = torch.ops.linpix.causal_attention(q.requires_grad_(), k, v, offsets, EPS)
     assert not normaliser.requires_grad
     gradient, = torch.autograd.grad(y.square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+    with pytest.raises(RuntimeError, match="has no second derivative"):
         gradient.sum().backward()
 
 

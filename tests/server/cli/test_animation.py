@@ -161,7 +161,7 @@ def test_an_animation_is_enlarged_to_a_width_that_one_sees(count, config):
 @pytest.mark.parametrize(("count", "factor"), [(20_000, None), (5, 64), (64, 64)])
 def test_an_animation_of_too_many_pixels_is_refused_with_the_cure(count, factor):
     assert animation.enlargement(1, DIGITS, 64) == 64
-    with pytest.raises(ValueError, match="animate fewer images" + ", or give a smaller --scale" * bool(factor)):
+    with pytest.raises(ValueError, match="draw fewer images" + ", or give a smaller --scale" * bool(factor)):
         animation.enlargement(count, DIGITS, factor)
 
 

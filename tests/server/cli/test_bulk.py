@@ -169,14 +169,14 @@ def test_other_settings_are_refused_by_name_and_change_nothing(succeeds, refuses
                          (("--batch", 2), "batch 6, now 2"),
                          (("--model", skipping), "model 'tiny', now 'skipping'; checkpoint ")):
         said = refuses(*asked, *flags)
-        assert words in said and "go on with those of the first call" in said
+        assert words in said and "use the settings of the first call" in said
     versions = json.loads(before["linpix.json"]) | {"pillow": "1.0"}
     (tmp_path / "linpix.json").write_text(json.dumps(versions))
     assert "pillow '1.0', now " in refuses(*asked)
     (tmp_path / "linpix.json").write_text("{")
     assert "linpix.json is damaged; restore it" in refuses(*asked)
     (tmp_path / "linpix.json").unlink()
-    assert "has shards, but no linpix.json" in refuses(*asked)
+    assert "has shards, but the file linpix.json that describes them is missing" in refuses(*asked)
     assert contents(tmp_path) == {name: raw for name, raw in before.items() if name != "linpix.json"}
 
 
@@ -206,7 +206,7 @@ def test_a_folder_from_before_there_were_attempts_goes_on_with_one(succeeds, ref
     assert settings.pop("attempts") == 1
     (tmp_path / "linpix.json").write_text(json.dumps(settings))
     (tmp_path / "shard-00001.tar").unlink()
-    assert "attempts 1, now 3; go on with those of the first call" in refuses(*asked, "--attempts", 3)
+    assert "attempts 1, now 3; use the settings of the first call" in refuses(*asked, "--attempts", 3)
     assert succeeds(*asked, "--attempts", 1)["drawn"] == 2
     assert contents(tmp_path) | {"linpix.json": b""} == unbroken | {"linpix.json": b""}
 
@@ -230,15 +230,15 @@ def test_two_commands_at_once_in_one_folder_are_refused(refuses, tiny, tmp_path)
     descriptor = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
-        assert "another process draws into this folder" in refuses("sample", "--model", tiny, "--shards", 1, "--out",
-                                                                   tmp_path)
+        assert ("another process is drawing into this folder"
+                in refuses("sample", "--model", tiny, "--shards", 1, "--out", tmp_path))
     finally:
         os.close(descriptor)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("flags", "words"), [
-    (("--shards", "3", "--count", "2", "--out", "OUT"), "--shards 3: each shard has at least one image"),
+    (("--shards", "3", "--count", "2", "--out", "OUT"), "--shards 3: each shard needs at least one image"),
     (("--shards", "3", "--count", "4", "--out", "OUT.png"), "give a folder as --out"),
     (("--shards", "1", "--candidates", "4", "--out", "OUT"), "leave out --candidates"),
     (("--shards", "1", "--preview", "always", "--out", "OUT"), "--preview always"),

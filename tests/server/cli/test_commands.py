@@ -178,8 +178,8 @@ def test_complete_by_particles_writes_the_answers_of_all_that_was_drawn(succeeds
 def test_particles_that_would_change_nothing_are_refused(linpix, tiny, tmp_path):
     Image.new("L", (8, 8)).save(tmp_path / "picture.png")
     asked = ("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--out", f"{tmp_path}/out/")
-    for flags, words in ((("--method", "smc"), "known after the first hole, and there are none"),
-                         (("--particles", 4), "particles are for method smc")):
+    for flags, words in ((("--method", "smc"), "known pixels after the first hole, but there are none"),
+                         (("--particles", 4), "particles work only with method smc")):
         status, _, said = linpix(*asked, *flags)
         assert status and words in said
 
@@ -217,8 +217,8 @@ def test_a_checkpoint_says_how_many_attempts_are_made_where_the_command_does_not
 
 
 @pytest.mark.parametrize(("flags", "words"), [
-    (("--attempts", 2, "--candidates", 4), "of 4 candidates the best are chosen"), (("--attempts", 17), "--attempts"),
-    (("--attempts", 2, "--temperature", 0), "at temperature 0 every attempt is the same")])
+    (("--attempts", 2, "--candidates", 4), "got 4 candidates and 2 attempts"), (("--attempts", 17), "--attempts"),
+    (("--attempts", 2, "--temperature", 0), "at temperature 0 all attempts are the same")])
 def test_attempts_that_cannot_be_are_refused(capsys, class_first, tmp_path, flags, words):
     try:
         status = main(["sample", "--model", str(class_first), "--out", str(tmp_path / "out.png"), *map(str, flags)])
@@ -279,7 +279,7 @@ def test_scale_enlarges_pngs_too(succeeds, tiny, tmp_path):
 
 
 @pytest.mark.parametrize(("out", "words"), [
-    ("out.jpg", "nothing is written as .jpg; give NAME.png for a grid, NAME.gif or NAME.webp for an animation"),
+    ("out.jpg", "the format .jpg is not supported; give NAME.png for a grid, NAME.gif or NAME.webp for an animation"),
     ("out.mp4", "or a folder"), ("none/out.gif", "its folder does not exist"), ("folder.gif", "is a folder")])
 def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_read(linpix, tmp_path, out, words):
     (tmp_path / "folder.gif").mkdir()
@@ -291,7 +291,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_read(li
 
 def test_too_large_an_animation_is_refused_before_anything_is_drawn(linpix, tiny, tmp_path):
     status, _, said = linpix("sample", "--model", tiny, "--count", 1_000_000, "--out", tmp_path / "out.gif")
-    assert status == 2 and "animate fewer images" in said
+    assert status == 2 and "draw fewer images" in said
 
 
 def test_a_folder_may_have_a_dot_in_its_name(succeeds, tiny, tmp_path):
@@ -388,4 +388,4 @@ def test_complete_and_score_tell_what_is_hidden_where_the_model_does_not_look(su
     Image.fromarray(np.stack([np.full_like(alpha, 99), alpha], -1)).save(tmp_path / "wide.png")
     for command in (["complete", "--out", tmp_path / "out.png", "--seed", 1], ["score"]):
         _, written = succeeds(*command, tmp_path / "wide.png", "--model", tiny)
-        assert "86 % of what is hidden is outside" in written
+        assert "86 % of the hidden pixels are outside" in written

@@ -62,7 +62,7 @@ class Near:
             async for some in answers:
                 for answer in some or [None]:
                     if passed == lost:
-                        raise ReplicaLost("a replica is lost (test)")
+                        raise ReplicaLost("a replica was lost (test)")
                     yield [] if answer is None else [answer]
                     passed += answer is not None
 

@@ -180,7 +180,7 @@ def test_a_row_that_other_work_disturbed_says_so_itself(kind, monkeypatch):
     for result in report["results"]:
         assert (result["note"] is not None) == result["disturbed"]
         if result["disturbed"]:
-            assert result["note"] == "other work had its processor for 40% of the time"
+            assert result["note"] == "other work used its processor for 40% of the time"
     [note] = [note for note in report["notes"] if "other work" in note]
     assert note.count("at batch") == 2
 
@@ -454,7 +454,7 @@ def test_a_linear_twin_takes_the_place_of_the_model_so_that_bits_per_dim_are_of_
         ("linear", "small-linear", 0.9), ("softmax", "small-softmax", 1.0), ("stateful-softmax", "small-softmax", 1.0),
         ("lsh-1", None, None), ("lsh-4", None, None)}
     assert any("small-linear saw 76,000 images in 45 minutes" in note for note in report["notes"])
-    assert "bits/dim is of 10,000 test images for small-linear and small-softmax." in report["notes"]
+    assert "bits/dim was measured on 10,000 test images for small-linear and small-softmax." in report["notes"]
     linear.provenance["bits_per_dim"] = {"validation": 0.8}
     assert any("validation images for small-linear, of 10,000 test images for small-softmax" in note
                for note in Comparison(make(), [linear, softmax], plan()).report["notes"])
@@ -493,7 +493,7 @@ def test_each_number_of_rounds_has_a_twin_of_its_own_found_from_every_side(tmp_p
             ("linear", "small"), ("softmax", None), ("stateful-softmax", None), ("lsh-1", "small-lsh-1"),
             ("lsh-4", "small-lsh-4")}
         assert report["twins"] == sorted({"small", "small-lsh-1", "small-lsh-4"} - {asked})
-    with pytest.raises(ValueError, match="lsh attention of 8 rounds, which is not compared"):
+    with pytest.raises(ValueError, match="lsh attention of 8 rounds, which cannot be compared"):
         Comparison(family[3], (), plan())
 
 

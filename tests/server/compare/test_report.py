@@ -151,7 +151,7 @@ def test_a_factor_is_formed_between_rows_of_the_same_engine_only(report):
 
 
 def test_a_row_that_other_work_disturbed_says_so_itself_compiled_ones_too(report):
-    why = "other work had its processor for 40% of the time"
+    why = "other work used its processor for 40% of the time"
     report["results"] += [result("linear", 1, 0.01, engine="compiled", disturbed=True, note=why)]
     compiled = [line for line in markdown(report).splitlines() if line.startswith("| linear (compiled)")]
     assert "100†" in compiled[0] and "0.0100†" in compiled[1]

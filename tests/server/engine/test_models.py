@@ -315,7 +315,7 @@ def test_a_bad_checkpoint_is_refused_by_name_and_the_old_one_stays(reloading, sp
     assert reload(process) == {"refused": 1}
     assert served(process) == before
     assert alone(process, seed=4) == expected
-    assert eventually(lambda: any(words in line and "tiny" in line and "the one loaded before stays" in line
+    assert eventually(lambda: any(words in line and "tiny" in line and "the loaded one is kept" in line
                                   for line in process.printed[said:])), process.printed[said:]
 
 

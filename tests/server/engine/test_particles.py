@@ -241,7 +241,7 @@ def test_particles_have_seeds_that_nothing_else_has():
 @pytest.mark.parametrize(("asked", "param", "words"), [
     ({"method": "gibbs"}, "method", "raster or smc, got 'gibbs'"),
     ({"method": None, "particles": 4}, "particles", "got 4 and no method"),
-    ({"method": "smc", "candidates": 8}, "candidates", "got 8; leave them out"),
+    ({"method": "smc", "candidates": 8}, "candidates", "got 8; leave candidates out"),
     ({"method": "smc", "temperature": 0.5}, "temperature", "at temperature 1, got 0.5"),
     ({"method": "smc", "particles": 1}, "particles", "2..1023, got 1"),
     ({"method": "smc", "particles": 1024}, "particles", "2..1023, got 1024"),
@@ -258,10 +258,10 @@ def test_models_and_pictures_that_need_no_filter_are_told_so():
     model = decoder(slots=1)
     check_filter(model, KNOWN)
     for known in (np.ones(8, bool), np.zeros(8, bool), np.arange(8) < 5):
-        with pytest.raises(Unsuitable, match="known after the first hole, and there are none"):
+        with pytest.raises(Unsuitable, match="known pixels after the first hole, but there are none"):
             check_filter(model, known)
     background = {"background": 0, "background_dim": 16, "look_ups": ("previous", "row", "column", "class")}
-    for options, words in ((background, "skips background"), ({**background, "patch": 4, "following": ((0, 1, 0),)},
+    for options, words in ((background, "skips the background"), ({**background, "patch": 4, "following": ((0, 1, 0),)},
                                                                "reads all known pixels before it draws")):
         net = Transformer(dataclasses.replace(PRESETS["tiny"], **options))
         source = checkpoint.Checkpoint("other", net, {}, "", tuple("0123456789"))

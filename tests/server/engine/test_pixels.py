@@ -145,7 +145,7 @@ def test_a_fault_in_a_quantum_changes_no_image(batchers):
 def test_a_pixel_of_which_only_some_channels_are_known_is_refused(batchers):
     known = SCATTERED.repeat(3)
     known[0] = False
-    with pytest.raises(ValueError, match="of each, all channels must be known, or none"):
+    with pytest.raises(ValueError, match="either all channels or none must be known"):
         batchers(1).decoder.take([1], [ImageSpec(seed=0, canvas=PICTURE, known=known)])
 
 

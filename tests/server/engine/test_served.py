@@ -117,7 +117,7 @@ def test_images_that_wait_for_their_score_alone_delay_no_other(tiny):
     soon = ask(model, "soon", within_s=10.0)
     assert model.ends([soon]) == pytest.approx([6.4])
     assert model.hopeless() == []
-    with pytest.raises(DeadlineUnreachable, match="with 1 images ahead"):
+    with pytest.raises(DeadlineUnreachable, match="with 1 images before"):
         ask(model, "too soon", within_s=5.0)
 
 

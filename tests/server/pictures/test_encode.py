@@ -32,7 +32,7 @@ def test_a_size_is_an_integer_multiple_of_the_native_one(text, factor):
 def test_a_square_that_clients_default_to_has_the_largest_multiple_in_its_middle(side, inside):
     frame = frame_of(f"{side}x{side}", GREY)
     assert (frame.size, frame.factor * 28) == (f"{side}x{side}", inside)
-    assert f"{inside}x{inside}" in frame.told
+    assert f"{inside}x{inside}" in frame.warning
     picture = framed(CANVAS, GREY, frame)[..., 0]
     edge = (side - inside) // 2
     assert picture.shape == (side, side)

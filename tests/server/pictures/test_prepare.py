@@ -125,13 +125,13 @@ def test_a_picture_without_ink_is_refused(grey):
 def test_two_digits_a_tiny_one_and_nothing_known_are_refused_with_a_cure():
     grey = np.full((300, 600), 220, np.uint8)
     grey[100:200, 100:120] = grey[100:200, 400:420] = 30
-    with pytest.raises(NoFigure, match="2 separate figures were found; crop"):
+    with pytest.raises(NoFigure, match="2 separate shapes were found; crop"):
         prepared(grey)
     grey = np.full((100, 100), 220, np.uint8)
     grey[50:57, 50:52] = 30
-    with pytest.raises(NoFigure, match="is 7 pixels large; send a picture in which it has at least 10"):
+    with pytest.raises(NoFigure, match="is only 7 pixels large; send a picture in which it has at least 10"):
         prepared(grey)
-    with pytest.raises(NoFigure, match="hardly anything of the picture is known; hide less"):
+    with pytest.raises(NoFigure, match="too little of the picture is known; hide less"):
         prepare(grey, np.zeros(grey.shape, np.bool_))
 
 
@@ -245,7 +245,7 @@ def test_ink_on_a_transparent_ground_is_found():
 
 
 def test_only_models_of_mnists_shape_take_prepared_pictures():
-    with pytest.raises(PictureError, match="28x28 grey pixels, and this one has 8x8 with 3 channels; leave") as caught:
+    with pytest.raises(PictureError, match="28x28 grey pixels, but this one has 8x8 with 3 channels; leave") as caught:
         uploads.read(b"", ModelConfig(height=8, width=8, channels=3), keep_rows=4, preparation="mnist")
     assert caught.value.param == "prepare"
 

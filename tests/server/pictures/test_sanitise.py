@@ -123,11 +123,11 @@ def test_of_two_headers_the_first_counts():
 
 
 @pytest.mark.parametrize(("data", "kind", "message"), [
-    (PNG[:-12], "PNG", "truncated"), (PNG[:8] + PNG[33:], "PNG", "begins with b'IDAT'"),
-    (PNG[:45] + b"\0" + PNG[46:], "PNG", "checksum of b'IDAT' is wrong"), (JPEG[:30], "JPEG", "a segment of"),
-    (JPEG[:2] + JPEG[-2:], "JPEG", "ends before"), (WEBP[:-2], "WEBP", "promises"),
-    (with_riff()[:4] + struct.pack("<I", 2**32 - 1) + WEBP[8:], "WEBP", "promises"),
-    (with_riff((b"VP8X", b"x")), "WEBP", "a header of 1 bytes"),
+    (PNG[:-12], "PNG", "truncated"), (PNG[:8] + PNG[33:], "PNG", "first chunk is b'IDAT'"),
+    (PNG[:45] + b"\0" + PNG[46:], "PNG", "checksum of b'IDAT' is wrong"), (JPEG[:30], "JPEG", "a segment has"),
+    (JPEG[:2] + JPEG[-2:], "JPEG", "ends before"), (WEBP[:-2], "WEBP", "the header says"),
+    (with_riff()[:4] + struct.pack("<I", 2**32 - 1) + WEBP[8:], "WEBP", "the header says"),
+    (with_riff((b"VP8X", b"x")), "WEBP", "header has only 1 bytes"),
 ])
 def test_what_is_damaged_is_refused(data, kind, message):
     with pytest.raises(ValueError, match=message):

@@ -115,7 +115,7 @@ def test_a_wait_for_a_place_beyond_the_deadline_is_refused_and_told():
         await begun(1 + PLACES)
         for _ in range(2):
             decoders.check("one", 0.1)  # only one is taken before it
-            with pytest.raises(DeadlineUnreachable, match="decoding the 20 uploads before it takes"):
+            with pytest.raises(DeadlineUnreachable, match="decoding the 20 uploads before this one takes"):
                 decoders.check("many", 0.5)
         assert 0.05 * 10 <= decoders.until(10) < decoders.until(1000) == decoders.until(PLACES + 20)
         for upload in uploads:

@@ -169,7 +169,7 @@ def test_a_model_can_be_asked_for_by_other_names(client):
 
 
 @pytest.mark.parametrize(("alias", "words"), [("a=big", "big is not loaded; loaded: tiny"),
-                                              ("tiny=tiny", "model itself")])
+                                              ("tiny=tiny", "the name of a model")])
 def test_an_alias_of_nothing_stops_the_start(tiny, alias, words):
     with pytest.raises(ValueError, match=words):
         create_app(Settings(checkpoints=tiny.parent, alias=alias))
@@ -192,7 +192,7 @@ def test_a_card_says_how_a_model_is_drawn_from(client):
     (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC, as iPhones save photographs; export it as JPEG"),
     (b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf", "AVIF; save it as"), (b"GIF89a", "a GIF"), (b"BM", "a BMP"),
     (b"II*\0", "a TIFF"), (b"%PDF-1.7", "a PDF"), (b"<svg xmlns=", "an SVG"),
-    (b"\0\0\0\x18ftypisom\0\0\0\0mp42", "a film"),
+    (b"\0\0\0\x18ftypisom\0\0\0\0mp42", "a video"),
     (b"hello", "45 bytes that begin with b'hello")])
 def test_a_file_that_is_not_taken_is_named_with_the_cure(client, begins, words):
     answer = edit(client, begins + bytes(40), keep_rows=4)
@@ -215,5 +215,5 @@ def test_holes_together_with_keep_rows_are_refused(client):
 
 def test_a_misspelt_variable_is_told_with_what_was_meant():
     [told] = misspelt(["LINPIX_MODLES", "LINPIX_MODELS", "LINPIX_MIRRORS", "LINPIX_PORT_8000_TCP", "HOME"])
-    assert told == "LINPIX_MODLES is not a setting and has no effect; did you mean LINPIX_MODELS?"
+    assert told == "LINPIX_MODLES is not a setting, so it has no effect; did you mean LINPIX_MODELS?"
     assert "linpix serve --help" in misspelt(["LINPIX_COFFEE_COLOUR_XYZ"])[0]

@@ -116,7 +116,7 @@ def test_they_are_laid_back_too(client):
 
 @pytest.mark.parametrize(("fields", "param", "words"), [
     ({"candidates": 0}, "candidates", "greater than or equal to 1, got '0'"),
-    ({"candidates": "8_0"}, "candidates", "without underscores"),
+    ({"candidates": "8_0"}, "candidates", "must not have underscores"),
     ({"candidates": "many"}, "candidates", "valid integer"),
     ({"candidates": 17}, "candidates", "must be 1..16 here, got 17"),
     ({"candidates": 3, "n": 4}, "candidates", "must be 4..16 here, got 3"),
@@ -134,7 +134,7 @@ def test_what_cannot_be_is_refused_with_what_is_allowed(client, server, fields, 
 def test_a_model_that_cannot_recognise_classes_has_none_of_generations(client, server):
     answer = client.post("/v1/images/generations", json={"candidates": 4})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "candidates")
-    assert "tiny cannot: leave candidates out" in answer.json()["error"]["message"]
+    assert "tiny cannot; leave candidates out" in answer.json()["error"]["message"]
     assert server.quiet("tiny")
 
 

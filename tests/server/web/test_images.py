@@ -141,7 +141,7 @@ def test_temperature_zero_does_not_depend_on_the_seed(client):
     ({"n": 17}, "n", "1..16, got 17"),
     ({"n": "2"}, "n", "valid integer, got '2'"),
     ({"seed": -1}, "seed", "got -1"),
-    ({"seed": 2**53 - 1, "n": 2}, "seed", "under 2^53"),
+    ({"seed": 2**53 - 1, "n": 2}, "seed", "below 2^53"),
     ({"temperature": -0.5}, "temperature", "got -0.5"),
     ({"label": 10}, "label", "0..9"),
     ({"label": "cat"}, "label", "got 'cat'"),
@@ -396,7 +396,7 @@ def test_a_photographed_digit_is_prepared_and_its_completion_laid_back(digits):
 
 
 @pytest.mark.parametrize(("fields", "param", "words"), [
-    ({"size": "56x56", "lay_back": True}, "size", "goes without size"),
+    ({"size": "56x56", "lay_back": True}, "size", "leave size out"),
     ({"stream": True, "partial_images": 2, "lay_back": True}, "partial_images", "leave partial_images out"),
     ({"prepare": "emnist"}, "prepare", "mnist")])
 def test_options_that_do_not_go_together_are_refused(digits, fields, param, words):
@@ -430,4 +430,4 @@ def test_the_crop_goes_to_the_hole_and_what_is_hidden_outside_it_is_told(client)
     assert np.array_equal(laid[alpha > 0], wide[alpha > 0])
     alpha[:, :12] = 0  # both holes together are longer than the model's picture is wide
     answer = edit(client, encode(np.stack([wide, alpha], -1))).json()
-    assert answer["crop"] == [15, 0, 35, 20] and "100 % of what is hidden is outside" in answer["warnings"][0]
+    assert answer["crop"] == [15, 0, 35, 20] and "100 % of the hidden pixels are outside" in answer["warnings"][0]

@@ -45,17 +45,17 @@ def linpix(*words):
 # --- the file ---
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("plain-secret\n", "line 1: not of the form 'NAME sha256:DIGEST [rate=10/s]'; linpix key NAME"),
-    (line("a", "x") + "b sha256:secret\n", "line 2: not of the form"),
-    (line("a", "x") + "\n# rest\nb sha512:" + "0" * 64, "line 4: not of the form"),
-    (line("a", "x").strip() + " secret\n", "line 1: not of the form"),
-    (line("a", "x", "secret"), "line 1: a rate is a whole number of requests per s, min or h, such as 10/s"),
+    ("plain-secret\n", "line 1: expected 'NAME sha256:DIGEST [rate=10/s]'; linpix key NAME"),
+    (line("a", "x") + "b sha256:secret\n", "line 2: expected 'NAME"),
+    (line("a", "x") + "\n# rest\nb sha512:" + "0" * 64, "line 4: expected 'NAME"),
+    (line("a", "x").strip() + " secret\n", "line 1: expected 'NAME"),
+    (line("a", "x", "secret"), "line 1: a rate must be a whole number of requests per s, min or h, such as 10/s"),
     (line("a", "x", "0/s"), "line 1: a rate"),
     (line("a", "x", "1.5/s"), "line 1: a rate"),
-    (line("secret", "x") + line("secret", "y"), "line 2: has the name of line 1"),
-    (line("a", "x") + line("secret", "x"), "line 2: has the key of line 1"),
-    ("a sha256:" + "0" * 63 + "secret\n", "line 1: not of the form"),
-    ("# nothing\n\n", "holds no key; linpix key NAME --file"),
+    (line("secret", "x") + line("secret", "y"), "line 2: has the same name as line 1"),
+    (line("a", "x") + line("secret", "x"), "line 2: has the same key as line 1"),
+    ("a sha256:" + "0" * 63 + "secret\n", "line 1: expected 'NAME"),
+    ("# nothing\n\n", "has no key; add one with linpix key NAME --file"),
 ])
 def test_a_line_that_is_none_is_named_by_file_and_number_and_never_told(tmp_path, text, words):
     path = private(tmp_path / "file", text)
@@ -70,7 +70,8 @@ def test_a_line_that_is_none_is_named_by_file_and_number_and_never_told(tmp_path
 def test_no_file_that_others_may_touch_is_accepted(tmp_path, mode):
     path = private(tmp_path / "file", line("a", "x"))
     path.chmod(mode)
-    with pytest.raises(ValueError, match=rf"open to others \(mode {mode:04o}\); run: chmod 600 {re.escape(str(path))}"):
+    with pytest.raises(ValueError, match=rf"other users have access to it \(mode {mode:04o}\); run: chmod 600 "
+                                         rf"{re.escape(str(path))}"):
         keys.read(path)
     path.chmod(0o400)
     assert [key.name for key in keys.read(path)] == ["a"]
@@ -157,7 +158,7 @@ def test_a_changed_file_is_read_again_a_bad_one_is_not_and_says_so(tmp_path, cap
     now[0] += keys.LOOK_S
     assert known.find("third")
     assert "secret" not in caplog.text
-    assert caplog.text.count("the API keys stay as they were") == 7  # once by looking and once by asking; then gone
+    assert caplog.text.count("the API keys were not changed") == 7  # once by looking and once by asking; then gone
     private(path, line("d", "fourth", "5/s"))
     assert known.reload()
     assert known.find("fourth").rate == "5/s" and not known.find("third")
@@ -221,7 +222,7 @@ def test_the_command_makes_a_key_once_and_a_line_for_its_file(tmp_path):
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["alice"], "has the name of line 1"), (["a b"], "letters, digits"), (["../x"], "letters, digits"),
+    (["alice"], "has the same name as line 1"), (["a b"], "letters, digits"), (["../x"], "letters, digits"),
     (["bob", "--rate", "often"], "such as 10/s")])
 def test_the_command_refuses_what_would_spoil_the_file_and_leaves_it_as_it_is(tmp_path, words, told):
     path = private(tmp_path / "keys", line("alice", "first"))
@@ -323,7 +324,7 @@ def test_a_running_server_takes_new_keys_and_drops_old_ones_with_the_file(tiny, 
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "mode", "words"), [
     (line("a", "first"), 0o644, "chmod 600"), (line("a", "first"), 0o640, "chmod 600"),
-    ("first\n", 0o600, "line 1: not of the form"), ("", 0o600, "holds no key")])
+    ("first\n", 0o600, "line 1: expected 'NAME"), ("", 0o600, "has no key")])
 def test_a_file_that_cannot_be_used_stops_the_server_before_it_listens(tiny, tmp_path, text, mode, words):
     path = private(tmp_path / "keys", text)
     path.chmod(mode)

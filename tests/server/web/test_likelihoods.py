@@ -217,7 +217,7 @@ def test_a_picture_that_is_impossible_is_refused_and_is_the_clients_fault(others
     failed = others.metric(COUNTED % "failed")
     with others.client() as client:
         answer = ask(client, model="startless")
-        assert answer.status_code == 400 and "takes for impossible" in answer.json()["error"]["message"]
+        assert answer.status_code == 400 and "sub-pixel impossible" in answer.json()["error"]["message"]
         assert told(client, encode(np.where(np.arange(64).reshape(8, 8) == 0, 0, PICTURE).astype(np.uint8)),
                     model="startless")["counted"] == 64
     assert others.metric(COUNTED % "failed") == failed
