@@ -513,7 +513,7 @@ def arguments(shape="tiny", **changes):
     ("S", lambda x: x[:5], "S must have shape"),
     ("S", lambda x: x.transpose(3, 4), "S must be contiguous"),
     ("z", lambda x: x.double(), "z must have dtype Float"),
-    ("weights", lambda x: x[:-1], "weights must hold 13 tensors and 12 a layer"),
+    ("weights", lambda x: x[:-1], "weights must hold 13 tensors and 12 per layer"),
     ("weights", lambda x: [x[0][:300], *x[1:]], "beyond a table of 300 rows"),
     ("weights", lambda x: [*x[:2], x[2] + 2**31 - 3000, *x[3:]], "beyond a table of"),
     ("weights", lambda x: [x[0], x[1] + 1, *x[2:]], "each source must lie before t"),
