@@ -88,13 +88,18 @@ class Batcher:
                 self._length.learn(len(plan), seconds / steps)
         self._decoded_s = min(seconds, QUANTUM_S)
         self._ended, self._went_on = time.perf_counter(), self.busy
-        return QuantumReport(
+        report = QuantumReport(
             joined=joined, joined_at=joined_at, running=self._running(plan), finished=finished, failed=failed,
             overtaken=self.scheduler.waiting.overtaken, images=len(plan), steps=steps,
             subpixels=sum(count for _, count in plan) * self.decoder.config.token_size, seconds=seconds,
             cycle_s=self._ended - since, saturated=self.decoder.saturated - saturated, retries=outcome.retries,
             ratios=self._passes.ratios, prefilled=prefills.done, looks=[looked.seconds for looked in prefills.looked],
             again=again, repeats=self._looks.repeats)
+        for image in finished:  # only now: what raises before this loses them, and `abandon` must know their requests
+            self._unreported[image.request] -= 1
+            if not self._unreported[image.request]:
+                del self._unreported[image.request], self._submissions[image.request]
+        return report
 
     def abandon(self) -> list[str]:
         """After an exception from run_quantum: empty every slot. Returns the requests that lost an image."""
@@ -191,15 +196,10 @@ class Batcher:
         if self.decoder.skips:
             for image in drawn + [image for image in finished if not self._looks.has(image.slot)]:
                 self._passes.finish(image.slot, bool(self.decoder.conditioned[image.slot]))
-        answers = [self._answer(image, estimates.get(image.slot)) for image in finished]
         if self.decoder.fill_freed_with_nan:
             for slot in self.scheduler.free:
                 self.decoder.pool.fill_with_nan(slot)
-        for image in finished:
-            self._unreported[image.request] -= 1
-            if not self._unreported[image.request]:
-                del self._unreported[image.request], self._submissions[image.request]
-        return answers
+        return [self._answer(image, estimates.get(image.slot)) for image in finished]
 
     def _answer(self, image: ScheduledImage, estimate: Estimate | None) -> Progress:
         """The report of a finished image."""

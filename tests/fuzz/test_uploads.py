@@ -20,7 +20,7 @@ KINDS = {
                   r"is empty: the upload has 0 bytes)",
     "animated": rf"{PARAM} is animated \(\d+ frames\); send one still picture",
     "too large": rf"{PARAM} may have up to 16777216 pixels \(4096x4096\), or up to 67108864 "
-                 r"\(8192x8192\), got .*",
+                 r"\(8192x8192\) if it is a JPEG with one scan, as cameras save them; got .*",
     "scans": rf"{PARAM} may have up to \d+ scans \(JPEG of \d+x\d+ pixels\), got \d+",
     "too small": r"image must have at least the model's \d+x\d+ pixels \(width x height\), got \d+x\d+",
     "no holes": r"mask has no alpha channel; .*|it is not clear what to fill in: .*keep_rows",

@@ -614,8 +614,8 @@ def test_packed_tiles_hold_what_each_lane_multiplies():
 
 @pytest.mark.parametrize(("name", "change", "message"), [
     ("slots", lambda _: [9], r"slots must be in 0\.\.8, and only 0 may appear twice, got \[9\]"),
-    ("slots", lambda _: [2, 2], "none twice"),
-    ("slots", lambda _: [], "none twice"),
+    ("slots", lambda _: [2, 2], "only 0 may appear twice"),
+    ("slots", lambda _: [], "only 0 may appear twice"),
     ("positions", lambda _: [60], "64 tokens, got 8 steps from 60"),
     ("positions", lambda _: [-1], "steps from -1"),
     ("start", lambda _: [267], r"start must be in 256\.\.266"),

@@ -151,7 +151,7 @@ def test_the_engines_lines_about_a_request_have_the_id_that_its_client_was_given
             return [line["message"] for line in lines if line.get("request_id") == answer.headers["x-request-id"]
                     and line["logger"] == "linpix"]
 
-        assert eventually(lambda: any("a request of tiny ends" in message for message in found()))
+        assert eventually(lambda: any("a request of tiny failed" in message for message in found()))
 
 
 def test_whatever_a_message_holds_it_is_one_record_of_the_text():

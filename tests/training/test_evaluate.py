@@ -73,4 +73,4 @@ def test_a_model_that_knows_other_classes_is_refused(data, capsys, tmp_path):
     checkpoint.save(tmp_path / "nameless", Transformer(config), {"data": "mnist"}, "# nameless")
     flags = ["--data", str(data / "mnist"), "--limit", "1", "--labels", "all"]
     assert main(["evaluate", str(tmp_path / "nameless"), *flags]) == 2
-    assert "knows 0 classes" in capsys.readouterr().err
+    assert "has 0 classes" in capsys.readouterr().err

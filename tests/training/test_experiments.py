@@ -351,11 +351,11 @@ def test_weights_of_other_settings_are_refused(tmp_path):
 
 @pytest.mark.parametrize(("settings", "changes", "words"), [
     (COPY, {"kinds": ("quantum",)}, "kinds must be a list from .*quantum"), (COPY, {"kinds": ("lsh-0",)}, "lsh-0"),
-    (COPY, {"kinds": ("linear", "linear")}, "each once"), (COPY, {"kinds": ()}, "none"),
+    (COPY, {"kinds": ("linear", "linear")}, "none twice"), (COPY, {"kinds": ()}, "none"),
     (COPY, {"width": 15}, "multiple of heads.*15"), (COPY, {"batch": 0}, "batch must be at least 1"),
     (COPY, {"seed": 2**31}, "seed must be at least 0 and below 2.31"),
     (COPY, {"learning_rate": math.nan}, "learning_rate must be above 0"),
-    (DUPLICATION, {"kinds": ("linear",)}, "some of full, lsh-ROUNDS; got 'linear'"),
+    (DUPLICATION, {"kinds": ("linear",)}, "a list from full, lsh-ROUNDS; got 'linear'"),
     (SCALING, {"kinds": ("full",)}, "full"), (SCALING, {"longest": 64}, "at least twice shortest"),
     (SCALING, {"memory": 2.0}, "memory.*2.0"), (SCALING, {"calls": 0}, "calls must be at least 1, got 0")])
 def test_settings_that_cannot_work_are_refused_with_their_value(settings, changes, words):
