@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -171,17 +172,14 @@ def together(count: int, work: Callable[..., None], *given: object) -> Iterator[
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "meeting"
         try:
-            handlers = {number: signal.signal(number, signal.SIG_IGN)  # children inherit it
-                        for number in (signal.SIGINT, signal.SIGTERM)}
-            for rank in range(1, count):
-                receiver, sender = context.Pipe(duplex=False)
-                others.append(context.Process(target=_other, args=(rank, count, share, meeting, sender, work, given),
-                                              daemon=True))
-                others[-1].start()
-                sender.close()
-                begun.append(receiver)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            with _blocked_in_children():
+                for rank in range(1, count):
+                    receiver, sender = context.Pipe(duplex=False)
+                    others.append(context.Process(
+                        target=_other, args=(rank, count, share, meeting, sender, work, given), daemon=True))
+                    others[-1].start()
+                    sender.close()
+                    begun.append(receiver)
             for receiver in begun:  # not with gloo, which would wait for a dead process and block signals
                 try:
                     receiver.recv()
@@ -199,6 +197,20 @@ def together(count: int, work: Callable[..., None], *given: object) -> Iterator[
             for other in others:
                 other.kill()  # has already ended, unless there was an error here
                 other.join()
+
+
+@contextlib.contextmanager
+def _blocked_in_children() -> Iterator[None]:
+    """Processes that start in this block never get SIGINT or SIGTERM; this one gets them, at the latest after it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # when it starts, it unblocks them
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # children inherit it
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _stay_here() -> None:

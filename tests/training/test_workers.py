@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +162,26 @@ def ranks(first: subprocess.Popen[str]) -> dict[int, int]:
 
 
 @pytest.mark.slow
+def test_a_signal_that_comes_while_the_others_start_is_not_lost(monkeypatch):
+    received: list[int] = []
+    start, stopping = SpawnProcess.start, (signal.SIGTERM, signal.SIGINT)
+
+    def interrupted(process: SpawnProcess) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        start(process)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(SpawnProcess, "start", interrupted)
+    before = [signal.signal(number, lambda number, _: received.append(number)) for number in stopping]
+    try:
+        with workers.together(2, id) as shared:
+            assert shared.count == 2
+    finally:
+        for number, handler in zip(stopping, before, strict=True):
+            signal.signal(number, handler)
+    assert sorted(received) == sorted(stopping)
+
+
 @pytest.mark.parametrize("signalled", [0, 1, "Ctrl-C"])
 def test_a_signal_to_one_process_stops_all_after_a_save(pictures, tmp_path, signalled):
     process = torchrun(2, "--data", pictures, "--out", tmp_path / "run")

@@ -456,7 +456,7 @@ def test_a_linear_twin_takes_the_place_of_the_model_so_that_bits_per_dim_are_of_
     assert any("small-linear saw 76,000 images in 45 minutes" in note for note in report["notes"])
     assert "bits/dim was measured on 10,000 test images for small-linear and small-softmax." in report["notes"]
     linear.provenance["bits_per_dim"] = {"validation": 0.8}
-    assert any("validation images for small-linear, of 10,000 test images for small-softmax" in note
+    assert any("validation images for small-linear, on 10,000 test images for small-softmax" in note
                for note in Comparison(make(), [linear, softmax], plan()).report["notes"])
 
 
