@@ -7,11 +7,11 @@
 //
 // Why decode is fast on a processor:
 // - One call takes all rows through a whole quantum, without Python or torch between the steps.
-// - The kernels are compiled for each instruction set, and the best one is chosen at run time (vec.h, setup.py).
+// - The kernels are compiled for each instruction set, and the best one is chosen at run time (setup.py, ops.cpp).
 // - Weights are packed in the order in which they are read. A panel that has been loaded serves all rows of a block
 //   (product.h).
 // - A state is updated and read out in one sweep over its memory (attention.h).
-// - A thread takes its block of rows through all of their steps, so states stay in its caches and threads need not wait
+// - A thread takes its block of rows through many steps at once, so states stay in its caches and threads need not wait
 //   for each other. Only a few rows are shared by columns, between barriers (decode.cpp).
 #pragma once
 
@@ -61,7 +61,7 @@ struct Layer {
 struct Model {
   int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures, classes;
   int subpixels, tokens, token_size;  // T = tokens * token_size; the first sub-pixel of token t is t * token_size
-  bool pre_norm, gelu, elu_scale, bf16, exceeds_cache;  // bf16: what is not int8 in the layers; else float
+  bool pre_norm, gelu, elu_scale, bf16, exceeds_cache;  // bf16: layers, where not int8; else float
   float eps;
   const Layer* layer;
   Norm norm;
@@ -75,8 +75,8 @@ struct Model {
   const int32_t* base;      // (values): the first table row of each value
   const int32_t* place;     // (tokens, places): rows of the table
   const double* marginal;   // (256) cumulative: of sub-pixel 0, in a model without a start token; else null
-  // Sub-pixels skip the layers if each of their values is this one, outside the image or unknown: see
-  // model/background.py. Below 0: none skips.
+  // A sub-pixel skips the layers if each sub-pixel that it looks up has this value, is unknown or is outside the image:
+  // see model/background.py. Below 0: none skips.
   int background = -1;
   Matrix project, skipped_head;  // float: final features to what is kept; hidden features to parameters
   const float* skipped_table;    // (rows, project.columns): by position, by class, by known background that follows
@@ -153,8 +153,8 @@ struct Kernels {
   const char* name;
   bool fast_bf16;
   Sizes (*sizes)(const Model&, int tokens);
-  // Takes a piece's rows through its passes, each row while it has steps left. Scratch is laid out for blocks of `most`
-  // rows. All pieces that use the same scratch need the same `most`: padded columns in it must stay zero.
+  // Takes a piece's rows through its passes, each row while it has steps left. most: rows that the scratch is laid out
+  // for. Pieces that reuse a scratch must pass the same number: padded columns in it must stay zero.
   // Returns the first pass that was not taken: piece.to, or an earlier one if sharing was given up.
   int64_t (*decode)(const Model&, const Rows&, Piece, int most, Share, void* own, void* common);
   // The next `steps` tokens of one row from its position on. Token 0 is the start token.

@@ -208,8 +208,8 @@ class Pass {
       store(to + c, multiply_add((load(from + c) - mean) * scale, load(norm.weight + c), load(norm.bias + c)));
   }
 
-  // Between two sub-layers: makes the residual stream x of what the last one left, and the input of the next one's
-  // product by w: a, or bytes if w is int8. w is null after the last layer.
+  // Between two sub-layers. Writes the residual stream x from `from`, and the input of the next product: a, or bytes if
+  // its matrix w is int8. w is null after the last layer, which needs only x.
   // Post-norm: x = norm(from), a = x. Pre-norm: x = from, a = norm(x).
   void residual_norm(const float* from, const Norm* post, Norm pre, const Matrix* w) {
     const int n = m.d_model;

@@ -18,20 +18,21 @@ base          settings, errors, metrics, logs, origins, listening, fault_rules: 
 static/       the web page, which uses only the API
 
 To follow one request, read these files in this order:
-  web/admission.py           makes a ticket when the head is read, and releases it when the answer has been sent
+  web/admission.py           makes a ticket when the head is read, and holds it until the answer has been sent
   web/routes/images.py       checks the fields, asks Ledger.admit for room, and submits the images
   engine/ledger.py           all requests and how they end; engine/served.py decides whether a model has room
   engine/thread.py           the engine thread: runs the quanta of all models, and reports each to the ledger
-  engine/batch.py            one quantum of one model; schedule/scheduler.py says which images are in it
-  engine/decode/compiled.py  one call into csrc/; decoder.py does the same in torch, and choice.py selects one
+  engine/batch.py            one quantum of one model; engine/schedule/scheduler.py says which images are in it
+  engine/decode/compiled.py  one call through model/packing.py and csrc/ops.cpp; decoder.py beside it does the same in
+                             torch, and choice.py selects one
 The event loop owns the ledger; the engine thread owns scheduler, slots and decoders. They share nothing, and exchange
 the messages of engine/messages.py.
 
 To add
   a route           a function in web/routes/ (a new file needs a line in app.py), and its answer in web/schemas.py;
                     every field and parameter needs a description and an example
-  a metric          declare it in metrics.py, update it where engine/ledger.py reports, and list it in
-                    tests/server/test_dashboard.py
+  a metric          declare it in metrics.py, update it in engine/pools.py (quanta), engine/ledger.py (requests) or
+                    web/middleware/ (HTTP), and list it in tests/server/test_dashboard.py
   an attention kind a file in model/attention/ and its line in model/attention/__init__.py; its name in
                     model/config.py; to compare it, its name in compare/backends.py too
 """

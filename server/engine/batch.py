@@ -22,7 +22,7 @@ from .schedule.quantum import QUANTUM_S, QuantumLength
 from .schedule.scheduler import ScheduledImage, Scheduler
 
 logger = logging.getLogger("linpix")
-RESTORED = 2       # images restored in one call: all that they have is prefilled, without a heartbeat meanwhile
+RESTORED = 2       # images restored in one call: few, as all their tokens are prefilled again without a heartbeat
 HOPELESS = 3       # quanta in a row that decode nothing, not even a test image: the engine is then lost
 
 
@@ -68,8 +68,8 @@ class Batcher:
     def run_quantum(self) -> QuantumReport:
         """Let waiting images join, prefill for a while, run one quantum, let finished images leave. Raises EngineLost.
 
-        While images decode, prefill gets as long as they had in the quantum before: half of the time, on average over
-        some quanta if a piece of prefill takes longer. A quantum in which no image can decode yet has no steps.
+        While images decode, prefill may take as long as their last quantum, so it gets half of the time. A piece that
+        takes longer is made up for in the next quanta. If no image can decode yet, there are no steps.
         """
         since = self._ended if self._went_on else time.perf_counter()
         joined, failed = self._join()
@@ -95,7 +95,7 @@ class Batcher:
             cycle_s=self._ended - since, saturated=self.decoder.saturated - saturated, retries=outcome.retries,
             ratios=self._passes.ratios, prefilled=prefills.done, looks=[looked.seconds for looked in prefills.looked],
             again=again, repeats=self._looks.repeats)
-        for image in finished:  # only now: what raises before this loses them, and `abandon` must know their requests
+        for image in finished:  # only now: if something above raises, `abandon` must still know their requests
             self._unreported[image.request] -= 1
             if not self._unreported[image.request]:
                 del self._unreported[image.request], self._submissions[image.request]

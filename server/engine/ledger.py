@@ -1,7 +1,8 @@
 """The ledger: which requests are admitted, what they hold, and how they end. Used on the event loop only.
 
-A request is admitted once, with room for all its images, and released in one place, `Ledger.holding`. The engine
-thread decodes its images and reports every quantum; events, metrics and predictions follow from these reports.
+A request is admitted once, with room for all its images. `release` frees the room and counts the outcome: just before
+the last byte of the answer, at a refusal, or at the latest when `holding` ends. The engine thread decodes the images
+and reports every quantum; events, metrics and predictions follow from these reports.
 """
 
 import asyncio

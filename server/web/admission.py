@@ -1,4 +1,4 @@
-"""Admission to the images routes. What a request holds, from its head to its answer's last byte, is freed then."""
+"""Admission to the images routes: one block holds the ticket of a request, and frees what it has at its end."""
 
 import json
 import math
@@ -76,7 +76,7 @@ class _Holding(Response):
             http.state.ticket = ticket
             body.until(ticket.deadline, ticket.timeout_s)
             if self._path in UPLOADS:
-                if body.large and (body.take_place() or not ledger.has_room(ticket.client)):  # no room: refuse
+                if body.large and (body.take_place() or not ledger.has_room(ticket.client)):  # then reserve raises
                     ledger.reserve(ticket, draws=self._path != LIKELIHOODS)
                 await forms.read(http)
             response = await self._handle(http)

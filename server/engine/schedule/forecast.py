@@ -78,7 +78,7 @@ class Outlook:
     """All images admitted to a model at one moment. It predicts their ends as if no request arrived or left."""
 
     slots: int
-    length: int                    # T
+    length: int                    # tokens
     running: Sequence[Remaining]   # in slots
     waiting: Sequence[Remaining]   # in the order in which they will get slots
 

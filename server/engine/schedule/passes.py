@@ -27,7 +27,7 @@ class PassesLearned:
     A bucket without measurements has the ratio of the nearest bucket that has some.
     """
 
-    length: int  # T
+    length: int  # tokens
     ratios: Ratios = UNKNOWN
     _measured: tuple[dict[int, float], dict[int, float]] = field(default_factory=lambda: ({}, {}))
     _quanta: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # by slot and quantum: tokens left, passes

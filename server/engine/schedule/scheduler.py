@@ -77,7 +77,7 @@ class Scheduler:
     """Slots 1..slots for the images of one model."""
 
     slots: int
-    length: int           # T
+    length: int           # tokens
     image_row: int = 1    # tokens; the images of a group wait for each other at the end of each image row
     waiting: WaitQueue = field(default_factory=WaitQueue)
     running: dict[int, ScheduledImage] = field(default_factory=dict)
