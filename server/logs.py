@@ -15,7 +15,7 @@ REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)  # o
 
 STDERR = 2
 WRITE_S = 0.1        # delay before lines are written, many of them in one write
-PATIENCE_S = 1.0     # longest wait for a slow reader at the end of the process
+PATIENCE_S = 1.0     # longest wait for a slow reader, before an announcement and at the end of the process
 MAX_LINES = 10_000
 
 _access = logging.getLogger("linpix.access")
@@ -124,10 +124,15 @@ def of(request_id: str) -> dict[str, Any]:
 
 
 def announce(text: str, form: Literal["text", "json"]) -> None:
-    """Announce what is ready: with text a plain line, for people and scripts; with json an entry of the log."""
+    """Announce what is ready: with text a plain line, for people and scripts; with json an entry of the log.
+
+    Whatever was logged before comes before it: whoever waits for this line has then seen all warnings of the start.
+    """
     if form == "json":
         logging.getLogger("linpix").info("%s", text)
     else:
+        for handler in logging.getLogger().handlers:
+            handler.flush()
         with contextlib.suppress(OSError):  # as for the log: an output that is closed must not end the service
             os.write(STDERR, f"{text}\n".encode("utf-8", "backslashreplace"))
 

@@ -203,8 +203,9 @@ class Run:
             net = grown(net, self.model.layers, lambda net: run_layers(net, images, start, known))
         there = negative(net.config) if invert else net.config
         if found := differences(there, self.model):
+            cure = f"; use --layers {there.layers}" if there.layers > self.model.layers else ""
             raise ValueError(f"--init needs a checkpoint of the same architecture, but {other.name} differs in "
-                             f"{'; '.join(found)}")
+                             f"{'; '.join(found)}{cure}")
         old = inverted(net.state_dict(), net.config) if invert else net.state_dict()
         weights = inherited(old, there, self.net.state_dict(), self.model)
         self.net.load_state_dict(weights)

@@ -204,6 +204,18 @@ def test_the_end_of_logging_which_holds_the_lock_waits_for_the_last_line_alone(m
     os.close(writing)
 
 
+def test_what_was_logged_before_an_announcement_is_written_before_it(monkeypatch):
+    reading, writing = os.pipe()
+    handler = logs.Lines(writing)
+    monkeypatch.setattr(logs, "STDERR", writing)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    handler.emit(info("a warning"))
+    logs.announce("ready", "text")
+    assert os.read(reading, 100) == b"a warning\nready\n"
+    os.close(reading)
+    os.close(writing)
+
+
 def test_a_log_that_nobody_reads_any_more_is_no_error():
     reading, writing = os.pipe()
     handler = logs.Lines(writing)
