@@ -85,15 +85,16 @@ class Pass {
       attention(l);
       if (l == m.layers - 1 && !predict) return;
       wait(share);
-      product_share(taken(y, layer.out), layer.out, [&](int r, int c, Floats s) { add_residual(r, c, s); });
+      product_share(input_of(y, layer.out), layer.out, [&](int r, int c, Floats s) { add_residual(r, c, s); });
       wait(share);
       residual_norm(sum, &layer.norm1, layer.norm2, &layer.up);
       if (m.gelu)
-        product_share(a, layer.up, [&](int r, int c, Floats s) { leave(hidden, layer.down, r, c, gelu(s)); });
+        product_share(a, layer.up, [&](int r, int c, Floats s) { store_input(hidden, layer.down, r, c, gelu(s)); });
       else
-        product_share(a, layer.up, [&](int r, int c, Floats s) { leave(hidden, layer.down, r, c, at_least(s, 0.0f)); });
+        product_share(a, layer.up,
+                      [&](int r, int c, Floats s) { store_input(hidden, layer.down, r, c, at_least(s, 0.0f)); });
       wait(share);
-      product_share(taken(hidden, layer.down), layer.down, [&](int r, int c, Floats s) { add_residual(r, c, s); });
+      product_share(input_of(hidden, layer.down), layer.down, [&](int r, int c, Floats s) { add_residual(r, c, s); });
       wait(share);
       const Layer* next = l + 1 < m.layers ? &layer + 1 : nullptr;
       residual_norm(sum, &layer.norm2, next ? next->norm1 : Norm{}, next ? &next->qkv : nullptr);
@@ -139,9 +140,9 @@ class Pass {
 
   template <class U>
   static U* take(uintptr_t& at, size_t count) {
-    U* taken = (U*)at;
+    U* part = (U*)at;
     at += (count * sizeof(U) + 63) / 64 * 64;
-    return taken;
+    return part;
   }
 
   // Panels first .. last-1 of w, for every token. The input is bytes and affine if w is int8, otherwise `from`.
@@ -163,13 +164,13 @@ class Pass {
   // y and hidden, the inputs of the products `out` and `down`, are rounded to T as they come. For an int8 product they
   // stay floats until a row is complete, because its range is needed to make bytes of it.
   static size_t bytes_for(const Matrix& w) { return w.int8 ? sizeof(float) : sizeof(T); }
-  static void leave(char* rows, const Matrix& w, int r, int c, Floats s) {
+  static void store_input(char* rows, const Matrix& w, int r, int c, Floats s) {
     if (w.int8)
       store((float*)rows + r * w.depth + c, s);
     else
       store((T*)rows + r * w.depth + c, s);
   }
-  const T* taken(const char* rows, const Matrix& w) {
+  const T* input_of(const char* rows, const Matrix& w) {
     if (w.int8)
       for (int r = 0; r < tokens; ++r) to_bytes(r, w.depth, (const float*)rows + r * w.depth);
     return (const T*)rows;
@@ -255,7 +256,7 @@ class Pass {
         }
         for (int i = 0; i < M; i += LANES) {
           alignas(64) char rounded[LANES * sizeof(float)];
-          leave(rounded, out, 0, 0, load(read + i));
+          store_input(rounded, out, 0, 0, load(read + i));
           memcpy(to + i * size, rounded, least(LANES, M - i) * size);
         }
       }
@@ -274,8 +275,8 @@ class Pass {
   float* read;      // M, rounded up: the result of one head
   // Common to the threads of the share:
   float* sum;       // (tokens, d_model): a sub-layer's output and its residual
-  char* y;          // (tokens, H * M): see leave()
-  char* hidden;     // (tokens, d_ff): see leave()
+  char* y;          // (tokens, H * M): see store_input()
+  char* hidden;     // (tokens, d_ff): see store_input()
 };
 
 }  // namespace

@@ -49,7 +49,7 @@ class QuantumReport:
     failed: dict[str, Exception]  # requests that ended: NotFinite, or what the decoder raised
     overtaken: int            # of the queue, see bulk_is_next
     images: int               # decoded in the quantum
-    steps: int                # the most passes through the layers of one image; at least 1 if images were decoded
+    passes: int               # the most passes through the layers of one image; at least 1 if images were decoded
     subpixels: int            # decoded, of all images together
     seconds: float            # of decoding, without prefill
     cycle_s: float            # since the end of the previous quantum, or since work came

@@ -81,7 +81,7 @@ class Pools:
     def count(self, served: ServedModel, report: QuantumReport) -> None:
         """Count in the metrics what a quantum did."""
         metrics, model = self._metrics, (served.name, served.backend)
-        if report.steps:
+        if report.passes:
             metrics.pixels_generated.labels(*model).inc(report.subpixels)
             metrics.state_saturations.labels(served.name).inc(report.saturated)
         for _, seconds in report.prefilled:
@@ -89,8 +89,8 @@ class Pools:
         metrics.images_drawn_again.labels(*model).inc(report.again)
         if report.retries:
             metrics.quanta_retried.labels(served.name).inc()
-        elif report.steps:
-            metrics.engine_step.labels(*model).observe(report.seconds / report.steps)
+        elif report.passes:
+            metrics.engine_step.labels(*model).observe(report.seconds / report.passes)
             metrics.engine_step_batch_size.observe(report.images)
         self.count_slots(served.name)
 

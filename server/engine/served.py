@@ -230,8 +230,8 @@ class ServedModel:
         self._last, self._last_at, self._ratios = report, time.monotonic(), report.ratios
         self._repeats = report.repeats
         self._in_progress = None
-        if report.steps and not report.retries:
-            self.step_time.learn(report.images, report.steps, report.cycle_s)
+        if report.passes and not report.retries:
+            self.step_time.learn(report.images, report.passes, report.cycle_s)
 
     def emptied(self) -> None:
         """The slots are empty: the engine thread was restarted."""

@@ -53,14 +53,14 @@ class EngineThread:
         self._scores = ScoringQueue()
         self._background: Iterator[None] | None = None
         self._running = False
-        self._tell: Callable[..., object]
+        self._call_on_loop: Callable[..., object]
         self._reports: Reports
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._watchdog = Watchdog(watchdog_timeout_s, self._busy, self._hung)
 
-    def start(self, reports: Reports, tell: Callable[..., object]) -> None:
-        """tell: makes a call on the event loop, as loop.call_soon_threadsafe does."""
-        self._reports, self._tell = reports, tell
+    def start(self, reports: Reports, call_on_loop: Callable[..., object]) -> None:
+        """call_on_loop: makes a call on the event loop, as loop.call_soon_threadsafe does."""
+        self._reports, self._call_on_loop = reports, call_on_loop
         self._thread.start()
         self._watchdog.start()
 
@@ -190,7 +190,7 @@ class EngineThread:
 
     def _report(self, call: Callable[..., None], *about: object) -> None:
         try:
-            self._tell(call, *about)
+            self._call_on_loop(call, *about)
         except RuntimeError:  # the event loop is closed: the process is ending, and no client waits for an answer
             logger.debug("a report came after the event loop was closed")
 

@@ -39,7 +39,7 @@ def steps(preset: str, core: int) -> dict[int, float]:
         taken = []
         for _ in range(QUANTA):
             began = time.thread_time()
-            done = batcher.run_quantum().steps
+            done = batcher.run_quantum().passes
             taken.append((time.thread_time() - began) / done)
         found[rows] = statistics.median(taken)
         batcher.cancel(str(rows))
