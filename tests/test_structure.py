@@ -4,6 +4,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,13 @@ def imports(path: Path) -> set[str]:
                 module = module.removeprefix("linpix.")
             found |= {f"{module}.{name.name}" for name in node.names} | {module}
     return found - {"linpix"}
+
+
+def test_an_installation_has_every_folder_of_python_files():
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {path.parent.relative_to(ROOT).parts for path in FILES}
+    assert sorted(packages) == sorted(".".join(parts if parts[0] == "linpix" else ("linpix", *parts))
+                                      for parts in folders)
 
 
 def tops(path: Path) -> set[str]:
