@@ -89,17 +89,17 @@ class Metrics:
         self.heartbeat_age = Gauge("linpix_engine_heartbeat_age_seconds",
                                    "Seconds since the engine's last heartbeat while it has work, else "
                                    "0.", registry=registry)
-        self.request_duration = Histogram("linpix_request_duration_seconds", "Seconds from admission to the last byte "
-                "produced.",
+        self.request_duration = Histogram("linpix_request_duration_seconds",
+                                          "Seconds from the head of a request to the last byte produced.",
                                           ("endpoint",), buckets=_WAIT_BUCKETS, registry=registry)
-        self.queue_wait = Histogram("linpix_queue_wait_seconds", "Seconds from the admission of an image until it gets "
-                                                                 "a slot.",
+        self.queue_wait = Histogram("linpix_queue_wait_seconds",
+                                    "Seconds from the head of a request until an image of it gets a slot.",
                                     buckets=_WAIT_BUCKETS, registry=registry)
-        self.first_row = Histogram("linpix_first_row_seconds", "Seconds from the admission of an image to its first "
-                                                               "decoded image row.",
+        self.first_row = Histogram("linpix_first_row_seconds",
+                                   "Seconds from the head of a request to the first decoded row of an image of it.",
                                    buckets=_WAIT_BUCKETS, registry=registry)
-        self.engine_step = Histogram("linpix_engine_step_seconds", "Seconds of one step, which adds a token to every "
-                                                                   "image of the batch.",
+        self.engine_step = Histogram("linpix_engine_step_seconds",
+                                     "Seconds of one step, which takes a token of every image through the layers.",
                                      ("model", "backend"), buckets=_STEP_BUCKETS, registry=registry)
         self.engine_step_batch_size = Histogram("linpix_engine_step_batch_size", "Images in a quantum.",
                                                 buckets=_ROW_BUCKETS, registry=registry)
