@@ -126,8 +126,8 @@ class Comparisons:
                 best[result["backend"]] = max(best.get(result["backend"], 0.0), result["images_per_second"] or 0.0)
             for backend, rate in best.items():
                 self._ledger.metrics.comparison.labels(backend).set(rate)
-            job.report = comparison.report
-            job.status = "completed"
+            if job.status == "running":  # else it was cancelled during the last unit
+                job.report, job.status = comparison.report, "completed"
         except Exception as failure:
             self._fail(job, failure, checkpoint)
             raise
