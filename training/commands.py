@@ -43,8 +43,11 @@ def _choose_device(given: argparse.Namespace) -> None:
         torch.set_default_device("cuda")
 
 
-def _choose_preset(given: argparse.Namespace, out: Path) -> None:
-    """Set given.preset and given.data from PRESET --data DIR or --preset PRESET|auto DIR, and the plan of auto."""
+def _choose_preset(given: argparse.Namespace, out: Path, *, first: bool = True) -> None:
+    """Set given.preset and given.data from PRESET --data DIR or --preset PRESET|auto DIR, and the plan of auto.
+
+    first: whether this process plans; other processes read its plan.
+    """
     if given.chosen is not None:
         if given.data is not None and given.preset is not None:
             raise ValueError("with --preset, the other argument is the folder of pictures; leave out --data")
@@ -57,7 +60,7 @@ def _choose_preset(given: argparse.Namespace, out: Path) -> None:
     if given.preset != "auto":
         return
     beside = out.with_name(out.name + ".training")
-    if not given.resume or not (beside / "plan.json").exists():
+    if first and not (given.resume and (beside / "plan.json").exists()):
         plain = (given.attention != "linear" or given.feature_map != "elu+1" or given.reversible
                  or given.unconditional is not None)
         chosen = plan(Path(given.data), beside / "pictures", plain=plain)
@@ -96,7 +99,8 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
     if out.exists() and not state.exists():
         raise ValueError(f"{out} exists, but {state}, which --resume needs, does not; give another --out, and start "
                          "with these weights by --init")
-    _choose_preset(given, out)
+    with contextlib.nullcontext() if workers is None else workers.in_turn():
+        _choose_preset(given, out, first=workers is None or workers.rank == 0)
     preset, options = PRESETS[given.preset], kind_of(given.attention).options
     for name in ("feature_map", "lsh_rounds"):
         if getattr(given, name) != getattr(preset, name) and name not in options:
