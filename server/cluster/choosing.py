@@ -56,10 +56,10 @@ class Backlogs:
         return max(left - (now - at), len(orders) * ORDER_S)
 
 
-def heard(said: Mapping[str, Any]) -> Load:
+def load_of(stats: Mapping[str, Any]) -> Load:
     """The Load in a report received now. It is dated now at the latest, though the replica's clock may be ahead: orders
     given from now on are not in it."""
-    load = Load(**said)
+    load = Load(**stats)
     return replace(load, at=min(load.at, time.time()))
 
 

@@ -13,7 +13,7 @@ from ray import serve
 from ray.exceptions import ObjectLostError, RayActorError, TaskCancelledError, WorkerCrashedError
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
-from ray.serve.exceptions import RequestCancelledError
+from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
 from ray.serve.handle import DeploymentHandle
 
 from .. import logs
@@ -33,7 +33,8 @@ DESK_S = 1.0      # seconds that the desk may take to answer: while it is replac
 STARTS_S = 60.0   # seconds in which a replica starts, once there are cores for it
 ENDS_S = 15.0     # seconds after --drain-timeout, for the last answers and the end of a process
 LOG: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}  # of Serve's own log; ours is separate
-_LOST = RayActorError, WorkerCrashedError, ObjectLostError, TaskCancelledError, RequestCancelledError
+_LOST = (RayActorError, WorkerCrashedError, ObjectLostError, TaskCancelledError, RequestCancelledError,
+         DeploymentUnavailableError)
 
 
 def settings_of(given: dict[str, Any]) -> Settings:
@@ -62,7 +63,7 @@ class Engine:
 
     async def _beat(self) -> None:
         while True:
-            await _told(self._desk.beat.remote(self._name, "engine", {}, self._replica.snapshot(), False))
+            await _desk_answer(self._desk.beat.remote(self._name, "engine", {}, self._replica.snapshot(), False))
             await asyncio.sleep(BEAT_S)
 
     async def check_health(self) -> None:
@@ -144,24 +145,24 @@ class Handles:
         return self._elsewhere.get(client, 0)
 
     async def enter(self, client: str, here: int, images: int, limit: int) -> int | None:
-        taken = await _told(self._desk.enter.remote(self._front, client, here, images, limit))
+        taken = await _desk_answer(self._desk.enter.remote(self._front, client, here, images, limit))
         return None if taken is None else int(taken)
 
     async def take(self, key: str, rate: str) -> float:
-        return float(await _told(self._desk.take.remote(key, rate)) or 0.0)
+        return float(await _desk_answer(self._desk.take.remote(key, rate)) or 0.0)
 
     async def collected(self) -> dict[str, Snapshot]:
-        return await _told(self._desk.collected.remote()) or {}
+        return await _desk_answer(self._desk.collected.remote()) or {}
 
     async def beat(self, clients: dict[str, int], snapshot: Snapshot, drained: bool) -> bool:
-        told = await _told(self._desk.beat.remote(self._front, "front", clients, snapshot, drained))
-        if told is None:
+        reply = await _desk_answer(self._desk.beat.remote(self._front, "front", clients, snapshot, drained))
+        if reply is None:
             return False
-        self._elsewhere = told.elsewhere
-        return bool(told.draining)
+        self._elsewhere = reply.elsewhere
+        return bool(reply.draining)
 
 
-async def _told(answer: Any) -> Any:
+async def _desk_answer(answer: Any) -> Any:
     """The desk's answer; None while there is no desk: limits across fronts then do not hold, and no request waits."""
     try:
         return await asyncio.wait_for(answer, DESK_S)

@@ -27,7 +27,7 @@ class _Process:
     drained: bool = False
 
 
-class Told(NamedTuple):
+class Reply(NamedTuple):
     """The desk's answer to a beat."""
 
     draining: bool             # whether the front is to drain
@@ -42,11 +42,11 @@ class Desk:
         self._buckets: dict[tuple[str, str], Bucket] = {}
         self._draining = False
 
-    async def beat(self, name: str, kind: str, clients: Mapping[str, int], snapshot: Snapshot, drained: bool) -> Told:
+    async def beat(self, name: str, kind: str, clients: Mapping[str, int], snapshot: Snapshot, drained: bool) -> Reply:
         """Record that a process is there, with its images of each client and its metrics."""
         process = self._seen(name, kind)
         process.clients, process.snapshot, process.drained = Counter(clients), snapshot, drained
-        return Told(self._draining, self._elsewhere(process) if kind == "front" else {})
+        return Reply(self._draining, self._elsewhere(process) if kind == "front" else {})
 
     async def enter(self, front: str, client: str, here: int, images: int, limit: int) -> int | None:
         """Count more images of a client with `here` at this front; or return how many it has, if more are too many."""

@@ -91,13 +91,14 @@ class FrontLedger(Ledger):
                group: int = 1, ranked: bool = False, *, check_deadline: bool) -> None:
         """Keep what the order will need; the replica that gets it says whether there is room.
 
-        A large upload is refused here if no replica has room: it comes before it is read, when ticket.images is 0.
+        For a large upload this is called before it is read, while ticket.images is still 0. It is refused then if no
+        replica has room.
         """
         with self._refusing(ticket):
             self.check_open()
             if known is None and not ticket.images and not ticket.scores and self._fleet.room < images:
                 raise QueueFull(served.room.max_queue, images, served.room.max_queue, AGAIN_S)
-        ticket.images, ticket.bulk, ticket.known, ticket.group, ticket.ranked = images, bulk, known, group, ranked
+        ticket.ask(images, bulk=bulk, known=known, group=group, ranked=ranked)
         self.tickets[ticket.id], self._at[ticket.id] = ticket, served
 
     async def submit(self, ticket: Ticket, specs: Sequence[ImageSpec]) -> None:
@@ -144,12 +145,20 @@ class FrontLedger(Ledger):
         client, images, limit = ticket.client, ticket.images, self._client_images
         here = self._entered[client]
         self._entered[client] += images
+        self._held[ticket.id] = images  # from now on release takes them back, whatever comes
         near = limit and NEAR * (self._fleet.elsewhere(client) + here + images) > limit
         taken = await self._fleet.enter(client, here, images, limit) if near else None
         if taken is not None:
-            self._entered[client] -= images
+            self._leave(ticket)
             raise ClientLimit(taken, images, limit, AGAIN_S)
-        self._held[ticket.id] = images
+
+    def _leave(self, ticket: Ticket) -> int:
+        """No longer count the images of a request as the client's; returns how many were."""
+        images = self._held.pop(ticket.id, 0)
+        self._entered[ticket.client] -= images
+        if not self._entered[ticket.client]:
+            del self._entered[ticket.client]
+        return images
 
     # --- its order ---
 
@@ -223,8 +232,6 @@ class FrontLedger(Ledger):
         self._at.pop(ticket.id, None)
         if (order := self._orders.pop(ticket.id, None)) is not None:
             order.cancel()
-        if (images := self._held.pop(ticket.id, 0)):
-            self._entered[ticket.client] -= images
-        elif ticket.outcome:  # it failed before any replica had it
+        if not self._leave(ticket) and ticket.outcome:  # it failed before any replica had it
             self.metrics.requests.labels(ticket.endpoint, ticket.outcome).inc()
         ticket.outcome = outcome or ticket.outcome

@@ -129,7 +129,7 @@ def _run(settings: Settings, signals: _Signals) -> None:
     except RuntimeError as error:
         raise OSError(f"the replicas or fronts did not start ({error}); the log above says why") from error
     desk = cluster.get_deployment_handle("Desk", "linpix")
-    while _said(desk.fronts) < settings.fronts:
+    while _answer_of(desk.fronts) < settings.fronts:
         time.sleep(LOOK_S)
     signals.started = True
     host = f"[{settings.host}]" if ":" in settings.host else settings.host or "localhost"
@@ -138,12 +138,12 @@ def _run(settings: Settings, signals: _Signals) -> None:
     while not signals.asked:
         time.sleep(LOOK_S)
     end = time.monotonic() + settings.drain_timeout + ENDS_S
-    while signals.asked < 2 and time.monotonic() < end and not _said(desk.drained):
-        _said(desk.drain)  # again, in case the desk has died
+    while signals.asked < 2 and time.monotonic() < end and not _answer_of(desk.drained):
+        _answer_of(desk.drain)  # again, in case the desk has died
         time.sleep(LOOK_S)
 
 
-def _said(ask: Any) -> Any:
+def _answer_of(ask: Any) -> Any:
     """The desk's answer; 0 if it has just died."""
     from ray.exceptions import RayActorError
 

@@ -32,7 +32,7 @@ class Replica:
         """Reads the models. Raises CheckpointError or ValueError with the cure."""
         sys.setswitchinterval(0.0005)  # as server/serve.py
         self._core = Core(settings.model_copy(update={"client_images": 0}), share=True)
-        self._settings, self._since, self._said = settings, time.time(), Load()
+        self._settings, self._since, self._reported = settings, time.time(), Load()
         self._core.ledger.start()
         collect()
 
@@ -67,9 +67,10 @@ class Replica:
         load = Load(at=time.time(), ahead=ahead, pace=min(paces, default=0.0),
                     room=max(one.room_left() for one in served),
                     facts={one.name: one.decoder.facts for one in served}, since=self._since)
-        if ahead or replace(load, at=self._said.at) != self._said:  # else nothing is new: Serve need not tell fronts
-            self._said = load
-        return self._said
+        # if nothing is new, Serve need not tell the fronts
+        if ahead or replace(load, at=self._reported.at) != self._reported:
+            self._reported = load
+        return self._reported
 
     def fill(self) -> dict[str, float]:
         """Images that wait or are drawn, and the slots, of the model that has most images per slot."""

@@ -26,7 +26,7 @@ class DoneFirst(RequestRouter):  # type: ignore[misc]  # Ray's types are not rea
         for gone in choosing.LOADS.keys() - {replica.replica_id.unique_id for replica in replicas}:
             del choosing.LOADS[gone]
         for replica in replicas:
-            choosing.LOADS[replica.replica_id.unique_id] = choosing.heard(replica.routing_stats or {"room": 1})
+            choosing.LOADS[replica.replica_id.unique_id] = choosing.load_of(replica.routing_stats or {"room": 1})
 
     async def choose_replicas(self, candidate_replicas: list[RunningReplica],
                               pending_request: PendingRequest | None = None) -> list[list[RunningReplica]]:

@@ -38,10 +38,11 @@ logger = logging.getLogger("linpix")
 class _Elsewhere(Decoder):
     """What a front knows of a decoder in other processes. It holds no slots, and draws nothing."""
 
-    def __init__(self, source: Checkpoint, told: Description) -> None:
+    def __init__(self, source: Checkpoint, described: Description) -> None:
         self.checkpoint, self.net, self.config = source, source.net, source.net.config
-        self.slots, self.skips, self._engine = told.slots, told.skips, told.facts["engine"]
-        self.precision, self.device, self.state_format = (told.facts[name] for name in ("precision", "device", "state"))
+        self.slots, self.skips, self._engine = described.slots, described.skips, described.facts["engine"]
+        self.precision, self.device, self.state_format = (described.facts[name]
+                                                          for name in ("precision", "device", "state"))
 
     @property
     def name(self) -> str:
@@ -67,10 +68,10 @@ class FarModel(ServedModel):
         return 0
 
 
-def models_of(told: dict[str, Description], settings: Settings, fleet: Fleet) -> dict[str, ServedModel]:
+def models_of(described: dict[str, Description], settings: Settings, fleet: Fleet) -> dict[str, ServedModel]:
     """The models that replicas serve, the default one first. Raises CheckpointError if one differs here."""
     found: dict[str, ServedModel] = {}
-    for name, about in told.items():
+    for name, about in described.items():
         source = checkpoint.read(checkpoint.find(name, settings.checkpoints))
         if source.digest != about.facts["checkpoint"]:
             raise checkpoint.CheckpointError(f"{name}: this front has read another checkpoint than its replicas; give "
@@ -132,10 +133,10 @@ class FrontServer(Server):
     It may run in any thread.
     """
 
-    def __init__(self, settings: Settings, name: str, kernel: str, told: dict[str, Description], fleet: Beaten,
+    def __init__(self, settings: Settings, name: str, kernel: str, described: dict[str, Description], fleet: Beaten,
                  beat_s: float) -> None:
-        metrics = Metrics([(model, about.backend) for model, about in told.items()], BACKENDS, release(), kernel)
-        self._front = FrontLedger(name, models_of(told, settings, fleet), metrics, fleet, settings)
+        metrics = Metrics([(model, about.backend) for model, about in described.items()], BACKENDS, release(), kernel)
+        self._front = FrontLedger(name, models_of(described, settings, fleet), metrics, fleet, settings)
         keys = SharedKeys(settings, fleet) if settings.api_keys else None
         service = Service(settings, self._front, FarJobs(fleet), None, UploadDrain(), keys)
         self._listening = listen(settings.host, settings.port, shared=True)
@@ -198,11 +199,11 @@ async def front_server(settings: Settings, name: str,
     """
     until, waited = time.monotonic() + patience_s, False
     while True:
-        theirs, kernel, told = await describe()
+        theirs, kernel, described = await describe()
         try:
             if theirs != settings:
                 raise LookupError("no replica has the settings of this front")
-            return FrontServer(settings, name, kernel, told, fleet, beat_s)
+            return FrontServer(settings, name, kernel, described, fleet, beat_s)
         except (checkpoint.CheckpointError, LookupError) as error:
             if time.monotonic() > until:
                 raise

@@ -16,7 +16,7 @@ from .decode.decoder import Decoder, ImageSpec
 from .decode.looks import Looks
 from .decode.particles import Estimate, ParticleFilters
 from .decode.prefill import Looked, Prefills, PrefillsRun
-from .messages import Progress, QuantumReport, Submission
+from .messages import ImageProgress, QuantumReport, Submission
 from .schedule.passes import PassesLearned, expected_passes
 from .schedule.quantum import QUANTUM_S, QuantumLength
 from .schedule.scheduler import ScheduledImage, Scheduler
@@ -77,7 +77,7 @@ class Batcher:
         prefills, again = self._prefill(failed)
         plan = self.scheduler.plan(self._length.steps(len(self.scheduler.decoding)))
         saturated, began = self.decoder.saturated, time.perf_counter()
-        outcome = self._decode(plan) if plan and plan[0][1] else Outcome()
+        outcome = self._decode(plan) if plan else Outcome()
         seconds = time.perf_counter() - began
         failed |= self._failures(plan, outcome)
         plan, passes = self._done(plan)
@@ -187,7 +187,7 @@ class Batcher:
         self._fold_in([image])
         return True
 
-    def _leave(self, plan: Plan) -> list[Progress]:
+    def _leave(self, plan: Plan) -> list[ImageProgress]:
         """After a quantum: finished images leave, and drawn ones wait for a look. Returns the finished ones."""
         finished = self.scheduler.advance(plan)
         estimates = self._filters.advance(self.decoder)
@@ -201,13 +201,13 @@ class Batcher:
                 self.decoder.pool.fill_with_nan(slot)
         return [self._answer(image, estimates.get(image.slot)) for image in finished]
 
-    def _answer(self, image: ScheduledImage, estimate: Estimate | None) -> Progress:
+    def _answer(self, image: ScheduledImage, estimate: Estimate | None) -> ImageProgress:
         """The report of a finished image."""
         canvas, label, recognised = self.decoder.image(image.slot), self.decoder.label(image.slot), None
         if (attempts := self._looks.answer(image.slot)) is not None:
             assert attempts.canvas is not None and attempts.best is not None, "it has been looked at"
             canvas, label, recognised = attempts.canvas, attempts.best.label, attempts.best
-        return Progress(image.request, image.index, image.position, 0, canvas, label, estimate, recognised)
+        return ImageProgress(image.request, image.index, image.position, 0, canvas, label, estimate, recognised)
 
     def _prefix(self, spec: ImageSpec) -> int:
         """Known tokens of an image before its first unknown one."""
@@ -235,10 +235,10 @@ class Batcher:
 
     def _done(self, plan: Plan) -> tuple[Plan, int]:
         """The plan with the steps that were taken, and the most passes of one image, at least 1 if there were steps."""
-        done, most = [], min(1, plan[0][1]) if plan else 0
-        for image, count in plan:
-            position, passes = self._advances.get(image.slot, (image.position, 0)) if count else (image.position, 0)
-            if self.decoder.skips and count:
+        done, most = [], min(1, len(plan))
+        for image, _ in plan:
+            position, passes = self._advances.get(image.slot, (image.position, 0))
+            if self.decoder.skips:
                 self._passes.add(image.slot, self.decoder.left(image.slot, image.position), passes)
             done.append((image, position - image.position))
             most = max(most, passes)
@@ -280,7 +280,7 @@ class Batcher:
             return False
         return True
 
-    def _running(self, plan: Plan) -> list[Progress]:
+    def _running(self, plan: Plan) -> list[ImageProgress]:
         """The progress of the images in slots, after a plan was carried out."""
         steps = {image.slot: count for image, count in plan}
         running = []
@@ -290,8 +290,8 @@ class Batcher:
             left, spec = self._left(slot, image.position), self._submissions[image.request].specs[image.index]
             if spec.attempts > 1:
                 left += self._looks.repeats * self._left(slot, self._prefix(spec))
-            running.append(Progress(image.request, image.index, image.position, left,
-                                    self.decoder.image(slot) if shown else None))
+            running.append(ImageProgress(image.request, image.index, image.position, left,
+                                         self.decoder.image(slot) if shown else None))
         return running
 
     def _left(self, slot: int, position: int) -> float:

@@ -22,7 +22,7 @@ from ..pictures.turns import Decoders
 from .batch import Batcher
 from .decode.decoder import ImageSpec
 from .decode.scoring import ScoringJob
-from .messages import Progress, QuantumReport, Submission
+from .messages import ImageProgress, QuantumReport, Submission
 from .pools import Pools
 from .served import ServedModel
 from .thread import EngineThread
@@ -103,7 +103,7 @@ class Ledger:
 
     def reserve(self, ticket: Ticket, *, draws: bool) -> None:
         """Give an upload room for one image before it is read, at the model with most room. Raises as admit does."""
-        served = max(self.models.values(), key=ServedModel.room_left)
+        served = max(self.models.values(), key=lambda served: served.room_left())  # a front overrides it
         # with several models, only the body says which one is requested, and it may be faster than this one
         self._admit(ticket, served, 1, check_deadline=draws and len(self.models) == 1)
 
@@ -254,7 +254,7 @@ class Ledger:
         if (ticket := self.tickets.get(request)) is not None:
             ticket.send(EngineFailed(f"{message}; {cure}"))
 
-    def _drawn(self, served: ServedModel, ticket: Ticket, image: Progress) -> None:
+    def _drawn(self, served: ServedModel, ticket: Ticket, image: ImageProgress) -> None:
         """An image has left its slot: it is done, or waits to be scored."""
         assert image.canvas is not None
         if not ticket.ranked:

@@ -25,7 +25,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ImageProgress:
     """The progress of one image."""
 
     request: str
@@ -44,8 +44,8 @@ class QuantumReport:
 
     joined: list[str]         # the request of each image that got a slot
     joined_at: float          # by time.monotonic
-    running: list[Progress]   # images in slots after the quantum
-    finished: list[Progress]
+    running: list[ImageProgress]   # images in slots after the quantum
+    finished: list[ImageProgress]
     failed: dict[str, Exception]  # requests that ended: NotFinite, or what the decoder raised
     overtaken: int            # of the queue, see bulk_is_next
     images: int               # decoded in the quantum

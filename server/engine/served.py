@@ -96,8 +96,8 @@ class ServedModel:
                 waiting, limit = queue, self.room.max_queue
             room_s = max(self._outlook().until_room(self.room, images, bulk, self.step_time), self._uploads_s(images))
             raise QueueFull(waiting, images, limit, room_s)
-        ticket.images, ticket.bulk, ticket.known, ticket.promised = images, bulk, known, math.inf
-        ticket.group, ticket.ranked = group, ranked
+        ticket.ask(images, bulk=bulk, known=known, group=group, ranked=ranked)
+        ticket.promised = math.inf
         (self._reserved if known is None else self._queued)[ticket.id] = ticket
         self._waiting[bulk] += images
         if check_deadline:

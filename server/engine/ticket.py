@@ -13,7 +13,7 @@ from linpix.model.attempts import Recognised
 
 from ..errors import DeadlinePassed, ServiceError
 from .decode.particles import Estimate
-from .messages import Progress
+from .messages import ImageProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,14 @@ class Ticket:
         """Images that have left their slot, and wait for their score."""
         return self.drawn - self.done
 
+    def ask(self, images: int, *, bulk: bool, known: int | None, group: int, ranked: bool) -> None:
+        """Take over what is now known of the request: at first only the head of an upload, later all of it."""
+        self.images, self.bulk, self.known, self.group, self.ranked = images, bulk, known, group, ranked
+
     def send(self, event: Event) -> None:
         self._events.put_nowait(event)
 
-    def progressed(self, image: Progress, rows: int) -> bool:
+    def progressed(self, image: ImageProgress, rows: int) -> bool:
         """Record that `rows` image rows of an image are finished, and send the new ones if the request is a stream.
 
         Returns whether the first decoded image row is among them. An image that is drawn again has fewer image rows
@@ -153,18 +157,19 @@ class Ticket:
             yield event
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """Lists of all events there are, until the last image is finished or an error ends the request."""
+        """Lists of all events there are, until the last image is finished or an error, the last event, ends them."""
         done = 0
         while done < self.images:
             events = [await self._events.get()]
             while not self._events.empty():
                 events.append(self._events.get_nowait())
             done += sum(isinstance(event, ImageDone) for event in events)
-            ended = next((event for event in events if isinstance(event, ServiceError)), None)
-            self.late |= isinstance(ended, DeadlinePassed)
-            yield events
+            ended = next((at for at, event in enumerate(events) if isinstance(event, ServiceError)), None)
             if ended is not None:
+                self.late |= isinstance(events[ended], DeadlinePassed)
+                yield events[:ended + 1]  # what was sent after the error has no reader
                 return
+            yield events
 
     async def scored(self) -> None:
         """Wait until the request's image is scored. Raises the ServiceError that ended the request early."""

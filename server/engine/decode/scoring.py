@@ -15,7 +15,7 @@ from linpix.model.likelihood import Scoring, posterior
 
 from ... import logs
 from ...errors import Impossible
-from ..messages import Progress
+from ..messages import ImageProgress
 
 logger = logging.getLogger("linpix")
 
@@ -27,7 +27,7 @@ class ScoringJob:
     request: str
     client: str
     scoring: Scoring
-    drawn: Progress | None = None  # the image, if the request drew it
+    drawn: ImageProgress | None = None  # the image, if the request drew it
     seconds: float = 0.0           # that its pieces took so far
 
 

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from types import SimpleNamespace
 
-from linpix.server.cluster.choosing import LOADS, ORDER_S, Backlogs, by_end, heard, oldest_first
+from linpix.server.cluster.choosing import LOADS, ORDER_S, Backlogs, by_end, load_of, oldest_first
 from linpix.server.cluster.messages import Load, Order
 from linpix.server.cluster.scaling import by_images
 
@@ -131,7 +131,7 @@ def test_an_order_that_arrived_is_as_old_as_it_was():
 
 
 def test_a_replica_whose_clock_is_ahead_gets_no_more_than_the_others():
-    ahead, right = heard({"at": time.time() + 9, "room": 9, "pace": 1.0}), heard({"room": 9, "pace": 1.0})
+    ahead, right = load_of({"at": time.time() + 9, "room": 9, "pace": 1.0}), load_of({"room": 9, "pace": 1.0})
     assert right.at == 0.0
     assert given({"a": ahead, "b": right}, Backlogs(), 16) == {"a": 8, "b": 8}
 

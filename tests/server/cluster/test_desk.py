@@ -5,17 +5,17 @@ import asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from linpix.server.cluster import desk as desks
-from linpix.server.cluster.desk import Desk, Together, Told
+from linpix.server.cluster.desk import Desk, Reply, Together
 from linpix.server.metrics import Metrics
 
 
-def told(desk: Desk, name: str, kind: str = "front", clients=None, drained: bool = False) -> Told:
+def reply(desk: Desk, name: str, kind: str = "front", clients=None, drained: bool = False) -> Reply:
     return asyncio.run(desk.beat(name, kind, clients or {}, [], drained))
 
 
 def beaten(*about, **facts) -> bool:
     """Whether it is to drain."""
-    return told(*about, **facts).draining
+    return reply(*about, **facts).draining
 
 
 def entered(desk: Desk, front: str, client: str, here: int, images: int, limit: int = 10) -> int | None:
@@ -34,12 +34,12 @@ def test_the_images_of_a_client_count_at_all_fronts():
 
 def test_a_front_hears_what_its_clients_have_at_the_others():
     desk = Desk()
-    told(desk, "a", clients={"alice": 5, "bob": 1})
-    told(desk, "b", clients={"alice": 2})
-    told(desk, "engine-1", "engine")
-    assert told(desk, "c").elsewhere == {"alice": 7, "bob": 1}
-    assert told(desk, "a", clients={"alice": 4}).elsewhere == {"alice": 2}
-    assert told(desk, "engine-1", "engine").elsewhere == {}
+    reply(desk, "a", clients={"alice": 5, "bob": 1})
+    reply(desk, "b", clients={"alice": 2})
+    reply(desk, "engine-1", "engine")
+    assert reply(desk, "c").elsewhere == {"alice": 7, "bob": 1}
+    assert reply(desk, "a", clients={"alice": 4}).elsewhere == {"alice": 2}
+    assert reply(desk, "engine-1", "engine").elsewhere == {}
 
 
 def test_a_front_that_died_holds_nothing_and_a_new_desk_hears_the_counts_again(monkeypatch):

@@ -34,6 +34,7 @@ from tests.server.test_listening import free_port
 from tests.server.web.test_images import encode
 
 PICTURE = encode(np.random.default_rng(0).integers(0, 255, (8, 8), dtype=np.uint8))
+LARGE = encode(np.random.default_rng(0).integers(0, 255, (500, 500), dtype=np.uint8))  # room is kept while it is read
 VOLATILE = {"created"}
 
 
@@ -116,7 +117,7 @@ async def fronts(tiny: Path, **flags: Any) -> AsyncIterator[Fronts]:
         for client in both.clients:
             await client.aclose()
         await both.fleets[0].replica.stop()
-        assert not any(ledger.tickets or +ledger.clients or ledger._orders for ledger in both.ledgers)
+        assert not any(ledger.tickets or ledger._entered or ledger._orders for ledger in both.ledgers)
 
 
 def facts(answer: httpx.Response) -> Any:
@@ -150,6 +151,8 @@ def test_answers_and_errors_are_those_of_the_plain_server(tiny):
                     for form in FORMS:
                         ask = {"url": f"/v1/images/{route}", "data": form, "files": {"image": PICTURE}}
                         assert facts(await client.post(**ask)) == facts(plain.post(**ask)), (route, form)
+                    ask["files"] = {"image": LARGE}
+                    assert facts(await client.post(**ask)) == facts(plain.post(**ask)), (route, "large")
                 assert (await client.get("/v1/models")).json() == plain.get("/v1/models").json()
                 assert (await client.get("/readyz")).status_code == 200
 

@@ -13,7 +13,7 @@ from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.decoder import Decoder, ImageSpec
 from linpix.server.engine.decode.faults import Faults, with_faults
 from linpix.server.engine.decode.looks import FORGET
-from linpix.server.engine.messages import Progress, QuantumReport, Submission
+from linpix.server.engine.messages import ImageProgress, QuantumReport, Submission
 from linpix.server.engine.schedule.passes import expected_passes
 from tests.server.engine.test_conditional import KNOWN, PICTURE
 
@@ -43,12 +43,12 @@ def ran(batcher: Batcher) -> list[QuantumReport]:
     return reports
 
 
-def finished(reports: list[QuantumReport], request: str) -> list[Progress]:
+def finished(reports: list[QuantumReport], request: str) -> list[ImageProgress]:
     images = [image for report in reports for image in report.finished if image.request == request]
     return sorted(images, key=lambda image: image.index)
 
 
-def drawn(batcher: Batcher, **requests: list[ImageSpec]) -> dict[str, list[Progress]]:
+def drawn(batcher: Batcher, **requests: list[ImageSpec]) -> dict[str, list[ImageProgress]]:
     """The images of requests that come together, by request."""
     for name, specs in requests.items():
         batcher.submit(Submission(name, specs))
@@ -57,9 +57,9 @@ def drawn(batcher: Batcher, **requests: list[ImageSpec]) -> dict[str, list[Progr
     return {name: finished(reports, name) for name in requests}
 
 
-def each_alone(decoder: Callable[[int], Decoder], spec: ImageSpec, count: int) -> list[Progress]:
+def each_alone(decoder: Callable[[int], Decoder], spec: ImageSpec, count: int) -> list[ImageProgress]:
     """Attempts at an image as requests of their own, which are looked at once each."""
-    found: list[Progress] = []
+    found: list[ImageProgress] = []
     for number in range(count):
         label = spec.label
         if found and (spec.known is None or not spec.known.any()):
@@ -70,12 +70,12 @@ def each_alone(decoder: Callable[[int], Decoder], spec: ImageSpec, count: int) -
     return found
 
 
-def surest(images: list[Progress]) -> int:
+def surest(images: list[ImageProgress]) -> int:
     """Which of the attempts."""
     return int(np.argmax([image.recognised.log_prob for image in images]))
 
 
-def assert_same(found: list[Progress], expected: list[Progress]) -> None:
+def assert_same(found: list[ImageProgress], expected: list[ImageProgress]) -> None:
     assert np.array_equal([image.canvas for image in found], [image.canvas for image in expected])
     assert [image.label for image in found] == [image.label for image in expected]
     if expected[0].recognised is not None:

@@ -1,10 +1,13 @@
 """What a stream is told of an image, which may be drawn more than once."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
-from linpix.server.engine.messages import Progress
+from linpix.server.engine.messages import ImageProgress
 from linpix.server.engine.ticket import RowsDone, Ticket
+from linpix.server.errors import DeadlinePassed
 
 
 def ticket(stream: bool = True, given: int = 0, images: int = 1) -> Ticket:
@@ -14,7 +17,7 @@ def ticket(stream: bool = True, given: int = 0, images: int = 1) -> Ticket:
 
 def told(asked: Ticket, *rows: int, index: int = 0) -> tuple[list[int], list[bool]]:
     """The rows that a stream hears of when so many are finished, and whether the first was among each of them."""
-    firsts = [asked.progressed(Progress("a", index, 8 * finished, 0, np.zeros(64, np.uint8)), finished)
+    firsts = [asked.progressed(ImageProgress("a", index, 8 * finished, 0, np.zeros(64, np.uint8)), finished)
               for finished in rows]
     heard = []
     while not asked._events.empty():
@@ -41,6 +44,18 @@ def test_the_first_row_of_an_image_is_counted_once_however_often_it_is_drawn(str
     asked = ticket(stream, images=2)
     assert told(asked, 0, 2, 8, 0, 0, 1, 8, 0, 3, index=0)[1].count(True) == 1
     assert told(asked, 0, 8, 1, index=1)[1] == [False, True, False], "the other image has a first row of its own"
+
+
+def test_an_error_is_the_last_event_of_a_batch_whatever_was_sent_after_it():
+    asked = ticket()
+    for event in (rows := RowsDone(0, 1, np.zeros(64, np.uint8))), (late := DeadlinePassed(1.0)), rows:
+        asked.send(event)
+
+    async def batches() -> list:
+        return [batch async for batch in asked.batches()]
+
+    assert asyncio.run(batches()) == [[rows, late]]
+    assert asked.late
 
 
 def test_without_a_stream_no_rows_are_told():
