@@ -178,7 +178,7 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     which.add_argument("--all", action="store_true", help="all backends")
     comparing.add_argument("--batch", type=_integers, default=[1, 16, 64], help="comma-separated batch sizes")
     comparing.add_argument("--budget", type=_number(float, 1), default=60.0, help="time for the measurement, in "
-            "seconds")
+                           "seconds")
     comparing.add_argument("--out", help="folder for report.json, report.md and report.svg")
 
     teaching = command("linpix.training", "train", "train a preset; this writes a checkpoint folder")

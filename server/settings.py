@@ -25,7 +25,7 @@ def misspelt(environment: Iterable[str]) -> list[str]:
         if name.startswith("LINPIX_") and name not in known and not _ELSEWHERE.fullmatch(name):
             near = difflib.get_close_matches(name, known, 1)
             found.append(f"{name} is not a setting, so it has no effect" + (f"; did you mean {near[0]}?" if near else
-                                                                         "; linpix serve --help lists them"))
+                                                                            "; linpix serve --help lists them"))
     return found
 
 

@@ -54,8 +54,8 @@ class Batches:
         known = None
         if self.model.patch:
             generator = np.random.default_rng((seed, 2, step))
-            told = generator.random(size) < self.config.conditional
-            known = torch.from_numpy(known_of(generator, self.model, size) & told[:, None])
+            conditioned = generator.random(size) < self.config.conditional
+            known = torch.from_numpy(known_of(generator, self.model, size) & conditioned[:, None])
         start = np.where(free, START, START + 1 + labels) if self.model.classes else np.full(size, START)
         return torch.from_numpy(self.data.images[picked]), torch.from_numpy(start), known
 
@@ -137,11 +137,11 @@ def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[f
             share_of_loss.backward()
             loss += share_of_loss.detach()
         minutes, last = clock()
-        told = torch.stack([loss, loss.new_tensor(minutes * deciding), loss.new_tensor(float(last))])
+        shared = torch.stack([loss, loss.new_tensor(minutes * deciding), loss.new_tensor(float(last))])
         if workers.count > 1:  # some weights may have no gradient in a part of a batch
             for weight in weights:
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        workers.mean([told, *(weight.grad for weight in weights if weight.grad is not None)])
+        workers.mean([shared, *(weight.grad for weight in weights if weight.grad is not None)])
         # each group separately: if clipped together, a spike in the head would suppress the layers' gradients
         norm = torch.stack([nn.utils.clip_grad_norm_(group["params"], config.clip)
                             for optimizer in run.optimizers for group in optimizer.param_groups]).norm()
@@ -152,8 +152,8 @@ def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[f
             optimizer.step()
         run.averaged.update_parameters(run.net)
         run.step += 1
-        run.minutes, last = float(told[1]), bool(told[2] > 0)
-        yield told[0], norm
+        run.minutes, last = float(shared[1]), bool(shared[2] > 0)
+        yield shared[0], norm
 
 
 def _take_part(workers: Workers, state: Path, model: ModelConfig, data: Dataset) -> None:

@@ -71,7 +71,7 @@ class TrainConfig:
     clip: float = setting(1.0, "largest gradient norm of a group: the layers' matrices, the head, the rest")
     ema: float = setting(0.998, "decay per step of the averaged weights, which are exported; lower in the first steps")
     unconditional: float = setting(0.5, "share of the images that train without their class; not used by a model that "
-                                      "draws the class first")
+                                   "draws the class first")
     conditional: float = setting(0.67, "share of the images with known pixels, for a model with patches")
     class_weight: float = setting(10.0, "weight of the class loss, for a model that predicts classes from known "
                                         "pixels; relative to the likelihood in nats")

@@ -38,7 +38,7 @@ ShardFormat = Literal["tar", "png"]  # WebDataset's tars, or folders of the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class BulkOrder:
     """The images that a bulk command draws."""
 
     count: int
@@ -72,7 +72,7 @@ class Drawn:
     files: list[str]  # of all shards
 
 
-def draw_shards(folder: Path, order: Order, batcher: Batcher) -> Drawn:
+def draw_shards(folder: Path, order: BulkOrder, batcher: Batcher) -> Drawn:
     """Draw the shards that folder lacks. Raises ValueError if it was begun with other settings, or is in use."""
     with _locked(folder):
         seed = _settle(folder, order, batcher)
@@ -94,7 +94,7 @@ def draw_shards(folder: Path, order: Order, batcher: Batcher) -> Drawn:
 class _Drawing:
     """The images of some shards, drawn without a pause between shards, and written in their order."""
 
-    def __init__(self, batcher: Batcher, order: Order, shards: list[int], seed: int, bar: "tqdm[Any]") -> None:
+    def __init__(self, batcher: Batcher, order: BulkOrder, shards: list[int], seed: int, bar: "tqdm[Any]") -> None:
         self._batcher, self._order, self._seed, self._bar = batcher, order, seed, bar
         self._eager = batcher.decoder.name.startswith("eager")
         self._parts = iter([part for shard in shards for part in self._parts_of(order.images_of(shard))])
@@ -160,7 +160,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _settle(folder: Path, order: Order, batcher: Batcher) -> int:
+def _settle(folder: Path, order: BulkOrder, batcher: Batcher) -> int:
     """Write a new folder's settings, or check those of an old one; returns the seed of image 0. Raises ValueError."""
     file, settings = folder / SETTINGS, _settings(order, batcher)
     if not file.exists():
@@ -186,7 +186,7 @@ def _settle(folder: Path, order: Order, batcher: Batcher) -> int:
     return first
 
 
-def _settings(order: Order, batcher: Batcher) -> dict[str, object]:
+def _settings(order: BulkOrder, batcher: Batcher) -> dict[str, object]:
     """All that decides a shard's bytes, except the seed: also the versions of what draws and of what writes PNG."""
     decoder = batcher.decoder
     of_eager = {"batch": decoder.slots, "threads": torch.get_num_threads()}

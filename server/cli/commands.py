@@ -89,8 +89,8 @@ def _sample_shards(given: argparse.Namespace) -> None:
                          "always, and give a folder as --out")
     if given.scale == "auto":
         raise ValueError("--scale auto is for grids on a screen; with --shards, give a number or leave it out")
-    order = bulk.Order(count=given.count, shards=given.shards, shard_format=given.shard_format or "tar",
-                       seed=given.seed, temperature=1.0, attempts=0, label=None, scale=given.scale or 1)
+    order = bulk.BulkOrder(count=given.count, shards=given.shards, shard_format=given.shard_format or "tar",
+                           seed=given.seed, temperature=1.0, attempts=0, label=None, scale=given.scale or 1)
     given.preview = "never"
     checkpoint, batcher = _batcher(given, min(given.count, given.batch))
     temperature = temperature_of(given.temperature, checkpoint)
@@ -145,7 +145,7 @@ def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher
     """The model and its batcher. Output that cannot be written or shown is refused here, before the work."""
     kind = _check_output(given.out)
     given.colours = preview.colours_of(sys.stderr, "never" if given.json and given.preview == "auto"
-                                         else given.preview, os.environ)
+                                       else given.preview, os.environ)
     loaded = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
     auto = given.scale == "auto"
     wanted = None if auto else given.scale
@@ -154,7 +154,7 @@ def _batcher(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher
     elif auto or (kind == "PNG" and wanted is None and sys.stdout.isatty()):  # to look at
         given.scale = animation.readable(given.count if kind else 1, loaded.net.config)
     engine = new_decoder(loaded, slots, given.engine, given.precision, device=given.device,
-                        state=StateFormat(precision=given.state, defer=given.defer))
+                         state=StateFormat(precision=given.state, defer=given.defer))
     return loaded, Batcher(engine)
 
 
@@ -171,7 +171,7 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
                overlay.png(image.reshape(config.height, config.width, config.channels)))
 
     with preview.Progress(specs, config, sys.stderr, colours=given.colours,
-                            frames=animation.MAX_FRAMES if kind in ("GIF", "WEBP") else 1) as progress:
+                          frames=animation.MAX_FRAMES if kind in ("GIF", "WEBP") else 1) as progress:
 
         def done(index: int, image: NDArray[np.uint8]) -> None:
             if not kind and not chooses:  # at once: an interruption then loses only unfinished images
@@ -215,8 +215,8 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
     ranking = "" if candidates is None else " with their ranking"
     drawn = "1 image" if len(specs) == 1 else f"{len(specs)} images"
     _say(given, result, f"{drawn} in {seconds:.2f} s{ranking} ({len(specs) / seconds:.2f} images/s, "
-                           f"{engine.name} engine, {engine.precision}), seeds from {answer_seed(specs[0])}, "
-                           f"{what}written to {text}")
+         f"{engine.name} engine, {engine.precision}), seeds from {answer_seed(specs[0])}, "
+         f"{what}written to {text}")
 
 
 _KINDS: dict[str, Literal["PNG", "GIF", "WEBP"]] = {".png": "PNG", ".gif": "GIF", ".webp": "WEBP"}
@@ -285,7 +285,7 @@ def doctor(given: argparse.Namespace) -> None:
              "bf16_matrix_products": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
              "python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform()}
     _say(given, facts, "\n".join(f"{name.replace('_', ' '):21} {value}" for name, value in facts.items()
-                                  if value is not None))
+                                 if value is not None))
 
 
 def _say(given: argparse.Namespace, result: dict[str, Any], text: str) -> None:

@@ -76,7 +76,7 @@ class Comparison:
         best = choose(config_of("linear", config))
         precisions = {"eager": "fp32", best.engine: best.precision}  # by engine, for engines that can run here
         self._kinds: list[CellKind] = [(name, engine) for name in BACKENDS if name in plan.backends
-                                   for engine in (reversed(precisions) if FORMS[name].compiled else ("eager",))]
+                                       for engine in (reversed(precisions) if FORMS[name].compiled else ("eager",))]
         self.cells = [Cell(backend, engine, precisions[engine], batch, sources[backend])
                       for batch in sorted({1, *plan.batches}) for backend, engine in self._kinds]
         wanted = {config_of(cell.backend, config): cell.source for cell in self.cells}

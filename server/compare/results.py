@@ -70,7 +70,7 @@ def _notes(cells: Sequence[Cell], measured: Measurement) -> Sequence[str]:
                      "Speed does not depend on the weights; bits/dim is not given.")
     sources = {cell.source.name: cell.source.provenance for cell in cells if cell.source}
     if trained := [f"{name} saw {facts['images']:,} images in {facts['minutes']:.0f} minutes"
-                for name, facts in sources.items() if "minutes" in facts]:
+                   for name, facts in sources.items() if "minutes" in facts]:
         notes.append(f"Training of the models whose bits/dim is given: {', '.join(trained)}.")
     splits: dict[str, list[str]] = {}
     for name, facts in sources.items():

@@ -1,6 +1,7 @@
 """The engine thread: it alone runs the models' quanta, one after the other, and reports each to the event loop.
 
-Nothing is shared with the event loop. Calls for the thread wait in its inbox; its reports are calls on the event loop.
+No state is shared that would need a lock: other threads only read whether there is work. Calls for the thread wait in
+its inbox; its reports are calls on the event loop.
 """
 
 import logging

@@ -239,8 +239,6 @@ def _pixels(picture: Image.Image, channels: int) -> tuple[NDArray[np.uint8], NDA
     return colours.reshape(picture.height, picture.width, channels), alpha
 
 
-
-
 def _upright(data: bytes, param: str) -> tuple[Image.Image, int]:
     """The one frame of an upload, turned as its EXIF says, and how much its sides are reduced; without ICC profiles."""
     if not data:

@@ -16,7 +16,7 @@ ContainerFormat = Literal["PNG", "JPEG", "WEBP"]
 
 MAX_PIECES = 16_384  # chunks or segments; 16 MiB of PNG in chunks of 8 KiB, the common size, have 2,048
 _SIGNATURES: dict[ContainerFormat, tuple[int, bytes]] = {"PNG": (0, b"\x89PNG\r\n\x1a\n"), "JPEG": (0, b"\xff\xd8\xff"),
-                                              "WEBP": (8, b"WEBP")}
+                                                         "WEBP": (8, b"WEBP")}
 _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # of JPEG; any number of 0xff may come before it
 _ALONE = {0x01, 0xd8}                                 # markers without a length; restarts, also without, are pixels
 _LEFT_OUT = {*range(0xe1, 0xf0), 0xfe} - {0xee}  # applications, comments; JFIF and Adobe stay: what colours mean

@@ -88,8 +88,8 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
             message = f"{request.method} is not allowed at {request.url.path}; allowed: {headers.get('Allow', 'GET')}"
         answer = ServiceError(message)
         body = error_json(answer)["error"] | {"code": _BY_STATUS.get(error.status_code, "error"),
-                                           "type": "invalid_request_error" if error.status_code < 500
-                                           else "server_error"}
+                                              "type": "invalid_request_error" if error.status_code < 500
+                                              else "server_error"}
         if error.status_code == 400:
             metrics.requests_rejected.labels("invalid").inc()
         return JSONResponse({"error": body}, error.status_code, headers)

@@ -51,9 +51,9 @@ Method = Annotated[Literal["raster", "smc"],
                          "for models that are not conditional",
                          examples=["raster"])]
 Particles = Annotated[int, Field(ge=2, description="with method=smc: number of images that are drawn together for one "
-                                  "answer; n times particles may be neither above max_n of /v1/status nor above the "
-                                  "model's slots; default: 16, or fewer if these limits require "
-                                  "it", examples=[8]), Plain]
+                                 "answer; n times particles may be neither above max_n of /v1/status nor above the "
+                                 "model's slots; default: 16, or fewer if these limits require it",
+                                 examples=[8]), Plain]
 Size = Annotated[str, Field(description="width x height in pixels: an integer multiple of the model's own size, "
                             "enlarged by nearest neighbour; or 256x256, 512x512 or 1024x1024, with the largest "
                             "multiple that fits in the middle; default, auto and native: the model's own "
@@ -102,8 +102,8 @@ Conditioning = Annotated[Literal["prefix"],
 Name = Annotated[str, Field(description="name of the model", examples=["mnist-small"])]
 Digest = Annotated[str, Field(description="SHA-256 of the checkpoint's files, hexadecimal", examples=[
     "5d6fc115e3959d006e8b12ed135ba2066b721347f1485d998d60a0a7672d3562"])]
-Engine = Annotated[str, Field(description="compiled (LinPix's kernels), eager (torch alone), or "
-                          "eager+operator (torch, with LinPix's kernel for the attention step)", examples=["compiled"])]
+Engine = Annotated[str, Field(description="compiled (LinPix's kernels), eager (torch alone), or eager+operator "
+                              "(torch, with LinPix's kernel for the attention step)", examples=["compiled"])]
 Precision = Annotated[str, Field(description="precision of matrix products: fp32, bf16 or int8", examples=["bf16"])]
 Device = Annotated[str, Field(description="cpu or cuda", examples=["cpu"])]
 State = Annotated[str, Field(description="format of the recurrent states: fp32; or, on a GPU with --state and --defer, "
@@ -112,7 +112,7 @@ Slots = Annotated[int, Field(description="images that can be decoded at once", e
 Picture = Annotated[str, Field(description="the picture in base64, in the format of output_format",
                                examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABX..."])]
 DrawnSeed = Annotated[int, Field(description="seed that draws this image again, alone, with the same number of "
-                                  "attempts; with method smc, particles must be the same too", examples=[1])]
+                                 "attempts; with method smc, particles must be the same too", examples=[1])]
 Score = Annotated[float, Field(description="natural logarithm of the probability of the known sub-pixels after the "
                                "first hole, given the sub-pixels drawn before them; candidates are weighted by it; "
                                "absent without candidates, and for models that draw the class first",

@@ -66,10 +66,10 @@ _MEANING = {
          "allowed", 404: "nothing here has this name", 408: "the request body did not arrive in time",
     409: "another comparison is running, or was cancelled a moment ago",
     413: "more bytes or pixels than are allowed", 415: "a format that is not supported",
-    429: "the queue is full, or a limit of this client or key is reached; try again "
-         "later", 500: "an error inside the server",
-    503: "not available at the moment; try again, or use another server", 504: "not possible within the time limit of "
-            "the request",
+    429: "the queue is full, or a limit of this client or key is reached; try again later",
+    500: "an error inside the server",
+    503: "not available at the moment; try again, or use another server",
+    504: "not possible within the time limit of the request",
 }
 _ERROR = {"$ref": f"#/components/schemas/{ErrorEnvelope.__name__}"}
 _RETRY = {"Retry-After": {"description": "seconds to wait before another try, computed from the remaining steps",
@@ -95,7 +95,7 @@ def _answers(errors: tuple[ServiceError, ...]) -> dict[int, dict[str, Any]]:
 
 
 def ok_response(description: str, status: int = 200, *, example: dict[str, Any] | None = None,
-             content: dict[str, Any] | None = None, links: Links | None = None) -> Responses:
+                content: dict[str, Any] | None = None, links: Links | None = None) -> Responses:
     """The `responses` of a route for an answer without an error.
 
     example: an answer, if the examples of its fields do not fit · content: other forms than JSON, by media type ·
@@ -119,7 +119,7 @@ def event_stream(data: type[BaseModel], events: dict[str, Any]) -> dict[str, Any
     _lift(schema)
     typed = "type" in schema["properties"]
     examples = {name: error_json(given) if isinstance(given, ServiceError) else
-            _example(schema, {**given, "type": name} if typed else given) for name, given in events.items()}
+                _example(schema, {**given, "type": name} if typed else given) for name, given in events.items()}
     event = {"type": "object", "required": ["event", "data"], "properties": {
         "event": {"type": "string", "enum": list(examples), "description": "name of the event"},
         "data": {"type": "string", "contentMediaType": "application/json", "contentSchema": schema,
@@ -132,11 +132,12 @@ def event_stream(data: type[BaseModel], events: dict[str, Any]) -> dict[str, Any
 def image_responses(kind: str, event: type[ImageEvent], *errors: ServiceError, links: Links | None = None) -> Responses:
     """The `responses` of an images route. kind: prefix of its events' names · errors: besides those of both routes."""
     found = ok_response("the images, in the form that stream and Accept request", links=links, content={
-        **PICTURES, **ARRAY, **event_stream(event, {f"{kind}.partial_image": {"partial_image_index": 0, "rows": 14},
-                                           f"{kind}.completed": {"usage": NO_USAGE}, "error": DeadlinePassed(30.0)})})
+        **PICTURES, **ARRAY, **event_stream(event, {
+            f"{kind}.partial_image": {"partial_image_index": 0, "rows": 14},
+            f"{kind}.completed": {"usage": NO_USAGE}, "error": DeadlinePassed(30.0)})})
     found[200]["headers"] = png_headers(event) | {"X-LinPix-Warnings": {
-        "description": "only in answers that are not JSON: the warnings, if there are "
-                       "any", "schema": {"type": "string"},
+        "description": "only in answers that are not JSON: the warnings, if there are any",
+        "schema": {"type": "string"},
         "example": "prompt: these words have no effect: green"}}
     return found | error_responses(*BODY, *DRAWING, *errors)
 

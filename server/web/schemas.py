@@ -217,7 +217,7 @@ class ImageEvent(Drawn):
 
 class GenerationEvent(ImageEvent):
     type: Literal["image_generation.partial_image", "image_generation.completed"] = Field(description="the same as "
-                             "`event`")
+                                                                                          "`event`")
 
 
 class EditEvent(UploadFacts, Chosen, ImageEvent):

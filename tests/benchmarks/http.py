@@ -205,7 +205,7 @@ def measure(folder: Path, given: argparse.Namespace) -> None:
                    [base.processor_s / result.processor_s for result, base in zip(results, alone, strict=True)],
                    [1e3 * result.loop_s for result in results]]
         print(f"| {name} | " + " | ".join(f"{statistics.median(values):.3g} ({min(values):.3g}..{max(values):.3g})"
-                                         for values in columns) + " |")
+                                          for values in columns) + " |")
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ class Asked:
         return float(np.mean(self._all(one, lambda answer: float(answer.json()["bits_per_dim"]), len(originals), 4)))
 
     def _all(self, one: Callable[[httpx.Client, int], httpx.Response], made: Callable[[httpx.Response], T],
-                count: int, n: int) -> list[T]:
+             count: int, n: int) -> list[T]:
         """What is made of each answer. n: images that each request has drawn."""
         clients = max(1, IN_FLIGHT // n)
 

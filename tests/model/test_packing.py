@@ -188,7 +188,7 @@ def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precis
                 continue
             steps = [min(k if s == slot else int(random.integers(0, k + 1)), length - at[s]) for s in here]
             probs, *_ = pool.decode(here, [at[s] for s in here], steps, [seeds[slots.index(s)] for s in here],
-                                   temperatures=[temperature[slots.index(s)] for s in here])
+                                    temperatures=[temperature[slots.index(s)] for s in here])
             if slot in here:
                 found.append(probs[here.index(slot), : steps[here.index(slot)] * config.token_size])
             for s, count in zip(here, steps, strict=True):

@@ -220,8 +220,8 @@ def test_the_compiled_engine_gives_what_is_hidden_its_probability_given_what_is_
         hidden = torch.zeros(7, config.subpixels, dtype=torch.bool)
         hidden[slots] = known
         found, finite, _, passes = packed.decode(drawn, hidden, state.S, state.z, slots, nothing,
-                                              torch.full_like(nothing, config.subpixels), start, torch.arange(6),
-                                              torch.ones(6), last=state.last, conditioned=conditioned)
+                                                 torch.full_like(nothing, config.subpixels), start, torch.arange(6),
+                                                 torch.ones(6), last=state.last, conditioned=conditioned)
     finally:
         torch.set_num_threads(before)
     assert bool(finite.all())

@@ -409,7 +409,7 @@ def test_every_setting_is_a_flag(name, capsys):
 
 def test_flags_are_settings_and_lists_are_comma_separated(tmp_path):
     assert main(["experiment", "copy", "--out", str(tmp_path / "out"), "--kinds", "linear,lsh-2", "--batch", "3",
-                        "--no-compile", "--max-minutes", "0", "--device", "cpu"]) == 0
+                 "--no-compile", "--max-minutes", "0", "--device", "cpu"]) == 0
     kept = json.loads((tmp_path / "out/experiment.json").read_text())
     assert kept["settings"] == json.loads(json.dumps(dataclasses.asdict(
         copying.Settings(kinds=("linear", "lsh-2"), batch=3, compile=False))))

@@ -137,7 +137,7 @@ def test_torchrun_gives_the_loss_curve_of_one_process_and_any_number_goes_on(pic
     alone(*asked, "--processes", 1, "--out", tmp_path / "alone")
     shared = (*asked, "--out", tmp_path / "shared")
     for count, flags in ((2, ("--max-images", 800, "--accumulate", 2)), (4, ("--resume", "--max-images", 800,
-                                                                            "--accumulate", 1))):
+                                                                             "--accumulate", 1))):
         process = torchrun(count, *shared, *flags)
         _, said = process.communicate(timeout=240)
         assert process.returncode == 0, said

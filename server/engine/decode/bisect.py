@@ -1,4 +1,4 @@
-"""Finds the rows that make a quantum raise: those that raise alone, found by halving.
+"""Finds the images that make a quantum raise: those that raise alone, found by halving.
 
 Plain Python: the caller defines what a run is, and how to undo what it changed.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ...errors import EngineLost
 from ..schedule.scheduler import ScheduledImage
 
-Plan = list[tuple[ScheduledImage, int]]  # each row with its number of steps, most steps first
+Plan = list[tuple[ScheduledImage, int]]  # each image with its number of steps, most steps first
 
 
 @dataclass(slots=True)
@@ -22,24 +22,24 @@ class Outcome:
     retries: int = 0                                            # runs after the first
 
 
-def most_retries(rows: int) -> int:
-    """The most runs after the first: one bad row takes two per level of halving, two bad rows up to four."""
-    return max(1, 4 * (rows - 1).bit_length())
+def most_retries(images: int) -> int:
+    """The most runs after the first: one bad image takes two per level of halving, two bad images up to four."""
+    return max(1, 4 * (images - 1).bit_length())
 
 
 def isolate(plan: Plan, run: Callable[[Plan], list[int]], restore: Callable[[Plan], None],
             error: Exception) -> Outcome:
-    """Carry out a plan whose first run raised, without the rows that make it raise.
+    """Carry out a plan whose first run raised, without the images that make it raise.
 
-    run returns the slots that were not finite · restore undoes what a run that raised has done to its rows. Rows that
-    are undecided when the runs are used up count as failed: an error of every row must come to an end. Passes on
-    EngineLost from run, and whatever restore raises.
+    run returns the slots that were not finite · restore undoes what a run that raised has done to its images. Images
+    that are undecided when the runs are used up count as failed: an error of every image must come to an end. Passes
+    on EngineLost from run, and whatever restore raises.
     """
     outcome = Outcome()
     restore(plan)
     groups = deque(_halves(plan))
     while groups:
-        group = groups.popleft()  # larger groups first, so that all rows are narrowed down about equally far
+        group = groups.popleft()  # larger groups first, so that all images are narrowed down about equally far
         if outcome.retries < most_retries(len(plan)):
             outcome.retries += 1
             try:
@@ -53,7 +53,7 @@ def isolate(plan: Plan, run: Callable[[Plan], list[int]], restore: Callable[[Pla
                 restore(group)
                 groups.extend(_halves(group))
                 continue
-        outcome.failed |= dict.fromkeys((row.slot for row, _ in group), error)
+        outcome.failed |= dict.fromkeys((image.slot for image, _ in group), error)
     return outcome
 
 

@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 
 def new_decoder(checkpoint: Checkpoint, slots: int, engine: str = "auto", precision: str = "auto", *,
-               device: str = "auto", state: StateFormat | None = None, fill_freed_with_nan: bool = False,
-               share: bool = False) -> Decoder:
+                device: str = "auto", state: StateFormat | None = None, fill_freed_with_nan: bool = False,
+                share: bool = False) -> Decoder:
     """The decoder with this engine, precision and device; for auto, the best one for this model. Raises ValueError.
 
     share: whether other processes on this machine decode with the same weights.

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -25,24 +25,23 @@ logger = logging.getLogger("linpix")
 
 @dataclass(slots=True, eq=False)
 class Prefill:
-    """What the rows of a request that joined together share: `length` inputs, of which `position` are folded in.
+    """Work done once for all images of a request that got their slots together: `length` inputs, `position` done.
 
-    read: it is instead all that is known of their image, as one input, which a conditional model reads.
-    look: it is instead the whole of one drawn image, whose class the model is to recognise.
+    Of kind "prefix" they are the known tokens before the first unknown one. All that a conditional model reads is one
+    input, "known", and so is a whole drawn image whose class it is to recognise, "drawn".
     """
 
-    rows: list[ScheduledImage]
+    images: list[ScheduledImage]
     length: int
+    kind: Literal["prefix", "known", "drawn"] = "prefix"
     position: int = 0
-    read: bool = False
-    look: bool = False
     threw: bool = False  # it raised once, and was begun again
     seconds: float = 0.0  # that its pieces took so far
     found: Recognised | None = None  # by a look
 
 
 class Prefilled(NamedTuple):
-    """A request whose rows may decode from now on."""
+    """A request whose images may decode from now on."""
 
     tokens: int     # that were folded in; 1 for all that a conditional model read
     seconds: float  # that it took
@@ -66,7 +65,7 @@ class PrefillsRun:
 
 
 class Prefills:
-    """Rows that have slots and may not decode yet, one request after the other. Used by the engine thread only."""
+    """Images that have slots and may not decode yet, one request after the other. Used by the engine thread only."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -74,15 +73,16 @@ class Prefills:
         self._token_s = 0.0  # seconds per token in the last piece; 0: none was run yet
         self._overdrawn_s = 0.0  # seconds that pieces took beyond their share while other images decode
 
-    def append(self, rows: list[ScheduledImage], length: int, *, read: bool = False) -> None:
-        for row in rows:
-            row.prefilled = False
-        self._waiting.append(Prefill(rows, 1 if read else length, read=read))
+    def append(self, images: list[ScheduledImage], length: int, *, read: bool = False) -> None:
+        """length: tokens of the prefix · read: the model reads all that is known instead."""
+        for image in images:
+            image.prefilled = False
+        self._waiting.append(Prefill(images, 1, "known") if read else Prefill(images, length))
 
     def look(self, image: ScheduledImage) -> None:
         """Have the model look at a drawn image, which takes no steps until then."""
         image.prefilled = False
-        self._waiting.append(Prefill([image], 1, look=True))
+        self._waiting.append(Prefill([image], 1, "drawn"))
 
     def clear(self) -> None:
         self._waiting.clear()
@@ -96,7 +96,7 @@ class Prefills:
         """
         result = PrefillsRun()
         seconds -= self._overdrawn_s if beside else 0.0
-        self._waiting = deque(prefill for prefill in self._waiting if not prefill.rows[0].cancelled)
+        self._waiting = deque(prefill for prefill in self._waiting if not prefill.images[0].cancelled)
         left_s, end = seconds, time.perf_counter() + seconds
         while self._waiting and left_s > 0:
             some = self._next()
@@ -118,31 +118,31 @@ class Prefills:
         return result
 
     def _next(self) -> list[Prefill]:
-        """The first prefill; if it is a reading or a look, with those behind it that the decoder takes in one call.
+        """The first prefill; if it is not a prefix, with those behind it that the decoder takes in one call.
 
         A prefill that raised before runs alone.
         """
         first, *others = self._waiting
-        some, most = [first], 1 if first.threw or not (first.read or first.look) else self._decoder.reads_together
+        some, most = [first], 1 if first.threw or first.kind == "prefix" else self._decoder.reads_together
         for other in others:
-            if len(some) == most or other.threw or (other.read, other.look) != (first.read, first.look):
+            if len(some) == most or other.threw or other.kind != first.kind:
                 break
             some.append(other)
         return some
 
     def _end(self, prefill: Prefill, result: PrefillsRun) -> None:
         self._waiting.remove(prefill)
-        for row in prefill.rows:
-            row.prefilled = True
+        for image in prefill.images:
+            image.prefilled = True
         if prefill.found is None:
             result.done.append(Prefilled(prefill.length, prefill.seconds))
         else:
-            result.looked.append(Looked(prefill.rows[0], prefill.found, prefill.seconds))
+            result.looked.append(Looked(prefill.images[0], prefill.found, prefill.seconds))
 
     def _begin_again(self, some: list[Prefill], error: Exception, result: PrefillsRun) -> None:
         """Begin again after an exception; after a second one the request fails."""
         for prefill in some:
-            request = prefill.rows[0].request
+            request = prefill.images[0].request
             logger.exception("prefill of %s raised an exception%s", self._decoder.checkpoint.name,
                              " again" if prefill.threw else "; starting it again", extra=logs.of(request))
             if prefill.threw:
@@ -150,17 +150,17 @@ class Prefills:
                 self._waiting.remove(prefill)
             else:
                 prefill.position, prefill.threw = 0, True
-                self._decoder.pool.clear(prefill.rows[0].slot)
+                self._decoder.pool.clear(prefill.images[0].slot)
 
     def _advance(self, some: list[Prefill], left_s: float) -> None:
-        """Run one piece: as many strides of tokens as fit in left_s, at least one; or readings or looks, together."""
+        """Run one piece: as many strides of a prefix as fit in left_s, at least one; or several of another kind."""
         prefill = some[0]
-        if prefill.look:
-            for one, found in zip(some, self._decoder.look([one.rows[0].slot for one in some]), strict=True):
+        if prefill.kind == "drawn":
+            for one, found in zip(some, self._decoder.look([one.images[0].slot for one in some]), strict=True):
                 one.found, one.position = found, 1
             return
-        if prefill.read:
-            self._decoder.read([[row.slot for row in one.rows] for one in some])
+        if prefill.kind == "known":
+            self._decoder.read([[image.slot for image in one.images] for one in some])
             for one in some:
                 one.position = 1
             return
@@ -168,9 +168,9 @@ class Prefills:
         most = int(left_s / self._token_s) // stride * stride if self._token_s else 0
         steps = min(max(stride, most), prefill.length - prefill.position)
         began = time.perf_counter()
-        self._decoder.prefill(np.array([prefill.rows[0].slot]), np.array([prefill.position]), np.array([steps]))
+        self._decoder.prefill(np.array([prefill.images[0].slot]), np.array([prefill.position]), np.array([steps]))
         if steps >= stride:  # a few tokens cost as much as a stride of them
             self._token_s = (time.perf_counter() - began) / steps
         if prefill.position + steps == prefill.length:
-            self._decoder.copy([row.slot for row in prefill.rows])
+            self._decoder.copy([image.slot for image in prefill.images])
         prefill.position += steps

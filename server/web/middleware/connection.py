@@ -14,9 +14,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ...errors import (
-    NotHTTP,
-)
+from ...errors import NotHTTP
 from ...logs import access
 from ..error_handlers import response_of
 

@@ -119,7 +119,7 @@ def _answer(request: ImageRequest, scoring: Scoring, facts: dict[str, Any], *, e
     if alone:
         headers = {f"x-linpix-{name}": quote(value, safe="+") for name, value in source.items()}
         headers |= {f"x-linpix-{name.replace('_', '-')}": f"{found[name]:.6g}" for name in ("bits_per_dim",
-                                                                                          "log_likelihood")}
+                                                                                            "log_likelihood")}
         return Response(png, media_type="image/png", headers=headers)
     return JSONResponse({"created": int(time.time()), **source, "warnings": request.warnings, **facts, **found,
                          "map": numbers(bits, request.config), "b64_json": base64.b64encode(png).decode() or None})

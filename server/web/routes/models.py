@@ -13,7 +13,6 @@ from ..service import ServiceDep
 router = APIRouter(tags=["models"])
 
 
-
 def card_of(served: ServedModel, aliases: dict[str, str]) -> ModelCard:
     """aliases: the model that each alias (--alias) stands for."""
     engine, config, facts = served.decoder, served.decoder.config, served.decoder.facts

@@ -5,9 +5,7 @@ import time
 from fastapi import APIRouter, Response
 
 from ...engine.served import ServedModel
-from ...errors import (
-    Starting,
-)
+from ...errors import Starting
 from ..openapi import LEAVING, error_responses, ok_response
 from ..service import ServiceDep
 from ..status_schemas import (
@@ -22,7 +20,7 @@ router = APIRouter()
 probes = APIRouter(tags=["operations"])  # on a separate port, if --metrics-port is set
 _TEXT = {"text/plain": {"schema": {"type": "string"}, "example":
          "# HELP linpix_requests_running Requests with an image in a slot.\n"
-         "# TYPE linpix_requests_running gauge\nlinpix_requests_running 1.0\n"}}
+                        "# TYPE linpix_requests_running gauge\nlinpix_requests_running 1.0\n"}}
 
 # what /v1/status takes from the metrics
 _STEP, _ROWS, _REJECTED = ("linpix_engine_step_seconds", "linpix_engine_step_batch_size_sum",

@@ -86,7 +86,7 @@ def test_a_report_has_a_line_for_every_backend_and_batch():
     assert {"cpu", "cores", "threads", "torch", "platform"} <= report["machine"].keys()
     compiled = [("linear", "compiled", choose(CONFIG).precision)] if ops.compiled else []
     kinds = [*compiled, *((backend, "eager", "fp32")
-                         for backend in ("linear", "stateful-softmax", "softmax", "lsh-1", "lsh-4"))]
+                          for backend in ("linear", "stateful-softmax", "softmax", "lsh-1", "lsh-4"))]
     assert [(r["backend"], r["engine"], r["precision"], r["batch"]) for r in report["results"]] == [
         (*kind, batch) for batch in (1, 3) for kind in kinds]
     for result in report["results"]:

@@ -262,7 +262,7 @@ def test_models_and_pictures_that_need_no_filter_are_told_so():
             check_filter(model, known)
     background = {"background": 0, "background_dim": 16, "look_ups": ("previous", "row", "column", "class")}
     for options, words in ((background, "skips the background"), ({**background, "patch": 4, "following": ((0, 1, 0),)},
-                                                               "reads all known pixels before it draws")):
+                                                                  "reads all known pixels before it draws")):
         net = Transformer(dataclasses.replace(PRESETS["tiny"], **options))
         source = checkpoint.Checkpoint("other", net, {}, "", tuple("0123456789"))
         with pytest.raises(Unsuitable, match=words):

@@ -675,7 +675,7 @@ def test_retry_after_tells_the_truth_within_a_factor_of_two_at_the_engines_own_p
         steady = 0
         for _ in range(12):
             told_s, true_s, change = told_and_true(process, "slow", clients=6, n=4, asked=12, rows=21,
-                                                       side=28)
+                                                   side=28)
             if 1 / 1.4 <= change <= 1.4:
                 as_before_s = true_s * change  # what it would have been at the pace that it was told at
                 assert as_before_s / 2 <= told_s <= 2 * as_before_s, f"told {told_s} s, it was {as_before_s:.2f} s"

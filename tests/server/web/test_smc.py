@@ -73,7 +73,7 @@ def test_a_stream_has_the_answers_alone(client):
     data = smc(client, seed=5, n=2, particles=4).json()["data"]
     events = events_of(smc(client, seed=5, n=2, particles=4, stream=True).text)
     assert [(event["type"], event["image_index"]) for event in events] == [("image_edit.completed", 0),
-                                                                          ("image_edit.completed", 1)]
+                                                                           ("image_edit.completed", 1)]
     for event, item in zip(events, data, strict=True):
         assert item.items() <= event.items() and event["method"] == "smc"
 
