@@ -53,12 +53,16 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
         first = error.errors()[0]
         if first["type"] == "model_attributes_type" and isinstance(first.get("input"), bytes):  # not parsed as JSON
             return await service_error(request, NotJson(request.headers.get("content-type", "none")))
-        places = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+        # a field of several types, such as label, has an error for each, whose place ends with the type
+        places = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "int", "str")]
+        wanted = " or ".join(other["msg"].removeprefix("Input should be ") if index else other["msg"]
+                             for index, other in enumerate(error.errors()) if other["loc"][:-1] == first["loc"][:-1]
+                             and (not index or other["loc"][-1] in ("int", "str")))
         if first["type"] == "json_invalid":
             message, param = f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}", None
         else:
             param = ".".join(places) or None
-            message = (f"{param or 'the body'}: {first['msg'][:1].lower()}{first['msg'][1:]}, "
+            message = (f"{param or 'the body'}: {wanted[:1].lower()}{wanted[1:]}, "
                        f"got {shown(first.get('input'))}")
             if "UploadFile" in first["msg"]:  # FastAPI's word for a part of a form with a file name
                 message = (f"{param} must be a file, got the text {shown(first.get('input'))}; with curl, "
@@ -78,6 +82,8 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
                 return Response(status_code=499)  # not read: the client left before its upload was complete
             cause = cause.__cause__
         message = str(error.detail)
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            message = "the body is not JSON: it must be text in UTF-8"
         if error.status_code == 404:
             message = f"there is no route {request.url.path[:80]}; /docs lists the routes"
         headers = dict(error.headers or {})

@@ -63,5 +63,14 @@ ServiceDep = Annotated[Service, Depends(_service)]
 
 
 def preferred(accept: str) -> str:
-    """The media type that an Accept header lists first."""
-    return accept.split(",")[0].split(";")[0].strip()
+    """The media type that an Accept header weighs most; of equal ones the first."""
+    best, most = "", 0.0
+    for part in accept.split(","):
+        media, *parameters = (text.strip().lower() for text in part.split(";"))
+        try:
+            weight = float(next((text[2:] for text in parameters if text.startswith("q=")), 1))
+        except ValueError:
+            weight = 0.0
+        if weight > most:
+            best, most = media, weight
+    return best

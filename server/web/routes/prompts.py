@@ -45,7 +45,7 @@ def wish(prompt: str, names: Sequence[str]) -> Wish:
     exact = folded.index(text) if text in folded else int(text) if text in map(str, range(len(names))) else None
     if exact is not None:
         return Wish(exact, names[exact], "")
-    words = re.findall(r"[^\W_]+", text)
+    words = re.findall(r"(?<!\S)-\d+|[^\W_]+", text)  # -1 is not 1
     found = _classes_in(words, folded)
     others = [word for word in dict.fromkeys(words) if word not in _PLAIN and word not in found]
     listed = sendable(", ".join(word[:40] for word in others[:_TOLD])) + (", ..." if len(others) > _TOLD else "")

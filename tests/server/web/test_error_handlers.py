@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from linpix.server.web.service import preferred
 from tests.server.conftest import serving
 
 JSON = {"content-type": "application/json"}
@@ -39,6 +40,20 @@ def test_what_is_wrong_is_said_again_in_part_if_it_is_long(server, path, field):
                   else client.post(path, files={"image": b"x"}, data={field: long}))
     assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == field
     assert "9" * 40 in answer.json()["error"]["message"] and "9" * 100 not in answer.json()["error"]["message"]
+
+
+def test_a_body_that_is_not_utf8_says_so(server):
+    with server.client() as client:
+        answer = client.post("/v1/images/generations", content=b'{"prompt": "\xff"}',
+                             headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and "UTF-8" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("accept", "expected"), [
+    ("image/png", "image/png"), ("image/webp;q=0.5,image/png", "image/png"), ("image/png;q=0", ""),
+    ("application/json, image/png", "application/json"), ("IMAGE/PNG ; q=0.9, text/html;q=x", "image/png"), ("", "")])
+def test_the_preferred_media_type_is_the_one_with_the_highest_weight(accept, expected):
+    assert preferred(accept) == expected
 
 
 def test_a_path_of_any_length_is_said_again_in_part(server):

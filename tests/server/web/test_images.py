@@ -145,6 +145,7 @@ def test_temperature_zero_does_not_depend_on_the_seed(client):
     ({"temperature": -0.5}, "temperature", "got -0.5"),
     ({"label": 10}, "label", "0..9"),
     ({"label": "cat"}, "label", "got 'cat'"),
+    ({"label": 7.5}, "label", "valid integer or a valid string, got 7.5"),
     ({"label": 3, "prompt": "4"}, "label", "contradicts"),
     ({"size": "9x9"}, "size", "16x16"),
     ({"response_format": "png"}, "response_format", "b64_json or url"),
