@@ -27,6 +27,7 @@ from .loop import train as train_run
 from .own.automatic import COLOUR, GREY, plan
 from .own.inherit import negative
 from .own.judge import agreement, trained
+from .readers import Split
 from .run import Run, TrainConfig
 from .workers import Workers, count_for, launched, shared
 
@@ -107,7 +108,7 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
             raise ValueError(f"--{name.replace('_', '-')} is not an option of {given.attention} attention; leave it "
                              f"out")
     with contextlib.nullcontext() if workers is None else workers.in_turn():
-        data = load(Path(given.data), "train", preset)
+        data = _data(given.data, "train", preset)
     config = dataclasses.replace(preset, attention=given.attention, twin_of=given.twin_of,
                                  feature_map=given.feature_map, lsh_rounds=given.lsh_rounds,
                                  layers=given.layers or preset.layers, classes=len(data.classes), look_ups=tuple(
@@ -153,12 +154,12 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
     print(f"{run.images:,} images in {run.minutes:.1f} minutes, written to {out}; {rest}", file=sys.stderr)
 
 
-def _test_images(folder: str, config: ModelConfig) -> Dataset:
-    """The test images in a folder, which must exist: a misspelt folder is not created and filled by a download."""
+def _data(folder: str, split: Split, config: ModelConfig) -> Dataset:
+    """The images in a folder, which must exist: a misspelt folder is not created and filled by a download."""
     if not Path(folder).exists():
         raise ValueError(f"--data {folder} does not exist; check the path, or create an empty folder, and MNIST or "
                          "CIFAR-10 will be downloaded into it")
-    return load(Path(folder), "test", config)
+    return load(Path(folder), split, config)
 
 
 def evaluate(given: argparse.Namespace) -> None:
@@ -173,7 +174,7 @@ def evaluate(given: argparse.Namespace) -> None:
     if given.grid and not Path(given.grid).parent.is_dir():
         raise ValueError(f"--grid {given.grid}: its folder does not exist; create it first")
     found = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
-    data = _test_images(given.data, found.net.config)
+    data = _data(given.data, "test", found.net.config)
     known = found.net.config.classes
     if given.labels and not (known and len(data.classes) == known):
         raise ValueError(f"--labels all: {found.name} has {known} classes, but the test images have "
@@ -232,7 +233,7 @@ def _class_agreement(given: argparse.Namespace, found: Checkpoint, test: Dataset
 
 def export(given: argparse.Namespace) -> None:
     exported = export_run(Path(given.run_folder), Path(given.out),
-                          lambda config: _test_images(given.data, config),
+                          lambda config: _data(given.data, "test", config),
                           fp32=given.fp32, twin_of=given.twin_of, progress=sys.stderr.isatty())
     bits = ", ".join(f"{name} {value:.4f}" for name, value in exported["bits_per_dim"].items())
     print(f"written to {given.out}; bits/dim: {bits}", file=sys.stderr)

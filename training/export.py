@@ -95,8 +95,6 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
         use.append("Where no class is asked for, it draws one first, and its bits/dim are those of the mixture.")
     use.append("It draws images like those it was trained on and knows nothing else." if attention.steps_as else
                "It has no step-by-step form, so it draws no images.")
-    if source.get("limits"):
-        use.append(source["limits"])
     facts = "".join(f"| {name} | {value} |\n" for name, value in attention.facts.items())
     figures = "\n".join([figures, *(f"| {name} | {value} |" for name, value in drawing_rows(source).items())]).strip()
     return f"""# {name}
@@ -130,6 +128,8 @@ def drawing_rows(source: dict[str, Any]) -> dict[str, str]:
         rows["attempts at an image"] = f"{attempts}, until the model recognises its class" if attempts > 1 else "1"
     if (share := source.get("class_agreement")) is not None:
         rows["images of the class asked for"] = f"{share:.3f}, to a CNN trained on the same pictures"
+    if source.get("limits"):
+        rows["limits"] = source["limits"]
     return rows
 
 

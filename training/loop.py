@@ -223,7 +223,10 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
             sheet, images = side / f"samples-{run.images:08}.png", samples(run.exported, 20)
             sheet.write_bytes(grid(images, run.model))
         progress.evaluated(found, sheet, images)
-        source = provenance(data.name, data.classes, **run.history, **attempts_of(run.model),
+        start = {} if not run.began_with else {
+            "history": f"It began with the weights of {run.began_with}, whose {run.inherited['images']:,.0f} images "
+                       "are counted above."}
+        source = provenance(data.name, data.classes, **run.history, **attempts_of(run.model), **start,
                             seed=config.seed, command=command, settings=dataclasses.asdict(config), bits_per_dim=bits)
         checkpoint.save(folder, run.exported, source, card(folder.name, run.model, source))
         torch.set_num_threads(share)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.config import ModelConfig
+from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 
@@ -167,6 +167,7 @@ class Run:
         self.averaged = AveragedModel(self.net, multi_avg_fn=_average(config.ema))
         self.optimizers = optimizers(self.net, config)
         self.step, self.minutes = 0, 0.0
+        self.began_with = ""  # the model of --init
         self.inherited: dict[str, float] = {"images": 0, "steps": 0, "minutes": 0}
 
     @property
@@ -203,13 +204,16 @@ class Run:
             net = grown(net, self.model.layers, lambda net: run_layers(net, images, start, known))
         there = negative(net.config) if invert else net.config
         if found := differences(there, self.model):
-            cure = f"; use --layers {there.layers}" if there.layers > self.model.layers else ""
+            fitting = [name for name, preset in PRESETS.items()
+                       if not differences(there, replace(preset, layers=there.layers))]
+            cure = f"; its weights fit the preset {fitting[0]} with --layers {there.layers}" if fitting else ""
             raise ValueError(f"--init needs a checkpoint of the same architecture, but {other.name} differs in "
                              f"{'; '.join(found)}{cure}")
         old = inverted(net.state_dict(), net.config) if invert else net.state_dict()
         weights = inherited(old, there, self.net.state_dict(), self.model)
         self.net.load_state_dict(weights)
         self.exported.load_state_dict(weights)
+        self.began_with = other.name
         self.inherited = {name: other.provenance.get(name, 0) for name in self.inherited}
 
     @property
@@ -221,7 +225,7 @@ class Run:
     def save(self, path: Path) -> None:
         state = {"version": STATE_VERSION, "model": json.dumps(self.model.to_json()),
                  "config": json.dumps(asdict(self.config)), "step": self.step, "minutes": self.minutes,
-                 "inherited": self.inherited,
+                 "inherited": self.inherited, "began_with": self.began_with,
                  "net": self.net.state_dict(), "averaged": self.averaged.state_dict(),
                  "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
         temporary = path.with_name(path.name + ".new")
@@ -264,4 +268,5 @@ class Run:
                 group.update(new)
         run.step, run.minutes = state["step"], state["minutes"]
         run.inherited |= state.get("inherited", {})
+        run.began_with = state.get("began_with", "")
         return run

@@ -281,7 +281,7 @@ def test_a_run_that_begins_with_the_weights_of_another_adds_up_what_both_have_se
     train(again, stripes, tmp_path / "second", command="test", max_images=8)
     source = checkpoint.read(tmp_path / "second").provenance
     assert (source["images"], source["steps"]) == (128, 16)
-    with pytest.raises(ValueError, match=r"same architecture.*use --layers 2$"):
+    with pytest.raises(ValueError, match=r"same architecture.*fit the preset tiny with --layers 2$"):
         Run(dataclasses.replace(TINY, layers=1), SETTINGS).start_from(first)
     deeper = Run(dataclasses.replace(TINY, layers=3), SETTINGS)
     deeper.start_from(first, Batches(stripes, SETTINGS, TINY)(0))

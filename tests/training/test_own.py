@@ -119,7 +119,8 @@ def test_an_error_names_only_what_differs(tiny, tmp_path):
     assert differences(TINY, dataclasses.replace(TINY, layers=3, norm="post")) == [
         "layers: 2 in the checkpoint, 3 here", "norm: 'pre' in the checkpoint, 'post' here"]
     run = Run(dataclasses.replace(TINY, layers=3), TrainConfig())
-    with pytest.raises(ValueError, match=r"tiny differs in layers: 2 in the checkpoint, 3 here$"):
+    with pytest.raises(ValueError, match=r"differs in layers: 2 in the checkpoint, 3 here; its weights fit the "
+                                         r"preset tiny with --layers 2$"):
         run.start_from(checkpoint.read(tiny))
 
 
@@ -344,7 +345,7 @@ def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_p
     assert after.class_agreement == told["class_agreement"] and after.digest == told["checkpoint"] != before.digest
     assert all(torch.equal(weight, after.net.state_dict()[name]) for name, weight in before.net.state_dict().items())
     text = (tmp_path / "mine" / "README.md").read_text()
-    assert "| temperature; useful range | 0.9; 0.5 to 1.1 |" in text
+    assert "| temperature; useful range | 0.9; 0.5 to 1.1 |" in text and "| limits | Dark or bright. |" in text
     assert re.search(r"class asked for \| [01]\.\d{3}", text)
     assert "need --classes" in evaluate("--data", folder, "--write")[2]
     assert "does not exist" in evaluate("--data", tmp_path / "typo")[2] and not (tmp_path / "typo").exists()

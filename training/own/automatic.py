@@ -29,7 +29,7 @@ class Plan:
         out = f"; left out: {', '.join(self.left_out[:5])}" + (", ..." if len(self.left_out) > 5 else "") \
             if self.left_out else ""
         return (f"{self.pictures:,} pictures, converted to {size} in {colours}: preset {self.preset}, "
-                f"{self.minutes:g} minutes{out}")
+                f"{self.minutes:g} minute{'' if self.minutes == 1 else 's'}{out}")
 
 
 def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
