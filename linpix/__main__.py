@@ -86,7 +86,12 @@ def _number(kind: type, least: float, most: float = math.inf) -> Callable[[str],
 
 
 def _scale(text: str) -> Any:
-    return text if text == "auto" else _number(int, 1, 64)(text)
+    if text == "auto":
+        return text
+    try:
+        return _number(int, 1, 64)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(str(error).replace("must be", "must be auto or")) from None
 
 
 def _temperatures(text: str) -> Any:
@@ -308,8 +313,9 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
                         help="precision of the recurrent state on a GPU (or LINPIX_STATE); fp16 needs --defer")
     parser.add_argument("--defer", type=_number(int, 1, 64), default=os.environ.get("LINPIX_DEFER", "1"),
                         help="number of tokens that a GPU adds to the state at once (or LINPIX_DEFER)")
-    parser.add_argument("--out", required=True, help="a folder for one PNG per image; X.png for one grid of all "
-                        "images; or X.gif or X.webp for an animation of the grid while it is drawn")
+    parser.add_argument("--out", required=True, help="a folder for one PNG per image; X.png for one grid of "
+                        "all images, or for a single image; or X.gif or X.webp for an animation of the grid while it is "
+                        "drawn")
     parser.add_argument("--scale", type=_scale, help="enlarge pictures by this factor; auto: up to 560 pixels wide; "
                         "default: auto for animations, and for grids if a terminal is used; other pictures are not "
                         "enlarged")

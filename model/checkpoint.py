@@ -58,6 +58,13 @@ class Checkpoint:
         low, high = self.provenance.get("temperature_range") or TEMPERATURE_RANGE
         return float(low), float(high)
 
+    def temperature_warnings(self, temperature: float) -> list[str]:
+        """A warning if images at this temperature are not useful, else none. 0 is another way of drawing."""
+        low, high = self.temperature_range
+        if not temperature or low <= temperature <= high:
+            return []
+        return [f"{self.name} draws well at temperatures from {low:g} to {high:g}, got {temperature:g}"]
+
     @property
     def attempts(self) -> int:
         """Most attempts at an image for requests that do not say."""

@@ -47,6 +47,7 @@ from .draw import (
     ranked,
     seeds_from,
     temperature_of,
+    warn,
 )
 
 
@@ -67,6 +68,7 @@ def serve(given: argparse.Namespace) -> None:
         service.serve(settings)
 
 
+@in_own_words()
 def sample(given: argparse.Namespace) -> None:
     if given.shards:
         _sample_shards(given)
@@ -77,6 +79,7 @@ def sample(given: argparse.Namespace) -> None:
     drawn = given.candidates or given.count
     checkpoint, batcher = _batcher(given, min(drawn, given.batch))
     temperature = temperature_of(given.temperature, checkpoint)
+    warn("sample", checkpoint.temperature_warnings(temperature))
     check_recognises(given.candidates, checkpoint)
     label, attempts = class_of(given.label, checkpoint), _attempts(given, checkpoint, temperature)
     _produce(given, checkpoint, batcher, [ImageSpec(seed=seed, temperature=temperature, label=label, attempts=attempts)
@@ -94,6 +97,7 @@ def _sample_shards(given: argparse.Namespace) -> None:
     given.preview = "never"
     checkpoint, batcher = _batcher(given, min(given.count, given.batch))
     temperature = temperature_of(given.temperature, checkpoint)
+    warn("sample", checkpoint.temperature_warnings(temperature))
     order = dataclasses.replace(order, label=class_of(given.label, checkpoint), temperature=temperature,
                                 attempts=_attempts(given, checkpoint, temperature))
     drawn, engine = bulk.draw_shards(Path(given.out), order, batcher), batcher.decoder
@@ -105,6 +109,7 @@ def _sample_shards(given: argparse.Namespace) -> None:
                         f"{drawn.images} of them were drawn now{how}")
 
 
+@in_own_words()
 def complete(given: argparse.Namespace) -> None:
     picture = Path(given.image).read_bytes()  # before the model: a wrong path is reported at once
     mask = Path(given.mask).read_bytes() if given.mask else None
@@ -119,12 +124,10 @@ def complete(given: argparse.Namespace) -> None:
     label = class_of(given.label, checkpoint)
     temperature = temperature_of(given.temperature, checkpoint, filtered=particles > 0)
     attempts = _attempts(given, checkpoint, temperature)
-    with in_own_words():
-        upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
-                              preparation=given.prepare, lay_back=given.lay_back)
+    upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
+                          preparation=given.prepare, lay_back=given.lay_back)
     occluded = upload.occluded
-    for warning in uploads.outside(occluded):
-        print(f"linpix complete: {warning}", file=sys.stderr)
+    warn("complete", checkpoint.temperature_warnings(temperature) + uploads.warnings_of(upload, checkpoint))
     facts: dict[str, object] = {"crop": upload.crop, "method": given.method or "raster", "particles": particles or None}
     if particles:
         check_filter(batcher.decoder, occluded.known)
@@ -197,7 +200,9 @@ def _produce(given: argparse.Namespace, checkpoint: Checkpoint, batcher: Batcher
     elif chooses:
         for place, index in enumerate(kept):
             write(place, index, produced.images[index])
-    if kind == "PNG":
+    if kind == "PNG" and len(images) == 1:
+        _write(given.out, pictures.png(images[0], config, scale))  # without a frame, to be completed or scored
+    elif kind == "PNG":
         sheet = animation.grid(images, config).repeat(scale, axis=0).repeat(scale, axis=1)
         buffer = io.BytesIO()
         Image.fromarray(sheet).save(buffer, "PNG")

@@ -4,7 +4,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from ..engine.batch import Batcher
 from ..engine.decode.choice import new_decoder
 from ..engine.decode.decoder import ImageSpec
 from ..engine.decode.particles import Estimate, check_filter, particles_for, particles_of
-from ..engine.decode.ranking import NOT_RANKED, attempts_for, best, likelihoods, recognised
+from ..engine.decode.ranking import NOT_RANKED, Unsuitable, attempts_for, best, likelihoods, recognised
 from ..engine.messages import QuantumReport, Submission
 from ..errors import NotFinite
 from ..pictures import pictures
@@ -102,29 +102,41 @@ def ranked(net: Transformer, produced: Produced, known: NDArray[np.bool_] | None
 
 def check_candidates(candidates: int | None, count: int) -> None:
     if candidates is not None and candidates < count:
-        raise ValueError(f"candidates must be at least {count}, got {candidates}; the best {count} of them are kept")
+        raise Unsuitable(f"candidates must be at least {count}, got {candidates}; the best {count} of them are kept",
+                         "candidates")
 
 
 def check_recognises(candidates: int | None, checkpoint: Checkpoint) -> None:
     """Raise ValueError if candidates of generations are asked of a model that cannot rank them."""
     if candidates is not None and not checkpoint.net.config.class_first:
-        raise ValueError(NOT_RANKED.format(checkpoint.name))
+        raise Unsuitable(NOT_RANKED.format(checkpoint.name), "candidates")
 
 
 _OWN_WORDS = (("keep_rows", "--keep-rows"), (r"\b(a )?mask\b", "--mask"), ("prepare=mnist", "--prepare mnist"),
-              (r"(?<!-)\bprepare\b", "--prepare"), ("lay_back", "--lay-back"), (r"\bsend\b", "give"))
+              (r"(?<!-)\bprepare\b", "--prepare"), ("lay_back", "--lay-back"), (r"\bsend\b", "give"),
+              (r"\bupload\b", "file"), (r"\bmethod smc\b", "--method smc"), (r"leave (\w+) out", r"leave out --\1"),
+              (r"^(attempts|candidates|method|particles) (must|work|need)", r"--\1 \2"))
+
+
+def own_words(message: str) -> str:
+    """A message with flags in place of the API's field names."""
+    for pattern, words in _OWN_WORDS:
+        message = re.sub(pattern, words, message)
+    return message
 
 
 @contextmanager
 def in_own_words() -> Iterator[None]:
-    """In errors about a picture, replace the API's field names by flags. Raises ValueError."""
+    """For a command: its errors about pictures and options name flags. Raises ValueError."""
     try:
         yield
-    except pictures.PictureError as error:
-        message = str(error)
-        for pattern, words in _OWN_WORDS:
-            message = re.sub(pattern, words, message)
-        raise ValueError(message) from error
+    except (pictures.PictureError, Unsuitable) as error:
+        raise ValueError(own_words(str(error))) from error
+
+
+def warn(command: str, warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        print(f"linpix {command}: {own_words(warning)}", file=sys.stderr)
 
 
 def seeds_from(first: int | None, count: int) -> list[int]:

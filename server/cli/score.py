@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from ..engine.decode.scoring import likelihood, scoring_of
 from ..pictures.encode import enlarged
 from ..pictures.likelihoods import map_png, numbers, read_scored
 from ..pictures.uploads import outside
-from .draw import class_of, flattened, in_own_words
+from .draw import class_of, flattened, in_own_words, warn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +53,7 @@ def score(model: str, image: ArrayLike, known: ArrayLike | None = None, *, label
                  {entry["label"]: entry["posterior"] for entry in found["labels"] or []})
 
 
+@in_own_words()
 def run(given: argparse.Namespace) -> None:
     if given.out and (Path(given.out).suffix.lower() != ".png" or not Path(given.out).parent.is_dir()):
         raise ValueError(f"--out {given.out}: the map is written as a PNG; give NAME.png in an existing folder")
@@ -63,10 +63,8 @@ def run(given: argparse.Namespace) -> None:
     label, every, config = class_of(given.label, checkpoint), given.labels == "all", checkpoint.net.config
     if every and not checkpoint.class_names:
         raise ValueError(f"--labels all needs a model with classes, and {checkpoint.name} has none; leave it out")
-    with in_own_words():
-        occluded = read_scored(picture, config, mask=mask, keep_rows=given.keep_rows)
-    for warning in outside(occluded):
-        print(f"linpix score: {warning}", file=sys.stderr)
+    occluded = read_scored(picture, config, mask=mask, keep_rows=given.keep_rows)
+    warn("score", outside(occluded))
     scoring = scoring_of(checkpoint, occluded.canvas, occluded.known, label, every=every).complete()
     bits, found = likelihood(scoring, label, checkpoint, every=every)
     if given.out:

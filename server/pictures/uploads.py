@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
 
 from .coverage import half_known, reduced
@@ -80,6 +81,14 @@ def reduce_and_prepare(grey: NDArray[np.uint8], kept: NDArray[np.bool_]) -> Prep
     """Reduce a grey picture (H, W), and prepare it. kept: of any size, stretched over it. Raises NoFigure."""
     values, known = reduced(grey[..., None], kept, *_smaller(grey)[:2])
     return prepare(values[..., 0], known)
+
+
+def warnings_of(upload: Upload, checkpoint: Checkpoint) -> list[str]:
+    """Why a model may complete an upload badly."""
+    found = outside(upload.occluded)
+    if upload.prepared is None and checkpoint.provenance.get("data") == "mnist":
+        found += unlike_mnist(upload.occluded)
+    return found
 
 
 def outside(occluded: Occluded) -> list[str]:

@@ -26,7 +26,7 @@ from ...errors import (
 )
 from ...pictures import encode, pictures
 from ...pictures.overlay import Overlay
-from ...pictures.uploads import Upload, outside, unlike_mnist
+from ...pictures.uploads import Upload, warnings_of
 from ..admission import HEADER
 from ..error_handlers import sendable
 from ..service import Service, preferred
@@ -59,10 +59,7 @@ class ImageRequest:
                                  "them are returned", param="candidates")
         own = 1.0 if method == "smc" else self.served.decoder.checkpoint.temperature
         self.temperature = own if temperature is None else temperature
-        low, high = self.served.decoder.checkpoint.temperature_range
-        if self.temperature and not low <= self.temperature <= high:  # 0 is another way of drawing
-            self.warnings.append(f"{self.served.name} draws well at temperatures from {low:g} to {high:g}, got "
-                                 f"{self.temperature:g}")
+        self.warnings += self.served.decoder.checkpoint.temperature_warnings(self.temperature)
         with _suitable():
             self.particles = particles_for(method, particles, candidates=candidates, temperature=self.temperature,
                                            answers=self.n, limit=min(max_n, self.served.room.slots))
@@ -195,9 +192,7 @@ class ImageRequest:
     def complete(self, upload: Upload, conditioning: Literal["prefix"] | None = None) -> None:
         """Have the hidden part of an upload drawn; if it has an overlay, answer with it. conditioning: see fields."""
         self._occluded = upload.occluded
-        self.warnings += outside(upload.occluded)
-        if upload.prepared is None and self.served.decoder.checkpoint.provenance.get("data") == "mnist":
-            self.warnings += unlike_mnist(upload.occluded)
+        self.warnings += warnings_of(upload, self.served.decoder.checkpoint)
         if conditioning == "prefix":
             if self.particles:
                 raise InvalidRequest("method smc uses the pixels that conditioning=prefix hides; send one of them",

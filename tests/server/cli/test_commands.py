@@ -179,7 +179,8 @@ def test_particles_that_would_change_nothing_are_refused(linpix, tiny, tmp_path)
     Image.new("L", (8, 8)).save(tmp_path / "picture.png")
     asked = ("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--out", f"{tmp_path}/out/")
     for flags, words in ((("--method", "smc"), "known pixels after the first hole, but there are none"),
-                         (("--particles", 4), "particles work only with method smc")):
+                         (("--particles", 4), "--particles work only with --method smc, got 4 and no method; leave out "
+                                              "--particles")):
         status, _, said = linpix(*asked, *flags)
         assert status and words in said
 
@@ -380,6 +381,24 @@ def test_complete_lays_a_photographed_digit_back(succeeds, tmp_path):
     assert told["prepared"]["inverted"] and told["crop"][0] > 100
     laid = np.asarray(Image.open(tmp_path / "laid/00000-1.png"))
     assert laid.shape == (200, 300) and np.array_equal(laid[:80], paper[:80])
+
+
+def test_one_image_in_a_file_is_the_image_without_a_frame(succeeds, tiny, tmp_path):
+    asked = ("sample", "--model", tiny, "--count", 1, "--seed", 3, "--out")
+    succeeds(*asked, f"{tmp_path}/folder/")
+    succeeds(*asked, tmp_path / "alone.png")
+    assert np.array_equal(pixels(tmp_path / "alone.png"), pixels(tmp_path / "folder/00000-3.png"))
+
+
+def test_what_the_api_warns_of_the_commands_say_with_their_own_flags(succeeds, tiny, tmp_path):
+    net = Transformer(dataclasses.replace(PRESETS["tiny"], height=28, width=28))
+    checkpoint.save(tmp_path / "grey", net, {"data": "mnist"}, "# grey\n")
+    Image.new("L", (28, 28), 255).save(tmp_path / "white.png")
+    _, said = succeeds("complete", tmp_path / "white.png", "--model", tmp_path / "grey", "--keep-rows", 14, "--out",
+                       tmp_path / "out.png", "--temperature", 5)
+    assert "linpix complete: grey draws well at temperatures from 0.5 to 1.2, got 5" in said
+    assert "edge is not black" in said and "give --prepare mnist" in said
+    assert "got 5" in succeeds("sample", "--model", tiny, "--count", 1, "--temperature", 5, "--out", tmp_path)[1]
 
 
 def test_complete_and_score_tell_what_is_hidden_where_the_model_does_not_look(succeeds, tiny, tmp_path):
