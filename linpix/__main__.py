@@ -314,8 +314,8 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--defer", type=_number(int, 1, 64), default=os.environ.get("LINPIX_DEFER", "1"),
                         help="number of tokens that a GPU adds to the state at once (or LINPIX_DEFER)")
     parser.add_argument("--out", required=True, help="a folder for one PNG per image; X.png for one grid of "
-                        "all images, or for a single image; or X.gif or X.webp for an animation of the grid while it is "
-                        "drawn")
+                        "all images, or for a single image; or X.gif or X.webp for an animation of the grid while it "
+                        "is drawn")
     parser.add_argument("--scale", type=_scale, help="enlarge pictures by this factor; auto: up to 560 pixels wide; "
                         "default: auto for animations, and for grids if a terminal is used; other pictures are not "
                         "enlarged")
