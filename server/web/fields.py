@@ -101,7 +101,7 @@ Conditioning = Annotated[Literal["prefix"],
 
 Name = Annotated[str, Field(description="name of the model", examples=["mnist-small"])]
 Digest = Annotated[str, Field(description="SHA-256 of the checkpoint's files, hexadecimal", examples=[
-    "5d6fc115e3959d006e8b12ed135ba2066b721347f1485d998d60a0a7672d3562"])]
+    "3a5c28c7a2e8abb38d47ccf109d3683aff7fa3209f51d8bf853d3eefa96e0acc"])]
 Engine = Annotated[str, Field(description="compiled (LinPix's kernels), eager (torch alone), or eager+operator "
                               "(torch, with LinPix's kernel for the attention step)", examples=["compiled"])]
 Precision = Annotated[str, Field(description="precision of matrix products: fp32, bf16 or int8", examples=["bf16"])]
