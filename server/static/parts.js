@@ -236,10 +236,10 @@ export class Task {
     } catch (problem) {
       if (!signal.aborted) {
         this.say("");
-        this.notice.show(problem, () => {
+        this.notice.show(problem, problem.passing && (() => {
           this.starter.focus();  // the button that has the focus goes away
           this.start(...works);
-        });
+        }));
       } else if (this.controller === controller) {
         this.notice.clear();
         this.say(problem.stopped ?? "Stopped.");

@@ -143,9 +143,12 @@ export class Race {
         const beside = state.shared_device ? " Other requests are running too, so figures may be low." : "";
         this.task.say(`${ours ? "Measuring" : `Watching ${id}, which another visitor started`}: ${Math.round(100 * state.progress)} %. Lanes change their speed as figures arrive.${beside}`);
       }
-      if (state?.status === "failed") throw new Problem(`The comparison failed: ${state.error}. Measure again.`);
-      if (state?.status === "cancelled") throw new Problem("This comparison was stopped. Measure again.");
-      if (state?.status !== "completed") throw new Problem("The connection broke off while measuring. Try again.", {code: "broken"});
+      const {status, error} = state ?? {};
+      if (status === "failed") throw new Problem(`The comparison failed: ${error}. Measure again.`, {code: status});
+      if (status === "cancelled") throw new Problem("This comparison was stopped. Measure again.", {code: status});
+      if (status !== "completed") {
+        throw new Problem("The connection broke off while measuring. Try again.", {code: "broken"});
+      }
     } catch (problem) {
       if (!problem.retryAfter && !["broken", "unreachable"].includes(problem.code)) Object.assign(job, {id: null, taken: false});
       throw problem;

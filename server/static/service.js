@@ -8,6 +8,11 @@ export class Problem extends Error {
     super(message);
     Object.assign(this, {status, code, retryAfter});
   }
+
+  /** Whether trying again can help: the network or the server failed, or had no room. */
+  get passing() {
+    return this.status ? this.status === 429 || this.status >= 500 : Boolean(this.code);
+  }
 }
 
 export const key = {

@@ -400,6 +400,7 @@ def test_a_refused_file_leaves_nothing_said_of_the_picture_before(shipped, visit
     expect(page.locator("#completion .status")).to_have_text("")
 
 
+    expect(page.locator("#completion .notice button")).to_have_count(0)  # trying again would not help
 def test_a_digit_on_a_transparent_ground_is_prepared_and_its_lower_half_is_hidden(shipped, visit, tmp_path):
     visitor, page = begin(visit, shipped)
     pixels = digit(shipped.url, 3)
@@ -604,6 +605,7 @@ def test_more_can_be_drawn_than_is_shown_by_the_keyboard_alone(shipped, visit, t
     picture = sent(page)
     page.locator("#alternatives .picture").first.click()
     np.testing.assert_array_equal(by_curl(page, tmp_path), shown[0], "its seed draws the best one again, alone")
+    expect(page.locator("#completion .notice button")).to_have_count(0)  # trying again would not help
     page.keyboard.press("Escape")
     seeds = [int(one.get_attribute("aria-label").split("seed ")[1]) for one in
              page.locator("#alternatives .picture").all()]
