@@ -224,6 +224,7 @@ export class Completion {
     const {board, task} = this;
     task.attempt(() => {
       if (shapeOf(record.about.card) !== board.shape) models.choose(record.answer.model);
+      this.upload.drop();
       board.put(record.image, record);
       if (board.tool === "pen") this.use("rub");
       task.say(`Image ${record.index + 1} is pinned: it is your picture now, all of it known. Erase what you do not like and complete again. Undo goes back.`);
@@ -244,6 +245,7 @@ export class Completion {
     this.task.attempt(() => {
       restore(this.form, {...about.fields, seed, n: null});
       $("better").checked = false;
+      this.upload.drop();
       this.board.put(about.given.picture, null, about.given.known);
       this.board.photograph = about.given.photograph;
       this.form.elements.seed.focus();

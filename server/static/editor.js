@@ -264,16 +264,9 @@ export class Board {
     this.change(() => Object.assign(this, {ink, known, source, framed, from: null, photograph: null}));
   }
 
-  /** The ink of known pixels at the edge, of a grey picture. */
-  get edge() {
-    const {width, height, known, ink} = this;
-    return [...known.keys()].filter((pixel) => known[pixel]
-      && (pixel < width || pixel >= width * (height - 1) || pixel % width % (width - 1) === 0)).map((pixel) => ink[3 * pixel]);
-  }
-
   /** Whether a grey picture is dark on light, judged by its edge. */
   get inverted() {
-    const {edge} = this;
+    const edge = edgeInk(this);
     return this.channels === 1 && edge.reduce((sum, value) => sum + value, 0) > 127 * edge.length;
   }
 
@@ -320,6 +313,12 @@ export class Board {
     } else if (this.cursor) context.strokeRect(this.cursor[0] * scale, this.cursor[1] * scale, scale, scale);
     this.changed();
   }
+}
+
+/** The ink of known pixels at the edge, of a grey picture. */
+export function edgeInk({width, height, known, ink}) {
+  const atEdge = (pixel) => pixel < width || pixel >= width * (height - 1) || pixel % width % (width - 1) === 0;
+  return [...known.keys()].filter((pixel) => known[pixel] && atEdge(pixel)).map((pixel) => ink[3 * pixel]);
 }
 
 /** ImageData as a PNG that keeps its alpha. */

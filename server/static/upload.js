@@ -1,17 +1,15 @@
 // Loaded pictures: read, cropped to the board or prepared for it, and shown with a frame around what the model sees.
 import {decode, formOf, json, Problem} from "./service.js";
 import {$, models} from "./parts.js";
-import {GUIDE} from "./editor.js";
+import {edgeInk, GUIDE, pngOf} from "./editor.js";
 import {Photograph} from "./photograph.js";
 
 export const EDITS = "v1/images/edits";
 const MNIST = "28,28,1";  // the shape of prepared digits
-const FORMATS = ["image/png", "image/jpeg", "image/webp", ""];  // what the API reads; "": the type is unknown
-const OTHERS = /\b(avif|bmp|gif|hei[cf]|svg|tiff?)\b/i;
 
 export class Upload {
   constructor(panel, board, task) {
-    Object.assign(this, {panel, board, task, loading: null, framed: null, said: ""});
+    Object.assign(this, {panel, board, task, framed: null, said: ""});
     $("prepare").onchange = () => board.source && this.load(board.source, $("prepare").checked);
     $("file").onchange = () => {
       const [file] = $("file").files;
@@ -34,78 +32,77 @@ export class Upload {
     document.addEventListener("dragleave", (event) => event.relatedTarget || easel.classList.remove("over"));
   }
 
-  /** After the board changed its shape: it keeps its own picture, or gets source, that of the board before. */
+  /** The picture that is being loaded, if any. */
+  get loading() {
+    return this.task.controller?.signal === this.signal ? this.blob : null;
+  }
+
+  /** Stop loading: another picture takes the place. */
+  drop() {
+    if (!this.loading) return;
+    this.task.start();
+    this.task.say("");
+  }
+
+  /** After the board changed its shape: it keeps its own picture, or gets that being loaded, or the last board's. */
   follow(source) {
     const {board, task} = this;
     if (task.status.textContent === this.said) task.say("");  // it was about a picture on another board
+    const picture = this.loading ?? source;
     const free = board.source || !board.touched;  // not a drawing of the visitor's own
-    if (!free || board.source === this.loading) this.loading = null;  // a picture still being read is for another board
-    if (source && board.source !== source && free && !this.loading) this.load(source);
+    if (picture && free && board.source !== picture) this.load(picture);
+    else this.drop();
   }
 
   clear() {
-    this.loading = null;
+    this.drop();
     this.board.clear();
   }
 
-  /** Put a picture on the board. It is kept, to be put on the board of another shape too. */
-  async load(blob, prepare) {
+  /** Put a picture on the board if the API takes it. It is kept, to be put on the board of another shape too. */
+  load(blob, asked) {
     const {board, task} = this;
-    this.loading = blob;
-    task.notice.clear();
-    task.say("");  // it was about the picture before
-    let bitmap;
-    try {
-      bitmap = FORMATS.includes(blob.type) && await createImageBitmap(blob);
-    } catch {
-      bitmap = null;
-    }
-    if (!bitmap) {
-      if (this.loading === blob) this.loading = null;
-      const [kind] = OTHERS.exec(`${blob.type} ${/\w*$/.exec(blob.name)}`) ?? [];
-      const why = kind ? `${kind.toUpperCase()}, which cannot` : "not a picture that can";
-      task.notice.show(new Problem(`${blob.name || "That"} is ${why} be read here. Choose a PNG, JPEG or WebP.`));
-      return;
-    }
-    if (this.loading === blob) {  // else another picture was chosen meanwhile
-      this.loading = null;
-      const what = blob.name ? `${blob.name} is loaded` : "The picture is loaded";
-      const {crop, ...picture} = fitted(bitmap, board);
-      board.load(picture, blob, framed(bitmap, crop));
-      if ($("prepare").checked = board.shape === MNIST && (prepare ?? unlikeMnist(board, bitmap))) {
-        await this.prepare(blob, what, prepare);
-      } else this.settle(what, bitmap, crop);
-    }
-    bitmap.close();
+    const name = blob.name || "The picture";
+    return task.start(async (signal) => {
+      Object.assign(this, {blob, signal});
+      task.say("Reading the picture.");
+      let bitmap;
+      try {
+        bitmap = await createImageBitmap(blob).catch(() => null);
+        const picture = bitmap && fitted(bitmap, board);
+        const prepared = board.shape === MNIST && (asked ?? (bitmap && unlikeMnist(picture, bitmap)));
+        let answer;
+        try {
+          answer = await this.judge(picture, blob, prepared, signal);
+        } catch (problem) {
+          signal.throwIfAborted();
+          const {message, status} = problem;
+          if (status === 400 && prepared && asked == null) {  // it only looked like a digit
+            return this.load(blob, false);
+          }
+          problem.message = message.replace(/^(Image|The body)/, () => name).replace(/ that begin with.*/, ".")
+            + (status === 413 ? " Make it smaller." : "");
+          throw problem;
+        }
+        if (!bitmap) throw new Problem(`This browser cannot read ${name}. Save it as PNG.`);
+        const digit = prepared && await createImageBitmap(await decode(answer.prepared.b64_json));
+        signal.throwIfAborted();
+        const {crop} = prepared ? answer : picture;
+        board.load(prepared ? fitted(digit, board) : picture, blob, framed(bitmap, crop, prepared));
+        this.settle(`${name} is loaded${prepared ? " and prepared" : ""}`, bitmap, crop, prepared);
+      } finally {
+        bitmap?.close();
+        $("prepare").checked = Boolean(board.framed?.prepared);
+      }
+    });
   }
 
-  /** Let the server find the digit, and put what the model sees of it on the board. */
-  prepare(blob, what, asked) {
-    const {board} = this;
-    const {shape} = board;
-    const whole = !board.holes || onTransparent(board);
-    const fields = {image: blob, model: models.chosen.id, prepare: "mnist", ...(whole && {keep_rows: 28})};
-    const gone = () => board.source !== blob || board.shape !== shape;
-    return this.task.start(async (signal) => {
-      if (gone()) return;  // it may be, when this is tried again
-      let answer;
-      try {
-        answer = await json(EDITS, {body: formOf(fields), signal});
-      } catch (problem) {
-        if (gone() || this.loading) return;  // for another picture
-        $("prepare").checked = false;
-        if (!problem.status || problem.retryAfter) throw problem;  // to be tried again
-        await this.load(blob, false);
-        if (asked || problem.status !== 400) throw problem;  // else the picture only looked like a digit
-        return;
-      }
-      const bitmap = await createImageBitmap(blob);  // each attempt closes its own
-      const digit = await createImageBitmap(await decode(answer.prepared.b64_json));
-      if (gone()) return;
-      board.load(fitted(digit, board), blob, framed(bitmap, answer.crop, true));
-      this.settle(`${what} and prepared`, bitmap, answer.crop, true);
-      bitmap.close();
-    });
+  /** Send a file to the API. A mask says that all of it is known, so nothing is drawn; holes are prepared as holes. */
+  async judge(picture, blob, prepared, signal) {
+    const fields = {image: blob, model: models.chosen.id, prepare: prepared ? "mnist" : "none"};
+    const holed = picture?.known.includes(0) && !onTransparent(picture);
+    if (!prepared || !holed) fields.mask = await pngOf(new ImageData(Uint8ClampedArray.of(0, 0, 0, 255), 1, 1));
+    return json(EDITS, {body: formOf(fields), signal});
   }
 
   /** Show the file that the board's picture is from, if it is not shown yet. */
@@ -143,24 +140,25 @@ export class Upload {
   }
 
   async adopt(base64, what) {
-    this.loading = null;
+    this.drop();
     this.board.load(fitted(await createImageBitmap(await decode(base64)), this.board));
     this.settle(what);
   }
 }
 
 /** Whether hardly anything of the edge is known: less than one side of it. */
-const onTransparent = ({edge, width}) => edge.length < width;
+const onTransparent = (picture) => edgeInk(picture).length < picture.width;
 
 /**
  * Whether to prepare a picture unasked: if its ground is not black; if it is larger than MNIST's, also if its ground is
  * transparent or its ink is not 20 pixels large in the middle. Digits of MNIST stay as they are, enlarged too.
  */
-function unlikeMnist(board, {width, height}) {
-  const {edge, known, ink} = board;
-  if (!onTransparent(board) && 2 * edge.filter(Boolean).length > edge.length) return true;
+function unlikeMnist(picture, {width, height}) {
+  const {known, ink} = picture;
+  const edge = edgeInk(picture);
+  if (!onTransparent(picture) && 2 * edge.filter(Boolean).length > edge.length) return true;
   if (Math.max(width, height) <= 28) return false;
-  if (board.holes) return onTransparent(board);
+  if (known.includes(0)) return onTransparent(picture);
   const drawn = [...known.keys()].filter((pixel) => ink[3 * pixel] > 32);
   const [xs, ys] = [drawn.map((pixel) => pixel % 28), drawn.map((pixel) => Math.floor(pixel / 28))];
   const size = (places) => Math.max(...places) - Math.min(...places) + 1;
@@ -209,5 +207,5 @@ function fitted(bitmap, {width, height, channels}) {
     if (channels === 1) r = g = b = .299 * r + .587 * g + .114 * b;
     ink.set([r, g, b], 3 * pixel);
   }
-  return {ink, known, crop: [left, top, bitmap.width - left, bitmap.height - top]};
+  return {width, height, ink, known, crop: [left, top, bitmap.width - left, bitmap.height - top]};
 }
