@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 LANES = """items => items.map(item => [item.querySelector('h3').innerText.replace(/\\s+/g, ' '),
                                        item.querySelector('.count').innerText])"""
-RACED = r"Every lane draws the same image|The race is over"  # of tiny's slowest lane in less than a second
+RACED = r"Every lane draws the same images|The race is over"  # of tiny's slowest lane in less than a second
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,20 @@ def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, 
     expect(page.get_by_role("button", name="Race again")).to_be_enabled()
     drawn = [visitor.pixels(".lane .frame canvas", index) for index in range(len(alone))]
     assert all(pixels == drawn[0] for pixels in drawn) and min(drawn[0][3::4]) == 255, "all end with the same, whole"
+
+
+def test_a_race_says_which_seeds_it_draws(racing, visit):
+    id = begun(racing, 3.0)
+    assert eventually(lambda: told(racing, f"compare/{id}")["status"] == "completed", 60)
+    page = visit(racing.url, panel="race").ready()
+    over = says(page, "#race .status", "The race is over. The lanes show their first image, of seed")
+    seed = int(re.findall(r"seed (\d+)", over)[0])
+    begins = page.evaluate("""async () => {
+        [...document.querySelectorAll('#race button')].find(one => one.innerText === 'Race again').click();
+        await new Promise(requestAnimationFrame);
+        return document.querySelector('#race .status').innerText;
+    }""")
+    assert begins.startswith(f"Every lane draws the same images, seeds {seed} to {seed + 7}, again and again.")
 
 
 def test_the_race_begins_at_once_at_the_speeds_of_another_machine_and_corrects_itself(tiny, visit):
@@ -314,7 +328,7 @@ def test_a_model_that_can_be_compared_races_while_a_conditional_one_is_chosen_el
         assert page.locator("#race-form [name=model] option").all_inner_texts() == ["mnist-small", "cifar10-small"]
         assert [chosen(page, panel) for panel in ("samples", "completion", "race")] == [
             "mnist-conditional", "mnist-conditional", "mnist-small"]
-        says(page, "#race .status", "Every lane draws the same image")
+        says(page, "#race .status", "Every lane draws the same images")
         latest = told(server, "status")["comparison"]
         assert told(server, f"compare/{latest['id']}")["report"]["model"] == "mnist-small"
         assert chosen(page, "samples") == "mnist-conditional"
@@ -349,7 +363,7 @@ def test_where_no_model_can_be_compared_the_race_has_them_all_and_offers_no_meas
     page = visitor.ready()
     assert chosen(page, "race") == "mnist-conditional"
     page.get_by_role("tab", name="Race").click()
-    says(page, "#race .status", "Every lane draws the same image")
+    says(page, "#race .status", "Every lane draws the same images")
     says(page, "#headline-more", r"Conditional models cannot be measured, and no other is loaded\.$")
     expect(page.get_by_role("button", name="Measure and race")).to_be_hidden()
     visitor.keep("race-conditional-1280-light")
@@ -363,7 +377,7 @@ def test_the_race_of_the_shipped_models_can_be_looked_at(visit):
         page = visitor.ready()
         says(page, "#race .status", r"Measuring: \d\d %")
         visitor.keep("race-measuring-1280-light")
-        says(page, "#race .status", "Every lane draws the same image")
+        says(page, "#race .status", "Every lane draws the same images")
         expect(page.locator("#figures td", has_text="0.970").first).to_be_visible()
         page.wait_for_timeout(2000)
         visitor.keep("race-1280-light")
@@ -374,7 +388,7 @@ def test_the_race_of_the_shipped_models_can_be_looked_at(visit):
             other = visit(server.url, panel="race", size=size, scheme=scheme)
             says(other.ready(), "#race .status", "Measured before")
             other.page.get_by_role("button", name="Race again").click()
-            says(other.page, "#race .status", "Every lane draws the same image")
+            says(other.page, "#race .status", "Every lane draws the same images")
             other.page.wait_for_timeout(1000)
             other.keep(f"race-{size[0]}-{scheme}")
             assert findings(other.page) == []
