@@ -185,7 +185,7 @@ export class Race {
     lane.time.textContent = total ? `${result.estimated ? "~" : ""}${duration(total)}${mark(result)} each` : "not measured";
     lane.time.title = total && result.disturbed ? result.note : "";
     lane.item.classList.toggle("out", !total);
-    if (!total) lane.count.textContent = "–";
+    if (!total) count(lane, 0);
   }
 
   /** What the speeds mean, for a visitor. Only lanes of one machine are compared. */
@@ -297,7 +297,7 @@ export class Race {
     for (const lane of this.all) {
       Object.assign(lane, {drawn: -1, made: 0});
       for (const canvas of [lane.canvas, lane.pile]) canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
-      lane.count.textContent = lane.total ? "0" : "–";
+      count(lane, 0);
     }
     return new Promise((resolve, reject) => {
       const began = performance.now();
@@ -387,6 +387,11 @@ function advance(lane, elapsed, images) {
     pile.fillRect(one % across * DOT, Math.floor(one / across) * DOT, DOT - 1, DOT - 1);
   }
   lane.made = made;
-  lane.count.textContent = whole(made);
+  count(lane, made);
+}
+
+/** Say how many images a lane has drawn. */
+function count(lane, made) {
+  lane.count.textContent = lane.total ? whole(made) : "–";
   lane.word.textContent = made === 1 ? " image" : " images";
 }

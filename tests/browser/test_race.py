@@ -91,18 +91,22 @@ def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, 
     assert all(pixels == drawn[0] for pixels in drawn) and min(drawn[0][3::4]) == 255, "all end with the same, whole"
 
 
-def test_a_race_says_which_seeds_it_draws(racing, visit):
+def test_a_race_says_which_seeds_it_draws_and_begins_at_zero_images(racing, visit):
     id = begun(racing, 3.0)
     assert eventually(lambda: told(racing, f"compare/{id}")["status"] == "completed", 60)
     page = visit(racing.url, panel="race").ready()
     over = says(page, "#race .status", "The race is over. The lanes show their first image, of seed")
     seed = int(re.findall(r"seed (\d+)", over)[0])
-    begins = page.evaluate("""async () => {
+    count = next(index for index, (_, words) in enumerate(page.locator(".lane").evaluate_all(LANES))
+                 if words == "1 image")  # the slowest
+    begins, counts = page.evaluate("""async () => {
         [...document.querySelectorAll('#race button')].find(one => one.innerText === 'Race again').click();
         await new Promise(requestAnimationFrame);
-        return document.querySelector('#race .status').innerText;
+        return [document.querySelector('#race .status').innerText,
+                [...document.querySelectorAll('.lane .count')].map(one => one.innerText)];
     }""")
     assert begins.startswith(f"Every lane draws the same images, seeds {seed} to {seed + 7}, again and again.")
+    assert counts[count] == "0 images"
 
 
 def test_the_race_begins_at_once_at_the_speeds_of_another_machine_and_corrects_itself(tiny, visit):
