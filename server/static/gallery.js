@@ -124,8 +124,8 @@ export class Gallery {
   layout() {
     const width = this.field.clientWidth;
     if (!this.image || !width) return;
-    const below = innerHeight - this.field.getBoundingClientRect().top - scrollY - 16;  // height left on the screen
-    const tall = matchMedia("(min-width: 44rem)").matches ? Math.min(this.field.clientHeight, Math.max(340, below))
+    const below = innerHeight - this.field.getBoundingClientRect().top - scrollY - 20;  // height left on the screen
+    const tall = matchMedia("(min-width: 60rem)").matches ? Math.max(340, below)
       : Math.min(width * 1.7, Math.max(width * .75, below));
     const count = this.list.childElementCount || 1;
     const {scale, columns, gap} = arrange(count, this.image, {width, height: Math.max(tall, 120)});
