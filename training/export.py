@@ -150,14 +150,14 @@ def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *,
            twin_of: str | None = None, progress: bool = False) -> dict[str, Any]:
     """Write a run's checkpoint for shipping: bf16 unless fp32, with the bits/dim of exactly these weights.
 
-    twin_of: see ModelConfig; None keeps the one of the run. Returns the provenance that was written.
+    fp32: not only what checkpoint.rounded keeps in float32 · twin_of: see ModelConfig; None keeps the one of the run.
+    Returns the provenance that was written.
     """
     found = checkpoint.read(run)
     if twin_of is not None:
         found.net.config = replace(found.net.config, twin_of=twin_of)
     dtype = torch.float32 if fp32 else torch.bfloat16
-    rounded = {name: tensor.to(dtype).float() for name, tensor in found.net.state_dict().items()}
-    found.net.load_state_dict(rounded)
+    found.net.load_state_dict(checkpoint.rounded(found.net, dtype))  # which copies them into float32
     data = test_data(found.net.config)
     config = found.net.config
     # The compiled engine's figures agree to 1e-6. It is 2.5 times as fast for models that skip background, and 1.7

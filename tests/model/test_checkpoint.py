@@ -76,7 +76,7 @@ def test_a_saved_network_is_read_back_bit_for_bit(tmp_path):
     assert (tmp_path / "made" / "here" / "README.md").read_text() == "# here\n"
 
 
-def test_bf16_halves_the_file_and_rounds_the_weights(tmp_path):
+def test_bf16_halves_the_file_and_rounds_all_weights_but_those_of_the_head(tmp_path):
     net = net_of(1)
     save(tmp_path / "full", net, PROVENANCE, "")
     save(tmp_path / "half", net, PROVENANCE, "", dtype=torch.bfloat16)
@@ -85,7 +85,9 @@ def test_bf16_halves_the_file_and_rounds_the_weights(tmp_path):
     found = load(tmp_path / "half")
     for name, tensor in net.state_dict().items():
         assert found.state_dict()[name].dtype == torch.float32
-        assert torch.equal(found.state_dict()[name], tensor.bfloat16().float())
+        exact = name.startswith(("head.", "norm."))
+        assert torch.equal(found.state_dict()[name], tensor if exact else tensor.bfloat16().float())
+        assert exact or tensor.ndim < 2 or not torch.equal(found.state_dict()[name], tensor)
 
 
 def test_large_checkpoints_are_cut_into_shards(tmp_path, monkeypatch):
