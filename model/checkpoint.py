@@ -29,8 +29,8 @@ SHARD_BYTES = 16 * 2**20  # hosts of git repositories warn about larger files
 TEMPERATURE_RANGE = (0.5, 1.2)  # for a checkpoint that names none
 MAX_TEMPERATURE = 10.0    # highest temperature that a request may ask for
 LARGEST_TEXT = 2**20      # most bytes of config.json, SHA256SUMS, and any other listed file without tensors
-# Tensors that are saved in float32 always. Rounded to bf16 they move means by up to a grey level, which costs a model
-# 0.06 bits/dim that knows many values exactly, as those of MNIST can be known.
+# Tensors that are saved in float32 always. Rounded to bf16 they move means by up to half a grey level, which cost 0.07
+# bits/dim of a model that knows many values exactly, as those of MNIST can be known.
 _EXACT = ("head.", "norm.")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
