@@ -104,7 +104,7 @@ function surest([first, ...others]) {
 
 /** The fields of a form as the API names them; an empty field is left out. */
 export function fieldsOf(form) {
-  if (!models.chosen) throw new Problem("The list of models has not arrived yet. Try again in a moment.");
+  if (!models.chosen) throw new Problem("The list of models has not arrived yet. Try again in a moment.", {code: "early"});
   const given = Object.fromEntries([...new FormData(form)].filter(([, value]) => value !== ""));
   const fields = {model: given.model};
   for (const name of ["n", "seed", "temperature", "label"]) if (given[name] != null) fields[name] = Number(given[name]);

@@ -282,8 +282,8 @@ export class Race {
     if (!this.all.some((lane) => lane.total)) throw new Problem("There was no time to measure anything. Choose a longer time.");
     const {images, seed} = await this.draw(this.report?.model ?? this.card.id, signal);
     signal.throwIfAborted();
-    const seeds = `seeds ${seed} to ${seed + images.length - 1}`;
-    this.task.say(`Every lane draws the same images, ${seeds}, again and again. One dot is one image. ${measured}`);
+    const same = images.length > 1 ? `images, seeds ${seed} to ${seed + images.length - 1}` : `image, seed ${seed}`;
+    this.task.say(`Every lane draws the same ${same}, again and again. One dot is one image. ${measured}`);
     await this.replay(images, signal);
     for (const lane of this.all.filter(({total}) => total)) paint(lane, images[0], images[0].height * images[0].width);  // by now all have drawn it
     this.task.say(`The race is over. The lanes show their first image, of seed ${seed}. ${measured}`);

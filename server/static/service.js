@@ -11,7 +11,7 @@ export class Problem extends Error {
 
   /** Whether trying again can help: the network or the server failed, or had no room. */
   get passing() {
-    return this.status ? this.status === 429 || this.status >= 500 : Boolean(this.code);
+    return this.status ? [408, 429].includes(this.status) || this.status >= 500 : Boolean(this.code);
   }
 }
 

@@ -39,6 +39,7 @@ export class Upload {
 
   /** Stop loading: another picture takes the place. */
   drop() {
+    this.beside?.abort();
     if (!this.loading) return;
     this.task.start();
     this.task.say("");
@@ -50,8 +51,12 @@ export class Upload {
     if (task.status.textContent === this.said) task.say("");  // it was about a picture on another board
     const picture = this.loading ?? source;
     const free = board.source || !board.touched;  // not a drawing of the visitor's own
-    if (picture && free && board.source !== picture) this.load(picture);
-    else this.drop();
+    const due = picture && free && board.source !== picture;
+    if (!due) return this.drop();
+    if (this.loading || !task.running) return this.load(picture);
+    this.drop();
+    const {signal} = this.beside = new AbortController();  // what is being drawn goes on
+    return this.read(picture, undefined, signal).catch((problem) => signal.aborted || task.notice.show(problem));
   }
 
   clear() {
@@ -61,40 +66,45 @@ export class Upload {
 
   /** Put a picture on the board if the API takes it. It is kept, to be put on the board of another shape too. */
   load(blob, asked) {
-    const {board, task} = this;
-    const name = blob.name || "The picture";
-    return task.start(async (signal) => {
+    this.beside?.abort();
+    return this.task.start((signal) => {
       Object.assign(this, {blob, signal});
-      task.say("Reading the picture.");
-      let bitmap;
-      try {
-        bitmap = await createImageBitmap(blob).catch(() => null);
-        const picture = bitmap && fitted(bitmap, board);
-        const prepared = board.shape === MNIST && (asked ?? (bitmap && unlikeMnist(picture, bitmap)));
-        let answer;
-        try {
-          answer = await this.judge(picture, blob, prepared, signal);
-        } catch (problem) {
-          signal.throwIfAborted();
-          const {message, status} = problem;
-          if (status === 400 && prepared && asked == null) {  // it only looked like a digit
-            return this.load(blob, false);
-          }
-          problem.message = message.replace(/^(Image|The body)/, () => name).replace(/ that begin with.*/, ".")
-            + (status === 413 ? " Make it smaller." : "");
-          throw problem;
-        }
-        if (!bitmap) throw new Problem(`This browser cannot read ${name}. Save it as PNG.`);
-        const digit = prepared && await createImageBitmap(await decode(answer.prepared.b64_json));
-        signal.throwIfAborted();
-        const {crop} = prepared ? answer : picture;
-        board.load(prepared ? fitted(digit, board) : picture, blob, framed(bitmap, crop, prepared));
-        this.settle(`${name} is loaded${prepared ? " and prepared" : ""}`, bitmap, crop, prepared);
-      } finally {
-        bitmap?.close();
-        $("prepare").checked = Boolean(board.framed?.prepared);
-      }
+      this.task.say("Reading the picture.");
+      return this.read(blob, asked, signal);
     });
+  }
+
+  async read(blob, asked, signal) {
+    const {board} = this;
+    const name = blob.name || "The picture";
+    let bitmap;
+    try {
+      bitmap = await createImageBitmap(blob).catch(() => null);
+      const picture = bitmap && fitted(bitmap, board);
+      const prepared = board.shape === MNIST && (asked ?? (bitmap && unlikeMnist(picture, bitmap)));
+      let answer;
+      try {
+        answer = await this.judge(picture, blob, prepared, signal);
+      } catch (problem) {
+        signal.throwIfAborted();
+        const {message, status} = problem;
+        if (status === 400 && prepared && asked == null) {  // it only looked like a digit
+          return await this.read(blob, false, signal);
+        }
+        problem.message = message.replace(/^(Image|The body)/, () => name).replace(/ that begin with.*/, ".")
+          + (status === 413 ? " Make it smaller." : "");
+        throw problem;
+      }
+      if (!bitmap) throw new Problem(`This browser cannot read ${name}. Save it as PNG.`);
+      const digit = prepared && await createImageBitmap(await decode(answer.prepared.b64_json));
+      signal.throwIfAborted();
+      const {crop} = prepared ? answer : picture;
+      board.load(prepared ? fitted(digit, board) : picture, blob, framed(bitmap, crop, prepared));
+      this.settle(`${name} is loaded${prepared ? " and prepared" : ""}`, bitmap, crop, prepared);
+    } finally {
+      bitmap?.close();
+      $("prepare").checked = Boolean(board.framed?.prepared);
+    }
   }
 
   /** Send a file to the API. A mask says that all of it is known, so nothing is drawn; holes are prepared as holes. */

@@ -246,6 +246,22 @@ def test_a_loaded_picture_goes_along_to_another_model(shipped, visit, tmp_path):
     says(page, "#editor-hint", "^Draw the top of a picture here$")
 
 
+def test_a_completion_goes_on_while_its_picture_goes_along_to_another_model(shipped, visit, tmp_path):
+    _, page = begin(visit, shipped, model="mnist-small")
+    picture = np.tile(np.arange(64, dtype=np.uint8), (64, 1))
+    page.locator("#file").set_input_files(written(tmp_path, "dusk.png", png(picture)))
+    says(page, "#completion .status", "dusk.png is loaded, cropped and shrunk to 28 . 28")
+    held = []
+    page.route("**/v1/images/edits", lambda route: held.append(route), times=1)
+    page.locator("#completion-form [type=submit]").click()
+    while not held:
+        page.wait_for_timeout(50)
+    page.locator("#completion-form [name=model]").select_option("cifar10-small")
+    says(page, "#completion .status", "dusk.png is loaded, cropped and shrunk to 32 . 32")
+    held[0].continue_()
+    says(page, "#completion .status", r"completions? in \d")
+
+
 def test_a_drawing_is_still_there_when_its_model_is_chosen_again(shipped, visit, tmp_path):
     visitor, page = begin(visit, shipped, model="mnist-small")
     stroke(page, TOP_OF_SEVEN)
