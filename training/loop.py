@@ -223,9 +223,8 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
             sheet, images = side / f"samples-{run.images:08}.png", samples(run.exported, 20)
             sheet.write_bytes(grid(images, run.model))
         progress.evaluated(found, sheet, images)
-        start = {} if not run.began_with else {
-            "history": f"It began with the weights of {run.began_with}, whose {run.inherited['images']:,.0f} images "
-                       "are counted above."}
+        counted = f", whose {run.inherited['images']:,.0f} images are counted above" if run.inherited["images"] else ""
+        start = {"history": f"It began with the weights of {run.began_with}{counted}."} if run.began_with else {}
         source = provenance(data.name, data.classes, **run.history, **attempts_of(run.model), **start,
                             seed=config.seed, command=command, settings=dataclasses.asdict(config), bits_per_dim=bits)
         checkpoint.save(folder, run.exported, source, card(folder.name, run.model, source))
