@@ -222,7 +222,8 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     exporting.add_argument("--data", required=True, help="folder of the data set")
     exporting.add_argument("--out", required=True, help="checkpoint folder to write")
     exporting.add_argument("--twin-of", help="name of the model to compare it with; default: the one given in training")
-    exporting.add_argument("--fp32", action="store_true", help="keep float32 weights instead of bf16")
+    exporting.add_argument("--fp32", action="store_true", help="keep all weights in float32, not only the "
+                                                                    "head and the norm before it")
 
     importing = command("linpix.training", "import", "convert a checkpoint of the published reference implementation",
                         function="import_")
@@ -317,7 +318,7 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
                         "all images, or for a single image; or X.gif or X.webp for an animation of the grid while it "
                         "is drawn")
     parser.add_argument("--scale", type=_scale, help="enlarge pictures by this factor; auto: up to 560 pixels wide; "
-                        "default: auto for animations, and for grids if a terminal is used; other pictures are not "
+                        "default: auto for animations, and for X.png if a terminal is used; other pictures are not "
                         "enlarged")
     parser.add_argument("--preview", choices=("auto", "always", "never"), default="auto",
                         help="show the images on standard error while they are drawn; auto: if it is a terminal "
