@@ -114,7 +114,8 @@ def check_recognises(candidates: int | None, checkpoint: Checkpoint) -> None:
 
 _OWN_WORDS = (("keep_rows", "--keep-rows"), (r"\b(a )?mask\b", "--mask"), ("prepare=mnist", "--prepare mnist"),
               (r"(?<!-)\bprepare\b", "--prepare"), ("lay_back", "--lay-back"), (r"\bsend\b", "give"),
-              (r"\bupload\b", "file"), (r"\bmethod smc\b", "--method smc"), (r"leave (\w+) out", r"leave out --\1"),
+              (r"\bupload\b", "file"), (r"\bmethod smc\b", "--method smc"),
+              (r"leave (attempts|candidates|method|particles|temperature) out", r"leave out --\1"),
               (r"^candidates and attempts do", "--candidates and --attempts do"),
               (r"^(attempts|candidates|method|particles) (must|work|need|of)", r"--\1 \2"))
 
