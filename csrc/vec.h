@@ -190,6 +190,22 @@ struct Affine {
   float low, step;
 };
 
+// The low byte of each number. gcc 12 would take a vector apart, number by number, for __builtin_convertvector.
+LINPIX_INLINE void store_low_bytes(uint8_t* to, NativeInts x) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm512_maskz_cvtepi32_epi8((__mmask16)-1, (__m512i)x);  // _mm512_cvtepi32_epi8: gcc 12 warns
+  memcpy(to, &bytes, sizeof bytes);
+#elif defined(__AVX2__)
+  const __m128i each = _mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i bytes = _mm256_shuffle_epi8((__m256i)x, _mm256_broadcastsi128_si256(each));
+  const int32_t low = _mm256_extract_epi32(bytes, 0), high = _mm256_extract_epi32(bytes, 4);
+  memcpy(to, &low, sizeof low);
+  memcpy(to + 4, &high, sizeof high);
+#else
+  for (int i = 0; i < NATIVE; ++i) to[i] = (uint8_t)x[i];
+#endif
+}
+
 // A row of n numbers (a multiple of LANES) as bytes, the same on every instruction set. If one is not finite, low is
 // NaN.
 LINPIX_INLINE Affine quantise(const float* from, int n, uint8_t* to) {
@@ -205,10 +221,8 @@ LINPIX_INLINE Affine quantise(const float* from, int n, uint8_t* to) {
     // to the nearest integer, which adding 1.5 * 2^23 (bits 0x4b400000) leaves in the low bits
     const Floats shifted = (load(from + i) - least) * steps + 12582912.0f;
     for (int p = 0; p < PARTS; ++p) {
-      typedef uint8_t Bytes __attribute__((vector_size(NATIVE)));
       const NativeInts bits = (NativeInts)shifted.part[p];
-      const Bytes bytes = __builtin_convertvector(bits, Bytes);
-      memcpy(to + i + p * NATIVE, &bytes, sizeof bytes);
+      store_low_bytes(to + i + p * NATIVE, bits);
       seen |= bits;
     }
   }
