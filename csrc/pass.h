@@ -64,8 +64,8 @@ class Pass {
     own_bytes = at - (uintptr_t)own;
     at = (uintptr_t)common;
     sum = take<float>(at, most * m.d_model);
-    y = take<char>(at, most * out.depth * bytes_for(out));
-    hidden = take<char>(at, most * down.depth * bytes_for(down));
+    y = take<char>(at, most * out.depth * sizeof(float));  // some layers may store T
+    hidden = take<char>(at, most * down.depth * sizeof(float));
     common_bytes = at - (uintptr_t)common;
   }
 

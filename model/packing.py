@@ -21,9 +21,9 @@ GPU_D_MODEL, GPU_DEPTH = 512, 2048  # a row of d_model is in registers; one of d
 _FP32_WEIGHTS, _FP32_ROWS, _FP32_PAD = 32 << 10, 16, 4  # per block in fp32: bytes, rows, floats of padding per row
 PANEL = 4   # most blocks per panel
 _BEFORE_LAYERS, _EACH_LAYER = 13, 12  # tensors of Packed.weights
-# Precisions of the layers' matrix products. int8 leaves out the first product of the feed-forward, which would cost
-# more likelihood than all others together: it is bf16, or fp32 if the processor has no fast bf16. There are no GPU
-# kernels for int8.
+# Precisions of the layers' matrix products. int8 leaves out the feed-forwards of the first and last layer, which would
+# cost more likelihood than all other products together: they are bf16, or fp32 if the processor has no fast bf16. There
+# are no GPU kernels for int8.
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 
 
@@ -164,7 +164,7 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
     assert (config.attention, config.feature_map, config.residual) == ("linear", "elu+1", "plain"), \
         "choose lets nothing else come here"
 
-    wider = dtype  # of the one matrix per layer that is never int8
+    wider = dtype  # of the matrices that are never int8
     if dtype == torch.int8:
         assert not gpu, "gpu_obstacle lets no int8 come here"
         wider = torch.bfloat16 if torch.ops.linpix.cpu_has_fast_bf16() else torch.float32
@@ -199,13 +199,14 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
                    *head(background.head)]
     weights = [inputs.table.detach().float().clone(), source, inputs.base[0].to(torch.int32).contiguous(),
                inputs.positional.to(torch.int32).contiguous(), marginal, *norm(net.norm), *head(net.head), *skipped]
-    for layer in net.layers:
+    for index, layer in enumerate(net.layers):
         assert isinstance(layer, Layer)
+        feed_forward = dtype if 0 < index < config.layers - 1 else wider
         by_head, bias = (torch.cat(_heads(part, config), 1).flatten(0, 1)  # each head's q, k, v side by side
                          for part in (layer.qkv.weight, layer.qkv.bias))
         weights += [*matrix(by_head, bias, config.heads), *matrix(layer.out.weight, layer.out.bias), *norm(layer.norm1),
-                    *matrix(layer.up.weight, layer.up.bias, dtype=wider), *matrix(layer.down.weight, layer.down.bias),
-                    *norm(layer.norm2)]
+                    *matrix(layer.up.weight, layer.up.bias, dtype=feed_forward),
+                    *matrix(layer.down.weight, layer.down.bias, dtype=feed_forward), *norm(layer.norm2)]
     sizes = [config.heads, config.key_dim, config.value_dim, config.d_model, config.d_ff, config.mixtures,
              config.classes, config.norm == "pre", config.activation == "gelu", config.scale_transform == "elu",
              len(config.following), inputs.class_rows, -1 if config.background is None else config.background,

@@ -270,7 +270,7 @@ struct Shape {
   int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures;
   bool pre_norm, gelu, bf16, background = false;  // background: skips layers, and looks up a following neighbour
   int token_size = 1;                             // sub-pixels
-  bool int8 = false;                              // all products but the feed-forward's first
+  bool int8 = false;                              // all products but the first and last layer's feed-forwards
 };
 
 constexpr int HEIGHT = 6, WIDTH = 6, PIXELS = HEIGHT * WIDTH, CLASSES = 3;
@@ -283,11 +283,13 @@ class Net {
     m.d_ff = s.d_ff, m.mixtures = s.mixtures, m.subpixels = PIXELS;
     m.token_size = s.token_size, m.tokens = PIXELS / s.token_size;
     m.pre_norm = s.pre_norm, m.gelu = s.gelu, m.bf16 = s.bf16, m.eps = 1e-6f;
-    for (int l = 0; l < s.layers; ++l)
+    for (int l = 0; l < s.layers; ++l) {
+      const bool inner = s.int8 && 0 < l && l < s.layers - 1;
       layers_.push_back({matrix(s.heads, 2 * s.key_dim + s.value_dim, s.d_model, s.bf16, s.int8),
                          matrix(1, s.d_model, s.heads * s.value_dim, s.bf16, s.int8),
-                         matrix(1, s.d_ff, s.d_model, s.bf16), matrix(1, s.d_model, s.d_ff, s.bf16, s.int8), norm(),
-                         norm()});
+                         matrix(1, s.d_ff, s.d_model, s.bf16, inner), matrix(1, s.d_model, s.d_ff, s.bf16, inner),
+                         norm(), norm()});
+    }
     m.layer = layers_.data();
     m.norm = norm();
     m.head = matrix(s.token_size == 3 ? 10 : 3, s.mixtures, s.d_model, false);
@@ -506,10 +508,10 @@ int main() {
       for (bool largest : {false, true}) products_of_bytes_are_exact(rows, columns, 512, largest);
   a_row_of_bytes_is_near_the_row();
   for (const auto& [bf16, int8] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}})
-    for (Shape shape : {Shape{2, 2, 8, 8, 16, 32, 3, true, true, bf16}, {2, 3, 5, 7, 48, 37, 17, false, false, bf16},
+    for (Shape shape : {Shape{2, 2, 8, 8, 16, 32, 3, true, true, bf16}, {3, 3, 5, 7, 48, 37, 17, false, false, bf16},
                         {1, 4, 16, 16, 128, 160, 10, false, true, bf16}, {1, 1, 8, 8, 16, 16, 300, true, true, bf16},
                         {2, 3, 5, 7, 48, 37, 17, false, true, bf16, true},
-                        {2, 3, 5, 7, 48, 37, 17, true, true, bf16, false, 3}}) {
+                        {3, 3, 5, 7, 48, 37, 17, true, true, bf16, false, 3}}) {
       shape.int8 = int8;
       an_image_is_the_same_alone_and_in_a_batch(shape);
     }

@@ -143,17 +143,19 @@ def read_rate(size: int, clock: Clock) -> float:
 def arithmetic(config: ModelConfig, precision: str) -> dict[str, float]:
     """Operations of an image by the precision they are done in: two a weight and token, four a number of the state.
 
-    Head and state are fp32 whatever the precision is, and are counted with the layers' widest products.
+    Head and state are fp32 whatever the precision is, and are counted with the layers' widest products. int8 leaves out
+    the feed-forwards of the first and last layer.
     """
     keys, values = config.heads * config.key_dim, config.heads * config.value_dim
-    up = config.layers * config.d_model * config.d_ff
-    others = config.layers * config.d_model * (2 * keys + 2 * values) + up
+    feed_forward = 2 * config.d_model * config.d_ff
+    layers = config.layers * (config.d_model * (2 * keys + 2 * values) + feed_forward)
     rest = groups(config.token_size) * config.mixtures * config.d_model
     rest += 2 * config.layers * config.heads * config.key_dim * config.value_dim
     if precision != "int8":
-        return {precision: 2.0 * config.length * (up + others + rest)}
+        return {precision: 2.0 * config.length * (layers + rest)}
+    outer = min(config.layers, 2) * feed_forward
     wider = "bf16" if ops.compiled and torch.ops.linpix.cpu_has_fast_bf16() else "fp32"
-    return {"int8": 2.0 * config.length * others, wider: 2.0 * config.length * (up + rest)}
+    return {"int8": 2.0 * config.length * (layers - outer), wider: 2.0 * config.length * (outer + rest)}
 
 
 def limits(source: Checkpoint, precision: str, batch: int, weights: int, rates: dict[str, float],

@@ -29,7 +29,7 @@ SHAPES = {
     "wider": WIDER,
     "post-norm": dataclasses.replace(WIDER, norm="post"),
     "relu": dataclasses.replace(WIDER, activation="relu"),
-    "odd sizes": dataclasses.replace(TINY, heads=3, key_dim=5, value_dim=7, d_ff=37, mixtures=17),
+    "odd sizes": dataclasses.replace(TINY, layers=3, heads=3, key_dim=5, value_dim=7, d_ff=37, mixtures=17),
     "many mixtures": dataclasses.replace(TINY, mixtures=300),
     "one head, long keys": dataclasses.replace(TINY, heads=1, key_dim=40, value_dim=33),
     "position": dataclasses.replace(WIDER, look_ups=("previous", "position"), neighbours=()),
@@ -426,7 +426,7 @@ def test_every_version_of_the_kernels_that_this_processor_runs_is_right(kernel):
 
 @pytest.mark.parametrize("shape", ["tiny", "post-norm", "odd sizes", "conditional", "pixels"])
 def test_int8_is_the_transformer_with_its_weights_and_activations_rounded_to_bytes(shape):
-    """In float64, which nearly always rounds to the same bytes; to bfloat16 or not at all before a feed-forward."""
+    """In float64, which nearly always rounds to the same bytes; to bfloat16 or not at all in outer feed-forwards."""
     config = SHAPES[shape]
     net, images = net_of(config), images_of(config, 3)
     pool = Pool(config, pack(net, torch.int8), 3)
@@ -444,14 +444,16 @@ def test_int8_is_the_transformer_with_its_weights_and_activations_rounded_to_byt
         step = (high - low) / 255
         return (low + ((inputs[0] - low) / step).round() * step,)
 
-    for layer in net.layers:
-        for module in (layer.qkv, layer.out, layer.down):
-            integers, scale = quantise(module.weight)
-            module.weight.copy_(integers * scale[:, None])
-            module.register_forward_pre_hook(rounded)
-        if fast_bf16:
-            layer.up.weight.copy_(layer.up.weight.bfloat16())
-            layer.up.register_forward_pre_hook(halved)
+    for index, layer in enumerate(net.layers):
+        wider = (layer.up, layer.down) if index in (0, config.layers - 1) else ()
+        for module in (layer.qkv, layer.out, layer.up, layer.down):
+            if module not in wider:
+                integers, scale = quantise(module.weight)
+                module.weight.copy_(integers * scale[:, None])
+                module.register_forward_pre_hook(rounded)
+            elif fast_bf16:
+                module.weight.copy_(module.weight.bfloat16())
+                module.register_forward_pre_hook(halved)
     as_bytes = log_probs_of(net, images)
     assert float((found - as_bytes).abs().mean()) < 0.2 * float((found - exact).abs().mean())
 
@@ -467,9 +469,9 @@ def test_weights_as_integers_are_near_and_a_column_of_zeros_stays_one():
 
 @pytest.mark.parametrize("far", [float("nan"), float("inf")])
 def test_what_is_not_finite_does_not_vanish_among_bytes(far):
-    net = net_of(TINY)
-    net.layers[0].up.bias[3] = far  # gelu leaves it in the row that becomes bytes
-    _, finite, *_ = Pool(TINY, pack(net, torch.int8), 1).decode([1], [0], [2], [0])
+    net = net_of(WIDER)
+    net.layers[1].up.bias[3] = far  # gelu leaves it in the row that becomes bytes
+    _, finite, *_ = Pool(WIDER, pack(net, torch.int8), 1).decode([1], [0], [2], [0])
     assert finite.tolist() == [False]
 
 
