@@ -72,8 +72,8 @@ def test_every_attention_kind_trains_with_the_same_call(stripes, tmp_path, atten
     assert checkpoint.load(tmp_path / "run").config == config
 
 
-@pytest.mark.parametrize("attention", [
-    kind if kind == "linear" else pytest.param(kind, marks=pytest.mark.slow) for kind in get_args(AttentionKind)])
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", get_args(AttentionKind))
 def test_a_model_that_draws_pixels_learns_how_channels_depend_on_each_other(stripes, tmp_path, attention):
     red = np.random.default_rng(0).integers(0, 256, (100, 64), dtype=np.uint8)
     colours = dataclasses.replace(stripes, images=np.stack([red, 255 - red, red], 2).reshape(100, 192))
@@ -99,6 +99,7 @@ def hidden_nats(net: Transformer, data: Dataset, known: torch.Tensor) -> float:
         return -float(mixture.log_likelihood(found, images).masked_fill(known, 0).sum(1).mean())
 
 
+@pytest.mark.slow
 def test_a_conditional_model_learns_from_what_is_known_later(stripes, tmp_path):
     settings = dataclasses.replace(SETTINGS, images=1600, unconditional=0.2)
     run = Run(CONDITIONAL, settings)
@@ -202,7 +203,7 @@ def test_a_feed_forward_in_chunks_trains_alike(stripes, tmp_path):
     torch.testing.assert_close(weights(second), weights(whole), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("attention", ["linear", "lsh"])
+@pytest.mark.parametrize("attention", ["linear", pytest.param("lsh", marks=pytest.mark.slow)])
 def test_a_run_that_is_interrupted_ends_as_one_that_is_not(stripes, tmp_path, attention):
     """With lsh, hashed by the same random rotations at every step."""
     model = dataclasses.replace(TINY, attention=attention, lsh_buckets=4, lsh_chunk=16)

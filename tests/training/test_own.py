@@ -318,6 +318,7 @@ def test_attempts_are_measured_with_and_written_with_their_row_of_the_card(tmp_p
     assert main([*asked[:-2], "--attempts", "4"]) != 0 and "need --classes" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_path, capsys):
     def evaluate(*arguments):
         """Status, what was printed, and what was said."""

@@ -104,7 +104,8 @@ def test_folders_have_the_files_of_the_tars(succeeds, tiny, tmp_path):
 
 
 @pytest.mark.parametrize(("engine", "shard_format"), [
-    pytest.param("compiled", "tar", marks=KERNELS), pytest.param("eager", "png", marks=pytest.mark.slow)])
+    pytest.param("compiled", "tar", marks=KERNELS), ("eager", "png")])
+@pytest.mark.slow
 def test_a_killed_command_goes_on_to_the_bytes_of_an_unbroken_one(tiny, tmp_path, engine, shard_format):
     count, shards = (4000, 40) if engine == "compiled" else (400, 20)
     command = [sys.executable, "-m", "linpix", "sample", "--model", str(tiny), "--count", str(count), "--shards",

@@ -338,7 +338,8 @@ def on_terminal(*arguments, columns=80, lines=24, stdout_too=True, **environment
     return written.decode(), printed
 
 
-@pytest.mark.parametrize(("columns", "across"), [(80, 2), (40, 1), (100, 3)])
+@pytest.mark.parametrize(("columns", "across"), [
+    (100, 3), *(pytest.param(*given, marks=pytest.mark.slow) for given in [(80, 2), (40, 1)])])
 def test_a_terminal_shows_the_images_a_bar_below_them_and_what_was_made(slow, tmp_path, columns, across):
     arguments = ("sample", "--checkpoints", slow, "--model", "slow", "--engine", "eager", "--count", 3, "--seed", 7)
     written, _ = on_terminal(*arguments, "--out", tmp_path / "out", columns=columns, lines=40, COLORTERM="truecolor")

@@ -60,8 +60,10 @@ def agreement(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.corrcoef(one.ravel(), other.ravel())[0, 1])
 
 
-@pytest.mark.parametrize("options", [{}, {"dark": False}, {"noise": 15.0}, {"light": 0.7}, {"part": (0.12, 0.2)}],
-                         ids=["dark", "light", "noisy", "uneven", "small"])
+@pytest.mark.parametrize("options", [
+    pytest.param({}, id="dark"), pytest.param({"dark": False}, id="light"),
+    *(pytest.param(options, id=id, marks=pytest.mark.slow) for id, options in [
+        ("noisy", {"noise": 15.0}), ("uneven", {"light": 0.7}), ("small", {"part": (0.12, 0.2)})])])
 def test_a_photographed_digit_comes_out_as_mnist_has_it(digits, options):
     found = [prepared(photo(digit, seed, **options)[0]) for seed, digit in enumerate(digits)]
     assert all(one.inverted == options.get("dark", True) and one.known.all() for one in found)
@@ -168,6 +170,7 @@ def test_a_hole_in_a_digit_or_far_from_it_does_not_move_or_scale_it(photos):
             assert abs(np.log(prepare(grey, kept).scale / whole.scale)) < 0.12
 
 
+@pytest.mark.slow
 def test_half_a_digit_is_not_taken_for_a_whole_one(photos):
     """Whether the hole ends below the digit or at the picture's edge; taken for whole it would be twice as large."""
     for reaching in (False, True):
