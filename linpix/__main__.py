@@ -35,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = _parser(words[:1]).parse_args(words)
         given.command_line = shlex.join(["linpix", *words])
+        if not serving and any(name.startswith("LINPIX_") for name in os.environ):
+            for sentence in _imported("linpix.server.settings").misspelt(os.environ):
+                print(f"linpix {words[0]}: {sentence}", file=sys.stderr)
         command = getattr(_imported(given.module), given.function)
         if "torch" in sys.modules:
             importlib.import_module("linpix.model.team").limit_threads()

@@ -46,6 +46,11 @@ def test_sample_writes_one_png_per_image_named_by_index_and_seed(tiny, tmp_path)
     assert pixels(tmp_path / "out" / "00000-7.png").shape == (8, 8)
 
 
+def test_a_misspelt_variable_is_told_by_every_command():
+    told = linpix("doctor", LINPIX_MODLES="x").stderr
+    assert told == "linpix doctor: LINPIX_MODLES is not a setting, so it has no effect; did you mean LINPIX_MODELS?\n"
+
+
 def test_sample_writes_a_grid_and_the_same_one_again(tiny, tmp_path):
     for name in ("a.png", "b.png"):
         succeeds("sample", "--model", tiny, "--count", 12, "--seed", 7, "--out", tmp_path / name)
