@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..error_handlers import sendable
 
@@ -23,6 +24,8 @@ _PLAIN = frozenset({  # words that ask for a picture, but not for anything in it
     "from", "generate", "give", "hand", "handwritten", "i", "image", "images", "in", "is", "it", "like", "make", "me",
     "my", "number", "numbers", "numeral", "of", "on", "one", "paint", "photo", "photograph", "picture", "pictures",
     "please", "render", "show", "some", "that", "the", "this", "to", "want", "with", "would", "written", "you"})
+
+_COUNTED = frozenset({"digit", "drawing", "handwritten", "image", "number", "numeral", "photo", "picture"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ def _classes_in(words: Sequence[str], names: Sequence[str]) -> dict[str, tuple[i
         parts = re.findall(r"[^\W_]+", name)
         if len(parts) > 1 and any(list(words[at:at + len(parts)]) == parts for at in range(len(words))):
             found |= dict.fromkeys(parts, (label, False))
-    if len({label for label, _ in found.values()}) > 1 and "one" in found and "1" not in words:
+    counted = not _COUNTED.isdisjoint(after for word, after in pairwise(words) if word == "one")  # "one digit"
+    if "one" in found and "1" not in words and (counted or len({label for label, _ in found.values()}) > 1):
         del found["one"]  # "one seven"
     return found

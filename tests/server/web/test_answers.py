@@ -145,6 +145,7 @@ def test_words_of_a_prompt_choose_the_class_and_the_answer_says_so(client):
 @pytest.mark.parametrize(("prompt", "names", "label"), [
     ("7", DIGITS, 7), ("seven", DIGITS, 7), ("draw the digit 7", DIGITS, 7), ("2 sevens", DIGITS, 7),
     ("one seven", DIGITS, 7), ("one", DIGITS, 1), ("77", DIGITS, None),
+    ("draw me one digit", DIGITS, None), ("a handwritten one", DIGITS, 1), ("one handwritten 4", DIGITS, 4),
     ("-1", DIGITS, None), ("digit-1", DIGITS, 1), ("a number", DIGITS, None),
     ("a green frog", THINGS, 6), ("car", THINGS, 1), ("Puppies!", THINGS, 5), ("a cat and a dog", THINGS, 3),
     ("3", THINGS, 3), ("three boats", THINGS, 8), ("catalogue", THINGS, None),
