@@ -22,6 +22,7 @@ export class Completion {
     this.task = new Task(this.panel);
     this.upload = new Upload(this.panel, this.board, this.task);
     this.visit = new Visit(this.panel.querySelector(".visit"), this.gallery, this.task, {shown: () => {
+      if (!this.task.running) this.task.notice.clear();
       $("known").textContent = "";  // it describes the previous completions
       this.show("alternatives");
       this.follow();
@@ -39,7 +40,7 @@ export class Completion {
     }
     $("brush").oninput = () => { this.board.brush = $("brush").valueAsNumber; };
     $("colour").oninput = () => this.ink();
-    this.panel.onkeydown = (event) => this.key(event);
+    document.addEventListener("keydown", (event) => this.panel.hidden || $("viewer").open || this.key(event));
   }
 
   get records() {
@@ -70,6 +71,7 @@ export class Completion {
   invite() {
     const n = Math.min(models.limits.max_n, Math.max(1, this.form.elements.n.valueAsNumber || 1));
     $("better").nextElementSibling.textContent = `Draw ${this.candidates(n)}, show the best ${n}`;
+    $("better").disabled = this.candidates(n) === n;
     if (models.chosen) this.gallery.invite(n, models.chosen);
   }
 
@@ -131,6 +133,7 @@ export class Completion {
   given() {
     const picture = this.board.image();
     const known = Array.from({length: picture.width * picture.height}, (_, pixel) => picture.data[4 * pixel + 3] > 0);
+    if (!this.board.touched) throw new Problem("Nothing is drawn yet. Draw something, or load a picture.");
     const first = known.indexOf(false);
     if (first < 0) throw new Problem("Every pixel is known. Erase something, or press Lower half.");
     const before = this.board.from?.about.given?.kept;
@@ -155,8 +158,10 @@ export class Completion {
     return this.task.start(async (signal) => {
       const [fields, card] = [fieldsOf(this.form), models.chosen];
       const given = this.given();
-      if ($("better").checked) fields.candidates = this.candidates(fields.n);
-      const {n, candidates} = fields;
+      const {n} = fields;
+      const candidates = $("better").checked && this.candidates(n) > n ? this.candidates(n) : undefined;
+      if (candidates) fields.candidates = candidates;
+      else if (fields.seed != null && fields.seed === this.once) fields.attempts = 1;
       this.task.say(candidates ? `Drawing ${candidates}; the best ${n} are shown at the end.` : `Completing in ${counted(n, "way")}.`);
       const began = performance.now();
       const answer = await this.draw(this.gallery, given, fields, card, signal);
@@ -244,6 +249,7 @@ export class Completion {
   reuse({about, seed}) {
     this.task.attempt(() => {
       restore(this.form, {...about.fields, seed, n: null});
+      this.once = about.fields.candidates || about.fields.attempts ? seed : null;  // candidates are drawn once
       $("better").checked = false;
       this.upload.drop();
       this.board.put(about.given.picture, null, about.given.known);
@@ -269,7 +275,8 @@ export class Completion {
     for (const name of VIEWS) $(name).hidden = name !== view;
     $("known").hidden = view !== "alternatives";
     const stage = this.panel.querySelector(".stage");
-    if (stage.getBoundingClientRect().top > innerHeight * .7) stage.scrollIntoView();
+    const {top} = stage.getBoundingClientRect();
+    if (top > innerHeight * .7 || (top < 0 && view !== "alternatives")) stage.scrollIntoView();
     this.panel.querySelector("[data-do=back]").hidden = view === "alternatives";
   }
 

@@ -10,7 +10,7 @@ export class Board {
   constructor(canvas) {
     this.canvas = canvas;
     Object.assign(this, {tool: "pen", brush: 2.5, colour: [255, 255, 255], cursor: null, box: null, boards: {}, ring: document.getElementById("ring"), changed: () => {}, lifted: () => {}});
-    const listeners = {pointerdown: "down", pointermove: "move", pointerup: "up", keydown: "key"};
+    const listeners = {pointerdown: "down", pointermove: "move", pointerup: "up", keydown: "key", keyup: "released"};
     for (const [name, method] of Object.entries(listeners)) canvas.addEventListener(name, (event) => this[method](event));
     canvas.onpointerleave = () => { this.ring.hidden = true; };
     canvas.onpointercancel = () => { this.at = this.box = null; };
@@ -54,6 +54,13 @@ export class Board {
     this.touched = true;
     work();
     this.draw();
+  }
+
+  /** Several changes that Undo takes back at once. */
+  together(work) {
+    const past = [...this.past.slice(-49), this.state];
+    work();
+    this.past = past;
   }
 
   /** What Undo and Redo restore: the picture, the completion and file it is from, and what it can be laid back over. */
@@ -226,9 +233,13 @@ export class Board {
       if (this.tool === "box") {
         if (event.shiftKey && !this.box) this.span([x, y]);
         if (this.box) this.span(to);
-      } else if (event.shiftKey) this.change(() => this.stroke([x + .5, y + .5], [to[0] + .5, to[1] + .5]));
+      } else if (event.shiftKey) {
+        this.change(() => this.stroke([x + .5, y + .5], [to[0] + .5, to[1] + .5]));
+        this.pressed = true;
+      }
       this.cursor = to;
     } else if (event.key === " " || event.key === "Enter") {
+      this.pressed = this.tool !== "box" || Boolean(this.box);
       if (this.box) this.cut();
       else if (this.tool === "box") this.span([x, y]);
       else this.change(() => this.stroke([x + .5, y + .5], [x + .5, y + .5]));
@@ -237,6 +248,13 @@ export class Board {
     else return;
     event.preventDefault();
     this.draw();
+  }
+
+  /** The end of a stroke of keys. */
+  released({key}) {
+    if (!this.pressed || !["Shift", " ", "Enter"].includes(key)) return;
+    this.pressed = false;
+    this.lifted();
   }
 
   /** Move the cursor to a pixel, or hide it with null; either drops the rectangle. */

@@ -159,10 +159,11 @@ function enlarged(canvas) {
 
 function curlOf({about, seed}) {
   const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-  const {model, temperature, label, conditioning} = about.fields;
+  const {model, temperature, label, conditioning, candidates} = about.fields;
+  const attempts = candidates ? 1 : about.fields.attempts;  // candidates are drawn once
   const header = about.keyed ? ["-H \"authorization: Bearer $LINPIX_KEY\""] : [];
   const url = new URL(about.path, location.href).href;
-  const fields = {model, seed, temperature, label, conditioning};
+  const fields = {model, seed, temperature, label, conditioning, attempts};
   const body = about.picture
     ? ["-F image=@picture.png", ...Object.entries(fields).filter(([, value]) => value != null)
       .map(([name, value]) => `-F ${quote(`${name}=${value}`)}`)]

@@ -99,8 +99,10 @@ export class Upload {
       const digit = prepared && await createImageBitmap(await decode(answer.prepared.b64_json));
       signal.throwIfAborted();
       const {crop} = prepared ? answer : picture;
-      board.load(prepared ? fitted(digit, board) : picture, blob, framed(bitmap, crop, prepared));
-      this.settle(`${name} is loaded${prepared ? " and prepared" : ""}`, bitmap, crop, prepared);
+      board.together(() => {
+        board.load(prepared ? fitted(digit, board) : picture, blob, framed(bitmap, crop, prepared));
+        this.settle(`${name} is loaded${prepared ? " and prepared" : ""}`, bitmap, crop, prepared);
+      });
     } finally {
       bitmap?.close();
       $("prepare").checked = Boolean(board.framed?.prepared);
@@ -151,8 +153,11 @@ export class Upload {
 
   async adopt(base64, what) {
     this.drop();
-    this.board.load(fitted(await createImageBitmap(await decode(base64)), this.board));
-    this.settle(what);
+    const picture = fitted(await createImageBitmap(await decode(base64)), this.board);
+    this.board.together(() => {
+      this.board.load(picture);
+      this.settle(what);
+    });
   }
 }
 

@@ -413,6 +413,8 @@ def test_a_picture_still_being_read_comes_to_no_board_that_is_in_use_or_was_clea
 
 def test_what_cannot_be_completed_is_said_with_a_cure(shipped, visit):
     visitor, page = begin(visit, shipped)
+    page.get_by_role("button", name="Complete", exact=True).click()
+    says(page, "#completion .notice", "Nothing is drawn yet. Draw something, or load a picture.")
     page.get_by_role("button", name="Keep all").click()
     page.get_by_role("button", name="Complete", exact=True).click()
     says(page, "#completion .notice", "Every pixel is known. Erase something, or press Lower half.")
@@ -694,7 +696,12 @@ def test_more_can_be_drawn_than_is_shown_by_the_keyboard_alone(shipped, visit, t
     picture = sent(page)
     page.locator("#alternatives .picture").first.click()
     np.testing.assert_array_equal(by_curl(page, tmp_path), shown[0], "its seed draws the best one again, alone")
-    page.keyboard.press("Escape")
+    assert "attempts=1" in page.locator("#viewer-command").inner_text(), "as candidates were drawn"
+    page.get_by_role("button", name="Reuse its settings").click()
+    page.keyboard.press("Enter")
+    says(page, "#completion .status", "2 completions in")
+    np.testing.assert_array_equal(results(page)[0], shown[0])
+    page.locator("#completion .draw").last.click()
     seeds = [int(one.get_attribute("aria-label").split("seed ")[1]) for one in
              page.locator("#alternatives .picture").all()]
     first = next(seed for seed in range(min(seeds), max(seeds) - 8, -1) if set(seeds) == {
@@ -773,8 +780,7 @@ def test_undo_takes_back_the_loaded_file_too(shipped, visit, tmp_path):
     page.locator("#file").set_input_files(written(tmp_path, "six.png", second))
     says(page, "#completion .status", "six.png is loaded")
     assert visitor.picture("#upload-canvas") != framed
-    for _ in range(2):  # its lower half, and itself
-        page.get_by_role("button", name="Undo").click()
+    page.get_by_role("button", name="Undo").click()
     assert (visitor.picture("#editor"), visitor.picture("#upload-canvas")) == (board, framed)
     page.get_by_label("Prepare as an MNIST digit").check()
     says(page, "#completion .status", "three.png is loaded and prepared")

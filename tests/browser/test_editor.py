@@ -87,6 +87,12 @@ def test_the_brush_has_an_outline_and_a_lifted_pen_completes_if_asked_to(shipped
     page.get_by_label("Complete when the pen is lifted").check()
     stroke(page, [(20, 5), (17, 13)])
     says(page, "#completion .status", "6 completions in")
+    page.locator("#editor").focus()
+    page.keyboard.press("Shift+ArrowRight")
+    expect(page.locator("#completion .draw")).to_have_count(2)  # a stroke of keys is lifted with Shift
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("Control+z")
+    expect(page.get_by_role("button", name="Redo")).to_be_enabled()
 
 
 def test_everything_can_be_done_with_the_keyboard_alone(shipped, visit):
