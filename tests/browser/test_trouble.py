@@ -144,5 +144,6 @@ def test_an_image_of_a_model_that_is_no_longer_served_leaves_the_page_usable(tin
             page.get_by_role("button", name=button).click()
             says(page, f"#{panel} .notice", "first is no longer served. Choose another model.")
         page.get_by_role("tab", name="Completion").click()
+        page.get_by_role("button", name="Lower half").click()
         page.get_by_role("button", name="Complete", exact=True).click()
         says(page, "#completion .status", "completions? in")
