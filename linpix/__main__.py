@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import contextlib
 import dataclasses
 import gc
 import importlib
@@ -36,8 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = _parser(words[:1]).parse_args(words)
         given.command_line = shlex.join(["linpix", *words])
         if not serving and any(name.startswith("LINPIX_") for name in os.environ):
-            for sentence in _imported("linpix.server.settings").misspelt(os.environ):
-                print(f"linpix {words[0]}: {sentence}", file=sys.stderr)
+            with contextlib.suppress(ModuleNotFoundError):  # training wants nothing that serving does
+                for sentence in importlib.import_module("linpix.server.settings").misspelt(os.environ):
+                    print(f"linpix {words[0]}: {sentence}", file=sys.stderr)
         command = getattr(_imported(given.module), given.function)
         if "torch" in sys.modules:
             importlib.import_module("linpix.model.team").limit_threads()
