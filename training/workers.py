@@ -222,6 +222,7 @@ def _meet(meeting: Path, rank: int, count: int) -> None:
     store = distributed.FileStore(str(meeting), count)  # type: ignore[attr-defined]
     store.set_timeout(MEETING)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
+    distributed.barrier()  # one that leaves at once would close connections that others still open
 
 
 def _other(rank: int, count: int, threads: int, meeting: Path, begun: Connection, work: Callable[..., None],
