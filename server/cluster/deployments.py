@@ -32,6 +32,8 @@ ANY_NUMBER = 10**6  # of concurrent requests: a replica's own ledger knows how m
 DESK_S = 1.0      # seconds that the desk may take to answer: while it is replaced, there is no answer
 STARTS_S = 60.0   # seconds in which a replica starts, once there are cores for it
 ENDS_S = 15.0     # seconds after --drain-timeout, for the last answers and the end of a process
+# of a front: requests wait for no other thread; and asyncio's own event loop, for which web/middleware/connection.py is
+ONE_LOOP = {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0", "RAY_USE_UVLOOP": "0"}
 LOG: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}  # of Serve's own log; ours is separate
 _LOST = (RayActorError, WorkerCrashedError, ObjectLostError, TaskCancelledError, RequestCancelledError,
          DeploymentUnavailableError)
@@ -94,8 +96,9 @@ class Handles:
     """A front's Fleet, through Serve's handles."""
 
     def __init__(self, front: str, engines: DeploymentHandle, desk: DeploymentHandle) -> None:
-        self._front, self._engines, self._desk, self._elsewhere = front, engines, desk, dict[str, int]()
-        self._streams = engines.options(stream=True)
+        self._front, self._desk, self._elsewhere = front, desk, dict[str, int]()
+        self._engines = engines.options(request_serialization="pickle", response_serialization="pickle")
+        self._streams = self._engines.options(stream=True)
         self.facts: dict[str, dict[str, str]] = {}  # of this front's models, once it knows them
 
     @property
@@ -173,7 +176,7 @@ async def _desk_answer(answer: Any) -> Any:
 
 
 class Front:
-    """HTTP on the port that all fronts of a machine share, in a thread with an event loop of its own."""
+    """HTTP on the port that all fronts of a machine share, on the event loop of Serve and of its routers."""
 
     async def __init__(self, given: dict[str, Any], engines: DeploymentHandle,  # type: ignore[misc]
                        desk: DeploymentHandle) -> None:
@@ -191,7 +194,7 @@ class Front:
             await asyncio.sleep(0.01)
 
     async def _serve(self) -> None:
-        await asyncio.to_thread(self._server.run_shared)
+        await self._server.serve_shared()
         while True:  # until Serve ends this process
             await self._fleet.beat({}, self._server.snapshot(), True)
             await asyncio.sleep(BEAT_S)
@@ -232,7 +235,7 @@ def app(arguments: dict[str, Any]) -> Application:
         ).bind(given, threads, desk)
     fronts = serve.deployment(
         Front, name="Front", num_replicas=max(1, settings.fronts), max_ongoing_requests=ANY_NUMBER,
-        ray_actor_options={"num_cpus": 1, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}},
+        ray_actor_options={"num_cpus": 1, "runtime_env": {"env_vars": ONE_LOOP | {"OMP_NUM_THREADS": "1"}}},
         health_check_period_s=2, graceful_shutdown_wait_loop_s=0.2, graceful_shutdown_timeout_s=ends_s,
         logging_config=LOG).bind(given, engines, desk)
     return fronts

@@ -1,4 +1,4 @@
-"""The router, which chooses a replica for Ray Serve. It runs in every front, on the thread of Serve's routers.
+"""The router, which chooses a replica for Ray Serve. It runs in every front, on its event loop.
 
 Serve copies this module into each process by value, so what it shares with the front is in another module.
 """

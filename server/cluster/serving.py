@@ -128,10 +128,7 @@ class Beaten(Fleet, Protocol):
 
 
 class FrontServer(Server):
-    """uvicorn over a front's ledger, as in the plain server, but its signals come from the desk and from Ray Serve.
-
-    It may run in any thread.
-    """
+    """uvicorn over a front's ledger, as in the plain server, but its signals come from the desk and from Ray Serve."""
 
     def __init__(self, settings: Settings, name: str, kernel: str, described: dict[str, Description], fleet: Beaten,
                  beat_s: float) -> None:
@@ -159,15 +156,15 @@ class FrontServer(Server):
     def snapshot(self) -> Snapshot:
         return list(self._front.metrics.registry.collect())
 
-    def run_shared(self) -> None:
+    async def serve_shared(self) -> None:
         """Serve until it has drained."""
         try:
-            self.run(self._listening)
+            await self.serve(self._listening)
         finally:
             self.over = True
 
     def drain(self, *, others: bool = False) -> None:
-        """From any thread: refuse new requests, finish the others, and end.
+        """Refuse new requests, finish the others, and end.
 
         others: whether other fronts go on; connections should then go to them from now on.
         """
