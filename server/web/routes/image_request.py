@@ -189,7 +189,7 @@ class ImageRequest:
                 found["attempts"] = recognised.attempts
         return found | self._judged.get(image.index, {})
 
-    def complete(self, upload: Upload, conditioning: Literal["prefix"] | None = None) -> None:
+    def complete(self, upload: Upload, conditioning: Literal["prefix", "full"] | None = None) -> None:
         """Have the hidden part of an upload drawn; if it has an overlay, answer with it. conditioning: see fields."""
         self._occluded = upload.occluded
         self.warnings += warnings_of(upload, self.served.decoder.checkpoint)
@@ -198,6 +198,10 @@ class ImageRequest:
                 raise InvalidRequest("method smc uses the pixels that conditioning=prefix hides; send one of them",
                                      param="conditioning")
             self._kept, self._occluded = upload.occluded, upload.occluded.prefix_only()
+        elif conditioning == "full" and upload.occluded.conditioning == "partial" and not self.particles:
+            raise InvalidRequest(f"{self.served.name} cannot use all {upload.occluded.known_count} known sub-pixels, "
+                                 "since some come after hidden ones; choose a model that is conditional "
+                                 "(GET /v1/models), or method=smc, or leave conditioning out", param="conditioning")
         if self.particles:
             with _suitable():
                 check_filter(self.served.decoder, self.occluded.known)

@@ -230,6 +230,12 @@ def test_known_pixels_between_holes_are_kept_and_counted(client):
     fields = answer.json()
     assert (fields["conditioning"], fields["known"]) == ("partial", 16)
     assert (fields["known_before_first_hole"], fields["known_after_last_hole"]) == (0, 0)
+    refused = edit(client, image=encode(np.stack([PICTURE, alpha], -1)), seed=1, conditioning="full")
+    assert refused.status_code == 400 and "method=smc" in refused.json()["error"]["message"]
+    steered = edit(client, image=encode(np.stack([PICTURE, alpha], -1)), seed=1, conditioning="full", method="smc")
+    assert steered.status_code == 200, "its particles are weighed by the known pixels"
+    whole = edit(client, image=encode(PICTURE), keep_rows=2, conditioning="full")
+    assert whole.json()["conditioning"] == "prefix", "nothing known comes too late"
     [image] = images_of(answer)
     assert np.array_equal(image[[1, 6]], PICTURE[[1, 6]])
 
@@ -348,6 +354,8 @@ def test_a_conditional_model_says_that_it_heard_every_known_pixel(conditional):
     assert len({image.tobytes() for image in drawn}) == 3
     alone = edit(conditional, encode(np.stack([PICTURE, alpha], -1)), seed=5)
     assert np.array_equal(images_of(alone)[0], drawn[1])
+    guaranteed = edit(conditional, encode(np.stack([PICTURE, alpha], -1)), seed=5, conditioning="full")
+    assert np.array_equal(images_of(guaranteed)[0], drawn[1])
     assert edit(conditional, seed=5).json()["conditioning"] == "prefix"
 
 
