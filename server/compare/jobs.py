@@ -25,7 +25,7 @@ Status = Literal["running", "completed", "cancelled", "failed"]
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A comparison's state as clients see it; the engine thread writes, the event loop reads. It holds no network."""
+    """A comparison's state as clients see it. Used on the event loop only; it holds no network."""
 
     id: str
     model: str
@@ -43,6 +43,8 @@ class Job:
 
 
 class Comparisons:
+    """Used on the event loop, except for what says otherwise."""
+
     def __init__(self, ledger: Ledger, thread: EngineThread) -> None:
         self._ledger, self._thread = ledger, thread
         self._jobs: dict[str, Job] = {}
@@ -83,6 +85,7 @@ class Comparisons:
         job = self.find(id)
         if job.status == "running":
             job.status = "cancelled"
+            self._thread.run_in_background(None)
             self._quiet_until = time.monotonic() + PAUSE_S
         return job
 
@@ -92,45 +95,45 @@ class Comparisons:
             self.cancel(id)
 
     async def _make(self, job: Job, checkpoint: Checkpoint, plan: ComparisonPlan) -> None:
+        """Read and hash twins, and build networks, both in a thread; then have the engine thread compare them."""
+        served = [served.decoder.checkpoint for served in self._ledger.models.values()]
         try:
-            comparison = await asyncio.to_thread(self._made, job, checkpoint, plan)
+            twins = await asyncio.to_thread(find_twins, checkpoint, checkpoint.folder.parent, [*served, *self._twins])
+            self._twins = [twin for twin in twins if not any(twin is one for one in served)]
+            if job.status == "running":
+                comparison = await asyncio.to_thread(Comparison, checkpoint, twins, plan)
         except Exception as failure:
             logger.exception("%s could not be started", job.id)
             self._fail(job, failure, checkpoint)
             return
-        if comparison is not None and job.status == "running":
+        if job.status == "running":
             self._thread.run_in_background(self._units(job, comparison, checkpoint))
 
-    def _made(self, job: Job, checkpoint: Checkpoint, plan: ComparisonPlan) -> Comparison | None:
-        """Read and hash twins, and build networks, in a thread. None for a job that has been cancelled."""
-        if job.status != "running":
-            return None
-        served = [served.decoder.checkpoint for served in self._ledger.models.values()]
-        twins = find_twins(checkpoint, checkpoint.folder.parent, [*served, *self._twins])
-        self._twins = [twin for twin in twins if not any(twin is one for one in served)]
-        return Comparison(checkpoint, twins, plan) if job.status == "running" else None
-
     def _units(self, job: Job, comparison: Comparison, checkpoint: Checkpoint) -> Iterator[None]:
-        """The comparison's units of work, one a `next`, on the engine thread."""
-        if job.status != "running":
-            return
+        """The comparison's units of work, one a `next`, on the engine thread, which reports each to the event loop."""
         try:
             for _ in comparison.run():
-                job.shared_device |= self._thread.decoding
-                job.progress, job.report = comparison.progress, comparison.report
+                self._thread.report(self._advance, job, comparison.progress, comparison.report, self._thread.decoding)
                 yield
-                if job.status != "running":
-                    return
-            best: dict[str, float] = {}
-            for result in comparison.report["results"]:
-                best[result["backend"]] = max(best.get(result["backend"], 0.0), result["images_per_second"] or 0.0)
-            for backend, rate in best.items():
-                self._ledger.metrics.comparison.labels(backend).set(rate)
-            if job.status == "running":  # else it was cancelled during the last unit
-                job.report, job.status = comparison.report, "completed"
+            self._thread.report(self._complete, job, comparison.report)
         except Exception as failure:
-            self._fail(job, failure, checkpoint)
+            self._thread.report(self._fail, job, failure, checkpoint)
             raise
+
+    def _advance(self, job: Job, progress: float, report: dict[str, Any], shared: bool) -> None:
+        if job.status == "running":
+            job.progress, job.report = progress, report
+            job.shared_device |= shared
+
+    def _complete(self, job: Job, report: dict[str, Any]) -> None:
+        if job.status != "running":  # it was cancelled during the last unit
+            return
+        job.report, job.status = report, "completed"
+        best: dict[str, float] = {}
+        for result in report["results"]:
+            best[result["backend"]] = max(best.get(result["backend"], 0.0), result["images_per_second"] or 0.0)
+        for backend, rate in best.items():
+            self._ledger.metrics.comparison.labels(backend).set(rate)
 
     def _fail(self, job: Job, failure: Exception, checkpoint: Checkpoint) -> None:
         """End a job with an error. Clients see paths below the folder of checkpoints; the log has the whole path."""

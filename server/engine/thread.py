@@ -85,8 +85,8 @@ class EngineThread:
         """Score an image in pieces, at most one after each round of quanta."""
         self._inbox.put(partial(self._scores.append, score))
 
-    def run_in_background(self, work: Iterator[None]) -> None:
-        """Run a generator between quanta, one `next` at a time; it replaces an earlier one."""
+    def run_in_background(self, work: Iterator[None] | None) -> None:
+        """Run a generator between quanta, one `next` at a time; it replaces an earlier one. None ends that one."""
         self._inbox.put(partial(setattr, self, "_background", work))
 
     @property
@@ -152,12 +152,12 @@ class EngineThread:
             if batcher.busy:
                 live, self._current = True, batcher
                 self._watchdog.beat()
-                self._report(self._reports.quantum_done, batcher, batcher.run_quantum())
+                self.report(self._reports.quantum_done, batcher, batcher.run_quantum())
                 self._current = None
         if self._scores.busy:
             self._watchdog.beat()
             if (ended := self._scores.advance(drawing=live)) is not None:
-                self._report(self._reports.score_done, *ended)
+                self.report(self._reports.score_done, *ended)
             live = True
         return live
 
@@ -177,7 +177,7 @@ class EngineThread:
         """Empty the slots of the model whose quantum raised; everything else is as it was."""
         batcher, self._current = self._current, None
         lost = [] if batcher is None else batcher.abandon()
-        self._report(self._reports.batch_lost, batcher, lost, BatchFailed(type(failure).__name__))
+        self.report(self._reports.batch_lost, batcher, lost, BatchFailed(type(failure).__name__))
 
     def _work_in_background(self, work: Iterator[None]) -> None:
         try:
@@ -189,7 +189,8 @@ class EngineThread:
             logger.exception("background work failed")
         self._background = None
 
-    def _report(self, call: Callable[..., None], *about: object) -> None:
+    def report(self, call: Callable[..., None], *about: object) -> None:
+        """Make a call on the event loop."""
         try:
             self._call_on_loop(call, *about)
         except RuntimeError:  # the event loop is closed: the process is ending, and no client waits for an answer
@@ -205,6 +206,6 @@ class EngineThread:
     def _end(self, why: str, error: ServiceError) -> NoReturn:
         """Answer all requests with the error, and end the process, so that its supervisor starts it again."""
         logger.critical("%s; the process ends with status %d", why, LOST)
-        self._report(self._reports.engine_gone, why, error)
+        self.report(self._reports.engine_gone, why, error)
         time.sleep(LAST_WORDS_S)
         os._exit(LOST)
