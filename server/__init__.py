@@ -25,14 +25,17 @@ To follow one request, read these files in this order:
   engine/batch.py            one quantum of one model; engine/schedule/scheduler.py says which images are in it
   engine/decode/compiled.py  one call through model/packing.py and csrc/ops.cpp; decoder.py beside it does the same in
                              torch, and choice.py selects one
-The event loop owns the ledger; the engine thread owns scheduler, slots and decoders. They share nothing, and exchange
-the messages of engine/messages.py.
+The event loop owns the ledger and the state of comparisons; the engine thread owns scheduler, slots and decoders. They
+share nothing, and exchange the messages of engine/messages.py.
 
 To add
   a route           a function in web/routes/ (a new file needs a line in app.py), and its answer in web/schemas.py;
-                    every field and parameter needs a description and an example
-  a metric          declare it in metrics.py, update it in engine/pools.py (quanta), engine/ledger.py (requests) or
-                    web/middleware/ (HTTP), and list it in tests/server/test_dashboard.py
-  an attention kind a file in model/attention/ and its line in model/attention/__init__.py; its name in
-                    model/config.py; to compare it, its name in compare/backends.py too
+                    every field and parameter needs a description and an example. If it has a body, its path in JSON or
+                    UPLOADS of web/middleware/bodies.py. If it needs room in a queue, route_class=AdmittingRoute, and
+                    the last part of its path in ENDPOINTS of metrics.py
+  a metric          declare it in metrics.py, update it where it happens: engine/pools.py (quanta), engine/ledger.py
+                    (requests), web/middleware/ (HTTP); and list it in tests/server/test_dashboard.py
+  an attention kind a file in model/attention/ and its line in model/attention/__init__.py; its name and options in
+                    model/config.py; to compare it, its name in compare/backends.py, in linpix/__main__.py (compare
+                    --backends) and in static/race.js
 """

@@ -1,5 +1,6 @@
 """Admission to the images routes: one block holds the ticket of a request, and frees what it has at its end."""
 
+import inspect
 import json
 import math
 from collections.abc import Awaitable, Callable, Coroutine
@@ -34,6 +35,9 @@ class AdmittingRoute(APIRoute):
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
         if self.path not in UPLOADS and self.body_field is not None:
+            if (names := {*inspect.signature(self.endpoint).parameters}) != {"body", "http"}:
+                raise TypeError(f"{self.path}: the function of an AdmittingRoute for JSON is called with body and http "
+                                f"alone, and has {sorted(names)}")
             handle = _directly(self.endpoint, TypeAdapter[Any](self.body_field.field_info.annotation or Any), handle)
 
         async def admitting(http: Request) -> Response:
