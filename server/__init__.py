@@ -20,7 +20,7 @@ static/       the web page, which uses only the API
 To follow one request, read these files in this order:
   web/admission.py           makes a ticket when the head is read, and holds it until the answer has been sent
   web/routes/images.py       checks the fields, asks Ledger.admit for room, and submits the images
-  engine/ledger.py           all requests and how they end; engine/served.py decides whether a model has room
+  engine/ledger.py           all requests and how they end; engine/served_model.py decides whether a model has room
   engine/thread.py           the engine thread: runs the quanta of all models, and reports each to the ledger
   engine/batch.py            one quantum of one model; engine/schedule/scheduler.py says which images are in it
   engine/decode/compiled.py  one call through model/packing.py and csrc/ops.cpp; decoder.py beside it does the same in
@@ -33,8 +33,8 @@ To add
                     every field and parameter needs a description and an example. If it has a body, its path in JSON or
                     UPLOADS of web/middleware/bodies.py. If it needs room in a queue, route_class=AdmittingRoute, and
                     the last part of its path in ENDPOINTS of metrics.py
-  a metric          declare it in metrics.py, update it where it happens: engine/pools.py (quanta), engine/ledger.py
-                    (requests), web/middleware/ (HTTP); and list it in tests/server/test_dashboard.py
+  a metric          declare it in metrics.py, update it where it happens: engine/served_models.py (quanta),
+                    engine/ledger.py (requests), web/middleware/ (HTTP); and list it in tests/server/test_dashboard.py
   an attention kind a file in model/attention/ and its line in model/attention/__init__.py; its name and options in
                     model/config.py; to compare it, its name in compare/backends.py, in linpix/__main__.py (compare
                     --backends) and in static/race.js

@@ -11,7 +11,7 @@ from .settings import Settings
 from .web import error_handlers, openapi
 from .web.keys import Keys
 from .web.middleware import stack
-from .web.middleware.bodies import BodyBudget, UploadDrain
+from .web.middleware.bodies import BodyBudget, BodyDrain
 from .web.routes import compare, images, likelihoods, models, operations, page
 from .web.service import Service
 
@@ -20,7 +20,7 @@ def create_app(settings: Settings) -> FastAPI:
     """The application that serves the models of the settings. Raises before any request is read."""
     keys = Keys(settings.api_keys) if settings.api_keys else None  # before the wait for models: the file may be bad
     core = Core(settings)
-    return application(Service(settings, core.ledger, core.comparisons, core.catalogue, UploadDrain(), keys))
+    return application(Service(settings, core.ledger, core.comparisons, core.catalogue, BodyDrain(), keys))
 
 
 def application(service: Service) -> FastAPI:
@@ -52,6 +52,6 @@ def application(service: Service) -> FastAPI:
     app.router.routes.extend(page.routes)
     error_handlers.install(app, metrics=ledger.metrics)
     stack.install(app, hosts=Hosts(settings.host, settings.allowed_hosts), origins=Origins(settings.allowed_origins),
-                  bodies=BodyBudget(settings, ledger.metrics, service.intake), keys=service.keys)
+                  bodies=BodyBudget(settings, ledger.metrics, service.body_drain), keys=service.keys)
     openapi.describe(app, keys=service.keys is not None, compare_budget=settings.compare_budget)
     return app

@@ -7,9 +7,9 @@ from linpix.model import ops
 
 from .compare.backends import BACKENDS
 from .compare.jobs import Comparisons, Jobs
+from .engine.catalogue import Catalogue
 from .engine.decode.faults import Faults
 from .engine.ledger import Ledger
-from .engine.models import Catalogue
 from .engine.thread import EngineThread
 from .metrics import Metrics
 from .settings import Settings

@@ -148,7 +148,7 @@ class Metrics:
         self.images_drawn_again.labels(model, backend)
 
     def set_slots(self, model: str, slots: int, used: int) -> None:
-        """slots: of all pools with this model name; 0 removes the gauges."""
+        """slots: of all models with this name, old ones that still run included; 0 removes the gauges."""
         for gauge, value in ((self.state_slots, slots), (self.state_slots_used, used)):
             if slots:
                 gauge.labels(model).set(value)

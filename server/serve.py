@@ -55,7 +55,7 @@ class Probes(uvicorn.Server):
         app.include_router(operations.probes)
         error_handlers.install(app, metrics=metrics)
         stack.install(app, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
-                      bodies=BodyBudget(settings, metrics, service.intake), keys=None)
+                      bodies=BodyBudget(settings, metrics, service.body_drain), keys=None)
         super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False,
                                         http=connection(settings.head_timeout, SECURITY_HEADERS),
                                         **UVICORN))
@@ -168,7 +168,7 @@ class Server(uvicorn.Server):
     async def _drain(self) -> None:
         assert self._loop is not None
         try:
-            self._service.intake.close()
+            self._service.body_drain.close()
             self._service.comparisons.stop()
             await asyncio.sleep(LINGER_S)  # connected before the signal, but not read yet: answered too
             if self.closes_at_once:

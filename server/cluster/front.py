@@ -13,7 +13,7 @@ from linpix.model.likelihood import Scoring
 
 from ..engine.decode.decoder import ImageSpec
 from ..engine.ledger import Ledger
-from ..engine.served import ServedModel
+from ..engine.served_model import ServedModel
 from ..engine.thread import EngineThread
 from ..engine.ticket import Ticket
 from ..errors import (

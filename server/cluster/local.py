@@ -13,7 +13,7 @@ from typing import Any
 from linpix.model.team import usable_cores
 
 from .. import logs
-from ..engine.models import Catalogue
+from ..engine.catalogue import Catalogue
 from ..listening import listen
 from ..serve import warn_of_exposure
 from ..settings import Settings

@@ -19,14 +19,14 @@ from ..compare.jobs import Job, Jobs
 from ..core import release
 from ..engine.decode.decoder import Decoder
 from ..engine.schedule.forecast import Room
-from ..engine.served import ServedModel
+from ..engine.served_model import ServedModel
 from ..errors import RateLimited
 from ..listening import listen
 from ..metrics import Metrics
 from ..serve import Probes, Server, configured
 from ..settings import Settings
 from ..web.keys import Key, Keys
-from ..web.middleware.bodies import UploadDrain
+from ..web.middleware.bodies import BodyDrain
 from ..web.service import Service
 from .desk import Snapshot
 from .front import FrontLedger
@@ -135,7 +135,7 @@ class FrontServer(Server):
         metrics = Metrics([(model, about.backend) for model, about in described.items()], BACKENDS, release(), kernel)
         self._front = FrontLedger(name, models_of(described, settings, fleet), metrics, fleet, settings)
         keys = SharedKeys(settings, fleet) if settings.api_keys else None
-        service = Service(settings, self._front, FarJobs(fleet), None, UploadDrain(), keys)
+        service = Service(settings, self._front, FarJobs(fleet), None, BodyDrain(), keys)
         self._listening = listen(settings.host, settings.port, shared=True)
         probed: list[socket.socket] | None = None
         if settings.metrics_port is not None:

@@ -18,13 +18,13 @@ from linpix.model.likelihood import Scoring
 from .. import logs
 from ..errors import ClientLimit, DeadlinePassed, Draining, EngineFailed, EngineGone, Exhausted, ServiceError
 from ..metrics import Measured, Metrics
-from ..pictures.turns import Decoders
+from ..pictures.upload_slots import UploadSlots
 from .batch import Batcher
 from .decode.decoder import ImageSpec
 from .decode.scoring import ScoringJob
 from .messages import ImageProgress, QuantumReport, Submission
-from .pools import Pools
-from .served import ServedModel
+from .served_model import ServedModel
+from .served_models import ServedModels
 from .thread import EngineThread
 from .ticket import ImageDone, Scored, Ticket
 
@@ -38,8 +38,8 @@ class Ledger:
         """max_queue: images of one model that may wait · client_images: that one client may have; 0: any number."""
         self.metrics, self._thread = metrics, thread
         self._timeout_s, self._client_images = request_timeout_s, client_images
-        self.uploads = Decoders()
-        self.pools = Pools(batchers, metrics, thread, max_queue, self.uploads.until)
+        self.uploads = UploadSlots()
+        self.served_models = ServedModels(batchers, metrics, thread, max_queue, self.uploads.until)
         self.tickets: dict[str, Ticket] = {}   # admitted requests, by id
         self._at: dict[str, ServedModel] = {}  # the model of each
         self.draining = False
@@ -62,7 +62,7 @@ class Ledger:
     @property
     def models(self) -> dict[str, ServedModel]:
         """The models that requests are admitted to, by name."""
-        return self.pools.models
+        return self.served_models.models
 
     @property
     def decoding(self) -> bool:
@@ -183,7 +183,7 @@ class Ledger:
             self._thread.cancel(served.batcher, ticket.id)
         if ticket.outcome and ticket.undone and not ticket.scores:
             self.metrics.images_completed.labels(served.name, served.backend, ticket.outcome).inc(ticket.undone)
-        self.pools.forget_idle()
+        self.served_models.forget_idle()
 
     async def measured(self) -> Measured:
         return self.metrics
@@ -208,20 +208,21 @@ class Ledger:
 
     def _check_client(self, ticket: Ticket, images: int) -> None:
         """Raise ClientLimit, with the time until there is room, if so many more images are too many for one client."""
-        if not self._client_images or sum(served.undone for served in self.pools.all()) + images <= self._client_images:
+        undone = sum(served.undone for served in self.served_models.all())
+        if not self._client_images or undone + images <= self._client_images:
             return  # all clients together have no more than that
         here = self._images_of(ticket.client)
         more = images - (ticket.images if ticket.id in self.tickets else 0)
         if (excess := here + more - self._client_images) > 0:
             theirs = [other for other in self.tickets.values() if other.client == ticket.client]
-            until_s = max(self.pools.until_drawn(excess, theirs), self.uploads.until(excess))
+            until_s = max(self.served_models.until_drawn(excess, theirs), self.uploads.until(excess))
             raise ClientLimit(here, more, self._client_images, until_s)
 
     # --- reports of the engine thread ---
 
     def quantum_done(self, batcher: Batcher, report: QuantumReport) -> None:
         """Send events to the requests of one quantum, and count it in the metrics."""
-        served = self.pools.of(batcher)
+        served = self.served_models.of(batcher)
         if served is None:  # the model is no longer served, and its last request has ended
             return
         metrics, now = self.metrics, time.monotonic()
@@ -242,7 +243,7 @@ class Ledger:
         for ticket in served.hopeless():
             self._thread.cancel(batcher, ticket.id)
             ticket.send(DeadlinePassed(ticket.timeout_s))
-        self.pools.count(served, report)
+        self.served_models.count(served, report)
 
     def _failed(self, served: ServedModel, request: str, error: Exception,
                 cure: str = "another seed or temperature may succeed") -> None:
@@ -284,11 +285,11 @@ class Ledger:
 
     def batch_lost(self, batcher: Batcher | None, requests: Sequence[str], error: ServiceError) -> None:
         self.metrics.engine_restarts.inc()
-        served = None if batcher is None else self.pools.of(batcher)
+        served = None if batcher is None else self.served_models.of(batcher)
         if served is None:
             return
         served.emptied()
-        self.pools.count_slots(served.name)
+        self.served_models.count_slots(served.name)
         for request in requests:
             if (ticket := served.ticket(request)) is not None:
                 logger.error("a request of %s failed with its whole batch", served.name, extra=logs.of(request))

@@ -6,13 +6,13 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from ..compare.jobs import Jobs
+from ..engine.catalogue import Catalogue
 from ..engine.ledger import Ledger
-from ..engine.models import Catalogue
-from ..engine.served import ServedModel
+from ..engine.served_model import ServedModel
 from ..errors import ModelNotFound
 from ..settings import Settings
 from .keys import Keys
-from .middleware.bodies import UploadDrain
+from .middleware.bodies import BodyDrain
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Service:
     ledger: Ledger
     comparisons: Jobs
     catalogue: Catalogue | None  # read again on SIGHUP; None: this process has no models of its own
-    intake: UploadDrain
+    body_drain: BodyDrain
     keys: Keys | None = None  # None: no key is required
 
     def reload_keys(self) -> bool:

@@ -24,7 +24,7 @@ from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.decoder import ImageSpec
 from linpix.server.engine.messages import Submission
-from linpix.server.engine.served import ServedModel
+from linpix.server.engine.served_model import ServedModel
 from linpix.server.engine.ticket import Ticket
 from linpix.training import datasets
 from tests.benchmarks.decode import machine

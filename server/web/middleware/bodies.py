@@ -65,7 +65,7 @@ class Share:
             del self._taken[client]
 
 
-class UploadDrain:
+class BodyDrain:
     """Ends bodies that are still being read when the server drains: their requests would be refused anyway."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class UploadDrain:
 class BodyBudget:
     """The limits, and what bodies hold while they are read. For the event loop only."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, drain: UploadDrain) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, drain: BodyDrain) -> None:
         self.settings, self.metrics, self.drain = settings, metrics, drain
         self.reading = Share(settings.max_requests or sys.maxsize)
         self.space = Share(max(settings.upload_space, settings.max_upload), settings.max_upload, "bytes of uploads")
@@ -161,7 +161,7 @@ class Body:
             self._space = size
         self._take_space(size)
 
-    def let_go(self) -> None:
+    def release_all(self) -> None:
         """Give back everything: nothing of the body is kept any more, in memory or in a file."""
         self.end()
         if self._space:
@@ -235,10 +235,10 @@ class Body:
         else:
             await self._send({**message, "more_body": True})
             if not self._closing:
-                await self._drain()
+                await self._discard_rest()
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _drain(self) -> None:
+    async def _discard_rest(self) -> None:
         """Throw away what the client still sends, for at most LINGER_S."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):

@@ -1,7 +1,8 @@
-"""The middleware of every request: Gate (outermost), CORS if other origins are allowed, and ApiKeys.
+"""The middleware of every request: Gate (outermost), CORS if other origins are allowed, and HeadChecks.
 
 Gate gives every answer, refusals included, an id, security headers and a line in the log, and refuses foreign hosts and
-pages. bodies.py limits the bodies that it lets through. ApiKeys requires a key, if the server has any.
+pages. bodies.py limits the bodies that it lets through. HeadChecks requires a key, if the server has any, and refuses
+bodies that are too large or of another type before they are read.
 """
 
 import logging
@@ -40,8 +41,8 @@ class Gate:
     """Request ids, security headers, a 500 for unexpected exceptions, and a line of the log for every request.
 
     Refuses hosts that are not this service's, and pages of origins that may not use it. scope["linpix.body"] is the
-    Body. scope["state"]["client"] is the peer's address, or the name of its key once ApiKeys has checked it. Routes may
-    set `model` and `images` in scope["state"], to be logged.
+    Body. scope["state"]["client"] is the peer's address, or the name of its key once HeadChecks has checked it. Routes
+    may set `model` and `images` in scope["state"], to be logged.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: Hosts, origins: Origins, bodies: BodyBudget) -> None:
@@ -86,7 +87,7 @@ class Gate:
             access(method=method, route=_route(scope), status=status,
                    duration_s=round(time.perf_counter() - began, 6), client=state["client"], model=state.get("model"),
                    images=state.get("images"))
-            body.let_go()
+            body.release_all()
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> ServiceError | None:
         for name, host in scope["headers"]:
@@ -105,8 +106,8 @@ def _route(scope: Scope) -> str | None:
     return "/static" if found is None and scope["path"].startswith("/static/") else found
 
 
-class ApiKeys:
-    """Requires a key under /v1/, counts its requests, and refuses bodies by their head, as of Body.check."""
+class HeadChecks:
+    """Requires a key under /v1/ if the server has any, counts its requests, and refuses bodies by their head."""
 
     def __init__(self, app: ASGIApp, *, keys: Keys | None, metrics: Metrics) -> None:
         self.app, self.keys, self.metrics = app, keys, metrics
@@ -140,7 +141,7 @@ class ApiKeys:
 
 def install(app: FastAPI, *, hosts: Hosts, origins: Origins, bodies: BodyBudget, keys: Keys | None) -> None:
     """Put all of it before an app's routes; the last one added is the outermost."""
-    app.add_middleware(ApiKeys, keys=keys, metrics=bodies.metrics)
+    app.add_middleware(HeadChecks, keys=keys, metrics=bodies.metrics)
     if origins.allowed:  # between the two: a page that may use the service must be able to read its refusals
         app.add_middleware(CORSMiddleware, allow_origins=origins.allowed, allow_methods=["*"], allow_headers=["*"],
                            expose_headers=["*"], allow_private_network=True)

@@ -28,7 +28,7 @@ from linpix.server.compare.backends import BACKENDS
 from linpix.server.metrics import Metrics
 from linpix.server.serve import LINGER_S
 from linpix.server.settings import Settings
-from linpix.server.web.middleware.bodies import UploadDrain
+from linpix.server.web.middleware.bodies import BodyDrain
 from linpix.server.web.service import Service
 from tests.server.test_listening import free_port
 from tests.server.web.test_images import encode
@@ -103,7 +103,7 @@ class Fronts:
         self.clients = []
         for fleet, ledger in zip(self.fleets, self.ledgers, strict=True):
             keys = SharedKeys(settings, fleet) if settings.api_keys else None
-            app = application(Service(settings, ledger, FarJobs(fleet), None, UploadDrain(), keys))
+            app = application(Service(settings, ledger, FarJobs(fleet), None, BodyDrain(), keys))
             self.clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost",
                                                   timeout=30))
 

@@ -78,7 +78,7 @@ class Catalogue:
     def _put(self, ledger: Ledger, name: str, fresh: Batcher, order: list[str]) -> None:
         outcome = "replaced" if name in ledger.models else "added"
         serving = _batchers(ledger) | {name: fresh}
-        ledger.pools.serve({model: serving[model] for model in [*order, *serving] if model in serving})
+        ledger.served_models.serve({model: serving[model] for model in [*order, *serving] if model in serving})
         logger.warning("SIGHUP: %s is %s: checkpoint %s", name, outcome, fresh.decoder.checkpoint.digest[:16])
         ledger.metrics.reloads.labels(outcome).inc()
 
@@ -94,7 +94,8 @@ class Catalogue:
                 self._refuse(ledger, f"{name} is kept: {folder} does not exist, but without it no model would be left; "
                                      f"put a valid checkpoint into {folder.parent}, and send SIGHUP again")
             else:
-                ledger.pools.serve({other: batcher for other, batcher in _batchers(ledger).items() if other != name})
+                kept = {other: batcher for other, batcher in _batchers(ledger).items() if other != name}
+                ledger.served_models.serve(kept)
                 logger.warning("SIGHUP: %s was removed", name)
                 ledger.metrics.reloads.labels("removed").inc()
 

@@ -1,4 +1,4 @@
-"""The few places in which uploads are decoded, shared among clients, and their predicted waits. Event loop only."""
+"""The few slots in which uploads are decoded, shared among clients, and their predicted waits. Event loop only."""
 
 import asyncio
 import time
@@ -9,12 +9,12 @@ from typing import TypeVar
 
 from ..errors import DeadlineUnreachable
 
-PLACES = 2  # the largest upload takes 430 MB while it is decoded, 550 if it is to be laid back
+SLOTS = 2  # the largest upload takes 430 MB while it is decoded, 550 if it is to be laid back
 T = TypeVar("T")
 
 
-class Decoders:
-    """A free place goes to the client that has the fewest, and among equals to the one that has waited longest."""
+class UploadSlots:
+    """A free slot goes to the client that has the fewest, and among equals to the one that has waited longest."""
 
     def __init__(self) -> None:
         self._running: Counter[str] = Counter()                     # uploads being decoded, by client
@@ -22,55 +22,55 @@ class Decoders:
         self._seconds = 0.0                                         # to decode an upload, smoothed; 0: none was decoded
 
     async def run(self, client: str, read: Callable[[], T]) -> T:
-        """Run read in a thread; return its result. Once begun, it keeps its place until it ends, even if cancelled."""
-        await self._place(client)
+        """Run read in a thread; return its result. Once begun, it keeps its slot until it ends, even if cancelled."""
+        await self._slot(client)
         thread = asyncio.ensure_future(asyncio.to_thread(read))
         thread.add_done_callback(partial(self._done, client, time.monotonic()))
         return await asyncio.shield(thread)
 
     def check(self, client: str, left_s: float) -> None:
-        """Raise DeadlineUnreachable if an upload of this client would wait longer than left_s for its place."""
+        """Raise DeadlineUnreachable if an upload of this client would wait longer than left_s for its slot."""
         own = len(self._waiting.get(client, ()))
         turns = own + self._running[client] + 1  # each other client has at most so many uploads before it
-        ahead = own + sum(min(len(line), turns) for other, line in self._waiting.items() if other != client)
-        if (wait_s := self._seconds * ahead / PLACES) > left_s:
+        ahead = own + sum(min(len(queue), turns) for other, queue in self._waiting.items() if other != client)
+        if (wait_s := self._seconds * ahead / SLOTS) > left_s:
             raise DeadlineUnreachable(left_s, wait_s, ahead, uploads=True)
 
     def until(self, uploads: int) -> float:
         """Predicted seconds until this many of the waiting and running uploads are done, or all if there are fewer."""
         there = self._running.total() + sum(map(len, self._waiting.values()))
-        return self._seconds * min(uploads, there) / PLACES
+        return self._seconds * min(uploads, there) / SLOTS
 
-    async def _place(self, client: str) -> None:
-        if self._running.total() < PLACES:
+    async def _slot(self, client: str) -> None:
+        if self._running.total() < SLOTS:
             self._running[client] += 1
             return
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(place)
+        slot = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(slot)
         try:
-            await place
+            await slot
         except asyncio.CancelledError:
-            if not place.cancelled():  # this upload had just been given the place
+            if not slot.cancelled():  # this upload had just been given the slot
                 self._give_back(client)
-            elif place in (line := self._waiting.get(client, deque())):
-                line.remove(place)
-                if not line:
+            elif slot in (queue := self._waiting.get(client, deque())):
+                queue.remove(slot)
+                if not queue:
                     del self._waiting[client]
             raise
 
     def _give_back(self, client: str) -> None:
-        """Free a client's place, and give it to the next upload."""
+        """Free a client's slot, and give it to the next upload."""
         self._running[client] -= 1
         self._running = +self._running  # drops clients that have none
         while self._waiting:
             after = min(self._waiting, key=lambda other: self._running[other])
-            line = self._waiting.pop(after)
-            place = line.popleft()
-            if line:
-                self._waiting[after] = line  # behind the others
-            if not place.cancelled():
+            queue = self._waiting.pop(after)
+            slot = queue.popleft()
+            if queue:
+                self._waiting[after] = queue  # behind the others
+            if not slot.cancelled():
                 self._running[after] += 1
-                place.set_result(None)
+                slot.set_result(None)
                 return
 
     def _done(self, client: str, began: float, thread: asyncio.Future[T]) -> None:

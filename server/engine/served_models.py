@@ -9,7 +9,7 @@ from ..metrics import PRIORITIES, Metrics
 from .batch import Batcher
 from .memory import collect
 from .messages import QuantumReport
-from .served import ServedModel
+from .served_model import ServedModel
 from .thread import EngineThread
 from .ticket import Ticket
 
@@ -17,7 +17,9 @@ COLLECT_S = 1.0  # seconds from the last request of a model that is no longer se
 AGAIN_S = 6.0    # seconds until the next attempt if something still held it: uvicorn's keep-alive, and a second
 
 
-class Pools:
+class ServedModels:
+    """The models that requests may ask for, and those that still run for earlier requests."""
+
     def __init__(self, batchers: dict[str, Batcher], metrics: Metrics, thread: EngineThread, max_queue: int,
                  uploads_s: Callable[[int], float]) -> None:
         """max_queue: images of one model that may wait · uploads_s: as for ServedModel."""
