@@ -35,6 +35,13 @@ class Backlogs:
         now = self._clock()
         self._open[replica].setdefault(order, (now, work, now + timeout_s))
 
+    def move(self, replica: str, order: str) -> None:
+        """The order has arrived at this replica. If it has ended already, it stays ended."""
+        if given := next((orders[order] for orders in self._open.values() if order in orders), None):
+            for orders in self._open.values():
+                orders.pop(order, None)
+            self._open[replica][order] = given
+
     def take(self, replica: str, order: str) -> None:
         """The order has ended at this replica."""
         self._open[replica].pop(order, None)
@@ -69,7 +76,7 @@ def oldest_first(names: Iterable[str]) -> list[str]:
 
 
 def by_end(loads: Mapping[str, Load], backlogs: Backlogs, order: Order) -> list[str]:
-    """Replicas in the order in which they would be done with an order, those without room last.
+    """Replicas in the order in which they would be done with an order, those without room for it last.
 
     Replicas that do not serve the model, or serve it with other weights or another precision, are left out, unless
     there are no others. Equal ones come in the order of their names, so that few orders all go to one replica.
@@ -80,4 +87,5 @@ def by_end(loads: Mapping[str, Load], backlogs: Backlogs, order: Order) -> list[
     ends = {name: backlogs.seconds(name, load, usual) + order.work / (load.pace or usual)
             for name, load in loads.items()}
     right = [name for name, load in loads.items() if not load.facts or load.facts.get(order.model) == order.facts]
-    return sorted(right or loads, key=lambda name: (not loads[name].room, not loads[name].facts, ends[name], name))
+    return sorted(right or loads, key=lambda name: (loads[name].room < order.images, not loads[name].facts, ends[name],
+                                                    name))

@@ -40,15 +40,13 @@ class DoneFirst(RequestRouter):  # type: ignore[misc]  # Ray's types are not rea
             return [[candidates[name]] for name in ([oldest] if order is not None else [*reversed(others), oldest])]
         loads = {name: choosing.LOADS.get(name) or Load(room=1) for name in candidates}
         names = choosing.by_end(loads, self._backlogs, order)
-        self._give(names[0], pending_request, order)
+        self._backlogs.give(names[0], pending_request.metadata.internal_request_id, order.work,
+                            order.timeout_s - order.spent_s)
         return [[candidates[name]] for name in names]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
-        if pending_request.args and isinstance(order := pending_request.args[0], Order):
-            self._give(replica_id.unique_id, pending_request, order)
+        # for an answer in one piece, gRPC says that the request has arrived only once it has been answered
+        self._backlogs.move(replica_id.unique_id, pending_request.metadata.internal_request_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         self._backlogs.take(replica_id.unique_id, internal_request_id)
-
-    def _give(self, replica: str, request: PendingRequest, order: Order) -> None:
-        self._backlogs.give(replica, request.metadata.internal_request_id, order.work, order.timeout_s - order.spent_s)

@@ -18,8 +18,8 @@ class Clock:
         return self.now
 
 
-def order(work: float = 1.0, facts: dict[str, str] | None = None) -> Order:
-    return Order(id="1", endpoint="generations", client="", model="tiny", facts=facts or {}, images=1, work=work,
+def order(work: float = 1.0, facts: dict[str, str] | None = None, images: int = 1) -> Order:
+    return Order(id="1", endpoint="generations", client="", model="tiny", facts=facts or {}, images=images, work=work,
                  timeout_s=60.0, spent_s=0.0)
 
 
@@ -120,14 +120,30 @@ def test_an_order_that_went_elsewhere_is_counted_there_alone():
 
 
 def test_an_order_that_arrived_is_as_old_as_it_was():
-    """A replica may tell of an order before its front hears that it has arrived there."""
+    """A replica may report an order before its front learns that it has arrived there."""
     clock = Clock()
     backlogs = Backlogs(clock)
-    backlogs.give("a", "1", 5.0, 60.0)
+    backlogs.give("b", "1", 5.0, 60.0)
     clock.now += 2
-    backlogs.give("a", "1", 5.0, 60.0)
+    backlogs.move("a", "1")
     load = Load(at=clock.now - 1, room=9, pace=1.0, ahead=5.0)
     assert backlogs.seconds("a", load, 1.0) == 4.0
+
+
+def test_an_answered_order_does_not_come_back_when_it_is_said_to_have_arrived():
+    """gRPC says so of an answer in one piece only once it is there, and the router hears of the end before."""
+    backlogs, idle = Backlogs(), Load(room=9, pace=1.0)
+    for number in range(100):
+        backlogs.give("a", str(number), 5.0, 600.0)
+        backlogs.take("a", str(number))
+        backlogs.move("a", str(number))
+    assert backlogs.seconds("a", idle, 1.0) == 0.0
+
+
+def test_a_replica_with_room_for_some_images_comes_after_one_with_room_for_all():
+    loads = {"a": Load(room=1, pace=9.0), "b": Load(room=4, pace=1.0)}
+    assert by_end(loads, Backlogs(), order(images=2)) == ["b", "a"]
+    assert by_end(loads, Backlogs(), order(images=1)) == ["a", "b"]
 
 
 def test_a_replica_whose_clock_is_ahead_gets_no_more_than_the_others():
