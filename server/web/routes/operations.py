@@ -23,9 +23,9 @@ _TEXT = {"text/plain": {"schema": {"type": "string"}, "example":
                         "# TYPE linpix_requests_running gauge\nlinpix_requests_running 1.0\n"}}
 
 # what /v1/status takes from the metrics
-_STEP, _ROWS, _REJECTED = ("linpix_engine_step_seconds", "linpix_engine_step_batch_size_sum",
-                           "linpix_requests_rejected_total")
-_WATCHED = (f"{_STEP}_sum", f"{_STEP}_count", _ROWS, _REJECTED, "linpix_images_completed_total",
+_STEP, _ROWS, _REJECTED, _WAITING = ("linpix_engine_step_seconds", "linpix_engine_step_batch_size_sum",
+                                     "linpix_requests_rejected_total", "linpix_images_waiting")
+_WATCHED = (f"{_STEP}_sum", f"{_STEP}_count", _ROWS, _REJECTED, _WAITING, "linpix_images_completed_total",
             "linpix_pixels_generated_total", "linpix_requests_running", "linpix_requests_waiting",
             "linpix_state_slots", "linpix_state_slots_used", "linpix_kernel_info")
 
@@ -61,7 +61,8 @@ def _status_of(served: ServedModel, values: dict[tuple[str, ...], float]) -> Mod
     return ModelStatus(
         id=name, backend=backend, engine=facts["engine"], precision=facts["precision"], device=facts["device"],
         slots=int(values["linpix_state_slots", name]), slots_used=int(values["linpix_state_slots_used", name]),
-        images_waiting=served.waiting(),
+        images_waiting=int(sum(x for (metric, *labels), x in values.items() if metric == _WAITING
+                               and labels[0] == name)),
         images_completed=int(values["linpix_images_completed_total", name, backend, "completed"]),
         pixels_generated=int(values["linpix_pixels_generated_total", name, backend]),
         quanta=int(values[f"{_STEP}_count", name, backend]), step_seconds_sum=values[f"{_STEP}_sum", name, backend])
