@@ -97,6 +97,7 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
+        _allow_files()
         collect()
         gc.enable()  # linpix/__main__.py disabled it
         await super().startup(sockets)
@@ -216,7 +217,6 @@ def configured(app: Any, settings: Settings) -> uvicorn.Config:
 
 def serve(settings: Settings) -> None:
     """Run the service until a signal ends it. Raises OSError or ValueError with the cure."""
-    _allow_files()
     sys.setswitchinterval(0.0005)  # the engine thread takes the GIL back between quanta; by default it may wait 5 ms
     logs.configure(settings.log_format)
     for sentence in misspelt(os.environ):
