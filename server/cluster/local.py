@@ -10,6 +10,7 @@ import time
 from types import FrameType
 from typing import Any
 
+from linpix.model.sharing import remove_unused
 from linpix.model.team import usable_cores
 
 from .. import logs
@@ -32,6 +33,7 @@ QUIET = {  # variables that Ray reads before it begins; those that a user has se
 STORE_BYTES = 80 * 2**20  # of shared memory for large objects, of which we have none
 TRIES = 3  # Ray gives up its start after 30 s, which may be too short on a busy machine
 LOOK_S = 0.1
+DESK_S = 2.0  # seconds that the desk may take to answer
 ENDS_S = 5.0  # seconds after the fronts' --drain-timeout
 
 logger = logging.getLogger("linpix")
@@ -54,8 +56,10 @@ class _Signals:
 def serve(settings: Settings) -> None:
     """Run replicas and fronts until a signal ends them. Raises OSError, ValueError or ModuleNotFoundError with the
     cure."""
-    for name, value in (QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}).items():
+    for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    # some of Ray's processes listen on all addresses, and run what whoever has the token sends
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     try:
         import ray
         from ray import serve as cluster
@@ -66,19 +70,20 @@ def serve(settings: Settings) -> None:
     settings = _checked(settings)
     warn_of_exposure(settings)
     _Signals()
-    folder = tempfile.mkdtemp(prefix="linpix-ray-")  # Ray's logs and sockets
+    folder, at_once = tempfile.mkdtemp(prefix="linpix-ray-"), False  # for Ray's logs and sockets
     try:
         _begin(folder, settings.replicas * settings.replica_threads + settings.fronts + 1)
-        _run(settings, _Signals())  # Ray has put handlers of its own in the place of the first ones
+        at_once = _run(settings, _Signals())  # Ray has put handlers of its own in the place of the first ones
     finally:
-        if ray.is_initialized():
+        if ray.is_initialized() and not at_once:
             cluster.shutdown()
         ray.shutdown()
+        remove_unused()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _begin(folder: str, cores: int) -> None:
-    """Start Ray for this process only, on local addresses only."""
+    """Start Ray for this process only."""
     import ray
 
     for left in reversed(range(TRIES)):
@@ -117,7 +122,8 @@ def _free(host: str, port: int, of: str = "") -> int:
     return int(port)
 
 
-def _run(settings: Settings, signals: _Signals) -> None:
+def _run(settings: Settings, signals: _Signals) -> bool:
+    """Serve until a signal; then drain. Returns whether a second signal asked to end at once."""
     from ray import serve as cluster
 
     from .deployments import app
@@ -141,13 +147,14 @@ def _run(settings: Settings, signals: _Signals) -> None:
     while signals.asked < 2 and time.monotonic() < end and not _answer_of(desk.drained):
         _answer_of(desk.drain)  # again, in case the desk has died
         time.sleep(LOOK_S)
+    return signals.asked > 1
 
 
 def _answer_of(ask: Any) -> Any:
-    """The desk's answer; 0 if it has just died."""
+    """The desk's answer; 0 while there is none, because the desk has just died."""
     from ray.exceptions import RayActorError
 
     try:
-        return ask.remote().result()
-    except RayActorError:
+        return ask.remote().result(timeout_s=DESK_S)
+    except (RayActorError, TimeoutError):
         return 0
