@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from prometheus_client import Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily
 
 from ..web.keys import Bucket, bucket_of
 
@@ -41,6 +42,7 @@ class Desk:
         self._processes: dict[str, _Process] = {}
         self._buckets: dict[tuple[str, str], Bucket] = {}
         self._draining = False
+        self._lost = 0  # processes that fell silent without having drained
 
     async def beat(self, name: str, kind: str, clients: Mapping[str, int], snapshot: Snapshot, drained: bool) -> Reply:
         """Record that a process is there, with its images of each client and its metrics."""
@@ -63,8 +65,11 @@ class Desk:
         return bucket.take(time.monotonic())
 
     async def collected(self) -> dict[str, Snapshot]:
-        """The metrics of every process that is there."""
-        return {name: process.snapshot for name, process in self._present().items()}
+        """The metrics of every process that is there, and of the desk."""
+        present = self._present()
+        lost = CounterMetricFamily("linpix_processes_lost", "Replicas and fronts that ended without having drained.",
+                                   value=self._lost)
+        return {name: process.snapshot for name, process in present.items()} | {"desk": [lost]}
 
     async def drain(self) -> None:
         """Have every front drain, from its next beat on."""
@@ -92,7 +97,10 @@ class Desk:
 
     def _present(self) -> dict[str, _Process]:
         now = time.monotonic()
-        self._processes = {name: process for name, process in self._processes.items() if now - process.seen < SILENT_S}
+        for name, process in list(self._processes.items()):
+            if now - process.seen >= SILENT_S:
+                del self._processes[name]
+                self._lost += not process.drained
         return self._processes
 
 

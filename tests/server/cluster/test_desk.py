@@ -87,3 +87,17 @@ def test_one_scrape_has_every_process_apart_and_status_has_the_sums():
     assert text.count("# TYPE linpix_images_completed_total counter") == 1
     for one in processes["engine-1"].registry.collect():
         assert all("replica" in sample.labels for sample in families[one.name].samples)
+
+
+def lost(desk: Desk) -> float:
+    return Together(asyncio.run(desk.collected())).values("linpix_processes_lost_total")["linpix_processes_lost_total",]
+
+
+def test_processes_that_fall_silent_are_counted_unless_they_have_drained(monkeypatch):
+    desk = Desk()
+    reply(desk, "engine-1", "engine")
+    reply(desk, "engine-2", "engine", drained=True)
+    reply(desk, "front-1", drained=True)
+    assert lost(desk) == 0
+    monkeypatch.setattr(desks, "SILENT_S", 0.0)
+    assert lost(desk) == lost(desk) == 1
