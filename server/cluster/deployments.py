@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import ObjectLostError, RayActorError, TaskCancelledError, WorkerCrashedError
 from ray.serve import Application
@@ -30,13 +31,14 @@ BEAT_S = 0.5      # seconds between a process's messages to the desk
 STATS_S = 0.5     # seconds between reports of the replicas' loads to the routers
 ANY_NUMBER = 10**6  # of concurrent requests: a replica's own ledger knows how many it can take
 DESK_S = 1.0      # seconds that the desk may take to answer: while it is replaced, there is no answer
+COMPARE_S = 5.0   # seconds that the replica with the comparisons may take to answer
 STARTS_S = 60.0   # seconds in which a replica starts, once there are cores for it
 ENDS_S = 15.0     # seconds after --drain-timeout, for the last answers and the end of a process
 # of a front: requests wait for no other thread; and asyncio's own event loop, for which web/middleware/connection.py is
 ONE_LOOP = {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0", "RAY_USE_UVLOOP": "0"}
 LOG: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}  # of Serve's own log; ours is separate
 _LOST = (RayActorError, WorkerCrashedError, ObjectLostError, TaskCancelledError, RequestCancelledError,
-         DeploymentUnavailableError)
+         DeploymentUnavailableError, AioRpcError)
 
 
 def settings_of(given: dict[str, Any]) -> Settings:
@@ -62,11 +64,15 @@ class Engine:
     async def __del__(self) -> None:
         self._beating.cancel()
         await self._replica.stop()
+        await self._report(drained=True)
 
     async def _beat(self) -> None:
         while True:
-            await _desk_answer(self._desk.beat.remote(self._name, "engine", {}, self._replica.snapshot(), False))
+            await self._report()
             await asyncio.sleep(BEAT_S)
+
+    async def _report(self, *, drained: bool = False) -> None:
+        await _desk_answer(self._desk.beat.remote(self._name, "engine", {}, self._replica.snapshot(), drained))
 
     async def check_health(self) -> None:
         if self._replica.gone:
@@ -118,7 +124,7 @@ class Handles:
         try:
             return list(await answer)
         except asyncio.CancelledError:
-            answer.cancel()
+            _cancel(answer)
             raise
         except _LOST as lost:
             raise ReplicaLost(f"a replica was lost ({type(lost).__name__})") from lost
@@ -129,16 +135,20 @@ class Handles:
             async for answers in answer:
                 yield answers
         except (asyncio.CancelledError, GeneratorExit):
-            answer.cancel()
+            _cancel(answer)
             raise
         except _LOST as lost:
             raise ReplicaLost(f"a replica was lost ({type(lost).__name__})") from lost
 
     async def compare(self, what: str, *about: Any) -> Job | None:
+        if not self.replicas:  # Serve would wait for one
+            if what == "latest":
+                return None
+            raise EngineGone("no replica runs that could compare")
         try:
-            found = await self._engines.compare.remote(what, *about)
-        except _LOST as lost:
-            raise EngineGone("the replica with the comparisons died") from lost
+            found = await asyncio.wait_for(self._engines.compare.remote(what, *about), COMPARE_S)
+        except (*_LOST, TimeoutError) as lost:
+            raise EngineGone("the replica with the comparisons died, or does not answer") from lost
         if isinstance(found, ServiceError):
             raise found
         assert found is None or isinstance(found, Job)
@@ -165,6 +175,14 @@ class Handles:
         return bool(reply.draining)
 
 
+def _cancel(answer: Any) -> None:
+    """Cancel a call. One that has been sent, and whose result Ray has not stored yet, would go on without this."""
+    answer.cancel()
+    sent = answer._replica_result_future
+    if sent.done() and not sent.cancelled() and sent.exception() is None:
+        sent.result().cancel()
+
+
 async def _desk_answer(answer: Any) -> Any:
     """The desk's answer; None while there is no desk: limits across fronts then do not hold, and no request waits."""
     try:
@@ -172,7 +190,9 @@ async def _desk_answer(answer: Any) -> Any:
     except (*_LOST, TimeoutError) as lost:
         logger.warning("the desk does not answer (%s): until it does, each front applies the limits on its "
                        "own", type(lost).__name__)
-        return None
+    except Exception:  # a bug, of ours or of the transport: beats must go on
+        logger.exception("the desk was asked in vain")
+    return None
 
 
 class Front:
@@ -182,6 +202,9 @@ class Front:
                        desk: DeploymentHandle) -> None:
         from .serving import front_server
 
+        if not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
+            raise RuntimeError("this front would run on another event loop than asyncio's, without the limits of its "
+                               f"connections; if you set ray_actor_options, add these env_vars to them: {ONE_LOOP}")
         settings = settings_of(given)
         logs.configure(settings.log_format)
         name = f"front-{serve.get_replica_context().replica_tag}"
@@ -190,8 +213,10 @@ class Front:
                                           patience_s=settings.drain_timeout + ENDS_S + STARTS_S)
         self._fleet.facts = self._server.facts
         self._serving = asyncio.create_task(self._serve())
-        while not self._server.started and not self._serving.done():
+        while not (self._server.started or self._server.over):
             await asyncio.sleep(0.01)
+        if not self._server.started:
+            raise RuntimeError("the HTTP server of this front did not start; its log says why")
 
     async def _serve(self) -> None:
         await self._server.serve_shared()
@@ -203,6 +228,7 @@ class Front:
         self._server.drain(others=True)
         while not self._server.over:
             await asyncio.sleep(0.02)
+        await self._fleet.beat({}, self._server.snapshot(), True)
 
     async def check_health(self) -> None:
         if self._server.over and not self._server.draining:

@@ -92,12 +92,15 @@ class FrontLedger(Ledger):
         """Keep what the order will need; the replica that gets it says whether there is room.
 
         For a large upload this is called before it is read, while ticket.images is still 0. It is refused then if no
-        replica has room.
+        replica has room. While there is no replica, as many images may wait here as in the queue of one.
         """
         with self._refusing(ticket):
             self.check_open()
+            allowed = served.room.max_queue
             if known is None and not ticket.images and not ticket.scores and self._fleet.room < images:
-                raise QueueFull(served.room.max_queue, images, served.room.max_queue, AGAIN_S)
+                raise QueueFull(allowed, images, allowed, AGAIN_S)
+            if not self._fleet.replicas and (waiting := self._entered.total()) + images > allowed:
+                raise QueueFull(waiting, images, allowed, AGAIN_S)
         ticket.ask(images, bulk=bulk, known=known, group=group, ranked=ranked)
         self.tickets[ticket.id], self._at[ticket.id] = ticket, served
 

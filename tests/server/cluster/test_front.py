@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import pickle
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,11 @@ class Near:
         while not self.replicas:
             await asyncio.sleep(0.01)
         self.orders.append(order)
+        order = pickle.loads(pickle.dumps(order))  # as between processes
         lost, passed = self.lost_after.pop(0) if self.lost_after else None, 0
         async with contextlib.aclosing(self.replica.stream(order)) as answers:
             async for some in answers:
-                for answer in some or [None]:
+                for answer in pickle.loads(pickle.dumps(some)) or [None]:
                     if passed == lost:
                         raise ReplicaLost("a replica was lost (test)")
                     yield [] if answer is None else [answer]
@@ -364,7 +366,7 @@ def test_the_desk_is_asked_where_a_client_comes_near_its_limit(tiny):
 
 def test_without_a_replica_it_is_not_ready_and_requests_wait_until_their_deadline(tiny):
     async def waits() -> None:
-        async with fronts(tiny) as both:
+        async with fronts(tiny, max_queue=2) as both:
             [fleet, _], [client, _] = both.fleets, both.clients
             fleet.replicas = 0
             assert (await client.get("/readyz")).status_code == 503
@@ -376,6 +378,8 @@ def test_without_a_replica_it_is_not_ready_and_requests_wait_until_their_deadlin
             await asyncio.sleep(0.1)
             [value] = both.ledgers[0].metrics.values("linpix_requests_waiting").values()
             assert value == 1 and not waiting.done()
+            full = await client.post("/v1/images/generations", json={"n": 2})
+            assert full.status_code == 429 and full.json()["error"]["code"] == "queue_full", "it waits for nothing yet"
             fleet.replicas = 1
             assert (await waiting).status_code == 200
             both.ledgers[0].draining = True

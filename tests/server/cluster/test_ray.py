@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -67,7 +68,7 @@ class Cluster(SimpleNamespace):
 
     def whole(self) -> bool:
         kinds = Counter(name.split("-")[0] for name in self.replicas())
-        return kinds == {"engine": 2, "front": 2}
+        return kinds == {"engine": 2, "front": 2, "desk": 1}
 
     def asks(self, count: int) -> list[Ask]:
         """Samples and completions, in one piece and streamed."""
@@ -183,6 +184,7 @@ def what_is_killed_is_replaced_and_every_request_is_answered(cluster: Cluster) -
             assert record.outcome == "lost" and record.broken
     assert ends["lost"] < CLIENTS, "the other front goes on"
     assert eventually(cluster.whole, 60)
+    assert eventually(lambda: cluster.total("linpix_processes_lost_total") == 2, 20)
 
 
 def weights_of(pid: int) -> set[str]:
@@ -249,3 +251,22 @@ def test_two_fronts_and_two_replicas_serve_as_one_while_some_are_killed(cluster,
         a_real_prometheus_reads_all_replicas_in_one_scrape(cluster, tmp_path)
     what_is_killed_is_replaced_and_every_request_is_answered(cluster)
     it_drains_and_leaves_nothing_behind(cluster)
+
+
+def test_a_second_signal_ends_everything_at_once(tmp_path):
+    checkpoint.save(tmp_path / "large", Transformer(PRESETS["cifar10"]), {"data": "random weights"}, "# large\n")
+    server = Process(tmp_path, "--replicas", "1", "--fronts", "1", "--replica-threads", "1", "--drain-timeout", "300")
+    family, began = processes(server.process.pid), time.monotonic()
+    with ThreadPoolExecutor(1) as others:  # some minutes of work
+        asked = others.submit(httpx.post, server.url + "/v1/images/generations", json={"n": 16}, timeout=60)
+        assert eventually(lambda: "linpix_state_slots_used" in (found := server.get("/metrics").text)
+                          and " 16.0" in found.partition("linpix_state_slots_used{")[2].splitlines()[0], 30)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(1.0)
+        assert server.process.poll() is None and not asked.done(), "the first one lets it finish"
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(30)
+        assert isinstance(asked.exception(timeout=30), httpx.HTTPError)
+    assert time.monotonic() < began + 60
+    assert eventually(lambda: not [pid for pid in family if Path(f"/proc/{pid}").exists()], 20)
+    server.stop()
