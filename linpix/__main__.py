@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = _parser(words[:1]).parse_args(words)
         given.command_line = shlex.join(["linpix", *words])
         if not serving and any(name.startswith("LINPIX_") for name in os.environ):
-            with contextlib.suppress(ModuleNotFoundError):  # training wants nothing that serving does
+            with contextlib.suppress(ModuleNotFoundError):  # training may be installed without the packages for serving
                 for sentence in importlib.import_module("linpix.server.settings").misspelt(os.environ):
                     print(f"linpix {words[0]}: {sentence}", file=sys.stderr)
         command = getattr(_imported(given.module), given.function)

@@ -94,7 +94,7 @@ class Workers:
             distributed.all_gather_object(found, facts)
         for rank, other in enumerate(found):
             if differing := [name for name in facts if other[name] != found[0][name]]:
-                raise ValueError(f"process {rank} has another {' and '.join(differing)} than process 0; every machine "
+                raise ValueError(f"{' and '.join(differing)} of process {rank} and of process 0 differ; every machine "
                                  "must use the same command, --data, --out and --init, with --out on a shared disk")
 
     def leave(self) -> None:

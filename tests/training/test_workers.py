@@ -226,7 +226,7 @@ def test_processes_that_differ_do_not_train_together(pictures, tmp_path):
     for process in started:
         _, said = process.communicate(timeout=120)
         assert process.returncode == 2
-        assert "process 1 has another settings and weights than process 0" in said.splitlines()[-1]
+        assert "settings and weights of process 1 and of process 0 differ" in said.splitlines()[-1]
     assert not (tmp_path / "run").exists() and not (tmp_path / "run.training").exists()
 
 
