@@ -1,9 +1,28 @@
-"""h11 with our rules, without a socket."""
+"""Connections: how answers are cut into packets, and what clients send that is not a proper request."""
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import h11
+import pytest
+import uvicorn
 
-from linpix.server.web.middleware.connection import Reader
+from linpix.server.web.middleware.connection import HEAD_BYTES, MAX_TINY, READ_BYTES, TINY_BYTES, Reader, connection
+from linpix.server.web.middleware.headers import SECURITY_HEADERS
+from tests.server.conftest import Process, eventually, serving
+from tests.server.web.test_exposure import probes_of
+from tests.server.web.test_keys import line, private
+from tests.server.web.test_leaving import GENERATIONS, SLOW, head, post, rest_of
 
+HOST = b"host: localhost\r\n"
+
+
+# --- without a socket ---
 
 def answering(*headers: tuple[str, str]) -> tuple[Reader, bytes]:
     """A connection that was asked for something, and what it sends of the head of its answer."""
@@ -29,3 +48,243 @@ def test_the_head_of_a_stream_does_not_wait_for_its_first_event():
     reader, head = answering(("transfer-encoding", "chunked"))
     assert head.startswith(b"HTTP/1.1 200 ") and head.endswith(b"\r\n\r\n")
     assert reader.send(h11.Data(data=b"1234")) == b"4\r\n1234\r\n"
+
+
+# --- against a real server process ---
+
+@pytest.fixture(scope="module")
+def process(tiny: Path) -> Iterator[Process]:
+    """An image takes two seconds here, by quanta of 30 ms."""
+    with serving(tiny.parent, "--slots", "2", "--faults", SLOW) as process:
+        yield process
+
+
+def leave(connection: socket.socket, how: str) -> None:
+    if how == "half closed":
+        connection.shutdown(socket.SHUT_WR)
+        return
+    if how == "reset":
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["closed", "half closed", "reset"])
+@pytest.mark.parametrize("more", [b"\r\n", b"G", b"GET /v1/models HTTP/1.1\r\n" + HOST + b"\r\n", b"x" * 2000],
+                         ids=["a line break", "a letter", "a request", "no request"])
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+def test_who_leaves_is_seen_to_leave_whatever_was_sent_ahead_of_the_answer(process, how, more, stream):
+    """Of 16 images, which take 16 seconds."""
+    with process.connect() as leaving:
+        leaving.sendall(post(n=16, stream=stream))
+        assert eventually(lambda: process.metric("linpix_requests_running") == 1)
+        for _ in range(2):  # the second time on a connection that waits for its answer with a request begun
+            leaving.sendall(more)
+            time.sleep(0.1)
+        leave(leaving, how)
+        assert eventually(lambda: process.quiet("tiny"), 8)
+
+
+@pytest.mark.slow
+def test_a_client_that_asks_for_another_protocol_and_leaves_is_seen_to_leave(process):
+    body = json.dumps({"n": 16}).encode()
+    with process.connect() as leaving:
+        leaving.sendall(head(GENERATIONS, len(body))[:-2] + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n" + body)
+        assert eventually(lambda: process.metric("linpix_requests_running") == 1)
+        leaving.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        time.sleep(0.1)
+        leaving.close()
+        assert eventually(lambda: process.quiet("tiny"), 8)
+
+
+@pytest.mark.slow
+def test_requests_that_are_sent_ahead_are_answered_one_after_the_other(process):
+    with process.connect() as connection:
+        last = b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n"
+        connection.sendall(post(stream=True) + post(n=2) + last)
+        received = rest_of(connection)
+    places = [received.index(words) for words in (b"image_generation.completed", b'"data":[{"b64', b'"object":"list"')]
+    assert places == sorted(places)
+    assert received.count(b"HTTP/1.1 200 OK\r\n") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_line_break_after_the_last_request_spoils_nothing(process, version):
+    """As clients of old send it."""
+    with process.connect() as connection:
+        connection.sendall(f"POST {GENERATIONS} HTTP/".encode() + version + b"\r\n" + HOST + b"connection: close\r\n"
+                           b"content-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+        assert eventually(lambda: process.metric("linpix_requests_running") == 1)
+        connection.sendall(b"\r\n")
+        received = rest_of(connection)
+    assert received.startswith(b"HTTP/1.1 200 OK\r\n") and received.count(b"HTTP/1.1") == 1
+    assert len(json.loads(received.split(b"\r\n\r\n", 1)[1])["data"]) == 1
+
+
+NO_HTTP = {
+    "a length and chunks": (head(GENERATIONS, 2)[:-2] + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+                            "Content-Length and Transfer-Encoding"),
+    "tiny chunks": (head(GENERATIONS, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
+                    + b"1\r\n \r\n" * (MAX_TINY + 1), "chunks"),
+    "a large head": (b"GET / HTTP/1.1\r\n" + HOST + b"x: " + b"x" * HEAD_BYTES + b"\r\n\r\n", "the head has 16,"),
+    "two lengths": (head(GENERATIONS, 2)[:-2] + b"content-length: 3\r\n\r\n{}", "conflicting Content-Length"),
+    "a negative length": (head(GENERATIONS, -2) + b"{}", "bad Content-Length"),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", "Missing mandatory Host"),
+    "two hosts": (b"GET / HTTP/1.1\r\n" + HOST + HOST + b"\r\n", "multiple Host"),
+    "another coding": (b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: gzip, chunked\r\n\r\n",
+                       "Transfer-Encoding"),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", "the request cannot be read"),
+    "a chunk without a size": (head(GENERATIONS, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
+                               + b"size\r\n{}", "illegal chunk header"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NO_HTTP)
+def test_what_is_no_http_is_answered_with_the_envelope_and_is_a_line_of_the_log(process, name):
+    sent, words = NO_HTTP[name]
+    with process.connect() as connection:
+        connection.sendall(sent)
+        top, body = rest_of(connection).split(b"\r\n\r\n", 1)
+    headers = dict(line.lower().split(": ", 1) for line in top.decode().split("\r\n")[1:])
+    error = json.loads(body)["error"]
+    assert top.startswith(b"HTTP/1.1 400 ")
+    assert (error["code"], error["type"]) == ("invalid_http", "invalid_request_error")
+    assert words in error["message"]
+    assert headers["connection"] == "close"
+    assert headers["x-content-type-options"] == SECURITY_HEADERS["x-content-type-options"]
+    said = lambda: [line for line in process.printed if headers["x-request-id"] in line]  # noqa: E731
+    assert eventually(lambda: len(said()) == 1)
+    assert "OTHER (no route) 400" in said()[0]
+
+
+@pytest.mark.slow
+def test_what_follows_a_body_of_two_lengths_is_no_request(process):
+    with process.connect() as connection:
+        connection.sendall(NO_HTTP["a length and chunks"][0] + b"GET /v1/models HTTP/1.1\r\n" + HOST + b"\r\n")
+        assert rest_of(connection).count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 16, 63, 64, 5000])
+def test_a_body_in_chunks_is_read_unless_they_are_many_and_tiny(process, size):
+    """At a route that reads none, too, since it is thrown away for a while."""
+    chunk, many = b"%x\r\n" % size + b" " * size + b"\r\n", min(2 * MAX_TINY, 100_000 // size)
+    for chunks, path in ((min(many, MAX_TINY - 1), GENERATIONS), (many, GENERATIONS), (many, "/nothing")):
+        with process.connect() as connection:
+            connection.sendall(head(path, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
+                               + chunk * chunks + b"2\r\n{}\r\n0\r\n\r\n"
+                               + b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
+            try:
+                received = rest_of(connection)
+            except ConnectionResetError:  # with more on the way
+                received = b""
+        if size < TINY_BYTES and chunks > MAX_TINY:
+            assert received.count(b"HTTP/1.1 200") == 0
+        else:
+            assert received.startswith(b"HTTP/1.1 200" if path == GENERATIONS else b"HTTP/1.1 404")
+            assert (b'"object":"list"' in received) == (path == GENERATIONS)
+
+
+@pytest.mark.slow
+def test_little_is_read_at_once_so_that_others_have_their_turn():
+    seen: list[int] = []
+
+    class Seen(connection(20.0, {})):
+        def data_received(self, data: bytes) -> None:
+            seen.append(len(data))
+            super().data_received(data)
+
+    async def answer(scope, receive, send) -> None:
+        while (await receive())["more_body"]:
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    server = uvicorn.Server(uvicorn.Config(answer, port=0, lifespan="off", log_config=None, loop="asyncio", http=Seen))
+    serving_it = threading.Thread(target=server.run)
+    serving_it.start()
+    try:
+        assert eventually(lambda: server.started)
+        with socket.create_connection(server.servers[0].sockets[0].getsockname()) as client:
+            client.sendall(head("/", 2**21) + bytes(2**21))
+            assert client.recv(12) == b"HTTP/1.1 200"
+    finally:
+        server.should_exit = True
+        serving_it.join()
+    assert sum(seen) > 2**21 and max(seen) <= READ_BYTES
+
+
+@pytest.mark.slow
+def test_a_client_without_a_key_is_left_at_once_whatever_it_still_sends_in_chunks(tiny, tmp_path):
+    """Others may go on for a while, so that they do not lose their answers."""
+    keys = private(tmp_path / "keys", line("alice", "secret"))
+    with serving(tiny.parent, "--api-keys", str(keys)) as process:
+        def open_for(*headers: bytes) -> float:
+            with process.connect() as connection:
+                connection.sendall(head("/v1/nothing", 0).replace(b"content-length: 0\r\n\r\n", b"\r\n".join(
+                    [b"transfer-encoding: chunked", *headers, b"", b"2\r\n{}\r\n"])))
+                status = connection.recv(12)
+                began = time.monotonic()
+                rest_of(connection)
+                assert status == (b"HTTP/1.1 404" if headers else b"HTTP/1.1 401")
+                return time.monotonic() - began
+
+        assert min(open_for() for _ in range(3)) < open_for(b"authorization: Bearer secret") / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [b"", b"\r\n", b"\r\n\r\n", b"\n"])
+def test_empty_lines_before_a_request_are_passed_over(process, before):
+    with process.connect() as connection:
+        connection.sendall(before)
+        connection.sendall(before + b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
+        assert rest_of(connection).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "status"), [
+    (b"http://localhost/v1/models", b"200"), (b"HTTP://localhost:80/v1/models?x=/", b"200"),
+    (b"http://localhost", b"200"), (b"http://localhost?x", b"200"), (b"http://rebound.example/v1/models", b"403"),
+    (b"ftp://localhost/v1/models", b"404"), (b"/http://localhost/v1/models", b"404")])
+def test_a_target_with_a_host_is_that_of_its_path_and_the_host_counts(process, target, status):
+    with process.connect() as connection:
+        connection.sendall(b"GET " + target + b" HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
+        assert rest_of(connection).startswith(b"HTTP/1.1 " + status)
+
+
+@pytest.mark.slow
+def test_a_body_that_turns_out_to_be_none_ends_an_answer_under_way_and_nothing_else(process):
+    said = len(process.printed)
+    with process.connect() as connection:
+        connection.sendall(b"POST /v1/nothing HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n")
+        received = connection.recv(65536)
+        assert received.startswith(b"HTTP/1.1 404 ")
+        connection.sendall(b"size\r\n")
+        assert rest_of(connection).count(b"HTTP/1.1") == 0
+    assert eventually(lambda: any("404" in line for line in process.printed[said:]))
+    assert not any("Fatal error" in line or "Traceback" in line for line in process.printed[said:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["websocket", "h2c"])
+def test_another_protocol_that_is_asked_for_is_left_alone_and_not_a_matter_for_the_log(process, protocol):
+    said = len(process.printed)
+    with process.connect() as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: upgrade, close\r\n"
+                           b"upgrade: " + protocol.encode() + b"\r\nsec-websocket-version: 13\r\n"
+                           b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
+        assert rest_of(connection).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert eventually(lambda: any("/v1/models 200" in line for line in process.printed[said:]))
+    assert not any("WARNING" in line for line in process.printed[said:])
+
+
+@pytest.mark.slow
+def test_a_head_has_its_time_at_the_port_of_the_probes_too(tiny):
+    with serving(tiny.parent, "--head-timeout", "1", "--metrics-port", "0") as process:
+        port = int(probes_of(process).rsplit(":", 1)[1])
+        for sent in (b"", b"GET /met"):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+                connection.sendall(sent)
+                assert rest_of(connection) == b""
