@@ -420,16 +420,6 @@ def test_a_model_with_lsh_attention_is_left_out_of_the_service_and_refused_by_na
         pass
 
 
-def test_a_variable_that_is_empty_is_one_that_is_not_there_but_for_the_keys(monkeypatch):
-    for name in ("LINPIX_METRICS_PORT", "LINPIX_CHECKPOINTS", "LINPIX_MODELS"):
-        monkeypatch.setenv(name, "")
-    settings = Settings()
-    assert (settings.metrics_port, settings.checkpoints, settings.models) == (None, None, "")
-    monkeypatch.setenv("LINPIX_API_KEYS", "")
-    with pytest.raises(ValueError, match="give a file of keys; or leave the setting out"):
-        Settings()
-
-
 def test_a_stream_that_is_silent_says_now_and_then_that_it_is_there(tiny, monkeypatch):
     monkeypatch.setattr(responses, "PING_S", 0.05)
     body = {"stream": True, "partial_images": 0}

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from linpix.server.app import create_app
-from linpix.server.settings import Settings, misspelt, names_of
+from linpix.server.settings import Settings
 from linpix.server.web.routes.prompts import wish
 from tests.server.conftest import serving
 from tests.server.web.test_images import PICTURE, edit, encode, events_of, generate, occluded
@@ -177,13 +177,6 @@ def test_an_alias_of_nothing_stops_the_start(tiny, alias, words):
         create_app(Settings(checkpoints=tiny.parent, alias=alias))
 
 
-@pytest.mark.parametrize("text", ["a", "a=", "=b", "a=b,a=c"])
-def test_an_alias_is_a_name_and_a_model(text):
-    with pytest.raises(ValueError, match="NAME=MODEL"):
-        names_of(text)
-    assert names_of(" a = b ,") == {"a": "b"}
-
-
 def test_a_card_says_how_a_model_is_drawn_from(client):
     card = client.get("/v1/models/tiny").json()
     assert (card["temperature"], card["temperature_range"]) == (1.0, [0.5, 1.2])
@@ -213,9 +206,3 @@ def test_holes_together_with_keep_rows_are_refused(client):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "keep_rows")
     opaque = encode(np.stack([PICTURE, np.full_like(PICTURE, 255)], -1))
     assert edit(client, opaque, keep_rows=6).json()["known"] == 48, "an alpha channel without holes says nothing"
-
-
-def test_a_misspelt_variable_is_told_with_what_was_meant():
-    [told] = misspelt(["LINPIX_MODLES", "LINPIX_MODELS", "LINPIX_MIRRORS", "LINPIX_PORT_8000_TCP", "HOME"])
-    assert told == "LINPIX_MODLES is not a setting, so it has no effect; did you mean LINPIX_MODELS?"
-    assert "linpix serve --help" in misspelt(["LINPIX_COFFEE_COLOUR_XYZ"])[0]

@@ -57,17 +57,6 @@ def test_allowed_hosts_are_exactly_those():
     assert Hosts("127.0.0.1", "*").accept("evil.example")
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("allowed_hosts", "http://pix.example"), ("allowed_hosts", "pix.example:80"), ("allowed_hosts", "pix/example"),
-    ("allowed_hosts", "pix.*"), ("allowed_origins", "*"), ("allowed_origins", "null"),
-    ("allowed_origins", "app.example.com"), ("allowed_origins", "https://app.example.com/"),
-    ("allowed_origins", "https://app.example.com/path"), ("allowed_origins", "https://a@app.example.com"),
-    ("allowed_origins", "https://")])
-def test_a_setting_that_names_no_host_or_origin_is_refused(field, value):
-    with pytest.raises(ValueError, match=r"such as|list the origins"):
-        Settings(**{field: value})
-
-
 @pytest.mark.parametrize(("origin", "host", "own"), [
     ("http://127.0.0.1:8000", "127.0.0.1:8000", True), ("http://localhost:8000", "localhost:8000", True),
     ("https://pix.example", "pix.example", True), ("https://pix.example", "pix.example:443", True),
