@@ -1,12 +1,9 @@
 """The scheduler alone: no torch, no clock."""
 
-import math
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linpix.server.engine.schedule.forecast import Outlook, Remaining, Room, in_steps, latest_end, queue_order
+from linpix.server.engine.schedule.forecast import Room
 from linpix.server.engine.schedule.scheduler import BULK_EVERY, Scheduler
 
 
@@ -16,16 +13,6 @@ def scheduler(slots=2, length=10):
 
 def arrive(s, request, images=1, position=0, bulk=False, group=1):
     return s.enqueue(request, images, position, bulk, group)
-
-
-def outlook(s):
-    """What a scheduler has, as the forecast sees it."""
-    def left(images):
-        return [Remaining(image.request, s.length - image.position, image.bulk, image.group) for image in images]
-
-    running = left(image for image in s.running.values() if not image.cancelled)
-    waiting = queue_order(left(s.waiting.interactive), left(s.waiting.bulk), s.waiting.overtaken)
-    return Outlook(s.slots, s.length, running, waiting)
 
 
 def room_left(s, room, bulk=False):
@@ -121,20 +108,6 @@ def test_cancelling_takes_no_other_request_with_it():
     assert join(s) == others
 
 
-@pytest.mark.parametrize(("positions", "images", "steps"), [
-    ((0, 0), 1, 0),         # the queue of one has room
-    ((0, 0), 2, 10),        # one must get a slot first: both slots are busy for 10 steps
-    ((4, 0), 2, 6),
-    ((4, 0), 3, 10),
-])
-def test_the_time_until_there_is_room_is_computed_from_the_remaining_steps(positions, images, steps):
-    s = scheduler(slots=2)
-    for index, position in enumerate(positions):
-        arrive(s, f"r{index}", position=position)
-    join(s)
-    assert outlook(s).until_room(Room(2, 1), images) == steps
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 10), st.booleans(), st.booleans()), max_size=30),
        st.integers(1, 4))
@@ -144,7 +117,6 @@ def test_every_image_is_answered_once_or_cancelled_and_no_slot_is_lost(arrivals,
     for number, (images, position, leaves, bulk) in enumerate(arrivals):
         name = f"r{number}"
         if images > room_left(s, room, bulk):
-            assert outlook(s).until_room(room, images, bulk) >= 0
             continue
         rows = arrive(s, name, images, position, bulk)
         expected |= {(name, row.index) for row in rows}
@@ -179,24 +151,6 @@ def test_bulk_has_every_slot_when_nobody_else_wants_one():
     assert join(s) == []
     rows = arrive(s, "bulk", 5, bulk=True)
     assert join(s) == rows[:3]
-
-
-def test_bulk_that_fills_its_part_of_the_queue_leaves_room_for_others():
-    s, room = scheduler(slots=1), Room(1, 8)
-    arrive(s, "running", bulk=True)
-    join(s)
-    arrive(s, "waiting", 6, bulk=True)  # three quarters of eight
-    assert room_left(s, room, bulk=True) == 0
-    assert outlook(s).until_room(room, 1, bulk=True) == 10
-    assert room_left(s, room) == 2
-
-
-def test_the_pace_of_each_number_of_rows_counts_in_what_is_foreseen():
-    s = scheduler(slots=2)
-    arrive(s, "a", position=4)
-    arrive(s, "b")
-    join(s)
-    assert outlook(s).until_done("b", lambda images: images) == 6 * 2 + 4 * 1
 
 
 @st.composite
@@ -237,38 +191,6 @@ def test_no_class_starves_and_each_is_served_in_its_order(crowd, slots, quantum)
     assert len(s.free) == slots
 
 
-@settings(max_examples=200, deadline=None)
-@given(crowds(), st.integers(1, 3), st.integers(0, 6), st.integers(1, 8), st.booleans())
-def test_what_is_foreseen_comes_true_when_nobody_else_comes(crowd, slots, max_queue, images, bulk):
-    """In quanta of one step, ends and room are there in exactly the step that was foretold, whatever the mixture."""
-    s, room = scheduler(slots=slots), Room(slots, max_queue)
-    for number, (_, count, position, kind) in enumerate(crowd):
-        if count <= room_left(s, room, kind):
-            arrive(s, f"r{number}", count, position, kind)
-        turn(s, 1)
-    join(s)
-    seen = outlook(s)
-    foretold = [(end.at, end.image.request) for end in seen.ends(in_steps)]
-    bound = latest_end(slots, s.length, sum(image.steps for image in seen.running), len(seen.waiting))
-    for request in {request for _, request in foretold}:
-        ended = max(end.at for end in seen.ends(math.sqrt) if end.image.request == request)
-        assert seen.until_done(request, math.sqrt) == pytest.approx(ended)
-    fits = images <= slots + room.queue_of(bulk)
-    until_room, steps, ends, found = seen.until_room(room, images, bulk), 0, [], None
-    while True:
-        join(s)
-        if found is None and images <= room_left(s, room, bulk):
-            found = steps
-        if not s.running:
-            break
-        finished = s.advance(s.plan(1))
-        steps += 1
-        ends += [(steps, row.request) for row in finished]
-    assert sorted(foretold) == sorted(ends)
-    assert found == (until_room if fits else None)
-    assert not foretold or max(foretold)[0] <= bound
-
-
 # --- groups: images that get their slots at once ---
 
 def test_a_group_waits_until_it_has_all_its_slots_and_nobody_overtakes_it():
@@ -303,34 +225,3 @@ def test_a_group_takes_its_slots_in_one_turn_of_its_class():
     while len(s.waiting):
         order.append([image.request for image in turn(s, 10)[0]])
     assert order == [["a"] * 4, ["bulk", "bulk", "b", "b"], ["b", "bulk", "bulk", "b"]]
-
-
-@settings(max_examples=200, deadline=None)
-@given(crowds(), st.integers(1, 3), st.integers(0, 6), st.integers(1, 8), st.data())
-def test_what_is_foreseen_of_groups_comes_true_when_nobody_else_comes(crowd, slots, max_queue, images, data):
-    s, room, largest = scheduler(slots=slots), Room(slots, max_queue), 1
-    for number, (_, count, position, kind) in enumerate(crowd):
-        group = data.draw(st.integers(1, slots))
-        if count * group <= room_left(s, room, kind):
-            arrive(s, f"r{number}", count * group, position, kind, group)
-            largest = max(largest, group)
-        turn(s, 1)
-    join(s)
-    seen = outlook(s)
-    foretold = [(end.at, end.image.request) for end in seen.ends(in_steps)]
-    bound = latest_end(slots, s.length, sum(image.steps for image in seen.running), len(seen.waiting), largest)
-    until_room, steps, ends, found = seen.until_room(room, images), 0, [], None
-    for request in {request for _, request in foretold}:
-        assert seen.until_done(request) == max(at for at, other in foretold if other == request)
-    while True:
-        join(s)
-        if found is None and images <= room_left(s, room):
-            found = steps
-        if not s.running:
-            break
-        finished = s.advance(s.plan(1))
-        steps += 1
-        ends += [(steps, image.request) for image in finished]
-    assert sorted(foretold) == sorted(ends)
-    assert found == (until_room if images <= slots + max_queue else None)
-    assert not foretold or max(foretold)[0] <= bound
