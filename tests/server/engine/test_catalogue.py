@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import gc
 import hashlib
 import json
 import os
@@ -10,7 +9,6 @@ import re
 import shutil
 import signal
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +21,6 @@ from safetensors.torch import load_file, save_file
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
-from linpix.server.engine import memory
 from linpix.server.metrics import RELOADS
 from tests.server.conftest import Process, eventually, serving
 from tests.server.web.test_images import events_of
@@ -194,26 +191,6 @@ def test_a_connection_that_stays_does_not_keep_a_removed_model(folder):
         shutil.rmtree(folder / "leaving")
         assert reload(process, 2) == {"unchanged": 1, "removed": 1}
         assert eventually(lambda: mapped(process) <= both - 0.75 * 400_000 * 1152, seconds=30.0)
-
-
-def test_what_lives_is_kept_out_of_collections_until_the_next_that_is_asked_for():
-    class Cycle:
-        def __init__(self) -> None:
-            self.itself = self
-
-    kept, late = Cycle(), Cycle()
-    seen = weakref.ref(kept), weakref.ref(late)
-    del late
-    try:
-        memory.collect()
-        assert seen[1]() is None
-        del kept
-        gc.collect()
-        assert seen[0]() is not None
-        memory.collect()
-        assert seen[0]() is None
-    finally:
-        gc.unfreeze()
 
 
 def test_clients_that_leave_a_removed_model_free_it_too(folder):
