@@ -1,4 +1,4 @@
-"""Answers as they are asked for: formats, sizes, data URLs, prompts in words, other names for a model."""
+"""Answers as they are asked for: formats, sizes, data URLs, prompts, and other names for a model."""
 
 import base64
 import io
@@ -9,12 +9,8 @@ from PIL import Image
 
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
-from linpix.server.web.routes.prompts import wish
 from tests.server.conftest import serving
 from tests.server.web.test_images import PICTURE, edit, encode, events_of, generate, occluded
-
-DIGITS = [str(digit) for digit in range(10)]
-THINGS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
 @pytest.fixture(scope="module")
@@ -140,26 +136,6 @@ def test_words_of_a_prompt_choose_the_class_and_the_answer_says_so(client):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "label")
     alone = client.post("/v1/images/generations", json={"prompt": "a cat"}, headers={"accept": "image/png"})
     assert "prompt was ignored" in alone.headers["x-linpix-warnings"]
-
-
-@pytest.mark.parametrize(("prompt", "names", "label"), [
-    ("7", DIGITS, 7), ("seven", DIGITS, 7), ("draw the digit 7", DIGITS, 7), ("2 sevens", DIGITS, 7),
-    ("one seven", DIGITS, 7), ("one", DIGITS, 1), ("77", DIGITS, None),
-    ("draw me one digit", DIGITS, None), ("a handwritten one", DIGITS, 1), ("one handwritten 4", DIGITS, 4),
-    ("-1", DIGITS, None), ("digit-1", DIGITS, 1), ("a number", DIGITS, None),
-    ("a green frog", THINGS, 6), ("car", THINGS, 1), ("Puppies!", THINGS, 5), ("a cat and a dog", THINGS, 3),
-    ("3", THINGS, 3), ("three boats", THINGS, 8), ("catalogue", THINGS, None),
-    ("an ice cream", ["pie", "ice cream"], 1), ("a cat", [], None), ("\ud800", DIGITS, None),
-    ("cat " * 10_000, THINGS, 3)])
-def test_a_class_is_found_in_a_prompt(prompt, names, label):
-    found = wish(prompt, names)
-    assert found.label == label
-    assert found.revised.startswith("an image" if label is None else names[label])
-    found.warning.encode(), found.revised.encode()
-
-
-def test_of_several_classes_one_is_drawn_and_the_others_are_told():
-    assert wish("a cat and a dog", THINGS).warning == "prompt: one class is drawn, cat, not dog"
 
 
 def test_a_model_can_be_asked_for_by_other_names(client):
