@@ -10,7 +10,6 @@ from PIL import Image
 
 from linpix.model.config import ModelConfig
 from linpix.server.pictures import uploads
-from linpix.server.pictures.components import components
 from linpix.server.pictures.pictures import PictureError
 from linpix.server.pictures.prepare import NoFigure, Prepared, prepare
 
@@ -251,24 +250,6 @@ def test_only_models_of_mnists_shape_take_prepared_pictures():
     with pytest.raises(PictureError, match="28x28 grey pixels, but this one has 8x8 with 3 channels; leave") as caught:
         uploads.read(b"", ModelConfig(height=8, width=8, channels=3), keep_rows=4, preparation="mnist")
     assert caught.value.param == "prepare"
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_components_are_those_of_a_flood(seed):
-    mask = np.random.default_rng(seed).random((30, 40)) < 0.4
-    labels, seen = components(mask), np.zeros_like(mask)
-    for start in zip(*np.nonzero(mask), strict=True):
-        if seen[start]:
-            continue
-        flood, found = [start], []
-        while flood:
-            y, x = flood.pop()
-            if 0 <= y < 30 and 0 <= x < 40 and mask[y, x] and not seen[y, x]:
-                seen[y, x] = True
-                found.append(labels[y, x])
-                flood += [(y + down, x + across) for down in (-1, 0, 1) for across in (-1, 0, 1)]
-        assert len(set(found)) == 1 and (labels == found[0]).sum() == len(found)
-    assert not labels[~mask].any()
 
 
 def test_a_hole_beside_the_digit_is_no_part_of_it():
