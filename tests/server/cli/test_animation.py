@@ -1,18 +1,14 @@
-"""What is seen of images as they are drawn: grids, animations and half-block characters, read back to pixels."""
+"""Grids and animations of images as they are drawn, read back to pixels."""
 
 import io
-import os
-import re
 
 import numpy as np
-import pyte
 import pytest
 from PIL import Image, ImageSequence
 
 from linpix.model.config import PRESETS
-from linpix.server.cli import animation, preview
+from linpix.server.cli import animation
 from linpix.server.cli.animation import MAX_FRAMES, UNDRAWN, Film
-from linpix.server.cli.preview import TRUE_COLOURS, Preview
 
 TINY, DIGITS, COLOURS = PRESETS["tiny"], PRESETS["mnist-small"], PRESETS["cifar10-conditional"]
 RNG = np.random.default_rng(0)
@@ -34,32 +30,6 @@ def frames_of(content: bytes, mode: str) -> list[tuple[np.ndarray, int]]:
             shown = np.asarray(frame.convert(mode))
             frames.append((shown, frame.info["duration"]))
         return frames
-
-
-def read_half_blocks(lines) -> np.ndarray:
-    """The pixels (2 * lines, width, 3) that such lines show; -1 is the terminal's own background. 24 bits, or 256."""
-    levels = [0, 95, 135, 175, 215, 255]
-    rows = []
-    for line in lines:
-        halves, painted = ([], []), []
-        assert line.endswith("\x1b[0m")
-        for codes, blocks in re.findall(r"\x1b\[([0-9;]+)m(▀*)", line):
-            numbers = [int(number) for number in codes.split(";")]
-            while numbers and numbers != [0]:
-                half = {38: 0, 48: 1, 49: 1}[numbers[0]]
-                if numbers[0] == 49:
-                    colour, length = [-1] * 3, 1
-                elif numbers[1] == 2:
-                    colour, length = numbers[2:5], 5
-                else:
-                    index, length = numbers[2] - 16, 3
-                    colour = ([levels[index // 36], levels[index // 6 % 6], levels[index % 6]] if index < 216
-                              else [8 + 10 * (index - 216)] * 3)
-                painted = [colour if half == 0 else painted[0] if painted else None, colour]
-                halves[half].extend([colour] * len(blocks))
-                numbers = numbers[length:]
-        rows += halves
-    return np.array(rows)
 
 
 # --- the grid ---
@@ -169,108 +139,6 @@ def test_the_size_of_a_sheet_is_known_before_it_is_there():
     for count in (1, 9, 10, 11, 25, 64):
         sheet = animation.grid(noise(count, TINY), TINY)
         assert animation.sheet_size(count, TINY) == sheet.shape[::-1]
-
-
-# --- the terminal ---
-
-@pytest.mark.parametrize("shape", [(8, 8), (7, 5), (1, 1), (9, 4, 3), (10, 12, 3)])
-def test_half_blocks_of_24_bits_read_back_are_the_pixels(shape):
-    picture = RNG.integers(0, 256, shape, np.uint8)
-    read = read_half_blocks(preview.half_blocks(picture, TRUE_COLOURS))
-    expected = np.broadcast_to(picture.reshape(*shape[:2], -1), (*shape[:2], 3))
-    assert np.array_equal(read[:shape[0]], expected)
-    assert (read[shape[0]:] == -1).all() and len(read) == shape[0] + shape[0] % 2
-
-
-def test_half_blocks_of_256_colours_are_the_nearest():
-    greys = np.arange(256, dtype=np.uint8).reshape(16, 16)
-    read = read_half_blocks(preview.half_blocks(greys, 256))
-    assert np.abs(read - greys[..., None].astype(int)).max() <= 8
-    levels = np.array([0, 95, 135, 175, 215, 255], np.uint8)
-    cube = np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(18, 12, 3)
-    assert np.array_equal(read_half_blocks(preview.half_blocks(cube, 256)), cube)
-
-
-def test_equal_neighbours_share_their_escape_code():
-    [line] = preview.half_blocks(np.zeros((2, 50), np.uint8), TRUE_COLOURS)
-    assert line.count("\x1b") == 2 and "▀" * 50 in line
-
-
-class Stream(io.TextIOWrapper):
-    def __init__(self, terminal: bool, encoding: str = "utf-8") -> None:
-        super().__init__(io.BytesIO(), encoding=encoding)
-        self.terminal = terminal
-
-    def isatty(self) -> bool:
-        return self.terminal
-
-
-@pytest.mark.parametrize(("wanted", "terminal", "environment", "colours"), [
-    ("auto", True, {"TERM": "xterm-256color"}, 256),
-    ("auto", True, {"TERM": "xterm-256color", "COLORTERM": "truecolor"}, TRUE_COLOURS),
-    ("auto", True, {"TERM": "xterm", "COLORTERM": "24bit"}, TRUE_COLOURS),
-    ("auto", False, {"TERM": "xterm-256color", "COLORTERM": "truecolor"}, 0),
-    ("auto", True, {"TERM": "dumb"}, 0),
-    ("auto", True, {}, 0),
-    ("auto", True, {"TERM": "xterm", "NO_COLOR": "1"}, 0),
-    ("auto", True, {"TERM": "xterm", "NO_COLOR": ""}, 256),  # as no-color.org has it: set and not empty
-    ("always", False, {"TERM": "dumb", "NO_COLOR": "1"}, 256),
-    ("always", False, {"COLORTERM": "truecolor"}, TRUE_COLOURS),
-    ("never", True, {"TERM": "xterm-256color"}, 0)])
-def test_a_preview_is_for_terminals_that_can_unless_one_says(wanted, terminal, environment, colours):
-    assert preview.colours_of(Stream(terminal), wanted, environment) == colours
-
-
-def test_a_stream_that_cannot_encode_half_blocks_gets_none():
-    assert preview.colours_of(Stream(True, "ascii"), "auto", {"TERM": "xterm"}) == 0
-    with pytest.raises(ValueError, match="PYTHONIOENCODING=utf-8"):
-        preview.colours_of(Stream(True, "ascii"), "always", {"TERM": "xterm"})
-
-
-@pytest.mark.parametrize("size", [(80, 24), (200, 60), (30, 24), (20, 10), (7, 4), (1, 1)])
-@pytest.mark.parametrize(("count", "config"), [(1, DIGITS), (64, DIGITS), (3, COLOURS), (30, TINY)])
-def test_a_preview_fits_whatever_terminal(size, count, config):
-    stream = io.StringIO()
-    preview = Preview(stream, count, config, TRUE_COLOURS, os.terminal_size(size))
-    assert 1 <= preview.count <= count
-    preview.draw(animation.grid(noise(preview.count, config), config, columns=preview.columns))
-    lines = stream.getvalue().splitlines()
-    assert max(line.count("▀") for line in lines) <= max(1, size[0] - 1)
-    assert len(lines) <= max(1, size[1] - 2)
-
-
-def screen_pixels(screen, lines: int, width: int) -> np.ndarray:
-    """(2 * lines, width) greys of the half blocks in the upper left corner of an emulated terminal."""
-    cells = [[screen.buffer[y][x] for x in range(width)] for y in range(lines)]
-    assert {cell.data for row in cells for cell in row} == {"▀"}
-    return np.array([[int(cell.fg[:2] if half == "fg" else cell.bg[:2], 16) for cell in row]
-                     for row in cells for half in ("fg", "bg")])
-
-
-def test_a_preview_is_drawn_over_itself_and_leaves_what_is_around_it():
-    screen = pyte.Screen(80, 24)
-    terminal = pyte.Stream(screen)
-    stream = io.StringIO()
-    preview = Preview(stream, 2, TINY, TRUE_COLOURS, os.terminal_size((80, 24)))
-    first, second = (animation.grid(noise(2, TINY), TINY, columns=preview.columns) for _ in range(2))
-    stream.write("before\n")
-    preview.draw(first)
-    preview.draw(second)
-    stream.write("after")
-    terminal.feed(stream.getvalue().replace("\n", "\r\n"))
-    assert screen.display[0].strip() == "before" and screen.display[6].strip() == "after"
-    screen.cursor.y = 0
-    screen.delete_lines(1)
-    assert np.array_equal(screen_pixels(screen, 5, 19), second)
-
-
-def test_a_large_sheet_is_reduced_by_means():
-    stream = io.StringIO()
-    preview = Preview(stream, 1, TINY, TRUE_COLOURS, os.terminal_size((6, 24)))
-    sheet = noise(1, TINY).reshape(8, 8).repeat(2, axis=0).repeat(2, axis=1)[:10, :10]
-    preview.draw(sheet)
-    read = read_half_blocks(stream.getvalue().splitlines())
-    assert np.array_equal(read[:5, :, 0], sheet[::2, ::2])
 
 
 @pytest.mark.parametrize(("count", "columns"),
