@@ -171,7 +171,7 @@ def test_a_head_of_one_value_may_have_any_stride():
     q, k = (torch.randn(4, 1, 1).permute(0, 2, 1).requires_grad_() for _ in range(2))
     v = torch.randn(1, 1, 4).permute(2, 1, 0).requires_grad_()
     torch.ops.linpix.causal_attention(q, k, v, torch.tensor([0, 4]), EPS)[0].sum().backward()
-    assert v.grad is not None
+    assert v.grad.shape == v.shape and bool((v.grad != 0).all())
 
 
 def test_what_has_no_kernel_is_computed_by_the_reference():
