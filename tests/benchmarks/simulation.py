@@ -17,10 +17,10 @@ import numpy as np
 
 from linpix.server.cluster.choosing import Backlogs, by_end
 from linpix.server.cluster.messages import Load, Order
+from linpix.server.engine.schedule.quantum import QUANTUM_S
 
 Call = Callable[[], None]
-STATS_S = 0.5     # how often fronts hear what each replica has to do: server/cluster/deployments.py
-QUANTUM_S = 0.05  # longest quantum: server/engine/batch.py
+STATS_S = 0.5  # time between two reports of a replica's load to the fronts: server/cluster/deployments.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""/metrics as the design says, and every query of dashboard and alerts, asked of a real Prometheus under load."""
+"""The metrics, and each query of the dashboard and the alerts, by a real Prometheus under load."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ ASKED = QUERIES | {name: rule["expr"] for name, rule in ALERTS.items()}
 SELECTOR = re.compile(r"\b((?:linpix|process)_\w+|up)\b(?:{([^}]*)})?")  # a metric, and the labels that it is to have
 WINDOW = "1m"  # what Grafana would put for $__rate_interval; long enough to hold all of the load
 
-METRICS = {  # the design's section 8, and what came after: type and labels
+METRICS = {  # every metric of the service: type and labels
     "linpix_images_completed": ("counter", {"model", "backend", "outcome"}),
     "linpix_images_drawn_again": ("counter", {"model", "backend"}),
     "linpix_pixels_generated": ("counter", {"model", "backend"}),
@@ -179,7 +179,7 @@ def families(text: str) -> dict[str, tuple[str, set[frozenset[tuple[str, str]]]]
     return found
 
 
-def test_the_metrics_are_those_of_the_design(at_start):
+def test_the_metrics_have_these_names_types_and_labels(at_start):
     found = {name: (kind, {name for labels in samples for name, _ in labels})
              for name, (kind, samples) in families(at_start).items() if not name.startswith(("process_", "python_"))}
     assert found == METRICS
