@@ -46,7 +46,7 @@ def test_sample_writes_one_png_per_image_named_by_index_and_seed(tiny, tmp_path)
     assert pixels(tmp_path / "out" / "00000-7.png").shape == (8, 8)
 
 
-def test_a_misspelt_variable_is_told_by_every_command():
+def test_every_command_reports_a_misspelt_variable():
     told = linpix("doctor", LINPIX_MODLES="x").stderr
     assert told == "linpix doctor: LINPIX_MODLES is not a setting, so it has no effect; did you mean LINPIX_MODELS?\n"
 

@@ -191,7 +191,7 @@ def test_arrays_of_another_shape_or_kind_are_refused(tiny, image, known, words):
 
 
 @pytest.mark.parametrize("place", ["server.py", "model/__init__.py", "training.py"])
-def test_modules_with_the_names_of_our_rooms_are_in_nobodys_way(tmp_path, place):
+def test_other_modules_with_the_names_of_our_rooms_do_not_conflict(tmp_path, place):
     file = tmp_path / place
     file.parent.mkdir(exist_ok=True)
     file.write_text("raise SystemExit('imported in place of ours')")

@@ -63,7 +63,7 @@ def test_model_imports_torch_numpy_and_safetensors_only(path):
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if room_of(path) in ("server", "training")], ids=names)
-def test_server_and_training_do_not_know_each_other_nor_the_command_line(path):
+def test_server_and_training_import_neither_each_other_nor_the_command_line(path):
     assert not tops(path) & ({"server", "training", "linpix"} - {room_of(path)})
 
 
@@ -71,7 +71,7 @@ def test_the_scheduler_imports_neither_torch_nor_anything_of_ours():
     assert tops(ROOT / "server/engine/schedule/scheduler.py") <= sys.stdlib_module_names
 
 
-def test_no_file_knows_both_threads_and_asyncio():
+def test_no_file_imports_both_threading_and_asyncio():
     assert not [names(path) for path in FILES if {"threading", "asyncio"} <= tops(path)]
 
 
@@ -129,7 +129,7 @@ def server_room(module: str) -> str:
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if room_of(path) == "server"], ids=names)
-def test_rooms_of_the_server_see_only_rooms_below_them(path):
+def test_rooms_of_the_server_import_only_rooms_below_them(path):
     own = server_room(names(path).removesuffix(".py").replace("/", "."))
     seen = {server_room(name) for name in imports(path) if name.startswith("server.")} - {own}
     if own in BELOW:
@@ -143,7 +143,7 @@ def test_a_room_has_at_most_ten_files(room):
     assert len([path for path in room.glob("*.py") if path.name != "__init__.py"]) <= 10
 
 
-def test_only_the_end_of_one_folder_knows_ray():
+def test_only_three_files_of_cluster_import_ray():
     knowing = {names(path) for path in FILES if "ray" in tops(path)}
     assert knowing == {f"server/cluster/{name}.py" for name in ("deployments", "local", "router")}
 
@@ -153,7 +153,7 @@ def test_a_plain_server_starts_without_ray():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_only_web_and_what_assembles_the_service_know_fastapi():
+def test_only_web_app_and_serve_import_fastapi():
     knowing = {server_room(names(path).removesuffix(".py").replace("/", ".")) for path in FILES
                if room_of(path) == "server" and tops(path) & {"fastapi", "starlette"}}
     assert knowing == {"web", "app", "serve"}

@@ -358,7 +358,7 @@ def refused(digit: np.ndarray) -> dict[str, tuple[bytes, str]]:
 
 
 @pytest.mark.parametrize("model", ["mnist-conditional", "cifar10-small"])
-def test_a_file_that_the_api_refuses_is_told_with_its_cure_and_leaves_the_board_as_it_was(
+def test_a_refused_file_shows_the_error_with_its_cure_and_leaves_the_board_as_it_was(
         shipped, visit, tmp_path, model):
     visitor, page = begin(visit, shipped, model=model)
     pixels = digit(shipped.url, 7)

@@ -241,7 +241,7 @@ def test_what_is_stopped_before_the_server_has_answered_ends_there_too(tiny, vis
         assert told(server, "status")["comparison"]["id"] == "cmp-2"
 
 
-def test_a_comparison_that_somebody_stopped_is_measured_and_raced_when_tried_again(racing, visit):
+def test_a_comparison_that_another_client_stopped_is_measured_and_raced_on_retry(racing, visit):
     page = visit(racing.url, panel="race").ready()
     race(page)
     says(page, "#race .status", r"Measuring: \d+ %")
@@ -254,7 +254,7 @@ def test_a_comparison_that_somebody_stopped_is_measured_and_raced_when_tried_aga
     assert told(racing, "status")["comparison"]["id"] != id
 
 
-def test_whose_comparison_it_was_matters_no_more_when_it_has_been_stopped(racing, visit):
+def test_a_stopped_comparison_of_another_client_can_be_tried_again(racing, visit):
     id = begun(racing, 5.0)
     page = visit(racing.url, panel="race").ready()
     says(page, "#race .status", f"Watching {id}, which another visitor started")
@@ -277,7 +277,7 @@ def test_a_measurement_whose_server_was_killed_begins_again_when_tried_again(slo
         says(page, "#race .status", RACED)
 
 
-def test_a_comparison_of_somebody_else_is_watched(tiny, visit):
+def test_a_comparison_of_another_client_is_watched(tiny, visit):
     with serving(tiny.parent, "--compare-budget", "15") as server:
         page = visit(server.url, panel="now").ready()
         id = begun(server, 12.0)
@@ -310,7 +310,7 @@ def test_a_full_queue_is_waited_for_before_anything_is_measured(tiny, visit):
         expect(page.get_by_role("button", name="Race again")).to_be_enabled()
 
 
-def test_a_race_of_another_model_is_called_so(tiny, tmp_path, visit):
+def test_a_race_of_another_model_is_labelled_as_such(tiny, tmp_path, visit):
     for name in ("first", "second"):
         shutil.copytree(tiny, tmp_path / name)
     with serving(tmp_path, "--compare-budget", "5") as server:

@@ -57,7 +57,7 @@ def draw(page: Page, **fields) -> None:
     page.get_by_role("button", name="Draw", exact=True).and_(page.locator("#samples-form button")).click()
 
 
-def test_a_new_visitor_sees_images_without_a_click_and_is_told_what_they_are(shipped, visit):
+def test_a_new_visitor_sees_images_and_an_explanation_without_a_click(shipped, visit):
     visitor = visit(shipped.url)
     page = visitor.ready()
     says(page, "#samples .status", "16 images in")
@@ -152,7 +152,7 @@ def test_class_temperature_and_seed_reach_the_service(shipped, visit):
     np.testing.assert_array_equal(drawn(page), asked(shipped.url, seed=9, model="cifar10-small", temperature=1))
 
 
-def test_an_image_can_be_enlarged_downloaded_told_as_curl_and_drawn_again(shipped, visit, tmp_path):
+def test_an_image_can_be_enlarged_downloaded_shown_as_curl_and_drawn_again(shipped, visit, tmp_path):
     visitor = visit(shipped.url)
     page = visitor.ready()
     choose(page, model="mnist-small", label="3")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 LASTING = ("--faults", "slow:every=1:ms=20")  # seconds an image: the page is seen while it is drawn
 
 
-def test_a_full_queue_shows_its_wait_and_is_tried_again_when_told(slow, visit):
+def test_a_full_queue_shows_its_wait_and_is_tried_again_after_it(slow, visit):
     with serving(slow, *EAGER, "--slots", "2", "--max-queue", "0") as server, ThreadPoolExecutor(1) as pool:
         visitor = visit(server.url, panel="now")
         page = visitor.ready()
@@ -55,7 +55,7 @@ def test_waiting_for_room_can_be_stopped(slow, visit):
         assert server.metric('linpix_requests_total{endpoint="generations",outcome="completed"}') == 1
 
 
-def test_a_server_that_drops_the_connection_is_told_and_its_return_is_noticed(slow, visit):
+def test_a_dropped_connection_is_shown_and_the_servers_return_is_noticed(slow, visit):
     with serving(slow, *EAGER, *LASTING) as server:
         visitor = visit(server.url, panel="samples?n=8")
         page = visitor.ready()

@@ -259,7 +259,7 @@ def test_names_given_twice_are_refused(folder):
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "SHA256SUMS"])
 @pytest.mark.parametrize("what", ["pipe", "device", "link to itself"])
-def test_what_is_no_regular_file_is_refused_and_not_waited_for(name, what, folder):
+def test_a_file_that_is_not_regular_is_refused_without_waiting(name, what, folder):
     path = folder / name
     path.unlink()
     if what == "pipe":
@@ -281,7 +281,7 @@ def test_a_text_without_end_is_refused_before_it_is_read(name, folder):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, "\0"])
-def test_a_configuration_that_is_no_json_object_is_refused(text, folder):
+def test_a_configuration_that_is_not_a_json_object_is_refused(text, folder):
     (folder / "config.json").write_text(text)
     seal(folder)
     with pytest.raises(CheckpointError, match=r"config\.json"):
@@ -408,7 +408,7 @@ def anybody():
             os.seteuid(0)
 
 
-def test_a_folder_that_nobody_lets_us_into_is_no_checkpoint_and_does_not_hide_the_others(tiny):
+def test_a_folder_without_permission_is_not_a_checkpoint_and_does_not_hide_the_others(tiny):
     with tempfile.TemporaryDirectory() as made:
         root = Path(made)
         root.chmod(0o755)

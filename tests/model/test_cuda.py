@@ -295,7 +295,7 @@ def test_every_number_of_rows_is_recorded_before_the_first_is_decoded(emulated, 
     assert recorder.calls == buckets
 
 
-def test_one_graph_is_recorded_at_a_time_whoever_records(emulated):
+def test_one_graph_is_recorded_at_a_time_whichever_thread_records(emulated):
     """A model is loaded, and recorded, while another one decodes, and may record."""
     recorder = Recorder()
     pools = [GpuPool(net_of(TINY), 16, device="cpu", operators=emulated.operators, recorder=recorder) for _ in range(4)]
@@ -551,7 +551,7 @@ def test_what_float16_cannot_hold_is_clamped_and_counted(place):
     assert bool(pool.S.isfinite().all())
 
 
-def test_a_row_that_is_not_finite_is_told_and_disturbs_no_other(place):
+def test_a_row_that_is_not_finite_is_reported_and_changes_no_other_row(place):
     net = net_of(TINY)
     pool = GpuPool(net, 80, **place)
     slots = list(range(1, 81))

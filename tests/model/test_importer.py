@@ -260,7 +260,7 @@ def test_a_pickle_that_would_run_code_is_refused_unread(write):
         import_reference(path, HEADS)
 
 
-def test_a_marginal_that_is_none_is_refused(write):
+def test_an_invalid_marginal_is_refused(write):
     with pytest.raises(ImporterError, match="first_marginal must hold 256 probabilities"):
         import_reference(write(), HEADS, first_marginal=lambda _: [0.5] * 256)
 
@@ -283,7 +283,7 @@ def archive() -> bytes:
 @pytest.mark.parametrize("raw", [b"", b"hello, I am no checkpoint\n" * 9, b"\x89PNG\r\n\x1a\n" + bytes(99),
                                  b"\x80\x02", archive()],
                          ids=["empty", "text", "PNG", "two bytes", "other zip"])
-def test_what_is_no_torch_file_is_called_so(raw, tmp_path):
+def test_a_file_that_is_not_from_torch_is_refused_as_such(raw, tmp_path):
     path = tmp_path / "reference.pth"
     path.write_bytes(raw)
     with pytest.raises(ImporterError, match="is not a torch file") as error:
@@ -293,7 +293,7 @@ def test_what_is_no_torch_file_is_called_so(raw, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "as before torch 1.6"])
-def test_a_truncated_file_is_called_so_wherever_it_ends(zipped, tmp_path):
+def test_a_truncated_file_is_called_truncated_wherever_it_ends(zipped, tmp_path):
     path = tmp_path / "reference.pth"
     torch.save({"model_state": published(), "iteration": 7}, path, _use_new_zipfile_serialization=zipped)
     raw = path.read_bytes()

@@ -163,7 +163,7 @@ def test_every_sub_pixel_belongs_to_one_patch_and_a_patch_to_one_square():
     assert patches.members[4].tolist() == [18 * y + 3 * x + c for y in (2, 3) for x in (2, 3) for c in range(3)]
 
 
-def test_a_patch_tells_what_is_known_and_nothing_else():
+def test_a_patch_holds_what_is_known_and_nothing_else():
     torch.manual_seed(0)
     patches = PatchEmbedding(CONDITIONAL)
     canvas = torch.randint(0, 256, (1, CONDITIONAL.subpixels), dtype=torch.uint8)

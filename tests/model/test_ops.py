@@ -137,7 +137,7 @@ def test_the_schema_says_what_the_operator_does(dtype):
     ("S", lambda x: x.mT.contiguous().mT, "each slot of S and z must be contiguous"),
     ("z", lambda x: x[:79], r"z must have shape \(80, 3, 5\), got \(79, 3, 5\)"),
 ], ids=lambda x: x if isinstance(x, str) and x.isidentifier() else "")
-def test_what_cannot_be_is_an_error_that_says_what_it_saw(name, change, message):
+def test_invalid_arguments_are_an_error_that_says_what_was_given(name, change, message):
     given = dict(zip(("q", "k", "v", "S", "z", "slots"), step_inputs(3), strict=True))
     with pytest.raises(RuntimeError, match=message):
         torch.ops.linpix.recurrent_step(*(given | {name: change(given[name])}).values(), EPS)

@@ -313,7 +313,7 @@ def test_what_is_read_does_not_depend_on_what_else_is_read_nor_on_the_threads(sh
     ({"S": lambda x: x[0]}, "S must have shape"),
     ({"last": lambda x: None}, "needs the pool `last`, got None"),
 ], ids=lambda x: next(iter(x)) if isinstance(x, dict) else "")
-def test_what_cannot_be_read_is_an_error_that_says_what_it_saw(change, message):
+def test_invalid_arguments_of_reading_are_an_error_that_says_what_was_given(change, message):
     net = net_of(SHAPES["conditional"])
     pool = Pool(net.config, pack(net, torch.float32), 2)
     inputs = net.inputs_read(images_of(net.config, 2), known_of(net.config, 2))
@@ -536,7 +536,7 @@ def arguments(shape="tiny", **changes):
     ("most", lambda x: 3, "row 0 takes 4 steps, but `most` is 3"),
     ("threads", lambda x: 0, r"threads must be in 1\.\.1024, got 0"),
 ], ids=lambda x: x if isinstance(x, str) and x.isidentifier() else "")
-def test_what_cannot_be_decoded_is_an_error_that_says_what_it_saw(name, change, message):
+def test_invalid_arguments_of_decoding_are_an_error_that_says_what_was_given(name, change, message):
     with pytest.raises(RuntimeError, match=message):
         torch.ops.linpix.decode_quantum(*arguments(**{name: change}).values())
 

@@ -126,7 +126,7 @@ def test_what_is_hidden_leaves_no_trace_before_it_is_drawn(kind):
             torch.testing.assert_close(before.class_scores, after.class_scores, rtol=0, atol=1e-12)
 
 
-def test_what_is_known_later_is_heard_earlier():
+def test_sub_pixels_known_later_influence_earlier_ones():
     net, known = net_of(BOTH), torch.zeros(1, 64, dtype=torch.bool)
     known[0, 40:] = True
     canvas = pictures(1, BOTH)

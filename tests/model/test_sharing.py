@@ -96,7 +96,7 @@ def test_what_a_killed_process_had_not_finished_is_written_again(tmp_path):
     assert not files(tmp_path), "it is removed with the last that had it, closed or not"
 
 
-def test_what_others_leave_in_the_folder_holds_nobody_up(tmp_path):
+def test_files_left_in_the_folder_by_others_delay_no_process(tmp_path):
     os.mkfifo(tmp_path / f"{PREFIX}fifo")
     (tmp_path / f"{PREFIX}link").symlink_to("/dev/zero")
     (tmp_path / f"{PREFIX}folder").mkdir()

@@ -229,7 +229,7 @@ def test_tensor_names_are_those_of_shipped_checkpoints(name):
     assert set(Transformer(config).state_dict()) == expected
 
 
-def test_lsh_attention_is_causal_but_for_who_falls_into_which_chunk():
+def test_lsh_attention_is_causal_but_for_which_tokens_fall_into_which_chunk():
     """The exception: with one chunk for all tokens there is none, with small ones a later sub-pixel is noticed."""
     for chunk, causal in ((SMALL.subpixels, True), (4, False)):
         net = net_of(SMALL, attention="lsh", lsh_rounds=2, lsh_buckets=4, lsh_chunk=chunk)

@@ -21,7 +21,7 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def test_a_name_is_listened_on_at_all_its_addresses_and_nobody_else_gets_them():
+def test_a_host_name_is_listened_on_at_all_its_addresses_which_no_other_process_can_take():
     sockets = listen("localhost", 0)
     try:
         for listening in sockets:
@@ -59,7 +59,7 @@ def test_an_address_that_is_not_this_machines_is_refused_with_a_cure(host):
         listen(host, 0)
 
 
-def test_an_address_of_ipv6_is_told_in_brackets(tiny):
+def test_an_ipv6_address_is_printed_in_brackets(tiny):
     try:
         [listening] = listen("::1", 0)
     except OSError:
@@ -101,7 +101,7 @@ def test_one_port_for_both_is_refused_before_the_weights_are_read():
     assert f"--metrics-port {port}: address already in use; choose another --metrics-port" in ended.stderr
 
 
-def test_where_no_more_files_can_be_opened_it_says_so_once_and_answers_who_is_there(tiny):
+def test_without_free_file_descriptors_it_says_so_once_and_answers_open_connections(tiny):
     few = ("sh", "-c", 'ulimit -n 64; exec "$@"', "sh")
     with serving(tiny.parent, before=few) as server, server.client() as client:
         assert client.get("/healthz").status_code == 200
@@ -121,7 +121,7 @@ def test_where_no_more_files_can_be_opened_it_says_so_once_and_answers_who_is_th
 
 
 @pytest.mark.parametrize("broken", ["full", "closed"])
-def test_a_standard_error_that_takes_nothing_ends_no_service(tiny, broken):
+def test_a_blocked_standard_error_does_not_stop_the_service(tiny, broken):
     port = free_port()
     if broken == "full":
         to = os.open("/dev/full", os.O_WRONLY)

@@ -167,7 +167,7 @@ def info(text: str) -> logging.LogRecord:
     return logging.LogRecord("linpix", logging.INFO, "", 0, text, (), None)
 
 
-def test_whoever_logs_does_not_wait_for_a_reader_that_has_stopped_and_what_is_lost_is_told(monkeypatch):
+def test_logging_does_not_wait_for_a_stopped_reader_and_lost_lines_are_counted(monkeypatch):
     monkeypatch.setattr(logs, "MAX_LINES", 3_000)
     monkeypatch.setattr(logs, "WRITE_S", 1.0)  # in which all of them are logged
     reading, writing = os.pipe()
@@ -216,7 +216,7 @@ def test_what_was_logged_before_an_announcement_is_written_before_it(monkeypatch
     os.close(writing)
 
 
-def test_a_log_that_nobody_reads_any_more_is_no_error():
+def test_a_closed_pipe_for_the_log_is_not_an_error():
     reading, writing = os.pipe()
     handler = logs.Lines(writing)
     os.close(reading)

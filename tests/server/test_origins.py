@@ -19,7 +19,7 @@ def test_localhost_and_loopback_addresses_are_always_answered_and_other_names_ne
         assert not hosts.accept(host), host
 
 
-def test_the_address_listened_on_is_answered_and_any_address_where_that_is_every_one():
+def test_the_listening_address_is_accepted_and_a_wildcard_accepts_every_address():
     assert Hosts("10.0.0.5").accept("10.0.0.5:8000")
     assert not Hosts("10.0.0.5").accept("10.0.0.6:8000")
     assert not Hosts("127.0.0.1").accept("10.0.0.5")

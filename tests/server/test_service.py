@@ -115,7 +115,7 @@ def test_a_request_lasts_until_its_last_byte_is_made_and_so_does_its_deadline(ti
 
 
 @pytest.mark.slow
-def test_freed_slots_may_be_poisoned_without_anybody_noticing(tiny):
+def test_poisoning_freed_slots_changes_no_answer(tiny):
     with serving(tiny.parent, "--poison", "true", "--slots", "3") as server, ThreadPoolExecutor(8) as pool, \
             server.client() as client:
         body = {"n": 2, "seed": 5}
@@ -283,7 +283,7 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(slow):
         assert server.process.wait(timeout=20) == 0
 
 
-def test_what_the_drain_timeout_cuts_off_is_told_so(slow):
+def test_requests_cut_off_by_the_drain_timeout_get_an_error_that_says_so(slow):
     with serving(slow, *EAGER, "--drain-timeout", "0.1") as server, ThreadPoolExecutor(2) as pool, \
             server.client() as client:
         plain = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 16}))

@@ -14,7 +14,7 @@ def test_an_alias_is_a_name_and_a_model(text):
     assert names_of(" a = b ,") == {"a": "b"}
 
 
-def test_a_misspelt_variable_is_told_with_what_was_meant():
+def test_a_misspelt_variable_is_reported_with_the_nearest_setting():
     [told] = misspelt(["LINPIX_MODLES", "LINPIX_MODELS", "LINPIX_MIRRORS", "LINPIX_PORT_8000_TCP", "HOME"])
     assert told == "LINPIX_MODLES is not a setting, so it has no effect; did you mean LINPIX_MODELS?"
     assert "linpix serve --help" in misspelt(["LINPIX_COFFEE_COLOUR_XYZ"])[0]
@@ -31,7 +31,7 @@ def test_a_setting_that_names_no_host_or_origin_is_refused(field, value):
         Settings(**{field: value})
 
 
-def test_a_variable_that_is_empty_is_one_that_is_not_there_but_for_the_keys(monkeypatch):
+def test_an_empty_variable_counts_as_unset_except_the_one_of_the_keys(monkeypatch):
     for name in ("LINPIX_METRICS_PORT", "LINPIX_CHECKPOINTS", "LINPIX_MODELS"):
         monkeypatch.setenv(name, "")
     settings = Settings()
@@ -42,7 +42,7 @@ def test_a_variable_that_is_empty_is_one_that_is_not_there_but_for_the_keys(monk
 
 
 @pytest.mark.slow
-def test_the_flag_is_not_among_those_for_everybody():
+def test_only_the_flag_for_faults_is_hidden():
     described = Settings.model_json_schema()["properties"]
     assert json.dumps(described["faults"]).count("hidden") == 1
     assert not any("hidden" in value for name, value in described.items() if name != "faults")

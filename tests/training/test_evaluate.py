@@ -61,7 +61,7 @@ def test_accuracy_is_the_share_of_images_whose_most_probable_class_is_theirs(sha
 
 
 @pytest.mark.slow
-def test_evaluate_tells_how_often_the_class_is_right(data, capsys):
+def test_evaluate_prints_how_often_the_class_is_right(data, capsys):
     flags = ["--data", str(data / "mnist"), "--limit", "10", "--labels", "all", "--json"]
     assert main(["evaluate", "mnist-conditional", *flags]) == 0
     measured = json.loads(capsys.readouterr().out)

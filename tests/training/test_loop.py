@@ -305,7 +305,7 @@ def test_a_save_of_another_architecture_or_optimizer_is_refused(stripes, tmp_pat
             Run.resumed(state, TINY, {})
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_save(stripes, tmp_path):
+def test_a_loss_that_is_not_a_number_stops_the_run_and_keeps_the_last_save(stripes, tmp_path):
     run = Run(TINY, SETTINGS)
     train(run, stripes, tmp_path / "run", command="test", max_images=16)
     saved = (tmp_path / "run.training" / "state.pt").read_bytes()

@@ -135,7 +135,7 @@ def test_a_run_goes_on_with_the_layers_and_the_background_that_it_began_with(tmp
 
 # --- signs of life ---
 
-def test_a_line_tells_images_bits_speed_and_what_is_left(capsys):
+def test_a_progress_line_has_images_bits_speed_and_time_left(capsys):
     run = Run(TINY, TrainConfig(images=1_600, batch=16, compile=False))
     progress = Progress(run, max_images=float("inf"), max_minutes=float("inf"))
     run.step, run.minutes = 50, 0.5
@@ -228,7 +228,7 @@ def test_pictures_have_a_head_start_from_what_is_shipped_where_options_allow_it(
     (["--preset", "auto", "nowhere"], "nowhere is not a folder"), (["tiny"], "--preset auto DIR"),
     (["huge", "--data", "x"], "there is no preset 'huge'"),
     (["--preset", "tiny", "a", "--data", "b"], "leave out --data")])
-def test_what_a_preset_goes_with_is_told(arguments, words, tmp_path, capsys):
+def test_a_wrong_preset_or_folder_is_refused_with_the_cure(arguments, words, tmp_path, capsys):
     assert main(["train", *arguments, "--out", str(tmp_path / "out")]) == 2
     assert words in capsys.readouterr().err
 

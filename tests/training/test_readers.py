@@ -70,7 +70,7 @@ def values(folder: Path, split: str) -> list[int]:
 # Compression, and files that are something else
 
 @pytest.mark.parametrize("pack", PACK.values(), ids=PACK)
-def test_compression_is_told_by_the_first_bytes_and_not_by_the_name(pack, tmp_path):
+def test_compression_is_recognised_by_the_first_bytes_and_not_by_the_name(pack, tmp_path):
     for name in ("data", "data.gz", "data.xz"):
         (tmp_path / name).write_bytes(pack(b"the contents"))
         assert contents(tmp_path / name) == b"the contents"
@@ -144,7 +144,7 @@ def test_an_archive_that_inflates_without_end_is_refused_even_where_it_is_passed
 
 
 @pytest.mark.parametrize("what", ["pipe", "device", "folder"])
-def test_what_is_no_regular_file_is_refused_and_not_waited_for(what, tmp_path):
+def test_a_file_that_is_not_regular_is_refused_without_waiting(what, tmp_path):
     path = tmp_path / "a.png"
     {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}[what](path)
     with refused(str(path), "is not a regular file"):
@@ -386,7 +386,7 @@ def test_an_archive_that_ends_early_is_refused(mode, tmp_path):
         list(tar_members(path, lambda name: True))
 
 
-def test_a_file_that_is_no_archive_is_refused(tmp_path):
+def test_a_file_that_is_not_an_archive_is_refused(tmp_path):
     (tmp_path / "data.tar").write_bytes(b"neither this nor that" * 100)
     with refused("data.tar", "not a tar archive", "give a folder"):
         list(tar_members(tmp_path / "data.tar", lambda name: True))

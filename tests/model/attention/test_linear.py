@@ -227,7 +227,7 @@ def test_the_schema_says_what_the_operator_does(dtype):
     ("offsets", lambda x: x[[0, 1, 0, 2]], "offsets must ascend, got 0 after 40"),
     ("offsets", lambda x: x.float(), "offsets must have dtype Long, got Float"),
 ])
-def test_what_cannot_be_is_an_error_that_says_what_it_saw(name, change, message):
+def test_invalid_arguments_are_an_error_that_says_what_was_given(name, change, message):
     given = dict(zip(("q", "k", "v", "offsets"), (x.contiguous() for x in packed(*tokens(40))), strict=True))
     with pytest.raises(RuntimeError, match=message):
         torch.ops.linpix.causal_attention(*(given | {name: change(given[name])}).values(), EPS)

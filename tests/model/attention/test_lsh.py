@@ -74,7 +74,7 @@ def test_more_rounds_come_closer_to_full_attention():
     assert errors[0] > errors[1] > errors[2]
 
 
-def test_a_later_token_changes_who_is_seen_and_nothing_else():
+def test_a_later_token_changes_which_tokens_are_seen_and_nothing_else():
     """The exception to causality: with buckets that fit into their chunks there is none."""
     qk, v = tokens(40)
     rotation, changed = turns(2, 8), tokens(41)[0][:, :, :40]

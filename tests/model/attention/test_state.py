@@ -70,7 +70,7 @@ def test_a_taken_slot_starts_empty_whatever_it_held(attention):
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_poison_reaches_whoever_reads_a_slot_that_was_not_cleared(attention):
+def test_reading_a_slot_that_was_not_cleared_gives_poison(attention):
     net, state = net_of(attention), attention_for(config_of(attention)).new_state(SLOTS)
     state.fill_with_nan(4)
     assert bool(decode(net, images(1), state, torch.tensor([4]), 5, 6).isnan().all())
@@ -211,7 +211,7 @@ def test_prefill_leaves_the_memory_that_steps_leave(attention):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_the_recurrent_state_is_float32_unless_told_otherwise():
+def test_the_recurrent_state_is_float32_by_default():
     config = config_of("linear")
     assert {x.dtype for x in memory(attention_for(config).new_state(1))} == {torch.float32}
     assert {x.dtype for x in memory(attention_for(config).new_state(1, torch.float64))} == {torch.float64}

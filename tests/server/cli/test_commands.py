@@ -189,7 +189,7 @@ def test_particles_that_would_change_nothing_are_refused(linpix, tiny, tmp_path)
 # --- images that are drawn again ---
 
 @pytest.mark.parametrize("command", ["sample", "complete"])
-def test_attempts_and_how_sure_the_model_is_are_told_of_each_image(succeeds, class_first, tmp_path, command):
+def test_each_image_comes_with_its_attempts_and_the_models_confidence(succeeds, class_first, tmp_path, command):
     picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / "picture.png")
     given = () if command == "sample" else (tmp_path / "picture.png", "--keep-rows", 4)
@@ -403,7 +403,7 @@ def test_what_the_api_warns_of_the_commands_say_with_their_own_flags(succeeds, t
     assert "got 5" in succeeds("sample", "--model", tiny, "--count", 1, "--temperature", 5, "--out", tmp_path)[1]
 
 
-def test_complete_and_score_tell_what_is_hidden_where_the_model_does_not_look(succeeds, tiny, tmp_path):
+def test_complete_and_score_warn_of_holes_outside_the_crop(succeeds, tiny, tmp_path):
     alpha = np.full((20, 50), 255, np.uint8)
     alpha[:, :12] = alpha[:, 20:22] = 0
     Image.fromarray(np.stack([np.full_like(alpha, 99), alpha], -1)).save(tmp_path / "wide.png")

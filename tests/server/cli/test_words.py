@@ -57,7 +57,7 @@ def test_one_image_is_one(tiny, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("1 image in ")
 
 
-def test_the_version_is_told(capsys):
+def test_the_version_is_printed(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0 and capsys.readouterr().out.startswith("linpix 0.")

@@ -43,7 +43,7 @@ def test_an_order_goes_where_the_least_work_is_and_not_where_the_fewest_orders_a
     assert by_end(loads, backlogs, order()) == ["a", "b"]
 
 
-def test_what_a_replica_says_counts_and_what_it_has_told_of_is_not_counted_twice():
+def test_orders_that_a_replica_has_reported_are_not_counted_twice():
     clock = Clock()
     backlogs = Backlogs(clock)
     backlogs.give("a", "ours", 50.0, 60.0)
@@ -93,7 +93,7 @@ def test_a_replica_without_room_is_the_last_resort():
     assert by_end(loads, Backlogs(clock), order()) == ["b, busy", "a, full"]
 
 
-def test_an_order_goes_to_a_replica_that_serves_what_the_front_tells_of():
+def test_an_order_goes_to_a_replica_with_the_fronts_weights():
     old, new = {"checkpoint": "old"}, {"checkpoint": "new"}
     loads = {"a": Load(room=9, facts={"tiny": new}), "b": Load(room=9), "c": Load(room=9, facts={"tiny": old}),
              "d": Load(room=9, facts={"other": old})}

@@ -32,7 +32,7 @@ def test_the_images_of_a_client_count_at_all_fronts():
     assert entered(desk, "b", "alice", 4, 1) is None
 
 
-def test_a_front_hears_what_its_clients_have_at_the_others():
+def test_a_front_learns_what_its_clients_have_at_other_fronts():
     desk = Desk()
     reply(desk, "a", clients={"alice": 5, "bob": 1})
     reply(desk, "b", clients={"alice": 2})
@@ -42,7 +42,7 @@ def test_a_front_hears_what_its_clients_have_at_the_others():
     assert reply(desk, "engine-1", "engine").elsewhere == {}
 
 
-def test_a_front_that_died_holds_nothing_and_a_new_desk_hears_the_counts_again(monkeypatch):
+def test_a_dead_front_holds_nothing_and_a_new_desk_gets_the_counts_again(monkeypatch):
     desk = Desk()
     assert entered(desk, "a", "alice", 0, 10) is None
     monkeypatch.setattr(desks, "SILENT_S", 0.0)

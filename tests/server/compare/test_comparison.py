@@ -136,7 +136,7 @@ def test_a_hiccup_in_one_decode_of_a_short_image_is_not_its_time():
         assert one["seconds_per_image"] == pytest.approx(other["seconds_per_image"], rel=0.2)
 
 
-def test_fast_backends_are_told_by_the_median_of_several_decodes():
+def test_fast_backends_report_the_median_of_several_decodes():
     class Slowing(Ticks):
         """A machine on which every decode takes longer than the one before."""
 
@@ -310,7 +310,7 @@ def test_a_report_on_the_way_lacks_figures_and_not_keys():
     assert all(result["images_per_second"] is None for result in first["results"])
 
 
-def test_who_computes_prefixes_again_keeps_nothing_and_stateful_softmax_keeps_everything():
+def test_backends_that_recompute_prefixes_keep_nothing_and_stateful_softmax_keeps_all():
     report = Comparison(make(), (), plan()).report
     sizes = {result["backend"]: result["state_bytes"] for result in report["results"]}
     assert sizes == {"softmax": 0, "lsh-1": 0, "lsh-4": 0, "stateful-softmax": 4 * 2 * 2 * 20 * (4 + 4),
@@ -360,12 +360,12 @@ def test_a_model_without_a_start_token_is_compared_too():
 @pytest.mark.parametrize("theirs, message", [
     ({"attention": "softmax", "d_ff": 32, "layers": 3}, "differ in layers, d_ff"),
 ])
-def test_what_is_no_twin_is_refused(theirs, message):
+def test_a_checkpoint_that_is_not_a_twin_is_refused(theirs, message):
     with pytest.raises(ValueError, match=message):
         Comparison(make(), [make(name="other", **theirs)], plan())
 
 
-def test_a_model_that_skips_background_is_not_compared_and_is_nobodys_twin(tmp_path):
+def test_a_model_that_skips_background_is_not_compared_and_is_never_a_twin(tmp_path):
     skips = make(name="skips", twin_of="small", background=0)
     with pytest.raises(ValueError, match="skips background, which other kinds of attention cannot do"):
         Comparison(skips, (), plan())
@@ -416,7 +416,7 @@ def test_a_linear_twin_takes_the_place_of_the_model_so_that_bits_per_dim_are_of_
                for note in Comparison(make(), [linear, softmax], plan()).report["notes"])
 
 
-def test_a_twin_with_another_feature_map_stands_for_nobody(tmp_path):
+def test_a_twin_with_another_feature_map_replaces_no_backend(tmp_path):
     for one in (make(), make("linear", "small-relu", twin_of="small", feature_map="relu")):
         checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
     for asked, engines in (("small", {"eager", "compiled"} if ops.compiled else {"eager"}), ("small-relu", {"eager"})):
@@ -427,7 +427,7 @@ def test_a_twin_with_another_feature_map_stands_for_nobody(tmp_path):
         assert {result["engine"] for result in linear} == engines
 
 
-def test_a_twin_that_stands_for_nobody_does_not_displace_the_model(tmp_path):
+def test_a_twin_that_replaces_no_backend_does_not_displace_the_model(tmp_path):
     relu = make("linear", "small-relu", twin_of="small", feature_map="relu")
     for one in (make(), relu, make("softmax", "small-softmax", twin_of="small")):
         checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")

@@ -163,7 +163,7 @@ def test_twins_are_read_once_and_again_when_they_are_others(family, monkeypatch)
     asyncio.run(scenario())
 
 
-def test_what_is_wrong_with_a_twin_is_told_without_where_the_checkpoints_are(family):
+def test_an_error_about_a_twin_does_not_reveal_the_folder_of_checkpoints(family):
     with (family / "small-softmax" / "model.safetensors").open("ab") as file:
         file.write(b"x")
     with serving(family, "--models", "small") as process, process.client() as client:

@@ -112,7 +112,7 @@ def test_seconds_alone_are_the_papers_table_5(report):
     assert "| linear | 0.600 (1.00x) | 5.5 (1.00x) | 7.3 (1.00x) |" in alone
 
 
-def test_the_circumstances_are_told(report):
+def test_the_report_states_its_circumstances(report):
     text = markdown(report)
     for fact in ("Some CPU", "2 threads", "torch 2.13", "1a2b3c4", "linpix compare --model mnist-small",
                  "4.8e-07", "No figure for softmax at batch 64"):

@@ -137,7 +137,7 @@ def test_an_image_is_the_same_in_any_company_of_images_that_are_drawn_again(deco
             assert len(same) == 6 and sum(same) >= 4
 
 
-def test_a_look_alone_changes_no_byte_and_without_one_there_is_none(best):
+def test_recognition_alone_changes_no_byte_and_is_not_run_without_attempts(best):
     unseen, seen = (drawn(Batcher(best(2)), a=[ImageSpec(seed=seed, attempts=count, **ASKED["a picture"])
                                                for seed in range(2)])["a"] for count in (0, 1))
     assert np.array_equal([image.canvas for image in unseen], [image.canvas for image in seen])
@@ -195,7 +195,7 @@ def _class_scores(decoder: Decoder) -> list[float]:
     return found
 
 
-def test_a_slot_is_nobody_elses_while_its_image_is_looked_at(source):
+def test_no_other_image_gets_a_slot_while_its_image_is_being_recognised(source):
     """By the engine that fills free slots with NaN after every quantum."""
     specs = [ImageSpec(seed=seed, attempts=3, **ASKED["a picture"]) for seed in range(5)]
     found = drawn(Batcher(new_decoder(source, 2, fill_freed_with_nan=True)), a=specs)["a"]
@@ -340,7 +340,7 @@ def test_what_is_left_of_an_image_counts_the_times_that_it_will_be_drawn_again(b
     assert {("again", False), ("again", True), ("edit", False), ("edit", True), ("once", False)} <= set(told)
 
 
-def test_a_look_tells_the_probability_of_the_class_that_an_image_was_drawn_with(decoder):
+def test_recognition_gives_the_probability_of_the_class_that_an_image_was_drawn_with(decoder):
     some = decoder(10)
     some.take([*range(1, 11)], [ImageSpec(seed=seed) for seed in range(10)])
     some.canvas[1:] = PICTURE

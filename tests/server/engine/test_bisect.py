@@ -38,7 +38,7 @@ class Rows:
 
 @settings(deadline=None)
 @given(st.data())
-def test_up_to_two_rows_that_throw_are_found_and_all_others_are_decoded_once(data):
+def test_up_to_two_failing_rows_are_found_and_all_others_are_decoded_once(data):
     count = data.draw(st.integers(1, 200))
     poison = data.draw(st.sets(st.integers(1, count), max_size=2))
     rows = Rows(count, set(poison))
@@ -58,7 +58,7 @@ def test_up_to_two_rows_that_throw_are_found_and_all_others_are_decoded_once(dat
 
 @settings(deadline=None)
 @given(st.integers(1, 500), st.data())
-def test_what_throws_for_many_comes_to_an_end_and_nobody_is_left_out(count, data):
+def test_errors_for_many_images_come_to_an_end_and_no_image_is_left_out(count, data):
     poison = data.draw(st.sets(st.integers(1, count), min_size=1))
     rows = Rows(count, set(poison))
     outcome = rows.isolate()

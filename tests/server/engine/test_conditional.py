@@ -52,7 +52,7 @@ def test_completions_are_those_of_the_plain_decode_loop(decoder, source, picture
     assert same > (0.6 if engine.precision == "int8" else 0.9), same  # batches of another size round otherwise
 
 
-def test_no_hidden_sub_pixel_is_heard(decoder):
+def test_no_hidden_sub_pixel_is_used(decoder):
     before = drawn(Batcher(decoder(1)), a=edits(5))["a"]
     hidden = np.where(KNOWN, PICTURE, 255 - PICTURE)
     assert np.array_equal(drawn(Batcher(decoder(1)), a=edits(5, picture=hidden))["a"], before)
@@ -162,7 +162,7 @@ def test_a_reading_that_throws_is_begun_again_once_and_then_ends_its_request(dec
     assert times == 2 or np.array_equal(np.stack([images[0], images[1]]), expected)
 
 
-def test_what_is_left_of_an_image_is_told_without_what_was_read(decoder):
+def test_the_remaining_work_of_an_image_counts_hidden_sub_pixels_only(decoder):
     batcher, seen = Batcher(decoder(2)), []
     batcher.submit(Submission("edit", edits(1)))
     batcher.submit(Submission("whole", [ImageSpec(seed=1)]))

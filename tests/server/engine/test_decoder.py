@@ -300,7 +300,7 @@ def test_a_picture_without_a_hole_is_not_prefilled(tiny, monkeypatch):
     assert calls == []
 
 
-def test_a_wait_for_a_slot_does_not_include_the_prefill_of_who_waited(monkeypatch):
+def test_a_wait_for_a_slot_does_not_include_the_images_own_prefill(monkeypatch):
     batcher = Batcher(EagerDecoder(loaded(side=16), 1))
     prefill, begun = batcher.decoder.prefill, []
 
@@ -415,7 +415,7 @@ def test_rows_that_throw_whenever_they_are_alone_do_not_end_the_engine():
     assert images.keys() == {14}
 
 
-def test_after_an_error_of_ours_every_slot_is_free_and_who_waited_still_waits():
+def test_after_an_internal_error_every_slot_is_free_and_waiting_images_still_wait():
     batcher = Batcher(EagerDecoder(loaded(), 2))
     for request in ("a", "b", "c"):
         ask(batcher, request, [ImageSpec(seed=0)])
@@ -425,7 +425,7 @@ def test_after_an_error_of_ours_every_slot_is_free_and_who_waited_still_waits():
     assert images_of(batcher).keys() == {("c", 0)}
 
 
-def test_an_image_whose_parameters_are_not_finite_is_told_and_no_other_is_touched(tiny):
+def test_an_image_whose_parameters_are_not_finite_is_reported_and_no_other_changes(tiny):
     specs_ = specs()
     clean = decode(tiny(len(specs_)), specs_)
     engine = tiny(len(specs_))
@@ -490,7 +490,7 @@ def test_an_engine_on_a_gpu_records_its_graphs_when_it_is_loaded(emulated, monke
 
 
 @pytest.mark.slow
-def test_a_gpu_that_no_longer_answers_is_told_from_a_batch_that_failed(emulated, monkeypatch):
+def test_a_gpu_that_no_longer_answers_is_distinguished_from_a_failed_batch(emulated, monkeypatch):
     """The error comes again when one only waits for the GPU, so the engine is lost; else the batch is."""
     source = loaded()
     engine = CudaDecoder(source, 2, GpuPool(source.net, 2, device="cpu", operators=emulated.operators))

@@ -103,7 +103,7 @@ def test_the_image_to_blame_ends_its_request_alone_streamed_or_not(tiny, server,
         assert eventually(lambda: is_quiet(process))
 
 
-def test_what_throws_once_costs_nobody_an_image(tiny):
+def test_an_error_that_happens_once_costs_no_image(tiny):
     with serving(tiny.parent, "--faults", f"{BESIDE},glitch:every=3") as process, ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda seed: ask(process, seed=seed), range(24)))
         assert [answer.status_code for answer in answers] == [200] * 24
@@ -111,7 +111,7 @@ def test_what_throws_once_costs_nobody_an_image(tiny):
         assert process.metric('linpix_faults_isolated_total{fault="threw",model="tiny"}') == 0
 
 
-def test_an_engine_that_hangs_is_noticed_and_everybody_is_answered_before_the_process_ends(tiny):
+def test_a_hanging_engine_is_noticed_and_every_request_answered_before_the_process_ends(tiny):
     with serving(tiny.parent, *EAGER, "--slots", "2", "--watchdog-timeout", "2",
                  "--faults", f"{BESIDE},hang:at=5") as process, ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(ask, process, n=1, seed=seed, stream=seed % 2 == 0) for seed in range(8)]
@@ -152,7 +152,7 @@ def test_a_call_that_is_slow_within_the_time_out_is_left_alone(tiny):
         assert eventually(lambda: is_quiet(process))
 
 
-def test_an_engine_thread_that_dies_is_begun_again_and_who_waited_is_carried_on(tiny):
+def test_a_dead_engine_thread_is_restarted_and_waiting_requests_are_kept(tiny):
     with serving(tiny.parent, "--slots", "1", "--faults", f"{BESIDE},die:at=4") as process, \
             ThreadPoolExecutor(5) as pool:
         answers = list(pool.map(lambda seed: ask(process, seed=seed), range(5)))
@@ -165,7 +165,7 @@ def test_an_engine_thread_that_dies_is_begun_again_and_who_waited_is_carried_on(
         assert eventually(lambda: is_quiet(process))
 
 
-def test_a_request_whose_last_image_was_not_told_when_the_thread_died_is_answered(tiny):
+def test_a_request_whose_last_image_was_not_reported_when_the_thread_died_is_answered(tiny):
     """It is decoded when the thread dies, so it has no slot any more."""
     with serving(tiny.parent, "--faults", "die:at=9") as process:  # one step, seven image rows, one row less a step
         answer = ask(process, n=2)

@@ -44,7 +44,7 @@ def test_bulk_that_fills_its_part_of_the_queue_leaves_room_for_others():
     assert room_left(s, room) == 2
 
 
-def test_the_pace_of_each_number_of_rows_counts_in_what_is_foreseen():
+def test_a_forecast_uses_the_step_time_of_each_number_of_images():
     s = scheduler(slots=2)
     arrive(s, "a", position=4)
     arrive(s, "b")
@@ -54,7 +54,7 @@ def test_the_pace_of_each_number_of_rows_counts_in_what_is_foreseen():
 
 @settings(max_examples=200, deadline=None)
 @given(crowds(), st.integers(1, 3), st.integers(0, 6), st.integers(1, 8), st.booleans())
-def test_what_is_foreseen_comes_true_when_nobody_else_comes(crowd, slots, max_queue, images, bulk):
+def test_forecasts_come_true_when_no_other_request_arrives(crowd, slots, max_queue, images, bulk):
     """In quanta of one step, ends and room are there in exactly the step that was foretold, whatever the mixture."""
     s, room = scheduler(slots=slots), Room(slots, max_queue)
     for number, (_, count, position, kind) in enumerate(crowd):
@@ -86,7 +86,7 @@ def test_what_is_foreseen_comes_true_when_nobody_else_comes(crowd, slots, max_qu
 
 @settings(max_examples=200, deadline=None)
 @given(crowds(), st.integers(1, 3), st.integers(0, 6), st.integers(1, 8), st.data())
-def test_what_is_foreseen_of_groups_comes_true_when_nobody_else_comes(crowd, slots, max_queue, images, data):
+def test_forecasts_of_groups_come_true_when_no_other_request_arrives(crowd, slots, max_queue, images, data):
     s, room, largest = scheduler(slots=slots), Room(slots, max_queue), 1
     for number, (_, count, position, kind) in enumerate(crowd):
         group = data.draw(st.integers(1, slots))

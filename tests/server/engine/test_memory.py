@@ -58,7 +58,7 @@ def test_free_memory_is_what_the_address_space_leaves():
     assert 90 * MIB < int(found.stdout) <= 100 * MIB
 
 
-def test_what_lives_is_kept_out_of_collections_until_the_next_that_is_asked_for():
+def test_surviving_objects_are_excluded_from_collections_until_the_next_collect():
     class Cycle:
         def __init__(self) -> None:
             self.itself = self

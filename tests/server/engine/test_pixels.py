@@ -84,7 +84,7 @@ def test_images_are_those_of_the_plain_decode_loop(batchers):
     assert (found[:, ~known] == expected[:, ~known][::-1]).mean() < 0.5  # other seeds are other images
 
 
-def test_no_hidden_sub_pixel_is_heard(batchers):
+def test_no_hidden_sub_pixel_is_used(batchers):
     for known in (PREFIX, SCATTERED):
         hidden = np.where(known.repeat(3), PICTURE, 255 - PICTURE)
         assert np.array_equal(drawn(batchers(1), completions(5, known=known))[0],

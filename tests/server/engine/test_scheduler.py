@@ -146,7 +146,7 @@ def test_interactive_images_go_first_and_one_slot_of_four_is_for_bulk():
                      "interactive5", "bulk1", "interactive6", "interactive7", "bulk2"]
 
 
-def test_bulk_has_every_slot_when_nobody_else_wants_one():
+def test_bulk_images_get_every_slot_when_no_others_wait():
     s = scheduler(slots=3)
     assert join(s) == []
     rows = arrive(s, "bulk", 5, bulk=True)

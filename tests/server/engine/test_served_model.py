@@ -153,7 +153,7 @@ def test_an_upload_counts_as_whole_images_for_others_and_for_itself_as_if_all_of
     assert one_slot._outlook(upload).until_done("upload") == left
 
 
-def test_a_request_that_finds_the_queue_full_hears_when_there_is_room(tiny):
+def test_a_request_that_finds_the_queue_full_is_given_the_time_until_there_is_room(tiny):
     model = served(tiny, slots=1, max_queue=1)
     ask(model, "a")
     for _ in range(3):  # the first quantum says nothing about the time of a step

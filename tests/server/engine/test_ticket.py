@@ -27,7 +27,7 @@ def told(asked: Ticket, *rows: int, index: int = 0) -> tuple[list[int], list[boo
     return heard, firsts
 
 
-def test_each_row_is_told_once_while_an_image_is_drawn_once():
+def test_each_row_is_sent_once_while_an_image_is_drawn_once():
     assert told(ticket(), 0, 1, 1, 4, 8, 8) == ([1, 2, 3, 4, 5, 6, 7, 8], [False, True, False, False, False, False])
 
 
@@ -35,7 +35,7 @@ def test_each_row_is_told_once_while_an_image_is_drawn_once():
     (0, (3, 8, 0, 2, 8), [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8]),
     (0, (8, 8, 2, 1, 8), [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 1, 2, 3, 4, 5, 6, 7, 8]),
     (6, (7, 8, 6, 8), [7, 8, 7, 8]), (6, (8, 7, 8), [7, 8, 7, 8])])
-def test_rows_of_an_image_that_is_drawn_again_are_told_again_but_not_those_that_were_given(given, rows, expected):
+def test_rows_of_an_image_that_is_drawn_again_are_sent_again_but_known_rows_are_not(given, rows, expected):
     assert told(ticket(given=given), *rows)[0] == expected
 
 
@@ -58,5 +58,5 @@ def test_an_error_is_the_last_event_of_a_batch_whatever_was_sent_after_it():
     assert asked.late
 
 
-def test_without_a_stream_no_rows_are_told():
+def test_without_a_stream_no_rows_are_sent():
     assert told(ticket(stream=False), 4, 8, 0, 8)[0] == []

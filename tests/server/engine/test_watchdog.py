@@ -50,7 +50,7 @@ def test_a_beat_may_ask_for_patience(working):
     assert working.noticed == [1.0]
 
 
-def test_silence_without_work_is_none_and_work_that_comes_has_all_its_time():
+def test_silence_without_work_is_allowed_and_new_work_has_its_full_time():
     busy = threading.Event()
     heart = Heart(busy.is_set)
     assert not heart.silent.wait(0.6)

@@ -51,7 +51,7 @@ def test_another_size_is_refused_with_the_nearest_ones(text, nearest):
 
 
 @pytest.mark.parametrize("text", ["", "28", "28x28x28", "axb", "²x²", "9" * 50 + "x1"])
-def test_what_is_no_size_is_refused(text):
+def test_an_invalid_size_is_refused(text):
     with pytest.raises(ValueError, match="got") as refused:
         frame_of(text, GREY)
     assert "nearest" not in str(refused.value)

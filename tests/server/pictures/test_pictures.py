@@ -246,7 +246,7 @@ def test_a_hole_outside_the_middle_of_a_panorama_has_the_crop_around_it(first, l
     assert np.array_equal(found, expected)
 
 
-def test_what_is_hidden_outside_the_crop_is_told():
+def test_holes_outside_the_crop_are_reported():
     picture, alpha = noise(16, 64), np.full((16, 64), 255, np.uint8)
     alpha[:, :32] = 0  # too long to be completed as a whole
     config = ModelConfig(height=16, width=16)
@@ -394,7 +394,7 @@ def test_of_a_jpeg_with_several_pictures_the_first_is_read():
 @pytest.mark.parametrize("data", [b"hello", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"\0" * 1000,
                                   encode(noise(8, 8), "GIF"), encode(noise(8, 8), "BMP"),
                                   encode(noise(8, 8), "TIFF"), b"RIFF\x10\0\0\0WAVEfmt "])
-def test_what_is_no_png_jpeg_or_webp_is_415(data):
+def test_an_upload_that_is_not_png_jpeg_or_webp_is_415(data):
     for error, param in ((refusal(data), "image"), (refusal(encode(noise(8, 8)), mask=data), "mask")):
         assert (error.param, error.status) == (param, 415)
         assert "PNG, JPEG or WebP" in str(error) and str(len(data)) in str(error)

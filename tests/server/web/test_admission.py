@@ -165,7 +165,7 @@ def test_a_large_upload_under_way_holds_the_room_that_it_will_need(tiny):
             assert "connection" not in headers  # its body was read
 
 
-def test_bodies_that_do_not_come_keep_nobody_else_out(tiny):
+def test_bodies_that_never_arrive_do_not_keep_other_clients_out(tiny):
     """JSON and small uploads hold no room; large uploads an eighth of the queue, and a client a quarter of that."""
     with service(tiny.parent, "--slots", "1", "--max-queue", "64") as process, contextlib.ExitStack() as silent:
         for client, (path, length) in itertools.product(range(2, 6), [(GENERATE, 20), (EDIT, 1000), (EDIT, 900_000)]):
@@ -451,7 +451,7 @@ def test_all_uploads_under_way_have_so_much_space_and_one_client_a_quarter_of_it
                 assert upload.answer()[0] == 200
 
 
-def test_an_upload_is_no_file_any_more_while_it_waits_for_its_slot(tiny):
+def test_an_upload_holds_no_file_while_it_waits_for_its_slot(tiny):
     def files(process: Process) -> int:
         folder = Path(f"/proc/{process.process.pid}/fd")
         return sum("(deleted)" in os.readlink(path) for path in folder.iterdir() if path.is_symlink())
@@ -552,7 +552,7 @@ def test_a_deadline_passes_while_the_body_is_read_and_the_server_has_its_own(tin
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", "", "1_0"])
-def test_a_deadline_that_is_none_is_told_before_the_body_is_read(server, text):
+def test_an_invalid_deadline_is_refused_before_the_body_is_read(server, text):
     with Raw(server, EDIT, "content-length: 900000", f"x-request-timeout: {text}") as refused:
         status, _, error = refused.answer()
     assert (status, error["param"]) == (400, "X-Request-Timeout")

@@ -171,7 +171,7 @@ def test_a_file_that_is_not_taken_is_named_with_the_cure(client, begins, words):
     assert words in answer.json()["error"]["message"]
 
 
-def test_text_for_a_file_is_told_in_plain_words(client):
+def test_text_in_place_of_a_file_is_explained_in_plain_words(client):
     answer = client.post("/v1/images/edits", files={"mask": ("m.png", occluded())}, data={"image": "seven.png"})
     assert answer.status_code == 400
     assert "image must be a file, got the text 'seven.png'; with curl, -F image=@" in answer.json()["error"]["message"]

@@ -77,13 +77,13 @@ def test_more_attempts_never_make_an_answer_less_sure(client, route):
     assert all(few <= many for few, many in zip(*sure, strict=True)) and sure[0] != sure[1]
 
 
-def test_the_seed_that_is_told_draws_the_same_bytes_alone_with_as_many_attempts(client):
+def test_the_seed_of_an_answer_draws_the_same_bytes_alone_with_as_many_attempts(client):
     every = generate(client, model="once", seed=3, n=3, attempts=3).json()["data"]
     for item in every:
         assert generate(client, model="once", seed=item["seed"], attempts=3).json()["data"] == [item]
 
 
-def test_the_picture_itself_tells_it_in_its_headers(client):
+def test_a_png_answer_has_the_attempts_in_its_headers(client):
     [item] = generate(client, model="once", seed=5, attempts=3).json()["data"]
     png = client.post("/v1/images/generations", json={"model": "once", "seed": 5, "attempts": 3},
                       headers={"accept": "image/png"})
@@ -187,7 +187,7 @@ def test_a_comparison_that_names_no_model_is_of_the_first_that_can_be_compared(c
     client.delete(f"/v1/compare/{begun.json()['id']}")
 
 
-def test_models_tell_their_attempts(client):
+def test_models_list_their_attempts(client):
     assert {card["id"]: card["attempts"] for card in client.get("/v1/models").json()["data"]} \
         == {"once": 1, "thrice": 3, "plain": 1}
 

@@ -123,7 +123,7 @@ def test_they_are_laid_back_too(client):
     ({"candidates": 2, "seed": 2**53 - 1}, "seed", "with 2 images the largest seed is 9007199254740990"),
     ({"candidates": 2, "stream": True, "partial_images": 1}, "partial_images", "leave partial_images out, got 1"),
 ])
-def test_what_cannot_be_is_refused_with_what_is_allowed(client, server, fields, param, words):
+def test_invalid_options_are_refused_with_what_is_allowed(client, server, fields, param, words):
     answer = edit(client, HOLE, **fields)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
@@ -260,7 +260,7 @@ def generate(client, **fields):
 
 @pytest.mark.parametrize("asked", ["generations", "edits"])
 @pytest.mark.parametrize("label", [None, 4])
-def test_of_a_model_that_draws_the_class_first_those_are_answered_whose_class_it_recognises(others, asked, label):
+def test_a_model_that_draws_the_class_first_answers_the_candidates_it_recognises(others, asked, label):
     given = {"seed": 3} if label is None else {"seed": 3, "label": label}
     net = checkpoint.load(others.folder / "conditional")
     with others.client() as client:

@@ -73,7 +73,7 @@ def leave(connection: socket.socket, how: str) -> None:
 @pytest.mark.parametrize("more", [b"\r\n", b"G", b"GET /v1/models HTTP/1.1\r\n" + HOST + b"\r\n", b"x" * 2000],
                          ids=["a line break", "a letter", "a request", "no request"])
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
-def test_who_leaves_is_seen_to_leave_whatever_was_sent_ahead_of_the_answer(process, how, more, stream):
+def test_a_client_that_leaves_is_noticed_whatever_it_sent_ahead_of_the_answer(process, how, more, stream):
     """Of 16 images, which take 16 seconds."""
     with process.connect() as leaving:
         leaving.sendall(post(n=16, stream=stream))
@@ -86,7 +86,7 @@ def test_who_leaves_is_seen_to_leave_whatever_was_sent_ahead_of_the_answer(proce
 
 
 @pytest.mark.slow
-def test_a_client_that_asks_for_another_protocol_and_leaves_is_seen_to_leave(process):
+def test_a_client_that_asks_for_another_protocol_and_leaves_is_noticed(process):
     body = json.dumps({"n": 16}).encode()
     with process.connect() as leaving:
         leaving.sendall(head(GENERATIONS, len(body))[:-2] + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n" + body)
@@ -142,7 +142,7 @@ NO_HTTP = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NO_HTTP)
-def test_what_is_no_http_is_answered_with_the_envelope_and_is_a_line_of_the_log(process, name):
+def test_a_malformed_request_is_answered_with_the_envelope_and_logged(process, name):
     sent, words = NO_HTTP[name]
     with process.connect() as connection:
         connection.sendall(sent)
@@ -160,7 +160,7 @@ def test_what_is_no_http_is_answered_with_the_envelope_and_is_a_line_of_the_log(
 
 
 @pytest.mark.slow
-def test_what_follows_a_body_of_two_lengths_is_no_request(process):
+def test_bytes_after_a_body_of_two_lengths_are_not_read_as_a_request(process):
     with process.connect() as connection:
         connection.sendall(NO_HTTP["a length and chunks"][0] + b"GET /v1/models HTTP/1.1\r\n" + HOST + b"\r\n")
         assert rest_of(connection).count(b"HTTP/1.1") == 1
@@ -188,7 +188,7 @@ def test_a_body_in_chunks_is_read_unless_they_are_many_and_tiny(process, size):
 
 
 @pytest.mark.slow
-def test_little_is_read_at_once_so_that_others_have_their_turn():
+def test_connections_are_read_in_small_pieces_so_that_others_are_served_in_between():
     seen: list[int] = []
 
     class Seen(connection(20.0, {})):
@@ -217,7 +217,7 @@ def test_little_is_read_at_once_so_that_others_have_their_turn():
 
 
 @pytest.mark.slow
-def test_a_client_without_a_key_is_left_at_once_whatever_it_still_sends_in_chunks(tiny, tmp_path):
+def test_a_client_without_a_key_is_disconnected_at_once_though_it_still_sends_chunks(tiny, tmp_path):
     """Others may go on for a while, so that they do not lose their answers."""
     keys = private(tmp_path / "keys", line("alice", "secret"))
     with serving(tiny.parent, "--api-keys", str(keys)) as process:
@@ -255,7 +255,7 @@ def test_a_target_with_a_host_is_that_of_its_path_and_the_host_counts(process, t
 
 
 @pytest.mark.slow
-def test_a_body_that_turns_out_to_be_none_ends_an_answer_under_way_and_nothing_else(process):
+def test_a_body_that_turns_out_to_be_malformed_ends_its_answer_and_nothing_else(process):
     said = len(process.printed)
     with process.connect() as connection:
         connection.sendall(b"POST /v1/nothing HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n")
@@ -269,7 +269,7 @@ def test_a_body_that_turns_out_to_be_none_ends_an_answer_under_way_and_nothing_e
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["websocket", "h2c"])
-def test_another_protocol_that_is_asked_for_is_left_alone_and_not_a_matter_for_the_log(process, protocol):
+def test_requests_for_another_protocol_are_ignored_and_not_logged_as_warnings(process, protocol):
     said = len(process.printed)
     with process.connect() as connection:
         connection.sendall(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: upgrade, close\r\n"

@@ -81,7 +81,7 @@ def test_of_endless_fields_that_are_ignored_some_are_named(server):
 
 
 @pytest.mark.parametrize("origin", ["http://[", "http://]", "http://[::1", "\\", "http://\xff", "null", "x" * 3000])
-def test_an_origin_that_is_no_address_is_a_foreign_one(server, origin):
+def test_an_origin_that_is_not_an_address_is_a_foreign_one(server, origin):
     with server.client() as client:
         answer = client.post("/v1/images/generations", json={}, headers={"origin": origin.encode("latin-1")})
     assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_origin"

@@ -71,7 +71,7 @@ def test_what_a_page_of_another_origin_sends_is_refused_with_an_envelope(server,
     assert server.metric('linpix_requests_rejected_total{reason="foreign_origin"}') == before + 1
 
 
-def test_our_own_page_curl_and_links_from_elsewhere_are_let_in(server):
+def test_our_own_page_curl_and_links_from_elsewhere_are_answered(server):
     with server.client() as client:
         own = {"origin": server.url, "sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
         assert client.post("/v1/images/generations", json={}, headers=own).status_code == 200

@@ -82,7 +82,7 @@ def test_json_by_any_of_its_names_is_read(client, kind):
 
 
 @pytest.mark.parametrize("cut", [1, 4, 9, 10, 11, 14, 40])
-def test_a_form_that_lacks_its_end_is_no_form(client, cut):
+def test_a_form_without_its_end_is_refused(client, cut):
     body = IMAGE + part("seed", b"1") + f"--{BOUNDARY}--".encode()
     assert send(client, body).json()["data"][0]["seed"] == 1
     answer = send(client, body[:-cut])
@@ -90,7 +90,7 @@ def test_a_form_that_lacks_its_end_is_no_form(client, cut):
 
 
 @pytest.mark.parametrize("name", ["image", "mask", "seed", "n", "prompt"])
-def test_a_field_that_is_given_twice_is_refused_and_none_of_it_thrown_away(client, name):
+def test_a_field_that_is_given_twice_is_refused_rather_than_half_ignored(client, name):
     twice = part(name, occluded() if name in ("image", "mask") else b"1", "a.png" if name in ("image", "mask") else "")
     answer = send(client, (IMAGE if name != "image" else b"") + twice * 2 + END)
     assert (answer.status_code, error_of(answer)["param"]) == (400, name)
@@ -124,7 +124,7 @@ def test_of_unknown_fields_little_is_kept():
     assert len(kept) == MAX_FIELDS and sum(len(name) + len(value) for name, value in kept) < 100 * MAX_FIELDS
 
 
-def test_what_is_wrong_with_a_form_is_no_matter_for_the_log(tiny):
+def test_errors_of_a_form_are_not_logged_as_warnings(tiny):
     with serving(tiny.parent) as process, process.client() as client:
         for body in (b"nothing", b"--boundary\r\n\0: \x00\r\n\r\n", IMAGE + b"--boundaryx",
                      IMAGE[:60] + b"\r\n" + IMAGE):
@@ -133,7 +133,7 @@ def test_what_is_wrong_with_a_form_is_no_matter_for_the_log(tiny):
         assert not [line for line in process.printed if "WARNING" in line or "ERROR" in line]
 
 
-def test_a_disk_without_room_is_told_as_the_servers_failure_and_logged(tiny):
+def test_a_full_disk_is_reported_as_the_servers_failure_and_logged(tiny):
     def small_files(process: int) -> None:
         resource.prlimit(process, resource.RLIMIT_FSIZE, (100_000, 100_000))
 

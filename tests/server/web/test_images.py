@@ -162,7 +162,7 @@ def test_a_bad_field_is_named_with_what_was_got_and_what_is_allowed(client, body
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'"x"', b'{"seed": NaN}'])
-def test_a_body_that_is_no_json_object_is_refused(client, body):
+def test_a_body_that_is_not_a_json_object_is_refused(client, body):
     answer = client.post("/v1/images/generations", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]
@@ -344,7 +344,7 @@ def conditional(tmp_path_factory):
         yield client
 
 
-def test_a_conditional_model_says_that_it_heard_every_known_pixel(conditional):
+def test_a_conditional_model_says_that_it_used_every_known_pixel(conditional):
     alpha = np.full((8, 8), 255, np.uint8)
     alpha[2:5, 3:6] = 0
     answer = edit(conditional, encode(np.stack([PICTURE, alpha], -1)), n=3, seed=4).json()
@@ -423,14 +423,14 @@ def test_what_cannot_be_prepared_is_refused_with_a_cure(digits, client):
     assert edit(client, prepare="none", seed=1).json()["data"] == edit(client, seed=1).json()["data"]
 
 
-def test_an_answer_tells_what_part_of_the_picture_was_seen(client):
+def test_an_answer_says_which_part_of_the_picture_was_used(client):
     wide = np.random.default_rng(1).integers(0, 256, (20, 50), dtype=np.uint8)
     assert edit(client, encode(wide), keep_rows=4).json()["crop"] == [15, 0, 35, 20]
     [laid] = images_of(edit(client, encode(wide), keep_rows=4, lay_back=True))
     assert np.array_equal(laid[:10], wide[:10]) and np.array_equal(laid[:, :15], wide[:, :15])
 
 
-def test_the_crop_goes_to_the_hole_and_what_is_hidden_outside_it_is_told(client):
+def test_the_crop_moves_to_the_hole_and_holes_outside_it_are_reported(client):
     wide, alpha = np.random.default_rng(1).integers(0, 256, (20, 50), dtype=np.uint8), np.full((20, 50), 255, np.uint8)
     alpha[5:12, 42:48] = 0
     answer = edit(client, encode(np.stack([wide, alpha], -1)), lay_back=True).json()

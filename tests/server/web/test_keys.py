@@ -57,7 +57,7 @@ def linpix(*words):
     ("a sha256:" + "0" * 63 + "secret\n", "line 1: expected 'NAME"),
     ("# nothing\n\n", "has no key; add one with linpix key NAME --file"),
 ])
-def test_a_line_that_is_none_is_named_by_file_and_number_and_never_told(tmp_path, text, words):
+def test_a_malformed_line_is_named_by_file_and_number_and_never_printed(tmp_path, text, words):
     path = private(tmp_path / "file", text)
     with pytest.raises(ValueError, match="^" + re.escape(str(path))) as refused:
         keys.read(path)
@@ -112,7 +112,7 @@ def test_what_is_presented_is_compared_as_a_digest_with_every_key_whichever_fits
         assert len({other for _, other in compared}) == 3
 
 
-def test_a_digest_is_no_key(tmp_path):
+def test_a_digest_is_not_accepted_as_a_key(tmp_path):
     known = Keys(private(tmp_path / "file", line("a", "first")))
     assert known.find(hashlib.sha256(b"first").hexdigest()) is None
 

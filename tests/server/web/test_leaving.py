@@ -126,7 +126,7 @@ def test_leaving_while_the_picture_is_decoded_takes_back_the_place_in_the_queue(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
-def test_leaving_the_queue_leaves_those_who_run_alone(process, stream):
+def test_leaving_the_queue_does_not_disturb_running_requests(process, stream):
     expected = alone(process, n=2, seed=5)
     cancelled = counted(process, "linpix_images_completed_total", outcome="cancelled")
     with ThreadPoolExecutor(1) as pool, process.connect() as waiting:
@@ -141,7 +141,7 @@ def test_leaving_the_queue_leaves_those_who_run_alone(process, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
-def test_leaving_while_it_runs_frees_the_slots_for_who_waits(process, stream):
+def test_leaving_while_it_runs_frees_the_slots_for_waiting_requests(process, stream):
     expected = alone(process, seed=7)
     with ThreadPoolExecutor(1) as pool, process.connect() as leaving:
         leaving.sendall(post(n=16, stream=stream))
@@ -163,7 +163,7 @@ def test_leaving_after_the_first_rows_of_a_stream_frees_its_slots(process):
     assert counted(process, "linpix_images_completed_total", outcome="completed") == done
 
 
-def test_whoever_leaves_at_any_moment_is_counted_once_with_every_image(tiny):
+def test_a_client_that_leaves_at_any_moment_is_counted_once_with_all_its_images(tiny):
     """An image takes some 45 ms here: some leave before it is begun, some just as it is finished, some after that."""
     with serving(tiny.parent, "--slots", "4", "--faults", "slow:every=1:ms=5") as process:
         chance = random.Random(0)

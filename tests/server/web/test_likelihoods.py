@@ -75,7 +75,7 @@ def test_a_whole_picture_has_the_bits_per_dim_of_evaluate(client, net):
     assert answer["log_likelihood"] == pytest.approx(-64 * math.log(2) * answer["bits_per_dim"])
 
 
-def test_a_label_is_told_to_the_model(client, net):
+def test_a_label_reaches_the_model(client, net):
     answer = told(client, label="3")
     assert answer["label"] == "3"
     assert answer["log_likelihood"] == pytest.approx(log_probs_of(net, start=START + 4).sum(), abs=1e-3)

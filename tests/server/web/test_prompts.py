@@ -24,5 +24,5 @@ def test_a_class_is_found_in_a_prompt(prompt, names, label):
     found.warning.encode(), found.revised.encode()
 
 
-def test_of_several_classes_one_is_drawn_and_the_others_are_told():
+def test_one_of_several_classes_is_drawn_and_a_warning_names_the_others():
     assert wish("a cat and a dog", THINGS).warning == "prompt: one class is drawn, cat, not dog"

@@ -90,7 +90,7 @@ def test_a_stream_has_the_answers_alone(client):
     ({"method": "smc", "stream": True, "partial_images": 1}, "partial_images", "leave partial_images out, got 1"),
     ({"method": "smc", "seed": 2**53 - 1, "n": 2, "particles": 2}, "seed", "largest seed is 9007199254740990"),
 ])
-def test_what_cannot_be_is_refused_with_what_is_allowed(client, server, fields, param, words):
+def test_invalid_options_are_refused_with_what_is_allowed(client, server, fields, param, words):
     answer = edit(client, HOLE, **fields)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
