@@ -1,4 +1,4 @@
-"""What tests of several rooms need: real data, golden vectors, a tiny checkpoint, an emulated GPU."""
+"""Fixtures that several rooms need: real data, golden vectors, a tiny checkpoint, an emulated GPU."""
 
 import ctypes
 import dataclasses

@@ -1,4 +1,4 @@
-"""make gpu-check without a GPU: its steps, their limits, and what it does where one fails."""
+"""make gpu-check without a GPU: its steps, their limits, and what it does when one fails."""
 
 import sys
 import time

@@ -1,5 +1,4 @@
-"""The rooms and their doors: who may import whom (DECISIONS.md says why). Rooms go by their folders: a module of
-`linpix.server` is called `server` here."""
+"""Which rooms may import which (DECISIONS.md says why). A room is named by its folder: `linpix.server` is `server`."""
 
 import ast
 import subprocess

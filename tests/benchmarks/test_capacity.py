@@ -1,4 +1,4 @@
-"""What a number of images a day needs, by costs that are made up."""
+"""Plans of fronts and replicas for a number of images a day, by made-up costs."""
 
 import argparse
 import dataclasses

@@ -1,4 +1,4 @@
-"""The model of fronts and replicas against results that are known exactly."""
+"""The simulation of fronts and replicas against cases whose results are known exactly."""
 
 import numpy as np
 import pytest

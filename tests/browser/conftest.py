@@ -1,4 +1,4 @@
-"""A real browser, as people use it, on real server processes. Screenshots are kept in build/screenshots."""
+"""A real browser against real server processes. Screenshots are kept in build/screenshots."""
 
 import re
 import shutil

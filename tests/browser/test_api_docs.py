@@ -1,4 +1,4 @@
-"""The page /docs: forms that send what the user says and nothing else, dark where the system is, no idle padlocks."""
+"""The page /docs: forms send exactly what the user filled in; dark mode follows the system; padlocks only with keys."""
 
 import re
 

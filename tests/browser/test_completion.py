@@ -1,4 +1,4 @@
-"""Completion with real strokes, uploads by file, paste and drop, and what the page says was known."""
+"""Completion with real strokes; uploads by file, paste and drop; what the page says about known pixels."""
 
 import base64
 import gzip

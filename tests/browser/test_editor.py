@@ -1,4 +1,4 @@
-"""Masks on the drawing board: by rectangle, brush and inverse, undone and redone, by mouse and by keyboard alone."""
+"""Masks on the drawing board: rectangle, brush, inverse, undo and redo, by mouse and by keyboard alone."""
 
 import re
 

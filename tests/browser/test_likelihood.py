@@ -1,4 +1,4 @@
-"""How probable the model finds a picture: the map over it, the legend, and the digit that it is taken for."""
+"""The likelihood of a picture: the map over it, the legend, and the recognised digit."""
 
 import httpx
 import numpy as np

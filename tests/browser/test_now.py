@@ -1,4 +1,4 @@
-"""Now shows what /metrics says, while images are drawn and at rest."""
+"""The panel Now shows the numbers of /metrics, both while images are drawn and when idle."""
 
 import re
 import threading

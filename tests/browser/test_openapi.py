@@ -1,4 +1,4 @@
-"""/docs, as people use it: each request is sent as the page fills it in."""
+"""Requests on /docs work as the page fills them in."""
 
 import numpy as np
 import pytest

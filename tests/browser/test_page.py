@@ -1,4 +1,4 @@
-"""The page as a whole: what it weighs, how it looks at two widths by day and by night, and whom it shuts out."""
+"""The page as a whole: its size, its layout at two widths, light and dark, and accessibility."""
 
 import hashlib
 import re

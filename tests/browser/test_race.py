@@ -1,4 +1,4 @@
-"""The race: measured by /v1/compare, told as it tells, and replayed at the speeds that it measured."""
+"""The race: measured by /v1/compare, and replayed at the measured speeds."""
 
 import re
 import shutil

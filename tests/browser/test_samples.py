@@ -1,4 +1,4 @@
-"""Samples, as a person draws them: the button, the grid that fills, the stop, and what one image is good for."""
+"""Drawing samples: the button, the grid that fills, the stop, and the actions on one image."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""What the page says, and does by itself, when the service is full, gone, closed to strangers, or comes back."""
+"""What the page shows and does when the service is full, gone, needs a key, or comes back."""
 
 import shutil
 import signal

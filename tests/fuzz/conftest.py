@@ -1,4 +1,4 @@
-"""Runs the targets, and with LINPIX_FUZZ_CASES (`make fuzz`) prints what became of their cases."""
+"""Runs the targets; with LINPIX_FUZZ_CASES (`make fuzz`) it prints the outcomes of their cases."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a case of fuzzing may do: be taken, or be refused in words that were declared; soon, quietly, leaving nothing.
+"""A fuzzing case is accepted, or refused with a declared error: in little time and memory, and without leftovers.
 
 LINPIX_FUZZ_CASES is the number of uploads, 2,000 by default; a dearer target runs a share of it. Cases come from
 Hypothesis, in batches that are forgotten, each with its own number as seed: a run finds what the last one found.

@@ -1,4 +1,4 @@
-"""Whatever a checkpoint folder holds, it is read whole or refused with the name of the file, tensor or field."""
+"""Any checkpoint folder is read whole, or refused with the name of the file, tensor or field."""
 
 import contextlib
 import copy

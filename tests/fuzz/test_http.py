@@ -1,4 +1,4 @@
-"""Uploads as clients send them, to a real server: the answer is an image or the error envelope, always."""
+"""Uploads as clients send them, to a real server: each answer is an image or the error envelope."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

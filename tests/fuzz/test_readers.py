@@ -1,4 +1,4 @@
-"""Whatever lies in a folder of data, it is read or refused with its name; nothing gets out of it, nothing inflates."""
+"""Any folder of data is read, or refused by name; no file outside it is written, and memory stays bounded."""
 
 import gzip
 import io

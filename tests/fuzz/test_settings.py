@@ -1,4 +1,4 @@
-"""Whatever flags and variables tell `linpix serve`, it begins to serve, or says in a line which of them is wrong."""
+"""With any flags and variables, `linpix serve` starts, or names the wrong one in one line."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Whatever is uploaded becomes sub-pixels or a PictureError that names the field."""
+"""Any upload becomes sub-pixels, or a PictureError that names the field."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Which attempt at an image is its answer, and with which random numbers each is drawn."""
+"""Which attempt at an image becomes its answer, and the random numbers of each attempt."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Likelihoods by pieces: equal to the parallel form over whole images, and probabilities in the strict sense."""
+"""Likelihoods computed in pieces equal the parallel form over whole images, and are true probabilities."""
 
 import dataclasses
 import math

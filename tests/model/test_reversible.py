@@ -1,4 +1,4 @@
-"""Reversible layers and chunked feed-forward: the functions they should be, their gradients, and what they keep."""
+"""Reversible layers and chunked feed-forward: results, gradients, and the activations that they keep."""
 
 import dataclasses
 import math

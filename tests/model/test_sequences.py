@@ -1,4 +1,4 @@
-"""Models of which not every sub-pixel goes through the layers, and that hear what is known wherever it is."""
+"""Models that skip layers for some sub-pixels, and that use known sub-pixels wherever they are."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Weights in memory that several processes have in common, and what is left of it when they are gone."""
+"""Weights in memory that several processes share, and what remains of it when they have ended."""
 
 import errno
 import os

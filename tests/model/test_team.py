@@ -1,4 +1,4 @@
-"""How many threads a decoder uses, with invented times, and how many cores it may use, with invented control groups."""
+"""How many threads a decoder uses, by made-up times; and how many cores it may use, by made-up control groups."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The alerts of deploy/: Prometheus's own checks and rule tests, and a line of docs/operate.md for each."""
+"""The alerts of deploy/: Prometheus's checks and rule tests, and a line in docs/operate.md for each."""
 
 import re
 import shutil

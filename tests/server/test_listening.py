@@ -1,4 +1,4 @@
-"""Where the service listens: taken first, told as clients write it, and calm when no more files can be opened."""
+"""Listening sockets: opened first, printed as clients write them, and robust when no more files can be opened."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What a real server logged: an object a line, with what operators ask for and nothing of keys and pictures."""
+"""Logs of a real server: one object per line, with the fields operators need, and without keys or pictures."""
 
 import base64
 import io

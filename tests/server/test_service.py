@@ -1,4 +1,4 @@
-"""Limits, leaving and stopping, against real server processes."""
+"""Limits, disconnecting clients and shutdown, against real server processes."""
 
 import base64
 import dataclasses

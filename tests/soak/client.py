@@ -1,4 +1,4 @@
-"""A light client of the images routes over asyncio streams: what it takes of the processor the service does not get."""
+"""A light client of the images routes over asyncio streams; it uses little of the processor that the service needs."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Phases in which a process is broken, changed or ended under load, so that it needs one of its own."""
+"""Phases that break, change or end a process under load, and therefore start their own."""
 
 import asyncio
 import shutil

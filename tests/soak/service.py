@@ -1,4 +1,4 @@
-"""The service under load: a server process, what it counts, what it holds, and the images that it should have made."""
+"""The service under load: a server process, its counters, its resources, and the images that it should draw."""
 
 import asyncio
 import base64

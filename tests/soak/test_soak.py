@@ -1,4 +1,4 @@
-"""The soak suite in its smallest form: every phase, tens of clients, and that it notices what it is there to notice."""
+"""The soak suite at its smallest: every phase, tens of clients, and that it notices the faults it looks for."""
 
 import asyncio
 import re

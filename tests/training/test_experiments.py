@@ -1,4 +1,4 @@
-"""The experiments in a form of seconds: what they measure, that they resume, and what they refuse."""
+"""The experiments in a form that takes seconds: what they measure, that they resume, and what they refuse."""
 
 import csv
 import dataclasses

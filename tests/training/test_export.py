@@ -1,4 +1,4 @@
-"""What is written into a checkpoint that is to be shipped. tests/training/test_loop.py exports trained ones."""
+"""What is written into a checkpoint for shipping. tests/training/test_loop.py exports trained ones."""
 
 import pytest
 

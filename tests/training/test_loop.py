@@ -1,4 +1,4 @@
-"""The loop on a data set of a few small pictures: it learns, it resumes, it stops when told."""
+"""The loop on a data set of a few small pictures: it learns, it resumes, it stops on request."""
 
 import csv
 import dataclasses

@@ -1,4 +1,4 @@
-"""What training on one's own pictures has beside the loop: a head start, signs of life, a choice, and a judge."""
+"""Training on a user's pictures, besides the loop: pretrained weights, progress, choice of preset, and the judge."""
 
 import dataclasses
 import json

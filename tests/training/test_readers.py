@@ -1,4 +1,4 @@
-"""Formats, and what is said of files that are not what they should be."""
+"""Data formats, and the errors for files that are not what they should be."""
 
 import gzip
 import io

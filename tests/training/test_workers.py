@@ -1,4 +1,4 @@
-"""Several processes that train one model: what they compute, how they stop, and what is left when one of them dies."""
+"""Several processes that train one model: results, stopping, and what remains when one of them dies."""
 
 import csv
 import dataclasses

@@ -1,4 +1,4 @@
-"""sample --shards: what is in the shards, and that an interrupted command leaves the same ones as an unbroken one."""
+"""sample --shards: the contents of shards; an interrupted command ends with the same shards as an uninterrupted one."""
 
 import dataclasses
 import fcntl

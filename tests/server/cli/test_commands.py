@@ -1,4 +1,4 @@
-"""sample and complete: what they write and show, read back. tests/test_linpix.py has the rest of the command line."""
+"""sample and complete: what they write and show, read back. The other commands are in tests/test_linpix.py."""
 
 import dataclasses
 import fcntl

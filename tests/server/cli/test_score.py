@@ -1,4 +1,4 @@
-"""`linpix score`: the numbers of the service, and of `linpix evaluate`."""
+"""`linpix score` gives the numbers of the service, and of `linpix evaluate`."""
 
 import io
 import json

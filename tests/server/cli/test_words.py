@@ -1,4 +1,4 @@
-"""The command line's own words, and pictures of a size that can be seen."""
+"""Errors in the command line's words, and pictures enlarged to a visible size."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which replica will be done first, and how many there should be."""
+"""Which replica will be done first, and how many replicas there should be."""
 
 import time
 from collections import Counter

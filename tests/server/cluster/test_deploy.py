@@ -1,4 +1,4 @@
-"""deploy/ray.yaml and deploy/kubernetes.yaml: against their schemas, and against what LinPix knows."""
+"""deploy/ray.yaml and deploy/kubernetes.yaml, against their schemas and against LinPix's settings."""
 
 import importlib
 

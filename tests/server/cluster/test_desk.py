@@ -1,4 +1,4 @@
-"""What all fronts agree on, and the metrics of all processes as one exposition."""
+"""What the desk counts for all fronts, and the metrics of all processes in one answer."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A front over a real replica and a real desk, in one process without Ray: the same answers as the plain server's."""
+"""A front with a real replica and a real desk, in one process without Ray: the same answers as a plain server."""
 
 import asyncio
 import contextlib

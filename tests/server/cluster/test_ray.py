@@ -1,4 +1,4 @@
-"""A real cluster of Ray on this machine: two fronts and two replicas of one thread, under load, and some are killed."""
+"""A real Ray cluster on this machine: two fronts and two replicas under load, some of which are killed."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What a comparison reports, and that it keeps to its budget. Clocks are made up; the networks really run."""
+"""What a comparison reports, and that it stays within its budget. Clocks are made up; the networks really run."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Comparisons as the service has them: made off the engine thread, one at a time, and of an ended one numbers only."""
+"""Comparisons in the service: off the engine thread, one at a time; only numbers are kept of an ended one."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What people see of a comparison."""
+"""Reports of comparisons: the drawing, the table and the files."""
 
 import copy
 import json

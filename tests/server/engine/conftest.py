@@ -1,4 +1,4 @@
-"""A small conditional model with random weights, and each engine that draws it."""
+"""A small conditional model with random weights, and each engine that can draw it."""
 
 import dataclasses
 

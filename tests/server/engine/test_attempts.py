@@ -1,4 +1,4 @@
-"""Images that are drawn again in their slots, until the model recognises their class."""
+"""Images that are drawn again in their slots until the model recognises their class."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Halving: who throws is found, who does not is decoded once, and it comes to an end."""
+"""Bisection finds the failing images, and runs the others once."""
 
 import pytest
 from hypothesis import given, settings

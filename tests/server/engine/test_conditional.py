@@ -1,4 +1,4 @@
-"""Conditional models in slots: what is known is read once for a request, and heard wherever it is."""
+"""Conditional models in slots: known pixels are read once per request, and used wherever they are."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Slots and quanta: what an image becomes does not depend on how its steps are cut, or on who sits where."""
+"""Slots and quanta: an image depends neither on how its steps are divided nor on its slot or its neighbours."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Faults put in on purpose, through the one seam for them, into real server processes with real clients."""
+"""Faults injected through --faults into real server processes with real clients."""
 
 import asyncio
 import signal

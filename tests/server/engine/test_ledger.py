@@ -1,4 +1,4 @@
-"""Admission by the ledger, without its thread: nothing is decoded."""
+"""Admission by the ledger, without an engine thread: no image is decoded."""
 
 import pytest
 

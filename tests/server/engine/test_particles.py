@@ -1,4 +1,4 @@
-"""Sequential Monte Carlo: its answers have the distribution that enumeration gives, and depend on their seeds alone."""
+"""Sequential Monte Carlo: answers have the distribution that enumeration gives, and depend only on their seeds."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Passes that images still need: what is learned from finished ones."""
+"""Predictions of how many passes an image still needs, learned from finished images."""
 
 import pytest
 

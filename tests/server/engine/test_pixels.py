@@ -1,4 +1,4 @@
-"""Models that draw a pixel a step, in slots: positions, rows and what is left are counted in pixels."""
+"""Models that draw one pixel per step, in slots: positions, rows and remaining work are counted in pixels."""
 
 import dataclasses
 

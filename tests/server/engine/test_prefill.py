@@ -1,4 +1,4 @@
-"""What is known is folded in between quanta: for how long, what is paid back, and what is told of it."""
+"""Prefill between quanta: how long it may take, how decoding catches up, and what is reported."""
 
 import time
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Which candidates are answered."""
+"""Which candidates become the answer."""
 
 from itertools import combinations
 

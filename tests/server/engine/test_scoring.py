@@ -1,4 +1,4 @@
-"""What is to be scored, in turns by client, without a model."""
+"""The order of scoring requests, client by client, without a model."""
 
 import time
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Room and deadlines of one model on the event loop, without a thread: its quanta are run, and reported, by hand."""
+"""Room and deadlines of one model on the event loop, without a thread: quanta are run and reported by the test."""
 
 import contextlib
 import dataclasses

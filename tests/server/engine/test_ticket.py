@@ -1,4 +1,4 @@
-"""What a stream is told of an image, which may be drawn more than once."""
+"""The events that a stream gets about an image, which may be drawn more than once."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Silence is noticed where there is work, and nowhere else."""
+"""The watchdog notices silence while there is work, and only then."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""One rule for model pixels that are known in part: half of the area, and the mean of what is known of it."""
+"""Model pixels that are known in part: known from half of the area on, with the mean of the known part."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Uploads become sub-pixels by stated rules, and nothing but PictureError comes of bad ones."""
+"""Uploads become sub-pixels by stated rules; bad ones raise only PictureError."""
 
 import dataclasses
 import importlib.util

@@ -1,4 +1,4 @@
-"""Photographs of MNIST's test digits, made up, come out as MNIST shows those digits."""
+"""Made-up photographs of MNIST's test digits are prepared into pictures like MNIST's."""
 
 import gzip
 import io

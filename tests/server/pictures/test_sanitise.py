@@ -1,4 +1,4 @@
-"""Of a picture's file nothing is left but its pixels, and a file of endless pieces is refused before they are read."""
+"""Only the pixels of a picture's file are kept, and a file of endless pieces is refused before they are read."""
 
 import io
 import struct

@@ -1,4 +1,4 @@
-"""What is said of an upload that the model cannot complete well; test_prepare.py and test_pictures.py have the rest."""
+"""Warnings about uploads that the model cannot complete well. Other tests: test_prepare.py and test_pictures.py."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Who is let in, when, and what those hear who are not, against real server processes."""
+"""Admission and refusals, against real server processes."""
 
 import contextlib
 import http.client

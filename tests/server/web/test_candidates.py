@@ -1,4 +1,4 @@
-"""Images of which the best are answered, over HTTP, against a real server process."""
+"""Requests that answer the best of several candidates, over HTTP, against a real server process."""
 
 import base64
 import contextlib

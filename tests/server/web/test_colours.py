@@ -1,4 +1,4 @@
-"""A colour model that draws pixels and hears every known one, over HTTP: any hole, any picture."""
+"""A colour model that draws pixels and uses every known one, over HTTP: any hole, any picture."""
 
 import base64
 import io

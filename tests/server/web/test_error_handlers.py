@@ -1,4 +1,4 @@
-"""Whatever a request is made of, the answer to it can be sent, and is the envelope."""
+"""Every error can be sent as the envelope, whatever the request contained."""
 
 import shutil
 

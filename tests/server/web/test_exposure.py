@@ -1,4 +1,4 @@
-"""Who is let in: hosts, origins, pages of other sites in a real browser, headers, and the port of the probes."""
+"""Which requests are accepted: hosts, pages of other sites in a real browser, headers, and the probe port."""
 
 import json
 import re

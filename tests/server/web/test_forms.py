@@ -1,4 +1,4 @@
-"""What a form may hold, against a real server process."""
+"""Which forms are accepted, by a real server process."""
 
 import asyncio
 import resource

@@ -1,4 +1,4 @@
-"""Keys: their file, their rates, and what a server does with them."""
+"""API keys: their file, their rates, and how a server uses them."""
 
 import contextlib
 import hashlib

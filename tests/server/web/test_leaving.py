@@ -1,4 +1,4 @@
-"""Clients that leave in every phase of a request, and a server that is told to stop, against real processes."""
+"""Clients that disconnect in every phase of a request, and servers that shut down, with real processes."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""What /openapi.json promises: every field described and exemplified, and every example as the service has it."""
+"""/openapi.json: every field has a description and an example, and every example agrees with the service."""
 
 import json
 from functools import partial

@@ -1,4 +1,4 @@
-"""What the web page is made of: vendored files as VENDORED.md says, and nothing from elsewhere."""
+"""The files of the web page: vendored ones as listed in VENDORED.md, and none from other servers."""
 
 import hashlib
 import re
