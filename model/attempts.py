@@ -42,7 +42,7 @@ class Attempts:
     """The attempts at one image, from the first one to the answer."""
 
     seed: int  # the requested one
-    most: int  # most attempts to make
+    max_attempts: int
     made: int = 0
     best: Recognised | None = None
     canvas: NDArray[np.uint8] | None = None  # (T,), the best attempt's image
@@ -53,7 +53,7 @@ class Attempts:
         if self.best is None or found.log_prob > self.best.log_prob:
             self.canvas, self.best = canvas, found
         self.best = self.best._replace(attempts=self.made)
-        return found.log_prob < math.log(RECOGNISED) and self.made < self.most
+        return found.log_prob < math.log(RECOGNISED) and self.made < self.max_attempts
 
     @property
     def next_seed(self) -> int:

@@ -17,7 +17,7 @@ ScaleTransform = Literal["exp", "elu"]
 Tokens = Literal["sub-pixel", "pixel"]
 
 # Limits far above any model in use. They keep a configuration of 100 bytes from asking for 100 gigabytes of memory.
-MOST = 2**20              # largest value of each size
+MAX_SIZE = 2**20              # largest value of each size
 MAX_LOOKED_UP = 2**24    # places at which the inputs of an image are looked up: T, and T more for each neighbour
 MAX_NEIGHBOURS = 256
 MAX_BACKGROUND_DIM = 2**12
@@ -67,16 +67,16 @@ class ModelConfig:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {_short(value)}")
-            if value > MOST:
-                raise ValueError(f"{name} must be at most {MOST}, got {_short(value)}")
+            if value > MAX_SIZE:
+                raise ValueError(f"{name} must be at most {MAX_SIZE}, got {_short(value)}")
         if self.lsh_buckets != 1 and self.lsh_buckets % 2:
             raise ValueError(f"lsh_buckets must be 1 or an even number, got {self.lsh_buckets}")
         if self.channels not in (1, 3):
             raise ValueError(f"channels must be 1 (grey) or 3 (red, green, blue), got {self.channels}")
         if type(self.classes) is not int or self.classes < 0:
             raise ValueError(f"classes must be an integer of at least 0, got {_short(self.classes)}")
-        if self.classes > MOST:
-            raise ValueError(f"classes must be at most {MOST}, got {_short(self.classes)}")
+        if self.classes > MAX_SIZE:
+            raise ValueError(f"classes must be at most {MAX_SIZE}, got {_short(self.classes)}")
         for name, kind in (("attention", AttentionKind), ("feature_map", FeatureMap), ("norm", Norm),
                            ("residual", ResidualKind), ("activation", Activation), ("scale_transform", ScaleTransform),
                            ("tokens", Tokens)):
@@ -97,8 +97,8 @@ class ModelConfig:
             if not isinstance(neighbour, tuple) or len(neighbour) != 3 \
                     or any(type(part) is not int for part in neighbour):
                 raise ValueError(f"a neighbour must be three integers (dy, dx, dc), got {_short(neighbour)}")
-            if max(map(abs, neighbour)) > MOST:
-                raise ValueError(f"a neighbour must be at most {MOST} away, got {_short(neighbour)}")
+            if max(map(abs, neighbour)) > MAX_SIZE:
+                raise ValueError(f"a neighbour must be at most {MAX_SIZE} away, got {_short(neighbour)}")
         for neighbour in self.neighbours:
             if self.offset(neighbour) >= 0 or neighbour >= (0, 0, 0):
                 raise ValueError(f"neighbour {neighbour} is not strictly earlier in raster order")

@@ -54,7 +54,7 @@ class Scoring:
         self._known = ~self.hidden if reads else None
         self._start = torch.tensor([net.start_index(label) for label in labels], device=net.device)
         self.priors = np.full(len(labels), uniform_prior(len(labels)))
-        self._told = [] if None in labels or len(labels) == 1 or not reads else list(labels)
+        self._prior_labels = [] if None in labels or len(labels) == 1 or not reads else list(labels)
         self._pieces = self._run(int(np.flatnonzero(~known)[-1]) // config.token_size + 1)
 
     def advance(self) -> bool:
@@ -76,20 +76,14 @@ class Scoring:
         """(n,): log-probabilities in nats of the hidden sub-pixels, for an image of unknown label; see mixture_of."""
         return mixture_of(self.log_probs[:, self.hidden].double().cpu().numpy(), self.priors)
 
-    @property
-    def totals(self) -> NDArray[np.float64]:
-        """(labels,): the log-likelihood in nats; -inf if a value is impossible, which only sub-pixel 0's can be."""
-        sums: NDArray[np.float64] = self.log_probs[:, self.hidden].double().sum(1).cpu().numpy()
-        return sums
-
     def _run(self, length: int) -> Iterator[bool]:
         """length: tokens up to the last hidden one."""
         # not earlier: many scorings may wait, and with many classes this is large
         self.log_probs = torch.full((len(self._start), len(self.hidden)), torch.nan, device=self.net.device)
         attention, rows, most, tokens = self.net.attention, len(self._start), 1, length
-        if self._told and self._known is not None:
+        if self._prior_labels and self._known is not None:
             scores = self.net.read(self._canvas[None], self._known[None], attention.new_state(1), torch.tensor([1]))
-            self.priors = scores.double().log_softmax(-1)[0, self._told].cpu().numpy()
+            self.priors = scores.double().log_softmax(-1)[0, self._prior_labels].cpu().numpy()
         if attention.steps_as:  # else a piece is the whole image under one class
             a_token = self.net.multiplications + attention.memory_multiplications(length - 1)
             groups = -(-rows // max(1, int(PIECE / (PREFILL_TOKENS * a_token))))

@@ -25,26 +25,26 @@ QUANTUM_S = 0.05     # longest call of the compiled engine, about: live requests
 PASS_SIZE = 2**19    # most tokens x d_model x hashings of a parallel pass: bounds memory; more is not faster
 
 
-class Form(NamedTuple):
+class BackendSpec(NamedTuple):
     """How a backend decodes."""
 
     attention: dict[str, Any]  # fields that select it in the configuration of its weights
-    keeps: bool                # steps on a memory per image; else each position computes its whole prefix again
+    stateful: bool             # steps on a memory per image; else each position computes its whole prefix again
     compiled: bool = False     # also runs in the compiled engine, if that is available
 
 
-FORMS = {  # cheapest first: the order in which they are surveyed
-    "linear": Form({"attention": "linear"}, keeps=True, compiled=True),
-    "stateful-softmax": Form({"attention": "softmax"}, keeps=True),
-    "softmax": Form({"attention": "softmax"}, keeps=False),
-    "lsh-1": Form({"attention": "lsh", "lsh_rounds": 1}, keeps=False),
-    "lsh-4": Form({"attention": "lsh", "lsh_rounds": 4}, keeps=False),
+SPECS = {  # cheapest first: the order in which they are surveyed
+    "linear": BackendSpec({"attention": "linear"}, stateful=True, compiled=True),
+    "stateful-softmax": BackendSpec({"attention": "softmax"}, stateful=True),
+    "softmax": BackendSpec({"attention": "softmax"}, stateful=False),
+    "lsh-1": BackendSpec({"attention": "lsh", "lsh_rounds": 1}, stateful=False),
+    "lsh-4": BackendSpec({"attention": "lsh", "lsh_rounds": 4}, stateful=False),
 }
-BACKENDS = tuple(FORMS)
+BACKENDS = tuple(SPECS)
 
 
 class Backend:
-    """A network, and the memory of the images that it decodes, in slots 1..rows, if it keeps one."""
+    """A network, and the memory of the images that it decodes, in slots 1..rows, if it stateful one."""
 
     engine, precision = "eager", "fp32"
     stride = 1  # most tokens in one call of step
@@ -54,7 +54,7 @@ class Backend:
         if name == "linear":  # without our operator: eager backends are compared in torch alone
             self.state: State | None = RecurrentState(net.config, rows, operator=False)
         else:
-            self.state = net.attention.new_state(rows) if FORMS[name].keeps else None
+            self.state = net.attention.new_state(rows) if SPECS[name].stateful else None
         self._slots = torch.arange(1, rows + 1)
         self._start = torch.full((rows,), START)
         self._temperatures = torch.ones(rows)
@@ -155,20 +155,20 @@ def _parallel(net: Transformer, canvas: Tensor, t: int, start: Tensor,
 
 def config_of(backend: str, config: ModelConfig) -> ModelConfig:
     """The configuration of a backend's weights: `config` with that backend's attention."""
-    return dataclasses.replace(config, **FORMS[backend].attention)
+    return dataclasses.replace(config, **SPECS[backend].attention)
 
 
 def rows_together(backend: str, config: ModelConfig, batch: int, t: int) -> int:
     """Rows of a batch in one pass through the network: all, or as many whole prefixes as PASS_SIZE allows."""
-    form = FORMS[backend]
-    rounds = form.attention.get("lsh_rounds")
+    spec = SPECS[backend]
+    rounds = spec.attention.get("lsh_rounds")
     tokens = rounds * max(t + 1, config.lsh_chunk) if rounds else t + 1  # lsh pads to whole chunks
-    return batch if form.keeps else min(batch, max(1, PASS_SIZE // config.d_model // tokens))
+    return batch if spec.stateful else min(batch, max(1, PASS_SIZE // config.d_model // tokens))
 
 
 def state_bytes(backend: str, config: ModelConfig) -> int:
     """Bytes per image, beside its sub-pixels; 0 for backends that compute prefixes again."""
-    return attention_for(config_of(backend, config)).state_bytes if FORMS[backend].keeps else 0
+    return attention_for(config_of(backend, config)).state_bytes if SPECS[backend].stateful else 0
 
 
 def first_position(config: ModelConfig) -> int:

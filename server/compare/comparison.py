@@ -14,7 +14,7 @@ from linpix.model.packing import choose
 from ..engine.memory import free_bytes
 from .backends import (
     BACKENDS,
-    FORMS,
+    SPECS,
     Backend,
     CompiledBackend,
     config_of,
@@ -60,7 +60,7 @@ class Comparison:
     """Measure a checkpoint's backends against each other within a budget.
 
     `run` does the work, one short unit at each `next`; to cancel, stop calling it. Only time inside units
-    counts. `report` and `progress` may be read from other threads: they are replaced, never changed.
+    counts. `report` is replaced, never changed.
     """
 
     def __init__(self, checkpoint: Checkpoint, twins: Sequence[Checkpoint], plan: ComparisonPlan, *, command: str = "",
@@ -76,7 +76,7 @@ class Comparison:
         best = choose(config_of("linear", config))
         precisions = {"eager": "fp32", best.engine: best.precision}  # by engine, for engines that can run here
         self._kinds: list[CellKind] = [(name, engine) for name in BACKENDS if name in plan.backends
-                                       for engine in (reversed(precisions) if FORMS[name].compiled else ("eager",))]
+                                       for engine in (reversed(precisions) if SPECS[name].compiled else ("eager",))]
         self.cells = [Cell(backend, engine, precisions[engine], batch, sources[backend])
                       for batch in sorted({1, *plan.batches}) for backend, engine in self._kinds]
         wanted = {config_of(cell.backend, config): cell.source for cell in self.cells}

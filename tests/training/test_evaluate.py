@@ -50,7 +50,8 @@ def test_accuracy_is_the_share_of_images_whose_most_probable_class_is_theirs(sha
     torch.manual_seed(0)
     net = Transformer(dataclasses.replace(PRESETS["tiny"], **shape)).eval().requires_grad_(False)
     images = torch.randint(0, 256, (4, 64), dtype=torch.uint8).numpy()
-    likeliest = np.stack([Scoring(net, image, labels=range(10)).complete().totals for image in images]).argmax(1)
+    scored = [Scoring(net, image, labels=range(10)).complete() for image in images]
+    likeliest = np.stack([scoring.log_probs.sum(1) for scoring in scored]).argmax(1)
     labels = np.where(np.arange(4) < 3, likeliest, (likeliest + 1) % 10)
     measured, named = evaluate_classes(net, images, labels)
     assert named.accuracy == 0.75

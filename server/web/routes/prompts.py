@@ -8,7 +8,7 @@ from itertools import pairwise
 from ..error_handlers import sendable
 
 LONGEST = 1_000  # characters of a prompt that are read
-_TOLD = 10       # largest number of words without effect that a warning lists
+MAX_LISTED = 10       # largest number of words without effect that a warning lists
 
 # Other words for classes of MNIST and CIFAR-10. A model whose classes have other names understands only these names.
 _SYNONYMS = {
@@ -51,7 +51,8 @@ def wish(prompt: str, names: Sequence[str]) -> Wish:
     words = re.findall(r"(?<!\S)-\d+|[^\W_]+", text)  # -1 is not 1
     found = _classes_in(words, folded)
     others = [word for word in dict.fromkeys(words) if word not in _PLAIN and word not in found]
-    listed = sendable(", ".join(word[:40] for word in others[:_TOLD])) + (", ..." if len(others) > _TOLD else "")
+    more = ", ..." if len(others) > MAX_LISTED else ""
+    listed = sendable(", ".join(word[:40] for word in others[:MAX_LISTED])) + more
     if not found:
         known = f"; classes: {', '.join(names)}" if names else ""
         any_of = "an image of any class" if names else "an image"
