@@ -1,5 +1,5 @@
 # make run | test | test-slow | test-all | venv | check | audit | bench | fuzz | soak | sanitize | gpu-check:
-# these run all commands of the README. run installs what serving needs; the others also install the rest.
+# the commands of this repository. run installs what serving needs; the others also install the rest.
 PYTHON ?= python3
 VENV   ?= .venv
 # The torch to install. On Linux, the default index has CUDA builds of several gigabytes; set TORCH_INDEX_URL to an

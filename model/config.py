@@ -189,6 +189,11 @@ class ModelConfig:
         return self.height * self.width * self.channels
 
     @property
+    def image_shape(self) -> tuple[int, ...]:
+        """(H, W) of grey images, (H, W, 3) of images in colour."""
+        return (self.height, self.width) if self.channels == 1 else (self.height, self.width, self.channels)
+
+    @property
     def token_size(self) -> int:
         """C, sub-pixels that one token predicts: token t predicts t * C .. t * C + C - 1."""
         return self.channels if self.tokens == "pixel" else 1

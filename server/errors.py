@@ -228,10 +228,11 @@ class DeadlineUnreachable(ServiceError):
 
     def __init__(self, within_s: float, needed_s: float, ahead: int, *, uploads: bool = False) -> None:
         """ahead: images ahead of this request, or uploads that are decoded before its own."""
-        why = (f"decoding the {ahead} uploads before this one "
-               "takes" if uploads else f"{ahead} images are ahead of it, so it needs")
-        super().__init__(f"the request cannot be finished within {within_s:.3g} s: {why} about {needed_s:.3g} s; allow "
-                         "more time, request less, or try again when the service is less busy")
+        kind = "upload" if uploads else "image"
+        before = f"1 {kind} is" if ahead == 1 else f"{ahead} {kind}s are"
+        super().__init__(f"the request cannot be finished within {within_s:.3g} s: {before} ahead of it, so it needs "
+                         f"about {needed_s:.3g} s; allow more time, request less, or try again when the service is "
+                         "less busy")
 
 
 class Unexpected(ServiceError):

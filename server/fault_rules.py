@@ -4,7 +4,7 @@
 
 KIND    throw    every run with the chosen image raises, also when it is repeated, until the image's request has ended
         glitch   the quantum's first run raises; when it is run again, it succeeds
-        broken   every run of the quantum raises, and so does the run of the probe image after it
+        broken   every run of the quantum raises, and so does the run of the test image after it
         nan      the state of the chosen image becomes NaN
         prefill  giving slots to a request's images raises
         hang     the quantum's first run never returns

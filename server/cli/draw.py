@@ -246,8 +246,7 @@ def _draw(model: str, count: int, label: int | str | None, seed: int | None, tem
     images = [produced.images[index] for index in produced.estimates] or produced.images
     if candidates is not None:
         images = [images[index] for index in ranked(checkpoint.net, produced, known, count)]
-    shape = (config.height, config.width, *([config.channels] if config.channels > 1 else []))
-    return np.stack(images).reshape(count, *shape)
+    return np.stack(images).reshape(count, *config.image_shape)
 
 
 def _occluded(image: NDArray[np.generic], known: NDArray[np.generic], config: ModelConfig) -> pictures.Occluded:
@@ -258,7 +257,7 @@ def _occluded(image: NDArray[np.generic], known: NDArray[np.generic], config: Mo
 def flattened(image: NDArray[np.generic], known: NDArray[np.generic], config: ModelConfig
               ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Sub-pixels (T,) of an image of the model's size, and which are known. Raises ValueError."""
-    shape = (config.height, config.width, *([config.channels] if config.channels > 1 else []))
+    shape = config.image_shape
     if image.dtype != np.uint8 or image.shape != shape:
         raise ValueError(f"image must be uint8 of shape {shape}, the model's, got {image.dtype} of shape {image.shape}")
     if known.dtype != np.bool_ or known.shape != shape[:2]:

@@ -48,8 +48,7 @@ def score(model: str, image: ArrayLike, known: ArrayLike | None = None, *, label
                          "or leave it out")
     scoring = scoring_of(checkpoint, canvas, given, number, every=posterior).complete()
     bits, found = likelihood(scoring, number, checkpoint, every=posterior)
-    shape = (config.height, config.width, *([config.channels] if config.channels > 1 else []))
-    return Score(found["bits_per_dim"], found["log_likelihood"], bits.reshape(shape),
+    return Score(found["bits_per_dim"], found["log_likelihood"], bits.reshape(checkpoint.net.config.image_shape),
                  {entry["label"]: entry["posterior"] for entry in found["labels"] or []})
 
 

@@ -23,7 +23,7 @@ from .schedule.scheduler import ScheduledImage, Scheduler
 
 logger = logging.getLogger("linpix")
 RESTORED = 2       # images restored in one call: few, as all their tokens are prefilled again without a heartbeat
-HOPELESS = 3       # quanta in a row that decode nothing, not even a test image: the engine is then lost
+MAX_FAILED_QUANTA = 3       # quanta in a row that decode nothing, not even a test image: the engine is then lost
 
 
 class Batcher:
@@ -45,7 +45,7 @@ class Batcher:
         self._decoded_s = QUANTUM_S  # decoding time of the last quantum
         self._advances: dict[int, tuple[int, int]] = {}  # in a quantum, by slot: new position, and passes
         self._passes = PassesLearned(config.length)
-        self._hopeless = 0
+        self._failed_quanta = 0
 
     @property
     def busy(self) -> bool:
@@ -218,7 +218,7 @@ class Batcher:
         self._advances.clear()
         self.decoder.keep([image.slot for image, _ in plan])
         try:
-            return Outcome(lost=self._run(plan))
+            return Outcome(not_finite=self._run(plan))
         except EngineLost:
             raise
         except Exception as error:
@@ -231,7 +231,7 @@ class Batcher:
         slots = [image.slot for image, _ in plan]
         done = self.decoder.quantum(slots, [image.position for image, _ in plan], [count for _, count in plan])
         self._advances |= zip(slots, zip(done.positions, done.passes, strict=True), strict=True)
-        return done.lost
+        return done.not_finite
 
     def _done(self, plan: Plan) -> tuple[Plan, int]:
         """The plan with the steps that were taken, and the most passes of one image, at least 1 if there were steps."""
@@ -252,22 +252,22 @@ class Batcher:
 
     def _failures(self, plan: Plan, outcome: Outcome) -> dict[str, Exception]:
         """Requests that end because of an image in this quantum; their other images are cancelled."""
-        if not (outcome.lost or outcome.failed):
+        if not (outcome.not_finite or outcome.failed):
             return {}
-        not_finite = NotFinite(f"model {self.name!r} produced NaN or infinite values for an image of this request")
-        bad = dict.fromkeys(outcome.lost, not_finite) | outcome.failed
+        error = NotFinite(f"model {self.name!r} produced NaN or infinite values for an image of this request")
+        bad = dict.fromkeys(outcome.not_finite, error) | outcome.failed
         failed = {image.request: bad[image.slot] for image, _ in plan if image.slot in bad and not image.cancelled}
         for request in failed:
             self.cancel(request)
         return failed
 
     def _check_hope(self, plan: Plan, outcome: Outcome) -> None:
-        """Raise EngineLost after HOPELESS quanta in a row that decoded no image, nor a test image in a free slot."""
+        """Raise EngineLost after MAX_FAILED_QUANTA quanta in a row without an image, or a test image in a free slot."""
         failed = len(outcome.failed) == len(plan) and not self._decodes_a_test_image(self.scheduler.free[0])
-        self._hopeless = self._hopeless + 1 if failed else 0
-        if self._hopeless == HOPELESS:
-            raise EngineLost(f"{self.name} decoded no image in {HOPELESS} quanta in a row, and could not decode a test "
-                             "image either")
+        self._failed_quanta = self._failed_quanta + 1 if failed else 0
+        if self._failed_quanta == MAX_FAILED_QUANTA:
+            raise EngineLost(f"{self.name} decoded no image in {MAX_FAILED_QUANTA} quanta in a row, and could not "
+                             "decode a test image either")
 
     def _decodes_a_test_image(self, slot: int) -> bool:
         try:

@@ -103,7 +103,7 @@ class Ledger:
 
     def reserve(self, ticket: Ticket, *, draws: bool) -> None:
         """Give an upload room for one image before it is read, at the model with most room. Raises as admit does."""
-        served = max(self.models.values(), key=lambda served: served.room_left())  # a front overrides it
+        served = max(self.models.values(), key=lambda served: served.room_left())  # which FarModel overrides
         # with several models, only the body says which one is requested, and it may be faster than this one
         self._admit(ticket, served, 1, check_deadline=draws and len(self.models) == 1)
 
@@ -132,7 +132,7 @@ class Ledger:
                          check_deadline=check_deadline)
         self.tickets[ticket.id], self._at[ticket.id] = ticket, served
 
-    async def submit(self, ticket: Ticket, specs: Sequence[ImageSpec]) -> None:
+    async def submit(self, ticket: Ticket, specs: Sequence[ImageSpec]) -> None:  # which awaits a replica, in a front
         """Hand an admitted request's images to the engine thread. Raises DeadlinePassed or DeadlineUnreachable."""
         served, first = self._at[ticket.id], specs[0]
         config = served.decoder.config
@@ -240,7 +240,7 @@ class Ledger:
         for request, error in report.failed.items():
             self._failed(served, request, error)
         served.apply(report)
-        for ticket in served.hopeless():
+        for ticket in served.too_late():
             self._thread.cancel(batcher, ticket.id)
             ticket.send(DeadlinePassed(ticket.timeout_s))
         self.served_models.count(served, report)
@@ -249,11 +249,11 @@ class Ledger:
                 cure: str = "another seed or temperature may succeed") -> None:
         logger.error("a request of %s failed, others continue: %s: %s", served.name, type(error).__name__, error,
                      extra=logs.of(request))
-        known = isinstance(error, FloatingPointError)
-        self.metrics.faults_isolated.labels(served.name, "not_finite" if known else "threw").inc()
-        message = str(error) if known else f"the engine failed on an image of this request ({type(error).__name__})"
+        why = f"the engine failed on an image of this request ({type(error).__name__})"
+        not_finite = isinstance(error, FloatingPointError)
+        self.metrics.faults_isolated.labels(served.name, "not_finite" if not_finite else "threw").inc()
         if (ticket := self.tickets.get(request)) is not None:
-            ticket.send(EngineFailed(f"{message}; {cure}"))
+            ticket.send(EngineFailed(f"{error if not_finite else why}; {cure}"))
 
     def _drawn(self, served: ServedModel, ticket: Ticket, image: ImageProgress) -> None:
         """An image has left its slot: it is done, or waits to be scored."""

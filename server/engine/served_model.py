@@ -149,7 +149,7 @@ class ServedModel:
             self.leave(ticket)
             raise DeadlineUnreachable(ticket.left_s, needed_s * factor + more_s, len(running) + sum(self._waiting))
 
-    def hopeless(self) -> list[Ticket]:
+    def too_late(self) -> list[Ticket]:
         """Waiting tickets that would hardly be done in time even if they got a slot now; marks them as late.
 
         Decoding them all the same would also delay the tickets behind them.

@@ -142,16 +142,10 @@ class Ticket:
         """
         done = 0
         while done < self.images:
-            event: Event | None = None
-            if patience_s is None:
-                event = await self._events.get()
-            else:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(patience_s):
-                        event = await self._events.get()
-            if isinstance(event, ServiceError):
-                self.late |= isinstance(event, DeadlinePassed)
-                raise event
+            event: RowsDone | ImageDone | Scored | None = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    event = await self._next_event()
             assert not isinstance(event, Scored)
             done += isinstance(event, ImageDone)
             yield event
@@ -174,6 +168,12 @@ class Ticket:
     async def scored(self) -> None:
         """Wait until the request's image is scored. Raises the ServiceError that ended the request early."""
         async with self.in_time():
-            event = await self._events.get()
+            await self._next_event()
+
+    async def _next_event(self) -> RowsDone | ImageDone | Scored:
+        """Raises the ServiceError that ended the request."""
+        event = await self._events.get()
         if isinstance(event, ServiceError):
+            self.late |= isinstance(event, DeadlinePassed)
             raise event
+        return event

@@ -17,7 +17,7 @@ Plan = list[tuple[ScheduledImage, int]]  # each image with its number of steps, 
 class Outcome:
     """What became of a quantum, in one run or in many."""
 
-    lost: list[int] = field(default_factory=list)               # slots whose parameters were not finite
+    not_finite: list[int] = field(default_factory=list)         # slots whose parameters were not finite
     failed: dict[int, Exception] = field(default_factory=dict)  # slots that could not be decoded, and why
     retries: int = 0                                            # runs after the first
 
@@ -43,7 +43,7 @@ def isolate(plan: Plan, run: Callable[[Plan], list[int]], restore: Callable[[Pla
         if outcome.retries < most_retries(len(plan)):
             outcome.retries += 1
             try:
-                outcome.lost += run(group)
+                outcome.not_finite += run(group)
                 continue
             except EngineLost:
                 raise

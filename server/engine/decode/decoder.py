@@ -54,7 +54,7 @@ class Advance(NamedTuple):
 
     positions: list[int]  # where the images are now
     passes: list[int]     # steps that went through the layers
-    lost: list[int]       # slots whose mixture parameters were not all finite: only their images are invalid
+    not_finite: list[int]  # slots whose mixture parameters were not all finite: only their images are invalid
 
 
 class Decoder(ABC):

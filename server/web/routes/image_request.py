@@ -183,10 +183,10 @@ class ImageRequest:
         found: dict[str, int | float] = {"seed": self.seed + image.index // max(1, self.particles)}
         if isinstance(image, ImageDone) and image.estimate is not None:
             found |= image.estimate._asdict()
-        if isinstance(image, ImageDone) and (recognised := image.recognised) is not None:
-            found |= {"label": recognised.label, "confidence": recognised.confidence}
+        if isinstance(image, ImageDone) and (look := image.recognised) is not None:
+            found |= {"label": look.label, "confidence": look.confidence}
             if self.attempts > 1:
-                found["attempts"] = recognised.attempts
+                found["attempts"] = look.attempts
         return found | self._judged.get(image.index, {})
 
     def complete(self, upload: Upload, conditioning: Literal["prefix", "full"] | None = None) -> None:

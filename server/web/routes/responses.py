@@ -91,7 +91,7 @@ def _headers(request: ImageRequest, images: list[dict[str, int | float]]) -> dic
 
 async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | None = None
                    ) -> AsyncIterator[tuple[int, RowsDone | ImageDone | None]]:
-    """Events as of Ticket.events, but only of images in the answer, each with the image's place there.
+    """Events as in Ticket.events, but only of images in the answer, each with the image's place there.
 
     Of candidates, these are the best ones, once all are drawn and scored. Of particles, they are the chosen ones.
     """

@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 def only(image: UploadFile | None, image_list: list[UploadFile] | None) -> UploadFile:
     """The one picture, sent as image or as image[]. Raises InvalidRequest."""
-    uploads = [upload for upload in [image, *(image_list or [])] if upload is not None]
-    if len(uploads) != 1:
-        raise InvalidRequest(f"send exactly one picture as image or image[], got {len(uploads)}", param="image")
-    return uploads[0]
+    sent = [upload for upload in [image, *(image_list or [])] if upload is not None]
+    if len(sent) != 1:
+        raise InvalidRequest(f"send exactly one picture as image or image[], got {len(sent)}", param="image")
+    return sent[0]
 
 
 def check_options(request: ImageRequest, prepare: uploads.Preparation | None, lay_back: bool | None,

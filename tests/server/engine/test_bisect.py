@@ -52,7 +52,7 @@ def test_up_to_two_failing_rows_are_found_and_all_others_are_decoded_once(data):
         outcome = rows.isolate()
     assert outcome.failed.keys() == poison
     assert all(rows.done[slot] == 1 for slot in rows.done.keys() - poison)
-    assert sorted(outcome.lost) == [slot for slot in rows.done if slot % 5 == 0 and slot not in poison]
+    assert sorted(outcome.not_finite) == [slot for slot in rows.done if slot % 5 == 0 and slot not in poison]
     assert rows.runs == outcome.retries <= most_retries(count)
 
 

@@ -342,7 +342,7 @@ def test_a_quantum_that_threw_half_way_is_put_back_and_run_again_in_parts(tiny):
             engine.restore(slots[3:], [19] * 4)
         for part in parts[1:]:
             engine.quantum(part, [19] * 2, [8] * 2)
-        assert not engine.quantum(slots, [27] * 7, [37] * 7).lost
+        assert not engine.quantum(slots, [27] * 7, [37] * 7).not_finite
         images.append(np.stack([engine.image(slot) for slot in slots]))
     assert np.array_equal(*images)
 
@@ -354,7 +354,7 @@ def test_a_first_quantum_that_threw_is_put_back_to_the_start(tiny):
     engine.keep([1, 2, 3])
     engine.quantum([1, 2, 3], [0] * 3, [5] * 3)
     engine.restore([1, 2, 3], [0] * 3)
-    assert not engine.quantum([1, 2, 3], [0] * 3, [64] * 3).lost
+    assert not engine.quantum([1, 2, 3], [0] * 3, [64] * 3).not_finite
     assert np.array_equal(np.stack([engine.image(slot) for slot in (1, 2, 3)]),
                           decode(tiny(3), [ImageSpec(seed=seed) for seed in (1, 2, 3)]))
 
@@ -435,10 +435,10 @@ def test_an_image_whose_parameters_are_not_finite_is_reported_and_no_other_chang
     at = [spec.prefix for spec in specs_]
     order = sorted(range(len(specs_)), key=lambda i: at[i])
     done = engine.quantum([slots[i] for i in order], [at[i] for i in order], [min(8, 64 - at[i]) for i in order])
-    assert not done.lost
+    assert not done.not_finite
     engine.pool.fill_with_nan(slots[order[0]])
     at = [done.positions[order.index(i)] for i in range(len(order))]
-    lost = engine.quantum([slots[i] for i in order], [at[i] for i in order], [64 - at[i] for i in order]).lost
+    lost = engine.quantum([slots[i] for i in order], [at[i] for i in order], [64 - at[i] for i in order]).not_finite
     assert lost == [slots[order[0]]]
     for i in order[1:]:
         assert np.mean(engine.image(slots[i]) == clean[i]) > 0.9  # bit for bit in the compiled engines

@@ -48,7 +48,7 @@ def run(model: ServedModel) -> list[str]:
     for image in report.finished:
         model.finished(model.ticket(image.request))
     model.apply(report)
-    for late in model.hopeless():
+    for late in model.too_late():
         model.batcher.cancel(late.id)
         model.settle(late)
         model.leave(late)
@@ -116,8 +116,8 @@ def test_images_that_wait_for_their_score_alone_delay_no_other(tiny):
     steps_take(model, 0.1)
     soon = ask(model, "soon", within_s=10.0)
     assert model.ends([soon]) == pytest.approx([6.4])
-    assert model.hopeless() == []
-    with pytest.raises(DeadlineUnreachable, match="with 1 images before"):
+    assert model.too_late() == []
+    with pytest.raises(DeadlineUnreachable, match="1 image is ahead of it"):
         ask(model, "too soon", within_s=5.0)
 
 
@@ -241,7 +241,7 @@ def test_the_time_of_a_score_is_smoothed_and_forgotten_when_nothing_is_scored(ti
 
 def test_a_request_without_time_left_for_its_images_makes_no_other_late(one_slot):
     late = [ask(one_slot, name, within_s=within_s) for name, within_s in
-            (("runs", 1e6), ("hopeless", 60.0), ("patient", 1e6))][1]  # nothing is known of the time of a step yet
+            (("runs", 1e6), ("too late", 60.0), ("patient", 1e6))][1]  # nothing is known of the time of a step yet
     for _ in range(2):
         one_slot.step_time.learn(1, 10_000, 20_000.0)  # an image of 64 steps takes two minutes
     finished = []
