@@ -7,6 +7,7 @@ app, serve    app.py adds routes and middleware to core.py, which decodes; serve
 web/          HTTP: requests, admission, answers
   middleware/   checks of every request before its route
   routes/       one file for each group of routes
+  requests/     requests of the images routes: their fields, pictures and answers
 compare/      the benchmark of attention kinds, live and from the command line
 engine/       the ledger of admitted requests (on the event loop), and the engine thread, which decodes their images
   decode/       one quantum: prefill, decode, and what happens when an image fails; likelihoods between quanta; the

@@ -25,7 +25,7 @@ from linpix.server.app import create_app
 from linpix.server.compare.backends import BACKENDS
 from linpix.server.pictures import encode
 from linpix.server.settings import Settings
-from linpix.server.web.routes import responses
+from linpix.server.web.requests import responses
 from tests.server.conftest import EAGER, eventually, serving
 from tests.server.web.test_images import events_of, occluded
 

@@ -17,6 +17,9 @@ from ...pictures import uploads
 from .. import fields
 from ..admission import TIMEOUT_PARAMETER, AdmittingRoute
 from ..openapi import image_responses
+from ..requests.image_request import ImageRequest
+from ..requests.responses import respond
+from ..requests.uploads import check_options, decoded, facts_of, only
 from ..schemas import (
     EDIT,
     FORM_FIELDS,
@@ -28,9 +31,6 @@ from ..schemas import (
     ImagesResponse,
 )
 from ..service import service_of
-from .image_request import ImageRequest
-from .responses import respond
-from .uploads import check_options, decoded, facts_of, only
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=AdmittingRoute)
 

@@ -23,10 +23,10 @@ from .. import fields, likelihood_schemas
 from ..admission import TIMEOUT_PARAMETER, AdmittingRoute
 from ..likelihood_schemas import LIKELIHOOD, LIKELIHOOD_FIELDS, Likelihoods
 from ..openapi import BODY, DRAWING, PNG, error_responses, ok_response, png_headers
+from ..requests.image_request import ImageRequest
+from ..requests.responses import unless_gone
+from ..requests.uploads import decoded, facts_of, only
 from ..service import service_of
-from .image_request import ImageRequest
-from .responses import unless_gone
-from .uploads import decoded, facts_of, only
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=AdmittingRoute)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from linpix.server.web.routes.prompts import wish
+from linpix.server.web.requests.prompts import wish
 
 DIGITS = [str(digit) for digit in range(10)]
 THINGS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
