@@ -74,7 +74,11 @@ class Batcher:
         since = self._ended if self._went_on else time.perf_counter()
         joined, failed = self._join()
         joined_at = time.monotonic()
-        prefills, again = self._prefill(failed)
+        prefills = self._prefill()
+        failed |= prefills.failed
+        again = sum(self._drawn_again(looked, failed) for looked in prefills.looked)
+        for request in failed:
+            self.cancel(request)
         plan = self.scheduler.plan(self._length.steps(len(self.scheduler.decoding)))
         saturated, began = self.decoder.saturated, time.perf_counter()
         outcome = self._decode(plan) if plan else Outcome()
@@ -151,15 +155,10 @@ class Batcher:
         if (conditioned or position) and position < self.scheduler.length:  # else nothing to fold in, or to draw
             self._prefills.append(images, position, read=conditioned)
 
-    def _prefill(self, failed: dict[str, Exception]) -> tuple[PrefillsRun, int]:
-        """Prefill, look at drawn images, cancel failed requests. Returns also how many images are drawn again."""
+    def _prefill(self) -> PrefillsRun:
+        """Prefill, and look at drawn images, for the time that run_quantum gives it."""
         beside = bool(self.scheduler.decoding)
-        run = self._prefills.run(self._decoded_s if beside else QUANTUM_S, self.beat, beside=beside)
-        failed |= run.failed
-        again = sum(self._drawn_again(looked, failed) for looked in run.looked)
-        for request in failed:
-            self.cancel(request)
-        return run, again
+        return self._prefills.run(self._decoded_s if beside else QUANTUM_S, self.beat, beside=beside)
 
     def _drawn_again(self, looked: Looked, failed: dict[str, Exception]) -> bool:
         """Begin an image again if the model does not recognise its class; else let it leave. Returns whether it begins.
