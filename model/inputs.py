@@ -20,6 +20,11 @@ OUTSIDE = 256  # value of a neighbour that lies outside the image
 UNKNOWN, FOLLOWING_OUTSIDE = 256, 257  # values of a following neighbour
 
 
+def first_hole(known: NDArray[np.bool_]) -> int:
+    """The number of known sub-pixels before the first unknown one; T if all are known. known: (T,)."""
+    return known.size if known.all() else int(known.argmin())
+
+
 def check_known(config: ModelConfig, known: Tensor | NDArray[np.bool_]) -> None:
     """Raise ValueError if only some sub-pixels of a token are known. known: (..., T) bool."""
     tokens = torch.as_tensor(known).reshape(-1, config.token_size)

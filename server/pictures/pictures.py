@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from linpix.model.config import ModelConfig
+from linpix.model.inputs import first_hole
 
 from . import coverage, sanitise
 from .coverage import Crop, centred, moved
@@ -57,7 +58,7 @@ class Occluded:
     @property
     def prefix(self) -> int:
         """Known sub-pixels before the first hole; T if there is no hole."""
-        return self.known.size if self.known.all() else int(self.known.argmin())
+        return first_hole(self.known)
 
     @property
     def conditioning(self) -> Literal["prefix", "full", "partial"]:

@@ -18,7 +18,7 @@ from linpix.model.attention import PADDING_SLOT, SlotPool, State, attention_for
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.generate import decode_threads, draw_token, noise_of, starts_of
-from linpix.model.inputs import START, check_known
+from linpix.model.inputs import START, check_known, first_hole
 from linpix.model.likelihood import class_log_probs
 from linpix.model.mixture import log_likelihood
 from linpix.model.transformer import PREFILL_TOKENS
@@ -41,7 +41,7 @@ class ImageSpec:
     @property
     def prefix(self) -> int:
         """Known sub-pixels before the first unknown one: they are prefilled or read, not decoded."""
-        return 0 if self.known is None else int(np.argmin(np.append(self.known, False)))
+        return 0 if self.known is None else first_hole(self.known)
 
     @property
     def known_count(self) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linpix.model.generate import RESAMPLING_STREAM
+from linpix.model.inputs import first_hole
 from linpix.model.philox import MAX_SEED, uniforms
 
 from ..schedule.scheduler import ScheduledImage
@@ -93,7 +94,7 @@ def check_filter(decoder: Decoder, known: NDArray[np.bool_]) -> None:
     if decoder.device == "cuda":
         raise Unsuitable(f"method smc needs a model that decodes on a CPU, but {name} decodes on a GPU; leave method "
                          "out, or use --device cpu", "method")
-    if not known[np.argmin(np.append(known, False)):].any():
+    if not known[first_hole(known):].any():
         raise Unsuitable("method smc is for known pixels after the first hole, but there are none; leave method out, "
                          "and all known pixels are still used", "method")
 

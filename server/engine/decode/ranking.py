@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from linpix.model.attempts import MAX_ATTEMPTS, RECOGNISED, Recognised
 from linpix.model.checkpoint import Checkpoint
+from linpix.model.inputs import first_hole
 
 TEMPERATURE = 10.0  # nats; at 1 one weight would be nearly the whole sum, since errors of a model add up over an image
 NOT_RANKED = ("candidates of generations need a model that can recognise classes, and {} cannot; leave candidates out, "
@@ -69,7 +70,7 @@ class Likelihoods(NamedTuple):
 
 def likelihoods(log_probs: NDArray[np.float32], known: NDArray[np.bool_]) -> Likelihoods:
     """log_probs: (T,), each given all earlier sub-pixels and nothing else · known: (T,)."""
-    first = int(np.argmin(np.append(known, False)))
+    first = first_hole(known)
     counted, given = log_probs[first:].astype(np.float64), known[first:]
     return Likelihoods(float(counted.sum()), float(counted[given].sum()))
 
