@@ -1,0 +1,107 @@
+"""What sample and complete write: a folder with a PNG for each image, a grid of images, or an animation of it."""
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from linpix.model.config import ModelConfig
+
+from ..pictures import pictures
+from ..pictures.overlay import Overlay
+from . import animation
+
+Kind = Literal["PNG", "GIF", "WEBP"]
+_KINDS: dict[str, Kind] = {".png": "PNG", ".gif": "GIF", ".webp": "WEBP"}
+
+
+def kind_of(out: str) -> Kind | None:
+    """What --out names: one file of that kind, or a folder."""
+    return None if out.endswith("/") else _KINDS.get(Path(out).suffix.lower())
+
+
+def check_output(out: str) -> Kind | None:
+    """The kind of --out; a folder is made. Raises ValueError before the work, not after it, if it cannot be written."""
+    path, kind = Path(out), kind_of(out)
+    possible = "NAME.png for a grid, NAME.gif or NAME.webp for an animation of it"
+    if kind:
+        if path.is_dir() or not path.parent.is_dir():
+            raise ValueError(f"--out {out}: {'is a folder' if path.is_dir() else 'its folder does not exist'}; give a "
+                             f"new folder for one PNG per image, or {possible} in an existing folder")
+        Image.init()
+        if kind not in Image.SAVE_ALL:
+            raise ValueError(f"--out {out}: this Pillow was built without {kind}; give NAME.gif, or install another "
+                             "Pillow")
+    elif path.is_file():
+        raise ValueError(f"--out {out} is a file; give a folder for one PNG per image, or {possible}")
+    elif path.suffix[1:2].isalpha() and not path.is_dir() and not out.endswith("/"):
+        raise ValueError(f"--out {out}: the format {path.suffix} is not supported; give {possible}, or a folder, "
+                         f"{out}/, for one PNG per image")
+    else:
+        path.mkdir(parents=True, exist_ok=True)
+    return kind
+
+
+def scale_of(kind: Kind | None, count: int, config: ModelConfig, wanted: int | Literal["auto"] | None, *, screen: bool
+             ) -> int:
+    """By which factor to enlarge the images of --out. wanted: --scale · screen: a grid is probably looked at."""
+    if kind in ("GIF", "WEBP"):
+        return animation.enlargement(count, config, None if wanted == "auto" else wanted)
+    if wanted == "auto" or (kind == "PNG" and wanted is None and screen):
+        return animation.readable(count if kind else 1, config)
+    return wanted or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Images are (T,) sub-pixels."""
+
+    path: str
+    kind: Kind | None                # of one file; None: a folder
+    scale: int
+    config: ModelConfig
+    overlay: Overlay | None = None   # in which a completion is laid back
+
+    @property
+    def animated(self) -> bool:
+        return self.kind in ("GIF", "WEBP")
+
+    def file(self, place: int, seed: int) -> str:
+        """The file of one image: all are in one, unless the output is a folder."""
+        return self.path if self.kind else str(Path(self.path) / f"{place:05}-{seed}.png")
+
+    def write_one(self, place: int, seed: int, image: NDArray[np.uint8]) -> None:
+        """Write an image into the folder."""
+        shape = self.config.height, self.config.width, self.config.channels
+        _write(self.file(place, seed), pictures.png(image, self.config, self.scale) if self.overlay is None else
+               self.overlay.png(image.reshape(shape)))
+
+    def write_all(self, images: NDArray[np.uint8], moments: Iterable[NDArray[np.intp]], known: NDArray[np.bool_] | None
+                  ) -> int:
+        """Write a grid of images, or an animation of it; returns its number of frames, 1 for a grid.
+
+        moments: finished image rows of each image, one array a frame · known: (T,) of a picture that was completed.
+        """
+        if self.kind is not None and self.kind != "PNG":
+            frames = [animation.grid(images, self.config, rows=rows, known=known) for rows in moments]
+            _write(self.path, animation.animate(frames, self.kind, self.scale))
+            return len(frames)
+        if len(images) == 1:
+            _write(self.path, pictures.png(images[0], self.config, self.scale))  # no frame: to be completed or scored
+            return 1
+        sheet = animation.grid(images, self.config).repeat(self.scale, axis=0).repeat(self.scale, axis=1)
+        buffer = io.BytesIO()
+        Image.fromarray(sheet).save(buffer, "PNG")
+        _write(self.path, buffer.getvalue())
+        return 1
+
+
+def _write(file: str, content: bytes) -> None:
+    temporary = Path(file + ".new")
+    temporary.write_bytes(content)
+    temporary.replace(file)
