@@ -66,13 +66,16 @@ def url_of(listening: Any) -> str:
 
 
 def log_refused_connections(loop: asyncio.AbstractEventLoop) -> None:
-    """Log at most once a minute that connections cannot be accepted; asyncio logs each failure, with a traceback."""
-    logged_at = -QUIET_S
+    """Log at most once a minute that connections cannot be accepted; asyncio logs each failure, with a traceback.
+
+    Everything else goes to the loop's handler: Serve has one, which knows what to ignore of gRPC.
+    """
+    logged_at, others = -QUIET_S, loop.get_exception_handler()
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         nonlocal logged_at
         if context.get("message") != "socket.accept() out of system resource":
-            loop.default_exception_handler(context)
+            others(loop, context) if others else loop.default_exception_handler(context)
         elif (now := time.monotonic()) >= logged_at + QUIET_S:
             logged_at = now
             logger.error("new connections have to wait because the system cannot accept more (%s); allow this process "

@@ -97,7 +97,7 @@ class _Drawing:
     def __init__(self, batcher: Batcher, order: BulkOrder, shards: list[int], seed: int, bar: "tqdm[Any]") -> None:
         self._batcher, self._order, self._seed, self._bar = batcher, order, seed, bar
         self._eager = batcher.decoder.name.startswith("eager")
-        self._parts = iter([part for shard in shards for part in self._parts_of(order.images_of(shard))])
+        self._parts = (part for shard in shards for part in self._parts_of(order.images_of(shard)))
         self._finished: dict[int, tuple[NDArray[np.uint8], int | None]] = {}  # sub-pixels (T,), and class, by number
 
     def _parts_of(self, images: range) -> list[range]:
