@@ -17,7 +17,7 @@ ScaleTransform = Literal["exp", "elu"]
 Tokens = Literal["sub-pixel", "pixel"]
 
 # Limits far above any model in use. They keep a configuration of 100 bytes from asking for 100 gigabytes of memory.
-MAX_SIZE = 2**20              # largest value of each size
+MAX_SIZE = 2**20         # largest value of each size
 MAX_LOOKED_UP = 2**24    # places at which the inputs of an image are looked up: T, and T more for each neighbour
 MAX_NEIGHBOURS = 256
 MAX_BACKGROUND_DIM = 2**12

@@ -222,14 +222,15 @@ def _meet(meeting: Path, rank: int, count: int) -> None:
     store = distributed.FileStore(str(meeting), count)  # type: ignore[attr-defined]
     store.set_timeout(MEETING)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
-    distributed.barrier()  # one that leaves at once would close connections that others still open
+    with _with_all():
+        distributed.barrier()  # one that leaves at once would close connections that others still open
 
 
 def _other(rank: int, count: int, threads: int, meeting: Path, begun: Connection, work: Callable[..., None],
            given: tuple[object, ...]) -> None:
     begun.send(True)
     torch.set_num_threads(threads)
-    _meet(meeting, rank, count)
     with contextlib.suppress(FloatingPointError, ChildProcessError):  # the first process reports the same error
+        _meet(meeting, rank, count)
         work(Workers(rank, count), *given)
     distributed.destroy_process_group()

@@ -26,6 +26,7 @@ class Backlogs:
         self._clock = clock
         # orders not answered yet, by replica and id: when it was given, its work, and when it ends at the latest
         self._open: dict[str, dict[str, tuple[float, float, float]]] = defaultdict(dict)
+        self._early: set[tuple[str, str]] = set()  # replicas and orders that ended before they are said to have arrived
 
     def give(self, replica: str, order: str, work: float, timeout_s: float) -> None:
         """The order goes to this replica, and no longer to one that it was given to before."""
@@ -37,19 +38,24 @@ class Backlogs:
 
     def move(self, replica: str, order: str) -> None:
         """The order has arrived at this replica. If it has ended already, it stays ended."""
-        if given := next((orders[order] for orders in self._open.values() if order in orders), None):
-            for orders in self._open.values():
-                orders.pop(order, None)
+        given = None
+        for orders in self._open.values():
+            given = orders.pop(order, given)
+        if (replica, order) in self._early:
+            self._early.discard((replica, order))
+        elif given is not None:
             self._open[replica][order] = given
 
     def take(self, replica: str, order: str) -> None:
         """The order has ended at this replica."""
-        self._open[replica].pop(order, None)
+        if self._open[replica].pop(order, None) is None and any(order in orders for orders in self._open.values()):
+            self._early.add((replica, order))
 
     def keep(self, replicas: Iterable[str]) -> None:
         """Forget all other replicas."""
         for gone in self._open.keys() - set(replicas):
             del self._open[gone]
+        self._early = {(replica, order) for replica, order in self._early if replica in self._open}
 
     def seconds(self, replica: str, load: Load, pace: float) -> float:
         """Seconds until a replica has done all its work. pace: for a replica that has measured none."""

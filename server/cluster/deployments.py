@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from grpc import StatusCode
 from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import ObjectLostError, RayActorError, TaskCancelledError, WorkerCrashedError
@@ -37,8 +38,8 @@ ENDS_S = 15.0     # seconds after --drain-timeout, for the last answers and the 
 # of a front: requests wait for no other thread; and asyncio's own event loop, for which web/middleware/connection.py is
 ONE_LOOP = {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0", "RAY_USE_UVLOOP": "0"}
 LOG: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}  # of Serve's own log; ours is separate
-_LOST = (RayActorError, WorkerCrashedError, ObjectLostError, TaskCancelledError, RequestCancelledError,
-         DeploymentUnavailableError, AioRpcError)
+LOST = (RayActorError, WorkerCrashedError, ObjectLostError, TaskCancelledError, RequestCancelledError,
+        DeploymentUnavailableError, AioRpcError)  # what a call raises if its process is gone
 
 
 def settings_of(given: dict[str, Any]) -> Settings:
@@ -126,8 +127,8 @@ class Handles:
         except asyncio.CancelledError:
             _cancel(answer)
             raise
-        except _LOST as lost:
-            raise ReplicaLost(f"a replica was lost ({type(lost).__name__})") from lost
+        except LOST as lost:
+            raise _replica_lost(lost) from lost
 
     async def stream(self, order: Order) -> AsyncIterator[list[Answer]]:
         answer = self._streams.stream.remote(order)
@@ -137,8 +138,8 @@ class Handles:
         except (asyncio.CancelledError, GeneratorExit):
             _cancel(answer)
             raise
-        except _LOST as lost:
-            raise ReplicaLost(f"a replica was lost ({type(lost).__name__})") from lost
+        except LOST as lost:
+            raise _replica_lost(lost) from lost
 
     async def compare(self, what: str, *about: Any) -> Job | None:
         if not self.replicas:  # Serve would wait for one
@@ -147,7 +148,9 @@ class Handles:
             raise EngineGone("no replica runs that could compare")
         try:
             found = await asyncio.wait_for(self._engines.compare.remote(what, *about), COMPARE_S)
-        except (*_LOST, TimeoutError) as lost:
+        except (*LOST, TimeoutError) as lost:
+            if what == "latest":  # of which the state of the service is a part
+                return None
             raise EngineGone("the replica with the comparisons died, or does not answer") from lost
         if isinstance(found, ServiceError):
             raise found
@@ -175,6 +178,14 @@ class Handles:
         return bool(reply.draining)
 
 
+def _replica_lost(cause: Exception) -> Exception:
+    """What to raise for an order whose call failed: if the message itself was at fault, no replica was lost."""
+    if isinstance(cause, AioRpcError) and cause.code() not in (StatusCode.CANCELLED, StatusCode.UNAVAILABLE,
+                                                               StatusCode.UNKNOWN):
+        return RuntimeError(f"{cause.code()}: {cause.details()}")
+    return ReplicaLost(f"a replica was lost ({type(cause).__name__})")
+
+
 def _cancel(answer: Any) -> None:
     """Cancel a call. One that has been sent, and whose result Ray has not stored yet, would go on without this."""
     answer.cancel()
@@ -187,11 +198,11 @@ async def _desk_answer(answer: Any) -> Any:
     """The desk's answer; None while there is no desk: limits across fronts then do not hold, and no request waits."""
     try:
         return await asyncio.wait_for(answer, DESK_S)
-    except (*_LOST, TimeoutError) as lost:
+    except (*LOST, TimeoutError) as lost:
         logger.warning("the desk does not answer (%s): until it does, each front applies the limits on its "
                        "own", type(lost).__name__)
-    except Exception:  # a bug, of ours or of the transport: beats must go on
-        logger.exception("the desk was asked in vain")
+    except Exception as failure:  # a bug, of ours or of the transport: beats must go on
+        logger.error("the desk was asked in vain: %s: %s", type(failure).__name__, failure)
     return None
 
 
@@ -221,14 +232,15 @@ class Front:
     async def _serve(self) -> None:
         await self._server.serve_shared()
         while True:  # until Serve ends this process
-            await self._fleet.beat({}, self._server.snapshot(), True)
+            await self._fleet.beat({}, self._server.snapshot(), self._server.draining)
             await asyncio.sleep(BEAT_S)
 
     async def __del__(self) -> None:
+        failed = self._server.over and not self._server.draining
         self._server.drain(others=True)
         while not self._server.over:
             await asyncio.sleep(0.02)
-        await self._fleet.beat({}, self._server.snapshot(), True)
+        await self._fleet.beat({}, self._server.snapshot(), not failed)
 
     async def check_health(self) -> None:
         if self._server.over and not self._server.draining:

@@ -42,7 +42,7 @@ class Desk:
         self._processes: dict[str, _Process] = {}
         self._buckets: dict[tuple[str, str], Bucket] = {}
         self._draining = False
-        self._lost = 0  # processes that fell silent without having drained
+        self._lost: set[str] = set()  # processes that fell silent without having drained
 
     async def beat(self, name: str, kind: str, clients: Mapping[str, int], snapshot: Snapshot, drained: bool) -> Reply:
         """Record that a process is there, with its images of each client and its metrics."""
@@ -67,8 +67,8 @@ class Desk:
     async def collected(self) -> dict[str, Snapshot]:
         """The metrics of every process that is there, and of the desk."""
         present = self._present()
-        lost = CounterMetricFamily("linpix_processes_lost", "Replicas and fronts that ended without having drained.",
-                                   value=self._lost)
+        lost = CounterMetricFamily("linpix_processes_lost", "Replicas and fronts that fell silent without having "
+                                                            "drained.", value=len(self._lost))
         return {name: process.snapshot for name, process in present.items()} | {"desk": [lost]}
 
     async def drain(self) -> None:
@@ -100,7 +100,7 @@ class Desk:
         for name, process in list(self._processes.items()):
             if now - process.seen >= SILENT_S:
                 del self._processes[name]
-                self._lost += not process.drained
+                self._lost |= set() if process.drained else {name}
         return self._processes
 
 

@@ -1,5 +1,6 @@
 """`linpix serve --replicas`: a cluster of Ray on this machine alone, which begins and ends with the command."""
 
+import contextlib
 import logging
 import os
 import secrets
@@ -40,16 +41,19 @@ logger = logging.getLogger("linpix")
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first asks for a drain, the second for the end. During the start, one is the end."""
+    """SIGTERM and SIGINT: the first asks for a drain, a second one for the end. During the start, one is the end."""
 
     def __init__(self) -> None:
-        self.asked, self.started = 0, False
+        self.asked, self.started, self.ending = 0, False, False  # ending: Serve ends its processes, as they get ready
+        self.listen()
+
+    def listen(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked += 1
-        if not self.started and self.asked == 1:
+        if (self.ending and self.asked > 1) or (not self.started and self.asked == 1):
             raise KeyboardInterrupt
 
 
@@ -69,14 +73,17 @@ def serve(settings: Settings) -> None:
     logs.configure(settings.log_format)
     settings = _checked(settings)
     warn_of_exposure(settings)
-    _Signals()
-    folder, at_once = tempfile.mkdtemp(prefix="linpix-ray-"), False  # for Ray's logs and sockets
+    signals, folder = _Signals(), tempfile.mkdtemp(prefix="linpix-ray-")  # for Ray's logs and sockets
     try:
         _begin(folder, settings.replicas * settings.replica_threads + settings.fronts + 1)
-        at_once = _run(settings, _Signals())  # Ray has put handlers of its own in the place of the first ones
+        signals.listen()  # Ray has put handlers of its own in the place of these
+        _run(settings, signals)
     finally:
-        if ray.is_initialized() and not at_once:
-            cluster.shutdown()
+        with contextlib.suppress(KeyboardInterrupt):
+            signals.ending = True
+            if ray.is_initialized() and signals.asked < 2:
+                cluster.shutdown()
+        signals.ending = False
         ray.shutdown()
         remove_unused()
         shutil.rmtree(folder, ignore_errors=True)
@@ -122,8 +129,8 @@ def _free(host: str, port: int, of: str = "") -> int:
     return int(port)
 
 
-def _run(settings: Settings, signals: _Signals) -> bool:
-    """Serve until a signal; then drain. Returns whether a second signal asked to end at once."""
+def _run(settings: Settings, signals: _Signals) -> None:
+    """Serve until a signal; then drain, until a second one."""
     from ray import serve as cluster
 
     from .deployments import app
@@ -147,14 +154,13 @@ def _run(settings: Settings, signals: _Signals) -> bool:
     while signals.asked < 2 and time.monotonic() < end and not _answer_of(desk.drained):
         _answer_of(desk.drain)  # again, in case the desk has died
         time.sleep(LOOK_S)
-    return signals.asked > 1
 
 
 def _answer_of(ask: Any) -> Any:
     """The desk's answer; 0 while there is none, because the desk has just died."""
-    from ray.exceptions import RayActorError
+    from .deployments import LOST
 
     try:
         return ask.remote().result(timeout_s=DESK_S)
-    except (RayActorError, TimeoutError):
+    except (*LOST, TimeoutError):
         return 0

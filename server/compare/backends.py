@@ -44,7 +44,7 @@ BACKENDS = tuple(SPECS)
 
 
 class Backend:
-    """A network, and the memory of the images that it decodes, in slots 1..rows, if it stateful one."""
+    """A network, and the memory of the images that it decodes, in slots 1..rows, if it keeps one."""
 
     engine, precision = "eager", "fp32"
     stride = 1  # most tokens in one call of step

@@ -22,8 +22,8 @@ from .schedule.quantum import QUANTUM_S, QuantumLength
 from .schedule.scheduler import ScheduledImage, Scheduler
 
 logger = logging.getLogger("linpix")
-RESTORED = 2       # images restored in one call: few, as all their tokens are prefilled again without a heartbeat
-MAX_FAILED_QUANTA = 3       # quanta in a row that decode nothing, not even a test image: the engine is then lost
+RESTORED = 2           # images restored in one call: few, as all their tokens are prefilled again without a heartbeat
+MAX_FAILED_QUANTA = 3  # quanta in a row that decode nothing, not even a test image: the engine is then lost
 
 
 class Batcher:

@@ -95,7 +95,8 @@ LayBack = Annotated[bool, Field(description="answer with the upload at its own s
 Conditioning = Annotated[Literal["prefix", "full"],
                          Field(description="prefix: draw as if everything from the first hole on were hidden; the "
                                "answer still keeps the known pixels there; full: refuse the request if the model "
-                               "cannot use all known pixels; default: use all known pixels that the model can use",
+                               "cannot use all known pixels (with method=smc, any model uses them); default: use all "
+                               "known pixels that the model can use",
                                examples=["prefix"])]
 
 # --- answers, events and statuses ---

@@ -8,7 +8,7 @@ from itertools import pairwise
 from ..error_handlers import sendable
 
 LONGEST = 1_000  # characters of a prompt that are read
-MAX_LISTED = 10       # largest number of words without effect that a warning lists
+MAX_LISTED = 10  # largest number of words without effect that a warning lists
 
 # Other words for classes of MNIST and CIFAR-10. A model whose classes have other names understands only these names.
 _SYNONYMS = {

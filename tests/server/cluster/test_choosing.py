@@ -140,6 +140,16 @@ def test_an_answered_order_does_not_come_back_when_it_is_said_to_have_arrived():
     assert backlogs.seconds("a", idle, 1.0) == 0.0
 
 
+def test_an_order_that_another_replica_has_answered_is_open_at_none():
+    """The first choice could not be reached, so Serve took the second one."""
+    backlogs, idle = Backlogs(), Load(room=9, pace=1.0)
+    backlogs.give("a", "1", 5.0, 600.0)
+    backlogs.take("b", "1")
+    backlogs.move("b", "1")
+    assert backlogs.seconds("a", idle, 1.0) == backlogs.seconds("b", idle, 1.0) == 0.0
+    assert not backlogs._early
+
+
 def test_a_replica_with_room_for_some_images_comes_after_one_with_room_for_all():
     loads = {"a": Load(room=1, pace=9.0), "b": Load(room=4, pace=1.0)}
     assert by_end(loads, Backlogs(), order(images=2)) == ["b", "a"]

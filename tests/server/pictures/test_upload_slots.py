@@ -115,7 +115,7 @@ def test_a_wait_for_a_place_beyond_the_deadline_is_refused_and_told():
         await begun(1 + SLOTS)
         for _ in range(2):
             slots.check("one", 0.1)  # only one is taken before it
-            with pytest.raises(DeadlineUnreachable, match="20 uploads are ahead of it, so it needs"):
+            with pytest.raises(DeadlineUnreachable, match="20 uploads are ahead of it, which take about"):
                 slots.check("many", 0.5)
         assert 0.05 * 10 <= slots.until(10) < slots.until(1000) == slots.until(SLOTS + 20)
         for upload in uploads:

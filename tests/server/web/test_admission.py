@@ -502,7 +502,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once_and_one_that_can_is_me
                               ({"x-request-timeout": "2.50"}, {"timeout": 2.5}), ({}, {"timeout": 4, "stream": True})):
             refused = generate(process, headers, **body)
             assert (refused.status_code, error_of(refused)["code"]) == (504, "deadline_unreachable")
-            assert "images are ahead of it, so it needs about" in error_of(refused)["message"]
+            assert "images are ahead of it, and it needs about" in error_of(refused)["message"]
         with Raw(process, EDIT, "content-length: 900000", "expect: 100-continue", "x-request-timeout: 1") as upload:
             assert upload.answer()[2]["code"] == "deadline_unreachable"
         assert not patient.done()
