@@ -52,6 +52,20 @@ def test_a_forecast_uses_the_step_time_of_each_number_of_images():
     assert outlook(s).until_done("b", lambda images: images) == 6 * 2 + 4 * 1
 
 
+def run_out(s, room, images, bulk=False):
+    """Run all images to their ends: the step and request of each end, and the step at which there was room."""
+    steps, ends, found = 0, [], None
+    while True:
+        join(s)
+        if found is None and images <= room_left(s, room, bulk):
+            found = steps
+        if not s.running:
+            return ends, found
+        finished = s.advance(s.plan(1))
+        steps += 1
+        ends += [(steps, image.request) for image in finished]
+
+
 @settings(max_examples=200, deadline=None)
 @given(crowds(), st.integers(1, 3), st.integers(0, 6), st.integers(1, 8), st.booleans())
 def test_forecasts_come_true_when_no_other_request_arrives(crowd, slots, max_queue, images, bulk):
@@ -69,16 +83,8 @@ def test_forecasts_come_true_when_no_other_request_arrives(crowd, slots, max_que
         ended = max(end.at for end in seen.ends(math.sqrt) if end.image.request == request)
         assert seen.until_done(request, math.sqrt) == pytest.approx(ended)
     fits = images <= slots + room.queue_of(bulk)
-    until_room, steps, ends, found = seen.until_room(room, images, bulk), 0, [], None
-    while True:
-        join(s)
-        if found is None and images <= room_left(s, room, bulk):
-            found = steps
-        if not s.running:
-            break
-        finished = s.advance(s.plan(1))
-        steps += 1
-        ends += [(steps, row.request) for row in finished]
+    until_room = seen.until_room(room, images, bulk)
+    ends, found = run_out(s, room, images, bulk)
     assert sorted(foretold) == sorted(ends)
     assert found == (until_room if fits else None)
     assert not foretold or max(foretold)[0] <= bound
@@ -98,18 +104,10 @@ def test_forecasts_of_groups_come_true_when_no_other_request_arrives(crowd, slot
     seen = outlook(s)
     foretold = [(end.at, end.image.request) for end in seen.ends(in_steps)]
     bound = latest_end(slots, s.length, sum(image.steps for image in seen.running), len(seen.waiting), largest)
-    until_room, steps, ends, found = seen.until_room(room, images), 0, [], None
+    until_room = seen.until_room(room, images)
     for request in {request for _, request in foretold}:
         assert seen.until_done(request) == max(at for at, other in foretold if other == request)
-    while True:
-        join(s)
-        if found is None and images <= room_left(s, room):
-            found = steps
-        if not s.running:
-            break
-        finished = s.advance(s.plan(1))
-        steps += 1
-        ends += [(steps, image.request) for image in finished]
+    ends, found = run_out(s, room, images)
     assert sorted(foretold) == sorted(ends)
     assert found == (until_room if images <= slots + max_queue else None)
     assert not foretold or max(foretold)[0] <= bound
