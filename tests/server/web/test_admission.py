@@ -8,6 +8,7 @@ import json
 import os
 import select
 import socket
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -670,16 +671,19 @@ def test_retry_after_tells_the_truth_within_a_factor_of_two_at_a_known_pace(tiny
 
 
 def test_retry_after_tells_the_truth_within_a_factor_of_two_at_the_engines_own_pace(slow):
-    """The load is steady if the machine is: where its pace changed by more than two fifths, that is no truth."""
+    """The median of three, so that one stall of the machine does not count as an untruth.
+
+    Where the machine's pace changed by more than two fifths between the question and the room, what was told is not
+    judged at all.
+    """
     with service(slow, *EAGER, "--slots", "4", "--max-queue", "20") as process:
-        steady = 0
+        told_over_true: list[float] = []
         for _ in range(12):
             told_s, true_s, change = told_and_true(process, "slow", clients=6, n=4, asked=12, rows=21,
                                                    side=28)
             if 1 / 1.4 <= change <= 1.4:
-                as_before_s = true_s * change  # what it would have been at the pace that it was told at
-                assert as_before_s / 2 <= told_s <= 2 * as_before_s, f"told {told_s} s, it was {as_before_s:.2f} s"
-                steady += 1
-            if steady == 2:
+                told_over_true.append(told_s / (true_s * change))  # at the pace that it was told at
+            if len(told_over_true) == 3:
+                assert 1 / 2 <= statistics.median(told_over_true) <= 2, told_over_true
                 return
         pytest.fail("the machine's pace never stayed the same for the length of a measurement")
