@@ -20,7 +20,7 @@ from linpix.model.transformer import Transformer
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
 from tests.server.conftest import Process, serving
-from tests.server.web.test_images import encode, images_of, occluded
+from tests.server.web.routes.test_images import encode, images_of, occluded
 
 GENERATE = "/v1/images/generations"
 

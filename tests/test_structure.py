@@ -1,6 +1,7 @@
 """Which rooms may import which (DECISIONS.md says why). A room is named by its folder: `linpix.server` is `server`."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -93,6 +94,19 @@ def test_only_the_engine_thread_and_bulk_work_run_quanta():
 @pytest.mark.parametrize("path", [path for path in FILES if room_of(path) == "server"], ids=names)
 def test_a_file_of_the_server_has_at_most_three_hundred_lines(path):
     assert len(path.read_text().splitlines()) <= 300
+
+
+def test_each_file_of_the_server_has_a_test_of_its_name_or_is_in_the_map_of_tests():
+    tests = ROOT / "tests/server"
+    told = set(re.findall(r"[\w/]+", ast.get_docstring(ast.parse((tests / "__init__.py").read_text())) or ""))
+    files = {path.relative_to(ROOT / "server").with_suffix("") for path in (ROOT / "server").rglob("*.py")
+             if path.name != "__init__.py"}
+    found = {path.relative_to(tests).with_suffix("") for path in tests.rglob("test_*.py")}
+    mirrored = {path for path in files if path.with_name(f"test_{path.name}") in found}
+    assert {str(path) for path in files - mirrored} == {word for word in told if Path(word) in files}
+    named = {word for word in told if Path(word).name.startswith("test_") and word != "ROOM/test_FILE"}
+    assert {str(path) for path in found} >= named
+    assert {str(path) for path in found if path.with_name(path.name.removeprefix("test_")) not in files} <= named
 
 
 @pytest.mark.parametrize("room", ["model", "server", "training"])

@@ -20,7 +20,7 @@ from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.decoder import ImageSpec
 from linpix.server.engine.messages import Submission
-from tests.server.cluster.test_ray import processes
+from tests.server.cluster.test_local import processes
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # images of which a step is measured
 QUANTA = 6                               # of each

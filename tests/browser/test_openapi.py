@@ -6,7 +6,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import WAIT_MS
 from tests.server.conftest import ROOT, serving
-from tests.server.web.test_images import encode
+from tests.server.web.routes.test_images import encode
 
 pytestmark = pytest.mark.slow
 

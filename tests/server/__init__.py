@@ -1,0 +1,33 @@
+"""Tests of server/: those of server/ROOM/FILE.py are in ROOM/test_FILE.py here.
+
+Files without a test of their own name, and where they are tested:
+  app, core, serve, web/service, web/routes/models, web/routes/operations         test_service.py
+  errors                                                                          web/test_error_handlers.py
+  metrics                                                                         test_dashboard.py
+  cli/keys                                                                        web/test_keys.py
+  cli/output                                                                      cli/test_commands.py
+  cluster/messages, cluster/replica, cluster/serving                              cluster/test_front.py
+  cluster/router                                                                  cluster/test_deployments.py
+  cluster/scaling                                                                 cluster/test_choosing.py
+  compare/backends, compare/checkpoints, compare/measure, compare/results         compare/test_comparison.py
+  compare/paper, compare/plot                                                     compare/test_report.py
+  engine/batch, engine/messages, engine/decode/choice, engine/decode/compiled     engine/decode/test_decoder.py
+  engine/schedule/quantum                                                         engine/decode/test_particles.py
+  engine/thread                                                                   engine/test_ledger.py
+  engine/served_models                                                            engine/test_catalogue.py
+  pictures/likelihoods, pictures/overlay, web/likelihood_schemas                  web/routes/test_likelihoods.py
+  web/fields, web/requests/uploads                                                web/test_forms.py
+  web/middleware/bodies                                                           web/test_admission.py
+  web/middleware/headers                                                          web/middleware/test_connection.py
+  web/requests/responses                                                          web/test_leaving.py
+  web/routes/compare                                                              compare/test_jobs.py, test_service.py
+  web/status_schemas                                                              web/test_openapi.py
+
+Tests that are not about one file:
+  engine/test_conditional.py, engine/test_pixels.py         kinds of models in slots
+  web/test_attempts.py, web/test_candidates.py, web/test_colours.py, web/test_completions.py, web/test_smc.py
+                                                            what a request can ask for
+  web/test_openai.py, web/test_schemas.py                   stock clients; everything that /openapi.json says
+  test_alerts.py, test_balancer.py, test_deployment.py, cluster/test_deploy.py, cluster/test_serve_deploy.py
+                                                            the files of deploy/, and the container image
+"""

@@ -20,7 +20,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.conftest import EAGER, ROOT, Process, eventually, serving
-from tests.server.web.test_images import occluded
+from tests.server.web.routes.test_images import occluded
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ ASKED = QUERIES | {name: rule["expr"] for name, rule in ALERTS.items()}
 SELECTOR = re.compile(r"\b((?:linpix|process)_\w+|up)\b(?:{([^}]*)})?")  # a metric, and the labels that it is to have
 WINDOW = "1m"  # what Grafana would put for $__rate_interval; long enough to hold all of the load
 
-OF_CLUSTERS = {"linpix_processes_lost_total"}  # see tests/server/cluster/test_ray.py
+OF_CLUSTERS = {"linpix_processes_lost_total"}  # see tests/server/cluster/test_local.py
 METRICS = {  # every metric of the service: type and labels
     "linpix_images_completed": ("counter", {"model", "backend", "outcome"}),
     "linpix_images_drawn_again": ("counter", {"model", "backend"}),

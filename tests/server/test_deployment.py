@@ -17,7 +17,7 @@ import yaml
 from linpix.server.origins import Hosts
 from linpix.server.settings import Settings
 from tests.server.conftest import ROOT, serving
-from tests.server.web.test_images import encode
+from tests.server.web.routes.test_images import encode
 
 KNOWN = {"ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "RUN", "STOPSIGNAL", "USER",
          "WORKDIR"}

@@ -15,7 +15,7 @@ from linpix.server import logs
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
 from tests.server.conftest import Process, eventually, serving
-from tests.server.web.test_images import occluded
+from tests.server.web.routes.test_images import occluded
 from tests.server.web.test_keys import bearer, line, private
 
 pytestmark = pytest.mark.slow

@@ -27,7 +27,7 @@ from linpix.server.pictures import encode
 from linpix.server.settings import Settings
 from linpix.server.web.requests import responses
 from tests.server.conftest import EAGER, eventually, serving
-from tests.server.web.test_images import events_of, occluded
+from tests.server.web.routes.test_images import events_of, occluded
 
 
 def test_every_route_and_method_that_is_not_there_answers_the_envelope(server):

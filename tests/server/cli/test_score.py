@@ -10,8 +10,8 @@ from PIL import Image
 from linpix.__main__ import main
 from linpix.model import checkpoint
 from linpix.training.evaluate import bits_of
-from tests.server.web.test_images import PICTURE, encode, occluded
-from tests.server.web.test_likelihoods import ask, told
+from tests.server.web.routes.test_images import PICTURE, encode, occluded
+from tests.server.web.routes.test_likelihoods import ask, told
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from linpix.server.settings import Settings
 from linpix.server.web.middleware.bodies import BodyDrain
 from linpix.server.web.service import Service
 from tests.server.test_listening import free_port
-from tests.server.web.test_images import encode
+from tests.server.web.routes.test_images import encode
 
 PICTURE = encode(np.random.default_rng(0).integers(0, 255, (8, 8), dtype=np.uint8))
 LARGE = encode(np.random.default_rng(0).integers(0, 255, (500, 500), dtype=np.uint8))  # room is kept while it is read

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from linpix.server.cluster.local import QUIET, STORE_BYTES, TRIES
-from tests.server.cluster.test_ray import Cluster, no_process_comes_after_other_programs
+from tests.server.cluster.test_local import Cluster, no_process_comes_after_other_programs
 from tests.server.conftest import ROOT, eventually
 from tests.server.test_listening import free_port
 from tests.soak.client import Ask, Connection, Record

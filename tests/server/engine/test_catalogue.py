@@ -23,7 +23,7 @@ from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from linpix.server.metrics import RELOADS
 from tests.server.conftest import Process, eventually, serving
-from tests.server.web.test_images import events_of
+from tests.server.web.routes.test_images import events_of
 from tests.server.web.test_leaving import GENERATIONS, SLOW, alone
 
 pytestmark = pytest.mark.slow

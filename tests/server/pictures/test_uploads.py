@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
 from tests.server.conftest import ROOT
-from tests.server.web.test_images import edit, encode
+from tests.server.web.routes.test_images import edit, encode
 
 
 @pytest.fixture(scope="module")

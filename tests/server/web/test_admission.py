@@ -25,7 +25,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from linpix.server.web.middleware.connection import connection
 from tests.server.conftest import EAGER, Process, eventually, serving
-from tests.server.web.test_images import events_of, occluded
+from tests.server.web.routes.test_images import events_of, occluded
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from linpix.model.likelihood import class_log_probs_of
 from linpix.model.transformer import Transformer
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
-from tests.server.web.test_images import PICTURE, edit, encode, events_of, generate, images_of, pixels
+from tests.server.web.routes.test_images import PICTURE, edit, encode, events_of, generate, images_of, pixels
 
 CLASS_FIRST = replace(PRESETS["tiny"], patch=4, following=((0, 1, 0), (1, 0, 0)),
                       look_ups=("previous", "row", "column", "class"))

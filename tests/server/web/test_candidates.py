@@ -20,7 +20,7 @@ from linpix.model.likelihood import class_log_probs_of
 from linpix.model.transformer import Transformer
 from linpix.server.engine.decode.ranking import best, likelihoods, recognised
 from tests.server.conftest import eventually, serving
-from tests.server.web.test_images import PICTURE, edit, encode, events_of, images_of, pixels
+from tests.server.web.routes.test_images import PICTURE, edit, encode, events_of, images_of, pixels
 
 BAND = np.full((8, 8), 255, np.uint8)
 BAND[2:4] = 0  # hidden: something is known before and after it

@@ -13,7 +13,7 @@ from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from tests.server.conftest import serving
-from tests.server.web.test_images import edit, encode, events_of, generate, images_of, pixels
+from tests.server.web.routes.test_images import edit, encode, events_of, generate, images_of, pixels
 
 RANDOM = np.random.default_rng(0)
 PICTURE = RANDOM.integers(0, 256, (8, 8, 3), dtype=np.uint8)

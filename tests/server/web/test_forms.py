@@ -13,8 +13,8 @@ from linpix.server.web import forms
 from linpix.server.web.forms import FIELD_BYTES, MAX_FIELDS
 from linpix.server.web.schemas import FORM_FIELDS
 from tests.server.conftest import ROOT, eventually, serving
+from tests.server.web.routes.test_images import images_of, occluded
 from tests.server.web.test_admission import BOUNDARY, Raw, commented, error_of, part, rejected
-from tests.server.web.test_images import images_of, occluded
 
 EDIT = "/v1/images/edits"
 END = f"--{BOUNDARY}--\r\n".encode()

@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 
 from tests.server.conftest import ROOT, Process, eventually, serving
-from tests.server.web.test_images import events_of, occluded
+from tests.server.web.routes.test_images import events_of, occluded
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from linpix.server.settings import Settings
 from linpix.server.web import schemas
 from linpix.server.web.admission import AdmittingRoute
 from tests.server.conftest import ROOT, serving, when_possible
-from tests.server.web.test_images import encode, events_of, occluded
+from tests.server.web.routes.test_images import encode, events_of, occluded
 
 BAND = np.full((28, 28), 255, np.uint8)
 BAND[10:18] = 0

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.server.conftest import eventually, serving
+from tests.server.web.routes.test_images import PICTURE, edit, encode, events_of, images_of, occluded
 from tests.server.web.test_candidates import BAND, COMPLETED, HOLE
-from tests.server.web.test_images import PICTURE, edit, encode, events_of, images_of, occluded
 
 COLUMN = np.full((28, 28), 255, np.uint8)
 COLUMN[14:, 9:12] = 0  # known pixels follow hidden ones in each image row

@@ -14,7 +14,7 @@ from linpix.server.engine.decode.decoder import EagerDecoder
 from linpix.server.engine.decode.faults import Faults, InjectedFault, with_faults
 from linpix.server.engine.thread import RESTARTS
 from tests.server.conftest import EAGER, Process, eventually, serving
-from tests.server.web.test_images import events_of
+from tests.server.web.routes.test_images import events_of
 
 pytestmark = pytest.mark.slow
 

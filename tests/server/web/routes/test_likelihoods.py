@@ -19,7 +19,7 @@ from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 from linpix.training.evaluate import bits_of
 from tests.server.conftest import eventually, serving
-from tests.server.web.test_images import PICTURE, encode, occluded
+from tests.server.web.routes.test_images import PICTURE, encode, occluded
 
 PATH = "/v1/images/likelihoods"
 LARGE = encode(np.zeros((28, 28), np.uint8))  # as large as the images of `slow`: half a second for all classes

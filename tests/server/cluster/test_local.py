@@ -25,7 +25,7 @@ from linpix.model.sharing import PREFIX
 from linpix.model.transformer import Transformer
 from tests.server.conftest import Process, eventually
 from tests.server.test_dashboard import ALERTS, ASKED, WINDOW, watching
-from tests.server.web.test_images import encode
+from tests.server.web.routes.test_images import encode
 from tests.soak.client import Ask, Connection, Picture, Record
 from tests.soak.service import Oracle
 

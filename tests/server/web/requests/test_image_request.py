@@ -10,7 +10,7 @@ from PIL import Image
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
 from tests.server.conftest import serving
-from tests.server.web.test_images import PICTURE, edit, encode, events_of, generate, occluded
+from tests.server.web.routes.test_images import PICTURE, edit, encode, events_of, generate, occluded
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import uvicorn
 from linpix.server.web.middleware.connection import HEAD_BYTES, MAX_TINY, READ_BYTES, TINY_BYTES, Reader, connection
 from linpix.server.web.middleware.headers import SECURITY_HEADERS
 from tests.server.conftest import Process, eventually, serving
-from tests.server.web.test_exposure import probes_of
+from tests.server.web.middleware.test_stack import probes_of
 from tests.server.web.test_keys import line, private
 from tests.server.web.test_leaving import GENERATIONS, SLOW, head, post, rest_of
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linpix.server.engine.schedule.forecast import Outlook, Remaining, Room, in_steps, latest_end, queue_order
-from tests.server.engine.test_scheduler import arrive, crowds, join, room_left, scheduler, turn
+from tests.server.engine.schedule.test_scheduler import arrive, crowds, join, room_left, scheduler, turn
 
 
 def outlook(s):

@@ -17,7 +17,7 @@ import pytest
 
 from linpix.server.settings import Settings
 from tests.server.conftest import EAGER, Process, eventually, serving
-from tests.server.web.test_images import occluded
+from tests.server.web.routes.test_images import occluded
 from tests.server.web.test_keys import bearer, line, private
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
