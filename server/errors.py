@@ -1,5 +1,10 @@
-"""Every way in which a request can end without its images, with its HTTP status and OpenAI's error fields."""
+"""Every way in which a request can end without its images, with its HTTP status and OpenAI's error fields.
 
+Messages for requests and commands have the names of options in backticks: `keep_rows`, or with a value `prepare=mnist`.
+as_fields shows them as the API calls them, as_flags as the flags of a command: --keep-rows, --prepare mnist.
+"""
+
+import re
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
@@ -7,6 +12,17 @@ from typing import ClassVar
 def in_seconds(retry_after_s: float) -> int:
     """For Retry-After: whole seconds, at least 1."""
     return max(1, round(retry_after_s))
+
+
+def as_fields(message: str) -> str:
+    return message.replace("`", "")
+
+
+def as_flags(message: str) -> str:
+    def flag(name: re.Match[str]) -> str:
+        return name[1] if name[1] == "image" else " ".join(filter(None, ("--" + name[1].replace("_", "-"), name[2])))
+
+    return re.sub(r"`(\w+)(?:=(\w+))?`", flag, message)
 
 
 def shown(value: object) -> str:
@@ -203,16 +219,15 @@ class QueueFull(ServiceError):
 
     def __init__(self, waiting: int, images: int, allowed: int, retry_after_s: float) -> None:
         super().__init__(f"{waiting} images are already waiting, and {images} more would exceed the limit of "
-                         f"{allowed}; "
-                         f"try again in {in_seconds(retry_after_s)} s", retry_after_s=retry_after_s)
+                         f"{allowed}; try again in {in_seconds(retry_after_s)} s", retry_after_s=retry_after_s)
 
 
 class RateLimited(ServiceError):
     status, type, code = 429, "rate_limit_error", "rate_limited"
 
     def __init__(self, key: str, rate: str, retry_after_s: int) -> None:
-        super().__init__(f"API key {key!r} is over its limit of {rate}; try again in {retry_after_s} "
-                         f"s", retry_after_s=retry_after_s)
+        super().__init__(f"API key {key!r} is over its limit of {rate}; try again in {retry_after_s} s",
+                         retry_after_s=retry_after_s)
 
 
 class DeadlinePassed(ServiceError):
@@ -251,14 +266,6 @@ class BatchFailed(EngineFailed):
                          "succeed")
 
 
-class NotFinite(FloatingPointError):
-    """An image's parameters were NaN or infinite. Other images are not affected."""
-
-
-class EngineLost(OSError):
-    """The decoder is lost, and every image in flight with it: only a new process helps."""
-
-
 class EngineGone(ServiceError):
     """Ends requests in flight, and refuses new ones, when this process can no longer decode."""
 
@@ -281,3 +288,13 @@ class Draining(ServiceError):
     def __init__(self, message: str = "the server is shutting down; send the request to another server, or try again "
                                       "after the restart") -> None:
         super().__init__(message, retry_after_s=5.0)
+
+
+class OptionError(ValueError):
+    """Raised where it is not known whether a request or a command asks; str() has the names of the API's fields."""
+
+    def __init__(self, message: str, param: str, status: int = 400) -> None:
+        super().__init__(as_fields(message))
+        self.for_commands = as_flags(message)
+        self.param = param  # the field to blame
+        self.status = status  # of HTTP

@@ -137,7 +137,7 @@ def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total(thrice, capsys):
 
 @pytest.mark.parametrize(("options", "words"), [
     ({"temperature": 0}, "at temperature 0 all attempts are the same"), ({"candidates": 4}, "got 4 candidates"),
-    ({"model": "tiny"}, "tiny cannot; leave attempts out")])
+    ({"model": "tiny"}, "tiny cannot; leave out attempts")])
 def test_attempts_that_cannot_be_are_refused(thrice, tiny, options, words):
     options = options | ({"model": str(tiny)} if "model" in options else {})
     with pytest.raises(ValueError, match=words):

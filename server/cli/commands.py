@@ -31,15 +31,14 @@ from ..engine.batch import Batcher
 from ..engine.decode.choice import new_decoder
 from ..engine.decode.decoder import ImageSpec
 from ..engine.decode.particles import answer_seed, check_filter, particles_for, particles_of
-from ..engine.decode.ranking import attempts_for
+from ..engine.decode.ranking import attempts_for, check_recognises
 from ..pictures import uploads
 from ..settings import Settings
 from . import animation, bulk, preview
 from .draw import (
     check_candidates,
-    check_recognises,
     class_of,
-    in_own_words,
+    naming_flags,
     produce,
     ranked,
     seeds_from,
@@ -66,7 +65,7 @@ def serve(given: argparse.Namespace) -> None:
         service.serve(settings)
 
 
-@in_own_words()
+@naming_flags()
 def sample(given: argparse.Namespace) -> None:
     if given.shards:
         _sample_shards(given)
@@ -107,7 +106,7 @@ def _sample_shards(given: argparse.Namespace) -> None:
                         f"{drawn.images} of them were drawn now{how}")
 
 
-@in_own_words()
+@naming_flags()
 def complete(given: argparse.Namespace) -> None:
     picture = Path(given.image).read_bytes()  # before the model: a wrong path is reported at once
     mask = Path(given.mask).read_bytes() if given.mask else None

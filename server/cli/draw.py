@@ -1,6 +1,5 @@
 """Draw and complete images without a server: for `linpix sample` and `complete`, and for Python."""
 
-import re
 import secrets
 import sys
 import time
@@ -26,10 +25,11 @@ from linpix.model.transformer import Transformer
 from ..engine.batch import Batcher
 from ..engine.decode.choice import new_decoder
 from ..engine.decode.decoder import ImageSpec
+from ..engine.decode.failures import NotFinite
 from ..engine.decode.particles import Estimate, check_filter, particles_for, particles_of
-from ..engine.decode.ranking import NOT_RANKED, Unsuitable, attempts_for, best, likelihoods, recognised
+from ..engine.decode.ranking import attempts_for, best, check_recognises, likelihoods, recognised
 from ..engine.messages import QuantumReport, Submission
-from ..errors import NotFinite
+from ..errors import OptionError, as_flags
 from ..pictures import pictures
 from ..pictures.uploads import Preparation, check_preparable, reduce_and_prepare
 
@@ -102,43 +102,22 @@ def ranked(net: Transformer, produced: Produced, known: NDArray[np.bool_] | None
 
 def check_candidates(candidates: int | None, count: int) -> None:
     if candidates is not None and candidates < count:
-        raise Unsuitable(f"candidates must be at least {count}, got {candidates}; the best {count} of them are kept",
+        raise OptionError(f"`candidates` must be at least {count}, got {candidates}; the best {count} of them are kept",
                          "candidates")
 
 
-def check_recognises(candidates: int | None, checkpoint: Checkpoint) -> None:
-    """Raise ValueError if candidates of generations are asked of a model that cannot rank them."""
-    if candidates is not None and not checkpoint.net.config.class_first:
-        raise Unsuitable(NOT_RANKED.format(checkpoint.name), "candidates")
-
-
-_OWN_WORDS = (("keep_rows", "--keep-rows"), (r"\b(a )?mask\b", "--mask"), ("prepare=mnist", "--prepare mnist"),
-              (r"(?<!-)\bprepare\b", "--prepare"), ("lay_back", "--lay-back"), (r"\bsend\b", "give"),
-              (r"\bupload\b", "file"), (r"\bmethod smc\b", "--method smc"),
-              (r"leave (attempts|candidates|method|particles|temperature) out", r"leave out --\1"),
-              (r"^candidates and attempts do", "--candidates and --attempts do"),
-              (r"^(attempts|candidates|method|particles) (must|work|need|of)", r"--\1 \2"))
-
-
-def own_words(message: str) -> str:
-    """A message with flags in place of the API's field names."""
-    for pattern, words in _OWN_WORDS:
-        message = re.sub(pattern, words, message)
-    return message
-
-
 @contextmanager
-def in_own_words() -> Iterator[None]:
+def naming_flags() -> Iterator[None]:
     """For a command: its errors about pictures and options name flags. Raises ValueError."""
     try:
         yield
-    except (pictures.PictureError, Unsuitable) as error:
-        raise ValueError(own_words(str(error))) from error
+    except OptionError as error:
+        raise ValueError(error.for_commands) from error
 
 
 def warn(command: str, warnings: Iterable[str]) -> None:
     for warning in warnings:
-        print(f"linpix {command}: {own_words(warning)}", file=sys.stderr)
+        print(f"linpix {command}: {as_flags(warning)}", file=sys.stderr)
 
 
 def seeds_from(first: int | None, count: int) -> list[int]:

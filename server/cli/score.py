@@ -15,7 +15,7 @@ from ..engine.decode.scoring import likelihood, scoring_of
 from ..pictures.encode import enlarged
 from ..pictures.likelihoods import map_png, numbers, read_scored
 from ..pictures.uploads import outside
-from .draw import class_of, flattened, in_own_words, warn
+from .draw import class_of, flattened, naming_flags, warn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,7 @@ def score(model: str, image: ArrayLike, known: ArrayLike | None = None, *, label
                  {entry["label"]: entry["posterior"] for entry in found["labels"] or []})
 
 
-@in_own_words()
+@naming_flags()
 def run(given: argparse.Namespace) -> None:
     if given.out and (Path(given.out).suffix.lower() != ".png" or not Path(given.out).parent.is_dir()):
         raise ValueError(f"--out {given.out}: the map is written as a PNG; give NAME.png in an existing folder")

@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from .. import logs
-from ..errors import EngineLost, NotFinite
-from .decode.bisect import Outcome, Plan, isolate
 from .decode.decoder import Decoder, ImageSpec
+from .decode.failures import EngineLost, NotFinite, Outcome, Plan, isolate
 from .decode.looks import Looks
 from .decode.particles import Estimate, ParticleFilters
 from .decode.prefill import Looked, Prefills, PrefillsRun

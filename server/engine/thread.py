@@ -16,8 +16,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NoReturn, Protocol
 
-from ..errors import BatchFailed, EngineFailed, EngineGone, EngineLost, ServiceError
+from ..errors import BatchFailed, EngineFailed, EngineGone, ServiceError
 from .batch import Batcher
+from .decode.failures import EngineLost
 from .decode.scoring import ScoringJob, ScoringQueue
 from .messages import QuantumReport, Submission
 from .watchdog import Watchdog

@@ -19,8 +19,8 @@ def read_scored(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_r
     found = read_occluded(image, config, mask=mask, keep_rows=keep_rows, beneath=True)
     if found.known.all():  # one of them is given: without both, an opaque image is hidden as a whole
         param = "mask" if mask is not None else "keep_rows"
-        raise PictureError(f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or leave "
-                           f"{param} out to score the whole picture", param)
+        raise PictureError(f"`{param}` hides nothing, so there is nothing to score: hide at least one pixel, or leave "
+                           f"out `{param}` to score the whole picture", param)
     return found
 
 

@@ -341,7 +341,7 @@ def refused(digit: np.ndarray) -> dict[str, tuple[bytes, str]]:
     still, moved = Image.fromarray(digit), Image.fromarray(np.roll(digit, 3, 0))
     film = {"save_all": True, "append_images": [moved]}
     large = Image.new("L", (8000, 6000), 40)
-    animated = "{} is animated (2 frames); send one still picture."
+    animated = "{} is animated (2 frames); it must be one still picture."
     kinds = "{} must be a PNG, JPEG or WebP picture, got"
     return {
         "film.webp": (saved(still, "WEBP", **film), animated),

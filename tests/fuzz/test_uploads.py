@@ -17,15 +17,15 @@ PARAM = "(image|mask)"
 KINDS = {
     "corrupt": rf"{PARAM} is truncated or corrupt, and cannot be decoded; save it again as PNG, JPEG or WebP",
     "no picture": rf"{PARAM} (must be a PNG, JPEG or WebP picture, got \d+ bytes(: | that begin with ).*|"
-                  r"is empty: the upload has 0 bytes)",
-    "animated": rf"{PARAM} is animated \(\d+ frames\); send one still picture",
+                  r"is empty: the file has 0 bytes)",
+    "animated": rf"{PARAM} is animated \(\d+ frames\); it must be one still picture",
     "too large": rf"{PARAM} may have up to 16777216 pixels \(4096x4096\), or up to 67108864 "
                  r"\(8192x8192\) if it is a JPEG with one scan, as cameras save them; got .*",
     "scans": rf"{PARAM} may have up to \d+ scans \(JPEG of \d+x\d+ pixels\), got \d+",
     "too small": r"image must have at least the model's \d+x\d+ pixels \(width x height\), got \d+x\d+",
     "no holes": r"mask has no alpha channel; .*|it is not clear what to fill in: .*keep_rows",
-    "contradiction": r"mask and keep_rows both say what to fill in; send one of them|keep_rows must be from 0 to .*|"
-                     r"keep_rows and the transparent parts of the picture both say what to fill in; send one .*",
+    "contradiction": r"mask and keep_rows both say what to fill in; use one of them|keep_rows must be from 0 to .*|"
+                     r"keep_rows and the transparent parts of the picture both say what to fill in; use one of them",
 }
 
 

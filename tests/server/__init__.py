@@ -2,7 +2,6 @@
 
 Files without a test of their own name, and where they are tested:
   app, core, serve, web/service, web/routes/models, web/routes/operations         test_service.py
-  errors                                                                          web/test_error_handlers.py
   metrics                                                                         test_dashboard.py
   cli/keys                                                                        web/test_keys.py
   cli/output                                                                      cli/test_commands.py

@@ -17,8 +17,8 @@ from linpix.model.cuda import GpuPool
 from linpix.model.packing import PRECISIONS, Packed, choose, pack
 from linpix.model.sharing import SharedWeights
 
-from ...errors import EngineLost
 from .decoder import Advance, Decoder, ImageSpec, Numbers
+from .failures import EngineLost
 
 READS_TOGETHER = 8  # requests, or images, in one call of the kernels
 

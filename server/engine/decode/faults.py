@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
-from ...errors import EngineLost
 from ...fault_rules import Rule, parse
 from .decoder import Advance, Decoder, ImageSpec
+from .failures import EngineLost
 
 
 class InjectedFault(RuntimeError):

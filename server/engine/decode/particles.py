@@ -23,9 +23,9 @@ from linpix.model.generate import RESAMPLING_STREAM
 from linpix.model.inputs import first_hole
 from linpix.model.philox import MAX_SEED, uniforms
 
+from ...errors import OptionError
 from ..schedule.scheduler import ScheduledImage
 from .decoder import Decoder, ImageSpec
-from .ranking import Unsuitable
 
 PARTICLES = 16             # by default
 MAX_PARTICLES = 2**10 - 1  # a particle's number is in the ten bits of its seed above the 53 of its answer's
@@ -55,48 +55,47 @@ def answer_seed(image: ImageSpec) -> int:
 
 def particles_for(method: str | None, particles: int | None, *, candidates: int | None, temperature: float,
                   answers: int = 1, limit: int | None = None) -> int:
-    """How many particles an answer gets, 0 if its method is raster. Raises Unsuitable.
+    """How many particles an answer gets, 0 if its method is raster. Raises OptionError.
 
     limit: the most particles of all answers together.
     """
     if method not in (None, "raster", "smc"):
-        raise Unsuitable(f"method must be raster or smc, got {method!r}", "method")
+        raise OptionError(f"`method` must be raster or smc, got {method!r}", "method")
     if method is None and particles is not None:  # with raster they may be given: a form may send all its fields
-        raise Unsuitable(f"particles work only with method smc, got {particles} and no method; leave particles "
-                         "out", "particles")
+        raise OptionError(f"`particles` work only with `method=smc`, got {particles} and no `method`; leave out "
+                         "`particles`", "particles")
     if method != "smc":
         return 0
     if candidates is not None:
-        raise Unsuitable(f"method smc chooses among particles, not candidates, got {candidates}; leave candidates out",
-                         "candidates")
+        raise OptionError(f"`method=smc` chooses among particles, not candidates, got {candidates}; leave out "
+                         "`candidates`", "candidates")
     if temperature != 1:
-        raise Unsuitable(f"method smc always draws at temperature 1, got {temperature:g}; leave temperature "
-                         "out", "temperature")
+        raise OptionError(f"`method=smc` always draws at temperature 1, got {temperature:g}; leave out "
+                         "`temperature`", "temperature")
     count = particles if particles is not None else PARTICLES if limit is None else min(PARTICLES, limit // answers)
     if limit is not None and not 2 <= count <= limit // answers:
-        raise Unsuitable(f"particles must be at least 2, and n times particles must be at most {limit} here, got "
+        raise OptionError(f"`particles` must be at least 2, and n times particles must be at most {limit} here, got "
                          f"{count} particles and n={answers}", "particles")
     if not 2 <= count <= MAX_PARTICLES:
-        raise Unsuitable(f"particles must be 2..{MAX_PARTICLES}, got {count}", "particles")
+        raise OptionError(f"`particles` must be 2..{MAX_PARTICLES}, got {count}", "particles")
     return count
 
 
 def check_filter(decoder: Decoder, known: NDArray[np.bool_]) -> None:
-    """Raise Unsuitable if this decoder cannot complete a picture by particles, or does not need to. known: (T,)."""
+    """Raise OptionError if this decoder cannot complete a picture by particles, or does not need to. known: (T,)."""
     name = decoder.checkpoint.name
     if decoder.net.patches is not None:
-        raise Unsuitable(f"{name} reads all known pixels before it draws, so it does not need method smc; leave method "
-                         "out",
-                         "method")
+        raise OptionError(f"{name} reads all known pixels before it draws, so it does not need `method=smc`; leave out "
+                         "`method`", "method")
     if decoder.skips:
-        raise Unsuitable(f"method smc needs a model that computes every sub-pixel, but {name} skips the background; "
-                         "leave method out, or choose another model", "method")
+        raise OptionError(f"`method=smc` needs a model that computes every sub-pixel, but {name} skips the "
+                         "background; leave out `method`, or choose another model", "method")
     if decoder.device == "cuda":
-        raise Unsuitable(f"method smc needs a model that decodes on a CPU, but {name} decodes on a GPU; leave method "
-                         "out, or use --device cpu", "method")
+        raise OptionError(f"`method=smc` needs a model that decodes on a CPU, but {name} decodes on a GPU; leave out "
+                         "`method`, or use --device cpu", "method")
     if not known[first_hole(known):].any():
-        raise Unsuitable("method smc is for known pixels after the first hole, but there are none; leave method out, "
-                         "and all known pixels are still used", "method")
+        raise OptionError("`method=smc` is for known pixels after the first hole, but there are none; leave out "
+                         "`method`, and all known pixels are still used", "method")
 
 
 class ParticleFilter:

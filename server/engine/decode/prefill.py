@@ -16,9 +16,9 @@ import numpy as np
 from linpix.model.attempts import Recognised
 
 from ... import logs
-from ...errors import EngineLost
 from ..schedule.scheduler import ScheduledImage
 from .decoder import Decoder
+from .failures import EngineLost
 
 logger = logging.getLogger("linpix")
 

@@ -15,13 +15,15 @@ from linpix.model.philox import MAX_SEED
 
 from ...engine.decode.decoder import ImageSpec
 from ...engine.decode.particles import check_filter, particles_for, particles_of
-from ...engine.decode.ranking import Unsuitable, attempts_for, best, likelihoods, recognised
+from ...engine.decode.ranking import attempts_for, best, likelihoods, recognised
 from ...engine.ticket import ImageDone, RowsDone
 from ...errors import (
     InvalidRequest,
+    OptionError,
     ServiceError,
     TooLarge,
     UnsupportedMedia,
+    as_fields,
     shown,
 )
 from ...pictures import encode, pictures
@@ -34,7 +36,7 @@ from .prompts import wish
 
 ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26  # largest answer that is an array: all its seeds are in one header
 SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30 ms
-_PICTURE_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
+_OPTION_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
 
 
 class ImageRequest:
@@ -60,7 +62,7 @@ class ImageRequest:
         own = 1.0 if method == "smc" else self.served.decoder.checkpoint.temperature
         self.temperature = own if temperature is None else temperature
         self.warnings += self.served.decoder.checkpoint.temperature_warnings(self.temperature)
-        with _suitable():
+        with naming_fields():
             self.particles = particles_for(method, particles, candidates=candidates, temperature=self.temperature,
                                            answers=self.n, limit=min(max_n, self.served.room.slots))
             self.attempts = attempts_for(attempts, self.served.decoder.checkpoint, candidates=candidates,
@@ -192,7 +194,7 @@ class ImageRequest:
     def complete(self, upload: Upload, conditioning: Literal["prefix", "full"] | None = None) -> None:
         """Have the hidden part of an upload drawn; if it has an overlay, answer with it. conditioning: see fields."""
         self._occluded = upload.occluded
-        self.warnings += warnings_of(upload, self.served.decoder.checkpoint)
+        self.warnings += map(as_fields, warnings_of(upload, self.served.decoder.checkpoint))
         if conditioning == "prefix":
             if self.particles:
                 raise InvalidRequest("method smc uses the pixels that conditioning=prefix hides; send one of them",
@@ -203,7 +205,7 @@ class ImageRequest:
                                  "since some come after hidden ones; choose a model that is conditional "
                                  "(GET /v1/models), or method=smc, or leave conditioning out", param="conditioning")
         if self.particles:
-            with _suitable():
+            with naming_fields():
                 check_filter(self.served.decoder, self.occluded.known)
         if (overlay := upload.overlay) is not None:
             if self.array:
@@ -241,13 +243,13 @@ class ImageRequest:
 
 
 @contextmanager
-def _suitable() -> Iterator[None]:
-    """Raise InvalidRequest for an Unsuitable raised in the block."""
+def naming_fields() -> Iterator[None]:
+    """Raise a ServiceError for an OptionError raised in the block."""
     try:
         yield
-    except Unsuitable as error:
-        raise InvalidRequest(str(error), param=error.param) from error
+    except OptionError as error:
+        raise service_error(error) from error
 
 
-def picture_error(error: pictures.PictureError) -> ServiceError:
-    return _PICTURE_ERRORS[error.status](str(error), param=error.param)
+def service_error(error: OptionError) -> ServiceError:
+    return _OPTION_ERRORS[error.status](str(error), param=error.param)

@@ -9,11 +9,11 @@ from fastapi import Request, UploadFile
 
 from ...engine.ledger import Ledger
 from ...engine.ticket import Ticket
-from ...errors import Exhausted, InvalidRequest, shown
+from ...errors import Exhausted, InvalidRequest, OptionError, shown
 from ...pictures import uploads
-from ...pictures.pictures import Occluded, PictureError
+from ...pictures.pictures import Occluded
 from ..middleware import bodies
-from .image_request import ImageRequest, picture_error
+from .image_request import ImageRequest, naming_fields, service_error
 from .responses import unless_gone
 
 logger = logging.getLogger("linpix")
@@ -38,10 +38,8 @@ def check_options(request: ImageRequest, prepare: uploads.Preparation | None, la
         raise InvalidRequest("with lay_back, a stream has no partial images; leave partial_images out, got "
                              f"{shown(request.partial_images)}", param="partial_images")
     if prepare == "mnist":
-        try:
+        with naming_fields():
             uploads.check_preparable(request.config)
-        except PictureError as error:
-            raise picture_error(error) from error
 
 
 async def decoded(http: Request, ledger: Ledger, ticket: Ticket, read: Callable[[], T],
@@ -53,8 +51,8 @@ async def decoded(http: Request, ledger: Ledger, ticket: Ticket, read: Callable[
     """
     try:
         found = await unless_gone(http, ledger.decode_upload(ticket, read))
-    except PictureError as error:
-        raise picture_error(error) from error
+    except OptionError as error:
+        raise service_error(error) from error
     except (OSError, MemoryError, RuntimeError) as error:  # from reading a file, or from starting a thread
         logger.exception("a picture could not be decoded")
         raise Exhausted() from error

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, File, Form, Request, Response, UploadFile
 
-from ...engine.decode.ranking import NOT_RANKED
+from ...engine.decode.ranking import check_recognises
 from ...errors import (
     BodyTooLarge,
     Exhausted,
@@ -17,7 +17,7 @@ from ...pictures import uploads
 from .. import fields
 from ..admission import TIMEOUT_PARAMETER, AdmittingRoute
 from ..openapi import image_responses
-from ..requests.image_request import ImageRequest
+from ..requests.image_request import ImageRequest, naming_fields
 from ..requests.responses import respond
 from ..requests.uploads import check_options, decoded, facts_of, only
 from ..schemas import (
@@ -40,8 +40,8 @@ _GENERATIONS = image_responses("image_generation", GenerationEvent,
                                links={"generate": {"model": "model", "seed": "data/0/seed"}})
 _FORM = {"examples": EDIT, "encoding": {"image[]": {"explode": True}}}  # /docs then sends no part without a picture
 _EDITS = image_responses("image_edit", EditEvent,
-                         InvalidRequest("it is not clear what to fill in: send an image with transparent pixels, a "
-                                        "mask with transparent pixels, or keep_rows", param="image"),
+                         InvalidRequest("it is not clear what to fill in: use an image with transparent pixels, or "
+                                        "mask or keep_rows", param="image"),
                          ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24), Exhausted(),
                          UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with "
                                           "b'hello'", param="image"))
@@ -58,8 +58,8 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
     service, ticket = service_of(http), http.state.ticket
     ignored = list(body.model_extra or {})
     request = ImageRequest(service, http, **body.model_dump(exclude=set(ignored)), ignored=ignored)
-    if request.ranked and not request.config.class_first:
-        raise InvalidRequest(NOT_RANKED.format(request.served.name), param="candidates")
+    with naming_fields():
+        check_recognises(body.candidates, request.served.decoder.checkpoint)
     service.ledger.admit(ticket, request.served, request.images, stream=request.stream and not request.ranked,
                          bulk=request.bulk, timeout_s=request.timeout_s, known=0, attempts=request.attempts)
     await service.ledger.submit(ticket, request.specs())

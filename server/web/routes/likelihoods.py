@@ -37,8 +37,8 @@ _OK = ok_response("the likelihood; with Accept: image/png, its map as a picture"
 _OK[200]["headers"] = png_headers(Likelihoods)
 _RESPONSES = _OK | error_responses(
     *BODY, *DRAWING,
-    InvalidRequest("keep_rows hides nothing, so there is nothing to score: hide at least one pixel, or leave keep_rows "
-                   "out to score the whole picture", param="keep_rows"),
+    InvalidRequest("keep_rows hides nothing, so there is nothing to score: hide at least one pixel, or leave out "
+                   "keep_rows to score the whole picture", param="keep_rows"),
     Impossible("mnist"),
     ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24), Exhausted(),
     UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'", param="image"))

@@ -180,8 +180,8 @@ def test_particles_that_would_change_nothing_are_refused(linpix, tiny, tmp_path)
     Image.new("L", (8, 8)).save(tmp_path / "picture.png")
     asked = ("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--out", f"{tmp_path}/out/")
     for flags, words in ((("--method", "smc"), "known pixels after the first hole, but there are none"),
-                         (("--particles", 4), "--particles work only with --method smc, got 4 and no method; leave out "
-                                              "--particles")):
+                         (("--particles", 4), "--particles work only with --method smc, got 4 and no --method; leave "
+                                              "out --particles")):
         status, _, said = linpix(*asked, *flags)
         assert status and words in said
 
@@ -399,7 +399,7 @@ def test_what_the_api_warns_of_the_commands_say_with_their_own_flags(succeeds, t
     _, said = succeeds("complete", tmp_path / "white.png", "--model", tmp_path / "grey", "--keep-rows", 14, "--out",
                        tmp_path / "out.png", "--temperature", 5)
     assert "linpix complete: grey draws well at temperatures from 0.5 to 1.2, got 5" in said
-    assert "edge is not black" in said and "give --prepare mnist" in said
+    assert "edge is not black" in said and "use --prepare mnist" in said
     assert "got 5" in succeeds("sample", "--model", tiny, "--count", 1, "--temperature", 5, "--out", tmp_path)[1]
 
 

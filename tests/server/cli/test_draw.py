@@ -19,10 +19,9 @@ def picture(tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ([], "it is not clear what to fill in: give an image with transparent pixels, --mask with transparent pixels, or "
-         "--keep-rows"),
-    (["--mask", "PICTURE", "--keep-rows", "3"], "--mask and --keep-rows both say what to fill in; give one of them"),
-    (["--mask", "PICTURE"], "--mask has no alpha channel; give a PNG"),
+    ([], "it is not clear what to fill in: use an image with transparent pixels, or --mask or --keep-rows"),
+    (["--mask", "PICTURE", "--keep-rows", "3"], "--mask and --keep-rows both say what to fill in; use one of them"),
+    (["--mask", "PICTURE"], "--mask has no alpha channel; it must be a PNG"),
     (["--keep-rows", "9"], "--keep-rows must be from 0 to 8"),
     (["--prepare", "mnist", "--keep-rows", "3"], "--prepare mnist works only with models of 28x28 grey pixels"),
 ])
@@ -38,7 +37,7 @@ def test_scoring_names_flags_too(tiny, picture, capsys):
     holes = str(picture.with_name("holes.png"))
     assert main(["score", holes, "--model", str(tiny), "--keep-rows", "3"]) == 2
     told = capsys.readouterr().err
-    assert "--keep-rows and the transparent parts of the picture both say what to fill in; give one of them" in told
+    assert "--keep-rows and the transparent parts of the picture both say what to fill in; use one of them" in told
 
 
 @pytest.mark.parametrize(("scale", "terminal", "factor"), [

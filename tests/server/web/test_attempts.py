@@ -148,7 +148,7 @@ def _top_half(event) -> bytes:
 
 @pytest.mark.parametrize("route", ["generations", "edits"])
 @pytest.mark.parametrize(("fields", "status", "words"), [
-    ({"model": "plain", "attempts": 2}, 400, "and plain cannot; leave attempts out"),
+    ({"model": "plain", "attempts": 2}, 400, "and plain cannot; leave out attempts"),
     ({"model": "once", "attempts": 2, "candidates": 4}, 400, "got 4 candidates and 2 attempts"),
     ({"model": "once", "attempts": 2, "temperature": 0}, 400, "at temperature 0 all attempts are the same"),
     ({"model": "once", "attempts": 0}, 400, "greater than or equal to 1"),

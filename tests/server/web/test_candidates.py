@@ -134,7 +134,7 @@ def test_invalid_options_are_refused_with_what_is_allowed(client, server, fields
 def test_a_model_that_cannot_recognise_classes_has_none_of_generations(client, server):
     answer = client.post("/v1/images/generations", json={"candidates": 4})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "candidates")
-    assert "tiny cannot; leave candidates out" in answer.json()["error"]["message"]
+    assert "tiny cannot; leave out candidates" in answer.json()["error"]["message"]
     assert server.quiet("tiny")
 
 

@@ -127,7 +127,7 @@ def test_likelihoods_have_three_numbers_a_pixel(client):
 
 @pytest.mark.parametrize(("fields", "param", "words"), [
     ({"prepare": "mnist"}, "prepare", "8x8 with 3 channels"),
-    ({"method": "smc"}, "method", "does not need method smc")])
+    ({"method": "smc"}, "method", "does not need method=smc")])
 def test_what_makes_no_sense_in_colour_is_refused(client, fields, param, words):
     answer = edit(client, holed(np.s_[2:5])[0], **fields)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param

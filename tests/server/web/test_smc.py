@@ -80,12 +80,12 @@ def test_a_stream_has_the_answers_alone(client):
 
 @pytest.mark.parametrize(("fields", "param", "words"), [
     ({"method": "gibbs"}, "method", "'raster' or 'smc', got 'gibbs'"),
-    ({"particles": 4}, "particles", "leave particles out"),
+    ({"particles": 4}, "particles", "leave out particles"),
     ({"method": "smc", "particles": 1}, "particles", "greater than or equal to 2"),
     ({"method": "smc", "particles": 17}, "particles", "at most 16 here, got 17 particles and n=1"),
     ({"method": "smc", "conditioning": "prefix"}, "conditioning", "send one of them"),
     ({"method": "smc", "n": 2, "particles": 16}, "particles", "at most 16 here, got 16 particles and n=2"),
-    ({"method": "smc", "candidates": 4}, "candidates", "leave candidates out"),
+    ({"method": "smc", "candidates": 4}, "candidates", "leave out candidates"),
     ({"method": "smc", "temperature": 0.9}, "temperature", "at temperature 1, got 0.9"),
     ({"method": "smc", "stream": True, "partial_images": 1}, "partial_images", "leave partial_images out, got 1"),
     ({"method": "smc", "seed": 2**53 - 1, "n": 2, "particles": 2}, "seed", "largest seed is 9007199254740990"),
@@ -101,7 +101,7 @@ def test_invalid_options_are_refused_with_what_is_allowed(client, server, fields
 def test_where_nothing_is_known_after_the_first_hole_it_is_refused(client, server):
     answer = edit(client, occluded(), method="smc")
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "method"
-    assert "leave method out" in answer.json()["error"]["message"]
+    assert "leave out method" in answer.json()["error"]["message"]
     assert server.quiet("tiny")
 
 

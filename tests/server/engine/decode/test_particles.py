@@ -18,7 +18,7 @@ from linpix.server.engine.decode.decoder import Decoder, ImageSpec
 from linpix.server.engine.decode.faults import Faults, with_faults
 from linpix.server.engine.decode.particles import (
     MAX_PARTICLES,
-    Unsuitable,
+    OptionError,
     answer_seed,
     check_filter,
     effective_sample_size,
@@ -241,7 +241,7 @@ def test_particles_have_seeds_that_nothing_else_has():
 @pytest.mark.parametrize(("asked", "param", "words"), [
     ({"method": "gibbs"}, "method", "raster or smc, got 'gibbs'"),
     ({"method": None, "particles": 4}, "particles", "got 4 and no method"),
-    ({"method": "smc", "candidates": 8}, "candidates", "got 8; leave candidates out"),
+    ({"method": "smc", "candidates": 8}, "candidates", "got 8; leave out candidates"),
     ({"method": "smc", "temperature": 0.5}, "temperature", "at temperature 1, got 0.5"),
     ({"method": "smc", "particles": 1}, "particles", "2..1023, got 1"),
     ({"method": "smc", "particles": 1024}, "particles", "2..1023, got 1024"),
@@ -249,7 +249,7 @@ def test_particles_have_seeds_that_nothing_else_has():
      "at most 16 here, got 16 particles and n=2"),
 ])
 def test_what_cannot_be_asked_for_is_refused_by_name(asked, param, words):
-    with pytest.raises(Unsuitable, match=words) as refused:
+    with pytest.raises(OptionError, match=words) as refused:
         particles_for(**{"particles": None, "candidates": None, "temperature": 1.0, **asked})
     assert refused.value.param == param
 
@@ -258,15 +258,15 @@ def test_models_and_pictures_that_need_no_filter_are_told_so():
     model = decoder(slots=1)
     check_filter(model, KNOWN)
     for known in (np.ones(8, bool), np.zeros(8, bool), np.arange(8) < 5):
-        with pytest.raises(Unsuitable, match="known pixels after the first hole, but there are none"):
+        with pytest.raises(OptionError, match="known pixels after the first hole, but there are none"):
             check_filter(model, known)
     background = {"background": 0, "background_dim": 16, "look_ups": ("previous", "row", "column", "class")}
     for options, words in ((background, "skips the background"), ({**background, "patch": 4, "following": ((0, 1, 0),)},
                                                                   "reads all known pixels before it draws")):
         net = Transformer(dataclasses.replace(PRESETS["tiny"], **options))
         source = checkpoint.Checkpoint("other", net, {}, "", tuple("0123456789"))
-        with pytest.raises(Unsuitable, match=words):
+        with pytest.raises(OptionError, match=words):
             check_filter(new_decoder(source, 1, "eager"), np.arange(64) % 2 > 0)
     model.device = "cuda"
-    with pytest.raises(Unsuitable, match="decodes on a GPU"):
+    with pytest.raises(OptionError, match="decodes on a GPU"):
         check_filter(model, KNOWN)

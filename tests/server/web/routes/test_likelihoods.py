@@ -241,7 +241,7 @@ def test_values_that_are_not_finite_end_one_request_alone(others):
     ({"image": occluded(), "mask": encode(PICTURE)}, {}, 400, "mask", "no alpha channel"),
     ({"image": occluded(), "mask": masked(np.zeros((8, 8), bool))}, {}, 400, "mask", "hides nothing"),
     ({"image": encode(PICTURE)}, {"keep_rows": "8"}, 400, "keep_rows", "hides nothing"),
-    ({"image": encode(PICTURE), "mask": occluded()}, {"keep_rows": "4"}, 400, "mask", "send one of them"),
+    ({"image": encode(PICTURE), "mask": occluded()}, {"keep_rows": "4"}, 400, "mask", "use one of them"),
     ({"image": encode(PICTURE)}, {"label": "ten"}, 400, "label", "0..9"),
     ({"image": encode(PICTURE)}, {"labels": "some"}, 400, "labels", "got 'some'"),
     ({"image": encode(PICTURE)}, {"label": "3", "prompt": "4"}, 400, "label", "contradicts"),

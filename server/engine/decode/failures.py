@@ -1,4 +1,4 @@
-"""Finds the images that make a quantum raise: those that raise alone, found by halving.
+"""What can go wrong while images are decoded, and the search for those at fault: images that raise alone, by halving.
 
 Plain Python: the caller defines what a run is, and how to undo what it changed.
 """
@@ -7,10 +7,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...errors import EngineLost
 from ..schedule.scheduler import ScheduledImage
 
 Plan = list[tuple[ScheduledImage, int]]  # each image with its number of steps, most steps first
+
+
+class NotFinite(FloatingPointError):
+    """An image's parameters were NaN or infinite. Other images are not affected."""
+
+
+class EngineLost(OSError):
+    """The decoder is lost, and every image in flight with it: only a new process helps."""
 
 
 @dataclass(slots=True)

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linpix.server.engine.decode.bisect import Outcome, isolate, most_retries
+from linpix.server.engine.decode.failures import EngineLost, Outcome, isolate, most_retries
 from linpix.server.engine.schedule.scheduler import ScheduledImage
-from linpix.server.errors import EngineLost
 
 
 class Rows:

@@ -1,0 +1,21 @@
+"""One message for requests and commands: names of options as the API's fields, and as flags."""
+
+import pytest
+
+from linpix.server.errors import OptionError, as_fields, as_flags
+
+
+@pytest.mark.parametrize(("message", "fields", "flags"), [
+    ("`keep_rows` must be from 0 to 8", "keep_rows must be from 0 to 8", "--keep-rows must be from 0 to 8"),
+    ("leave out `prepare=mnist`, or `mask`", "leave out prepare=mnist, or mask",
+     "leave out --prepare mnist, or --mask"),
+    ("`image` is truncated", "image is truncated", "image is truncated"),
+    ("a mask, in plain words", "a mask, in plain words", "a mask, in plain words")])
+def test_names_in_backticks_are_fields_or_flags(message, fields, flags):
+    assert (as_fields(message), as_flags(message)) == (fields, flags)
+
+
+def test_an_error_keeps_both():
+    error = OptionError("`method` must be raster or smc", "method")
+    assert (str(error), error.for_commands) == ("method must be raster or smc", "--method must be raster or smc")
+    assert (error.param, error.status) == ("method", 400)
