@@ -7,13 +7,11 @@ from fastapi import Request
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from ..errors import Exhausted, InvalidRequest, ServiceError
-from .likelihood_schemas import LIKELIHOOD_FIELDS
-from .schemas import FORM_FIELDS, FORM_LISTS
+from .requests.request_schemas import FORM_FIELDS, FORM_LISTS
 
 logger = logging.getLogger("linpix")
 # While a form is read, memory holds up to 1 MiB of each file, and 4 bytes per character of a known field.
 MAX_FILES, MAX_FIELDS, FIELD_BYTES = 3, 64, 2**12
-_KNOWN = FORM_FIELDS | LIKELIHOOD_FIELDS  # by any route; a route ignores the fields of other routes
 NAME_CHARACTERS = 80  # kept of the name of an unknown field, for the warning about it
 
 
@@ -24,11 +22,11 @@ class _Form(MultiPartParser):
 
     def on_headers_finished(self) -> None:
         super().on_headers_finished()
-        if self._current_part.field_name not in _KNOWN:
+        if self._current_part.field_name not in FORM_FIELDS:
             self._current_part.field_name = self._current_part.field_name[:NAME_CHARACTERS]
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._current_part.field_name in _KNOWN:
+        if self._current_part.field_name in FORM_FIELDS:
             super().on_part_data(data, start, end)
 
     def on_end(self) -> None:
@@ -54,6 +52,6 @@ async def read(http: Request) -> None:
         await form.close()
         raise InvalidRequest("the form ends before its closing boundary; send the whole form")
     for name, times in Counter(name for name, _ in form.multi_items()).items():
-        if times > 1 and name in _KNOWN and name not in FORM_LISTS:
+        if times > 1 and name in FORM_FIELDS and name not in FORM_LISTS:
             await form.close()
             raise InvalidRequest(f"the form has {times} fields {name}; send one", param=name)

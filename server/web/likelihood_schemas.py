@@ -1,27 +1,11 @@
-"""The form and the answer of /v1/images/likelihoods. The examples are of the shipped `mnist-small`."""
+"""The answer of /v1/images/likelihoods. The examples are of the shipped `mnist-small`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
 from . import fields
-from .schemas import FORM_LISTS, Conditioning
-
-Labels = Annotated[Literal["all"], Field(description="all: compute the likelihood under every class, and the "
-                                         "probability of each class; default: only under label", examples=["all"])]
-Label = Annotated[int | str, Field(description="class that the model assumes, by index or name; default: no class; "
-                                   "with labels=all, or with a model that draws the class first: the mixture of all "
-                                   "classes", examples=[7])]
-MapFormat = Annotated[str, Field(description="b64_json: answer with the map as a PNG too; default: only as numbers",
-                                 examples=["b64_json"])]
-
-LIKELIHOOD_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", "model", "label", "labels", "prompt", "size",
-                               "response_format", "timeout"})
-LIKELIHOOD: dict[str, Any] = {
-    "a whole picture, and its class": {"value": {"image": "seven.png", "labels": "all"}},
-    "the lower half, as a 7": {"value": {"image": "seven.png", "keep_rows": 14, "label": 7}},
-    "the part that a mask hides": {"value": {"image": "seven.png", "mask": "mask.png", "response_format": "b64_json"}},
-}
+from .schemas import Conditioning
 
 _Nats = Annotated[float, Field(description="natural logarithm of the probability of the counted sub-pixels",
                                examples=[-457.6])]

@@ -13,46 +13,6 @@ NO_USAGE = {"input_tokens": 0, "input_tokens_details": {"image_tokens": 0, "text
             "total_tokens": 0}  # for clients of services that bill by the token
 
 
-class GenerateBody(BaseModel):
-    """Unknown fields are ignored, and the answer's warnings name them."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    model: fields.Model | None = None
-    prompt: fields.Prompt | None = None
-    n: fields.Count | None = None
-    candidates: fields.Candidates | None = None
-    attempts: fields.Attempts | None = None
-    size: fields.Size | None = None
-    response_format: fields.Format | None = None
-    output_format: fields.OutputFormat | None = None
-    stream: fields.Stream | None = None
-    partial_images: fields.Partials | None = None
-    seed: fields.Seed | None = None
-    temperature: fields.Temperature | None = None
-    label: fields.Label | None = None
-    timeout: fields.Timeout | None = None
-    priority: fields.Priority | None = None
-
-
-GENERATE: dict[str, Any] = {  # example bodies, by what they show
-    "one image of a class": {"value": {"label": 7, "seed": 1}},
-    "several larger images": {"value": {"n": 4, "size": "280x280", "temperature": 0.9}},
-    "a stream": {"value": {"prompt": "3", "stream": True, "partial_images": 2}},
-}
-EDIT: dict[str, Any] = {
-    "the lower half": {"value": {"image": "seven.png", "keep_rows": 14, "seed": 5}},
-    "the transparent part of a mask": {"value": {"image": "seven.png", "mask": "mask.png", "n": 2}},
-    "the best two of eight": {"value": {"image": "seven.png", "keep_rows": 14, "n": 2, "candidates": 8}},
-    "known pixels after a hole count too": {"value": {"image": "seven.png", "mask": "band.png", "method": "smc"}},
-}
-
-
-FORM_LISTS = ("image[]",)  # fields of an edit's form: those that may be sent more than once, and below all of them
-FORM_FIELDS = frozenset({"image", *FORM_LISTS, "mask", "keep_rows", "prepare", "lay_back", "conditioning", "method",
-                         "particles", *GenerateBody.model_fields})
-
-
 class CompareBody(BaseModel):
     """What to compare; see `linpix compare`."""
 

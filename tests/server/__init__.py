@@ -15,7 +15,7 @@ Files without a test of their own name, and where they are tested:
   engine/thread                                                                   engine/test_ledger.py
   engine/served_models                                                            engine/test_catalogue.py
   pictures/likelihoods, pictures/overlay, web/likelihood_schemas                  web/routes/test_likelihoods.py
-  web/fields, web/requests/uploads                                                web/test_forms.py
+  web/fields, web/requests/request_schemas, web/requests/uploads                  web/test_forms.py
   web/middleware/bodies                                                           web/test_admission.py
   web/middleware/headers                                                          web/middleware/test_connection.py
   web/requests/responses                                                          web/test_leaving.py

@@ -1,4 +1,4 @@
-"""The fields that generations, edits and likelihoods have in common, checked."""
+"""What generations, edits and likelihoods ask for, checked."""
 
 import math
 import secrets
@@ -33,105 +33,44 @@ from ..admission import HEADER
 from ..error_handlers import sendable
 from ..service import Service, preferred
 from .prompts import wish
+from .request_schemas import ImageFields, PictureFields
 
 ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26  # largest answer that is an array: all its seeds are in one header
 SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30 ms
 _OPTION_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
 
 
-class ImageRequest:
-    """The common fields of one request, checked: model, count, seed, temperature, label, form of the answer."""
+class PictureRequest:
+    """What every request about pictures asks for, checked: model, class, size and form of the answer, time."""
 
-    def __init__(self, service: Service, http: Request, *, model: str | None, n: int | None, size: str | None,
-                 response_format: str | None, stream: bool | None, partial_images: int | None, seed: int | None,
-                 temperature: float | None, label: int | str | None, prompt: str | None, timeout: float | None,
-                 priority: str | None, ignored: list[str], candidates: int | None = None, attempts: int | None = None,
-                 method: str | None = None, particles: int | None = None,
-                 output_format: encode.Format | None = None) -> None:
+    def __init__(self, service: Service, http: Request, asked: PictureFields) -> None:
         self.warnings: list[str] = []
-        self.served = service.find(model)
+        self.served = service.find(asked.model)
         self.config: ModelConfig = self.served.decoder.config
-        self.n = 1 if n is None else n
-        self.bulk = priority == "bulk"
-        max_n = service.max_images(self.served, bulk=self.bulk)
-        if not 1 <= self.n <= max_n:
-            raise InvalidRequest(f"n must be 1..{max_n}, got {shown(n)}", param="n")
-        if candidates is not None and not self.n <= candidates <= max_n:
-            raise InvalidRequest(f"candidates must be {self.n}..{max_n} here, got {shown(candidates)}; the best n of "
-                                 "them are returned", param="candidates")
-        own = 1.0 if method == "smc" else self.served.decoder.checkpoint.temperature
-        self.temperature = own if temperature is None else temperature
-        self.warnings += self.served.decoder.checkpoint.temperature_warnings(self.temperature)
-        with naming_fields():
-            self.particles = particles_for(method, particles, candidates=candidates, temperature=self.temperature,
-                                           answers=self.n, limit=min(max_n, self.served.room.slots))
-            self.attempts = attempts_for(attempts, self.served.decoder.checkpoint, candidates=candidates,
-                                         temperature=self.temperature)
-        self.ranked, self.images = candidates is not None, candidates or self.n * max(1, self.particles)
-        self.chosen = self.ranked or self.particles > 0  # the answer has only some of the images drawn
-        http.state.model, http.state.images = self.served.name, self.images  # for the log
-        if response_format not in (None, "b64_json", "url"):
-            raise InvalidRequest(f"response_format must be b64_json or url, got {shown(response_format)}",
+        http.state.model, http.state.images = self.served.name, 1  # for the log
+        if asked.response_format not in (None, "b64_json", "url"):
+            raise InvalidRequest(f"response_format must be b64_json or url, got {shown(asked.response_format)}",
                                  param="response_format")
         try:
-            self.frame = encode.frame_of(size, self.config)
+            self.frame = encode.frame_of(asked.size, self.config)
         except ValueError as error:
             raise InvalidRequest(str(error), param="size") from error
         self.size = self.frame.size
         if self.frame.warning:
             self.warnings.append(self.frame.warning)
-        self.stream = bool(stream)
-        self.as_url = response_format == "url" and not self.stream
-        if response_format == "url" and self.stream:
-            self.warnings.append("response_format was ignored: the events of a stream always have b64_json")
-        accepted = preferred(http.headers.get("accept", ""))
-        self.alone = encode.MEDIA_TYPES.get(accepted)  # the picture itself is the answer, in this format
-        self.array = accepted == encode.NPY  # all pictures are the answer, as one array
-        if (self.alone or self.array) and output_format not in (None, self.alone):
-            raise InvalidRequest(f"output_format {output_format} contradicts Accept: {accepted}; send one of them",
-                                 param="output_format")
-        self.format: encode.Format = self.alone or output_format or "png"
-        if self.alone and (self.n != 1 or self.stream):
-            raise InvalidRequest(f"Accept: {accepted} returns one picture, so it needs n=1 and no stream, got "
-                                 f"n={self.n}, stream={str(self.stream).lower()}", param="n")
-        if self.array:
-            self._check_array()
-        if self.chosen and self.stream and partial_images:
-            raise InvalidRequest("with candidates or particles, a stream has no partial images, since the best are "
-                                 "known only when all are drawn; leave partial_images out, got "
-                                 f"{shown(partial_images)}", param="partial_images")
-        self.partial_images = 0 if self.chosen else partial_images
-        seeds = candidates or self.n
-        self.seed = secrets.randbelow(MAX_SEED - seeds) if seed is None else seed
-        if self.seed + seeds - 1 > MAX_SEED:
-            raise InvalidRequest(f"image i uses seed + i, which must be below 2^53: with {seeds} images the largest "
-                                 f"seed is {MAX_SEED - seeds + 1}, got {seed}", param="seed")
+        self.accepted = preferred(http.headers.get("accept", ""))
+        self.alone = encode.MEDIA_TYPES.get(self.accepted)  # the picture itself is the answer, in this format
         allowed = http.state.timeout_s
-        if timeout is not None and allowed not in (math.inf, timeout):
-            raise InvalidRequest(f"timeout {timeout:g} contradicts {HEADER}: {allowed:g}; send one of them",
+        if asked.timeout is not None and allowed not in (math.inf, asked.timeout):
+            raise InvalidRequest(f"timeout {asked.timeout:g} contradicts {HEADER}: {allowed:g}; send one of them",
                                  param="timeout")
-        self.timeout_s = math.inf if timeout is None else timeout
+        self.timeout_s = math.inf if asked.timeout is None else asked.timeout
         self.revised_prompt: str | None = None
-        self.label = self._label(label, prompt)
-        self._overlay: Overlay | None = None
-        self._occluded: pictures.Occluded | None = None  # the picture as the model gets it
-        self._kept: pictures.Occluded | None = None      # the picture that the answer keeps, if more of it is known
-        self._judged: dict[int, dict[str, float]] = {}   # by index, of candidates that are ranked by their likelihoods
-        if ignored:
-            names = [sendable(name)[:40] for name in sorted(ignored)]
+        self.label = self._label(asked.label, asked.prompt)
+        if unknown := asked.unknown:
+            names = [sendable(name)[:40] for name in sorted(unknown)]
             more = f" and {len(names) - 20} more" if len(names) > 20 else ""
             self.warnings.append(f"ignored: {', '.join(names[:20])}{more}")
-
-    def _check_array(self) -> None:
-        """Raise InvalidRequest for an array that is too large, or a stream."""
-        if self.stream:
-            raise InvalidRequest(f"Accept: {encode.NPY} returns all pictures at once, so it works only without stream",
-                                 param="stream")
-        size = self.n * math.prod(self.shape)
-        if self.n > ARRAY_IMAGES or size > ARRAY_BYTES:
-            raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {self.n} "
-                                 f"images of {self.size} have {size:,} bytes. Request fewer or smaller "
-                                 "images", param="n")
 
     def _label(self, label: int | str | None, prompt: str | None) -> int | None:
         """The class asked for by label, or by a prompt that names one."""
@@ -157,6 +96,82 @@ class ImageRequest:
             return chosen
         self.revised_prompt = asked.revised
         return asked.label
+
+    @property
+    def soon(self) -> bool:
+        """Whether a picture of the answer is encoded in a moment."""
+        return self.frame.width * self.frame.height <= SOON_PIXELS
+
+
+class ImageRequest(PictureRequest):
+    """A request for images: also how many, by which method and from which seed."""
+
+    def __init__(self, service: Service, http: Request, asked: ImageFields, *, method: str | None = None,
+                 particles: int | None = None) -> None:
+        super().__init__(service, http, asked)
+        checkpoint, candidates = self.served.decoder.checkpoint, asked.candidates
+        self.n = 1 if asked.n is None else asked.n
+        self.bulk = asked.priority == "bulk"
+        max_n = service.max_images(self.served, bulk=self.bulk)
+        if not 1 <= self.n <= max_n:
+            raise InvalidRequest(f"n must be 1..{max_n}, got {shown(asked.n)}", param="n")
+        if candidates is not None and not self.n <= candidates <= max_n:
+            raise InvalidRequest(f"candidates must be {self.n}..{max_n} here, got {shown(candidates)}; the best n of "
+                                 "them are returned", param="candidates")
+        own = 1.0 if method == "smc" else checkpoint.temperature
+        self.temperature = own if asked.temperature is None else asked.temperature
+        self.warnings += checkpoint.temperature_warnings(self.temperature)
+        with naming_fields():
+            self.particles = particles_for(method, particles, candidates=candidates, temperature=self.temperature,
+                                           answers=self.n, limit=min(max_n, self.served.room.slots))
+            self.attempts = attempts_for(asked.attempts, checkpoint, candidates=candidates,
+                                         temperature=self.temperature)
+        self.ranked, self.images = candidates is not None, candidates or self.n * max(1, self.particles)
+        self.chosen = self.ranked or self.particles > 0  # the answer has only some of the images drawn
+        http.state.images = self.images
+        self.stream = bool(asked.stream)
+        self.as_url = asked.response_format == "url" and not self.stream
+        if asked.response_format == "url" and self.stream:
+            self.warnings.append("response_format was ignored: the events of a stream always have b64_json")
+        self.array = self.accepted == encode.NPY  # all pictures are the answer, as one array
+        self._check_accepted(asked)
+        self.format: encode.Format = self.alone or asked.output_format or "png"
+        if self.chosen and self.stream and asked.partial_images:
+            raise InvalidRequest("with candidates or particles, a stream has no partial images, since the best are "
+                                 "known only when all are drawn; leave partial_images out, got "
+                                 f"{shown(asked.partial_images)}", param="partial_images")
+        self.partial_images = 0 if self.chosen else asked.partial_images
+        seeds = candidates or self.n
+        self.seed = secrets.randbelow(MAX_SEED - seeds) if asked.seed is None else asked.seed
+        if self.seed + seeds - 1 > MAX_SEED:
+            raise InvalidRequest(f"image i uses seed + i, which must be below 2^53: with {seeds} images the largest "
+                                 f"seed is {MAX_SEED - seeds + 1}, got {asked.seed}", param="seed")
+        self._overlay: Overlay | None = None
+        self._occluded: pictures.Occluded | None = None  # the picture as the model gets it
+        self._kept: pictures.Occluded | None = None      # the picture that the answer keeps, if more of it is known
+        self._judged: dict[int, dict[str, float]] = {}   # by index, of candidates that are ranked by their likelihoods
+
+    def _check_accepted(self, asked: ImageFields) -> None:
+        """Raise InvalidRequest for a media type that contradicts other fields."""
+        if (self.alone or self.array) and asked.output_format not in (None, self.alone):
+            raise InvalidRequest(f"output_format {asked.output_format} contradicts Accept: {self.accepted}; send one "
+                                 "of them", param="output_format")
+        if self.alone and (self.n != 1 or self.stream):
+            raise InvalidRequest(f"Accept: {self.accepted} returns one picture, so it needs n=1 and no stream, got "
+                                 f"n={self.n}, stream={str(self.stream).lower()}", param="n")
+        if self.array:
+            self._check_array()
+
+    def _check_array(self) -> None:
+        """Raise InvalidRequest for an array that is too large, or a stream."""
+        if self.stream:
+            raise InvalidRequest(f"Accept: {encode.NPY} returns all pictures at once, so it works only without stream",
+                                 param="stream")
+        size = self.n * math.prod(self.shape)
+        if self.n > ARRAY_IMAGES or size > ARRAY_BYTES:
+            raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {self.n} "
+                                 f"images of {self.size} have {size:,} bytes. Request fewer or smaller "
+                                 "images", param="n")
 
     def specs(self) -> list[ImageSpec]:
         occluded = self._occluded
@@ -226,8 +241,7 @@ class ImageRequest:
 
     @property
     def soon(self) -> bool:
-        """Whether a picture of the answer is encoded in a moment."""
-        return self._overlay is None and self.frame.width * self.frame.height <= SOON_PIXELS
+        return self._overlay is None and super().soon
 
     def encode(self, canvas: NDArray[np.uint8], rows: int | None) -> bytes:
         """In the requested format and size; for an array, its sub-pixels. `rows` has no effect if it is laid back."""

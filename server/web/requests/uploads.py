@@ -14,30 +14,30 @@ from ...pictures import uploads
 from ...pictures.pictures import Occluded
 from ..middleware import bodies
 from .image_request import ImageRequest, naming_fields, service_error
+from .request_schemas import EditForm, UploadFields
 from .responses import unless_gone
 
 logger = logging.getLogger("linpix")
 T = TypeVar("T")
 
 
-def only(image: UploadFile | None, image_list: list[UploadFile] | None) -> UploadFile:
+def only(form: UploadFields) -> UploadFile:
     """The one picture, sent as image or as image[]. Raises InvalidRequest."""
-    sent = [upload for upload in [image, *(image_list or [])] if upload is not None]
+    sent = [upload for upload in [form.image, *(form.image_list or [])] if upload is not None]
     if len(sent) != 1:
         raise InvalidRequest(f"send exactly one picture as image or image[], got {len(sent)}", param="image")
     return sent[0]
 
 
-def check_options(request: ImageRequest, prepare: uploads.Preparation | None, lay_back: bool | None,
-                  size: str | None) -> None:
+def check_options(request: ImageRequest, form: EditForm) -> None:
     """Raise InvalidRequest for options of an edit that do not go together, or do not fit its model."""
-    if lay_back and request.frame.width != request.config.width:
-        raise InvalidRequest(f"lay_back returns pictures of the upload's size; leave size out, got {shown(size)}",
-                             param="size")
-    if lay_back and request.partial_images:
+    if form.lay_back and request.frame.width != request.config.width:
+        raise InvalidRequest("lay_back returns pictures of the upload's size; leave size out, got "
+                             f"{shown(form.size)}", param="size")
+    if form.lay_back and request.partial_images:
         raise InvalidRequest("with lay_back, a stream has no partial images; leave partial_images out, got "
                              f"{shown(request.partial_images)}", param="partial_images")
-    if prepare == "mnist":
+    if form.prepare == "mnist":
         with naming_fields():
             uploads.check_preparable(request.config)
 

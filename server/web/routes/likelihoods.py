@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, File, Form, Request, Response, UploadFile
+from fastapi import APIRouter, File, Request, Response
 from fastapi.responses import JSONResponse
 
 from linpix.model.likelihood import Scoring
@@ -19,11 +19,11 @@ from ...errors import BodyTooLarge, Exhausted, Impossible, InvalidRequest, Model
 from ...pictures.likelihoods import map_png, numbers, read_scored
 from ...pictures.pictures import Occluded
 from ...pictures.uploads import outside
-from .. import fields, likelihood_schemas
 from ..admission import TIMEOUT_PARAMETER, AdmittingRoute
-from ..likelihood_schemas import LIKELIHOOD, LIKELIHOOD_FIELDS, Likelihoods
+from ..likelihood_schemas import Likelihoods
 from ..openapi import BODY, DRAWING, PNG, error_responses, ok_response, png_headers
-from ..requests.image_request import ImageRequest
+from ..requests.image_request import PictureRequest
+from ..requests.request_schemas import LIKELIHOOD, LikelihoodForm
 from ..requests.responses import unless_gone
 from ..requests.uploads import decoded, facts_of, only
 from ..service import service_of
@@ -49,33 +49,13 @@ _RESPONSES = _OK | error_responses(
              openapi_extra={"parameters": [TIMEOUT_PARAMETER], "requestBody": {
                  "content": {"multipart/form-data": _FORM}, "description": "A picture, and which part of it is hidden. "
                  "Unknown fields are ignored and listed in the answer's warnings."}})
-async def likelihoods(
-        http: Request,
-        image: Annotated[UploadFile | None, File(description="PNG, JPEG or WebP, not smaller than the model's size; "
-                                                 "its transparent pixels are hidden, unless mask or keep_rows is given",
-                                                 examples=["seven.png"])] = None,
-        image_list: Annotated[list[UploadFile] | None, File(alias="image[]", examples=[[]], description="another name "
-                                                            "for image, which some clients use; one picture")] = None,
-        mask: Annotated[UploadFile | None, File(description="picture whose transparent pixels say what is hidden, "
-                                                "instead of the transparent pixels of "
-                                                "image", examples=["mask.png"])] = None,
-        keep_rows: Annotated[fields.KeptRows | None, Form()] = None,
-        model: Annotated[fields.Model | None, Form()] = None,
-        label: Annotated[likelihood_schemas.Label | None, Form()] = None,
-        labels: Annotated[likelihood_schemas.Labels | None, Form()] = None,
-        prompt: Annotated[fields.Prompt | None, Form()] = None,
-        size: Annotated[fields.Size | None, Form()] = None,
-        response_format: Annotated[likelihood_schemas.MapFormat | None, Form()] = None,
-        timeout: Annotated[fields.Timeout | None, Form()] = None) -> Response:
+async def likelihoods(form: Annotated[LikelihoodForm, File()], http: Request) -> Response:
     """Say how probable the hidden part of a picture is, given the known part; if none is known, the whole picture."""
     service, ticket = service_of(http), http.state.ticket
-    ignored = [name for name in await http.form() if name not in LIKELIHOOD_FIELDS]
-    request = ImageRequest(service, http, model=model, n=None, size=size, response_format=response_format, stream=None,
-                           partial_images=None, seed=None, temperature=None, label=label, prompt=prompt,
-                           timeout=timeout, priority=None, ignored=ignored)
-    if request.as_url:
+    request = PictureRequest(service, http, form)
+    if form.response_format == "url":
         raise InvalidRequest("response_format must be b64_json here, or absent, got 'url'", param="response_format")
-    checkpoint, every, upload = request.served.decoder.checkpoint, labels == "all", only(image, image_list)
+    checkpoint, every, upload, mask = request.served.decoder.checkpoint, form.labels == "all", only(form), form.mask
     if every and not checkpoint.class_names:
         raise InvalidRequest(f"labels=all needs a model with classes, and {request.served.name} has none; leave it out",
                              param="labels")
@@ -83,7 +63,7 @@ async def likelihoods(
 
     def read() -> Occluded:
         return read_scored(upload.file.read(), request.config, mask=None if mask is None else mask.file.read(),
-                           keep_rows=keep_rows)
+                           keep_rows=form.keep_rows)
 
     occluded = await decoded(http, service.ledger, ticket, read)
     if occluded is None:
@@ -91,7 +71,7 @@ async def likelihoods(
     request.warnings += outside(occluded)
     scoring = scoring_of(checkpoint, occluded.canvas, occluded.known, request.label, every=every)
     await service.ledger.score(ticket, scoring)
-    answer = partial(_answer, request, scoring, facts_of(occluded), every=every, drawn=response_format is not None)
+    answer = partial(_answer, request, scoring, facts_of(occluded), every=every, drawn=form.response_format is not None)
     response = await unless_gone(http, _when_scored(request, ticket, scoring, answer))
     if response is None:
         return Response(status_code=499)
@@ -99,7 +79,7 @@ async def likelihoods(
     return response
 
 
-async def _when_scored(request: ImageRequest, ticket: Ticket, scoring: Scoring, answer: Callable[[], Response]
+async def _when_scored(request: PictureRequest, ticket: Ticket, scoring: Scoring, answer: Callable[[], Response]
                        ) -> Response:
     """The answer, made in a thread if that takes more than a moment. Raises ServiceError."""
     await ticket.scored()
@@ -109,7 +89,7 @@ async def _when_scored(request: ImageRequest, ticket: Ticket, scoring: Scoring, 
         return await asyncio.to_thread(answer)
 
 
-def _answer(request: ImageRequest, scoring: Scoring, facts: dict[str, Any], *, every: bool, drawn: bool) -> Response:
+def _answer(request: PictureRequest, scoring: Scoring, facts: dict[str, Any], *, every: bool, drawn: bool) -> Response:
     """drawn: whether the JSON has the map as a PNG too."""
     checkpoint = request.served.decoder.checkpoint
     bits, found = likelihood(scoring, request.label, checkpoint, every=every)

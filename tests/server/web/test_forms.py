@@ -11,7 +11,7 @@ from fastapi import Request
 
 from linpix.server.web import forms
 from linpix.server.web.forms import FIELD_BYTES, MAX_FIELDS
-from linpix.server.web.schemas import FORM_FIELDS
+from linpix.server.web.requests.request_schemas import EditForm, names_of
 from tests.server.conftest import ROOT, eventually, serving
 from tests.server.web.routes.test_images import images_of, occluded
 from tests.server.web.test_admission import BOUNDARY, Raw, commented, error_of, part, rejected
@@ -35,7 +35,7 @@ def send(client, body: bytes, charset: str = "", **headers: str):
 def test_the_fields_that_are_known_are_those_of_the_documentation(client):
     schema = client.get("/openapi.json").json()
     form = schema["paths"][EDIT]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]["$ref"]
-    assert schema["components"]["schemas"][form.rsplit("/", 1)[1]]["properties"].keys() == FORM_FIELDS
+    assert schema["components"]["schemas"][form.rsplit("/", 1)[1]]["properties"].keys() == names_of(EditForm)
 
 
 @pytest.mark.parametrize(("charset", "name"), [
