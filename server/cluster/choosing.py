@@ -93,5 +93,5 @@ def by_end(loads: Mapping[str, Load], backlogs: Backlogs, order: Order) -> list[
     ends = {name: backlogs.seconds(name, load, usual) + order.work / (load.pace or usual)
             for name, load in loads.items()}
     right = [name for name, load in loads.items() if not load.facts or load.facts.get(order.model) == order.facts]
-    return sorted(right or loads, key=lambda name: (loads[name].room < order.images, not loads[name].facts, ends[name],
-                                                    name))
+    return sorted(right or loads, key=lambda name: (loads[name].room < order.demand.images, not loads[name].facts,
+                                                    ends[name], name))

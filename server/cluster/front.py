@@ -15,7 +15,7 @@ from ..engine.decode.decoder import ImageSpec
 from ..engine.ledger import Ledger
 from ..engine.served_model import ServedModel
 from ..engine.thread import EngineThread
-from ..engine.ticket import Ticket
+from ..engine.ticket import Demand, Ticket
 from ..errors import (
     ClientLimit,
     DeadlinePassed,
@@ -87,21 +87,20 @@ class FrontLedger(Ledger):
     def has_room(self, client: str) -> bool:
         return self._fleet.room > 0 and (not self._client_images or self._entered[client] < self._client_images)
 
-    def _admit(self, ticket: Ticket, served: ServedModel, images: int, bulk: bool = False, known: int | None = None,
-               group: int = 1, ranked: bool = False, *, check_deadline: bool) -> None:
+    def _admit(self, ticket: Ticket, served: ServedModel, demand: Demand, *, check_deadline: bool) -> None:
         """Keep what the order will need; the replica that gets it says whether there is room.
 
-        For a large upload this is called before it is read, while ticket.images is still 0. It is refused then if no
-        replica has room. While there is no replica, as many images may wait here as in the queue of one.
+        For a large upload this is called before it is read, while its ticket demands nothing yet. It is refused then if
+        no replica has room. While there is no replica, as many images may wait here as in the queue of one.
         """
         with self._refusing(ticket):
             self.check_open()
-            allowed = served.room.max_queue
-            if known is None and not ticket.images and not ticket.scores and self._fleet.room < images:
+            allowed, images = served.room.max_queue, demand.images
+            if demand.known is None and not ticket.demand.images and not demand.scores and self._fleet.room < images:
                 raise QueueFull(allowed, images, allowed, AGAIN_S)
             if not self._fleet.replicas and (waiting := self._entered.total()) + images > allowed:
                 raise QueueFull(waiting, images, allowed, AGAIN_S)
-        ticket.ask(images, bulk=bulk, known=known, group=group, ranked=ranked)
+        ticket.demand = demand
         self.tickets[ticket.id], self._at[ticket.id] = ticket, served
 
     async def submit(self, ticket: Ticket, specs: Sequence[ImageSpec]) -> None:
@@ -112,7 +111,8 @@ class FrontLedger(Ledger):
         served, first = self._at[ticket.id], specs[0]
         config = served.decoder.config
         ticket.check_time()
-        ticket.known = (first.known_count if config.patch else first.prefix) // config.token_size
+        known = (first.known_count if config.patch else first.prefix) // config.token_size
+        ticket.demand = dataclasses.replace(ticket.demand, known=known)
         ticket.given = first.prefix // (config.width * config.channels)
         await self._order(ticket, served, specs=list(specs))
 
@@ -126,16 +126,15 @@ class FrontLedger(Ledger):
                      hidden: Hidden | None = None, scoring: Scoring | None = None) -> None:
         with self._refusing(ticket):
             await self._enter(ticket)
-        loop, tokens = asyncio.get_running_loop(), served.decoder.config.length - (ticket.known or 0)
-        work = float(ticket.images * tokens * served.decoder.net.multiplications)
+        loop, tokens = asyncio.get_running_loop(), served.decoder.config.length - (ticket.demand.known or 0)
+        work = float(ticket.demand.images * tokens * served.decoder.net.multiplications)
         order = Order(id=ticket.id, endpoint=ticket.endpoint, client=ticket.client, model=served.name,
-                      facts=served.decoder.facts, images=ticket.images, work=work,
-                      timeout_s=ticket.timeout_s, spent_s=0.0, stream=ticket.stream, bulk=ticket.bulk,
-                      ranked=ticket.ranked, group=ticket.group, known=ticket.known or 0, specs=specs, hidden=hidden)
+                      facts=served.decoder.facts, demand=ticket.demand, work=work, timeout_s=ticket.timeout_s,
+                      spent_s=0.0, specs=specs, hidden=hidden)
         ticket.expiry = loop.call_at(ticket.deadline + LATE_S, lambda: ticket.send(DeadlinePassed(ticket.timeout_s)))
         admitted: asyncio.Future[None] = loop.create_future()
         self._orders[ticket.id] = loop.create_task(self._run(ticket, order, scoring, admitted))
-        if ticket.stream:
+        if ticket.demand.stream:
             async with ticket.in_time():
                 await admitted
 
@@ -145,7 +144,7 @@ class FrontLedger(Ledger):
         The desk, of which there is only one, is asked if the client comes near the limit; else the next beat reports
         the images.
         """
-        client, images, limit = ticket.client, ticket.images, self._client_images
+        client, images, limit = ticket.client, ticket.demand.images, self._client_images
         here = self._entered[client]
         self._entered[client] += images
         self._held[ticket.id] = images  # from now on release takes them back, whatever comes
@@ -173,7 +172,7 @@ class FrontLedger(Ledger):
                                         id=f"{ticket.id}.{run}" if run else ticket.id)
             passed = False
             try:
-                if not order.stream:
+                if not order.demand.stream:
                     began = time.monotonic()
                     self._pass_on(ticket, scoring, await self._fleet.draw(order), began)
                     return
@@ -220,7 +219,7 @@ class FrontLedger(Ledger):
     def _lose(self, ticket: Ticket, admitted: asyncio.Future[None], why: str) -> None:
         error = EngineGone(why)
         self.metrics.requests.labels(ticket.endpoint, "failed").inc()
-        if ticket.stream and not admitted.done():
+        if ticket.demand.stream and not admitted.done():
             admitted.set_exception(error)
         ticket.send(error)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..compare.jobs import Job
 from ..engine.decode.decoder import ImageSpec
-from ..engine.ticket import Event
+from ..engine.ticket import Demand, Event
 from .desk import Snapshot
 
 
@@ -32,15 +32,10 @@ class Order:
     client: str
     model: str
     facts: dict[str, str]      # of the model's decoder, with weights and precision, as the answer will report them
-    images: int
+    demand: Demand
     work: float                # multiplications, if each token that is not known takes a pass
     timeout_s: float           # from when its head was read
     spent_s: float             # the part of it that has passed
-    stream: bool = False
-    bulk: bool = False
-    ranked: bool = False
-    group: int = 1             # as in Ticket
-    known: int = 0             # as in Ticket
     specs: Sequence[ImageSpec] = ()
     hidden: Hidden | None = None
 

@@ -104,9 +104,7 @@ class Replica:
             if served is None or served.decoder.facts != order.facts:  # replicas are replaced one after the other
                 raise EngineGone("this replica serves other models, weights or precisions than the front that sent the "
                                  "request")
-            ledger.admit(ticket, served, order.images, stream=order.stream, bulk=order.bulk, known=order.known,
-                         scores=order.hidden is not None, group=order.group, ranked=order.ranked,
-                         attempts=order.specs[0].attempts if order.specs else 0)
+            ledger.admit(ticket, served, order.demand)
             if order.hidden is not None:
                 async for answers in self._scored(ticket, Scoring(served.decoder.net, order.hidden.canvas,
                                                                   order.hidden.known, order.hidden.labels)):

@@ -26,7 +26,7 @@ from .messages import ImageProgress, QuantumReport, Submission
 from .served_model import ServedModel
 from .served_models import ServedModels
 from .thread import EngineThread
-from .ticket import ImageDone, Scored, Ticket
+from .ticket import Demand, ImageDone, Scored, Ticket
 
 logger = logging.getLogger("linpix")
 T = TypeVar("T")
@@ -105,31 +105,25 @@ class Ledger:
         """Give an upload room for one image before it is read, at the model with most room. Raises as admit does."""
         served = max(self.models.values(), key=lambda served: served.room_left())  # which FarModel overrides
         # with several models, only the body says which one is requested, and it may be faster than this one
-        self._admit(ticket, served, 1, check_deadline=draws and len(self.models) == 1)
+        self._admit(ticket, served, Demand(1), check_deadline=draws and len(self.models) == 1)
 
-    def admit(self, ticket: Ticket, served: ServedModel, images: int, *, stream: bool = False, bulk: bool = False,
-              timeout_s: float = math.inf, known: int | None = None, scores: bool = False, group: int = 1,
-              ranked: bool = False, attempts: int = 0) -> None:
-        """Give a request room for all its images, once its body is read. timeout_s: counted from its head.
+    def admit(self, ticket: Ticket, served: ServedModel, demand: Demand, timeout_s: float = math.inf) -> None:
+        """Give a request all the room that it demands, once its body is read. timeout_s: counted from its head.
 
-        known, scores, group, ranked, attempts: as in Ticket; known is None if the picture is not decoded yet.
-        Raises Draining, EngineGone, DeadlinePassed, ClientLimit, QueueFull or DeadlineUnreachable; the
-        request then holds nothing.
+        Raises Draining, EngineGone, DeadlinePassed, ClientLimit, QueueFull or DeadlineUnreachable; the request then
+        holds nothing.
         """
-        ticket.timeout_s, ticket.stream, ticket.scores = min(ticket.timeout_s, timeout_s), stream, scores
-        ticket.attempts = attempts
+        ticket.timeout_s = min(ticket.timeout_s, timeout_s)
         ticket.check_time()
-        self._admit(ticket, served, images, bulk, known, group, ranked, check_deadline=not scores)
+        self._admit(ticket, served, demand, check_deadline=not demand.scores)
 
-    def _admit(self, ticket: Ticket, served: ServedModel, images: int, bulk: bool = False, known: int | None = None,
-               group: int = 1, ranked: bool = False, *, check_deadline: bool) -> None:
+    def _admit(self, ticket: Ticket, served: ServedModel, demand: Demand, *, check_deadline: bool) -> None:
         with self._refusing(ticket):
             self.check_open()
-            self._check_client(ticket, images)
+            self._check_client(ticket, demand.images)
             if (before := self._at.pop(ticket.id, None)) is not None:
                 before.leave(ticket)
-            served.admit(ticket, images, bulk=bulk, known=known, group=group, ranked=ranked,
-                         check_deadline=check_deadline)
+            served.admit(ticket, demand, check_deadline=check_deadline)
         self.tickets[ticket.id], self._at[ticket.id] = ticket, served
 
     async def submit(self, ticket: Ticket, specs: Sequence[ImageSpec]) -> None:  # which awaits a replica, in a front
@@ -137,7 +131,7 @@ class Ledger:
         served, first = self._at[ticket.id], specs[0]
         config = served.decoder.config
         ticket.check_time()
-        if ticket.known is None:
+        if ticket.demand.known is None:
             with self._refusing(ticket):
                 served.queue(ticket, (first.known_count if config.patch else first.prefix) // config.token_size)
         ticket.given = first.prefix // (config.width * config.channels)
@@ -145,7 +139,7 @@ class Ledger:
         ticket.outcome = "cancelled"  # unless something else ends it
         ticket.expiry = asyncio.get_running_loop().call_at(
             ticket.deadline, lambda: ticket.send(DeadlinePassed(ticket.timeout_s)))
-        self._thread.submit(served.batcher, Submission(ticket.id, specs, ticket.bulk, ticket.stream))
+        self._thread.submit(served.batcher, Submission(ticket.id, specs, ticket.demand.bulk, ticket.demand.stream))
 
     async def score(self, ticket: Ticket, scoring: Scoring) -> None:
         """Have an admitted request's image scored. Raises DeadlinePassed."""
@@ -181,7 +175,7 @@ class Ledger:
         served.leave(ticket)
         if ticket.outcome and ticket.undone:
             self._thread.cancel(served.batcher, ticket.id)
-        if ticket.outcome and ticket.undone and not ticket.scores:
+        if ticket.outcome and ticket.undone and not ticket.demand.scores:
             self.metrics.images_completed.labels(served.name, served.backend, ticket.outcome).inc(ticket.undone)
         self.served_models.forget_idle()
 
@@ -212,7 +206,7 @@ class Ledger:
         if not self._client_images or undone + images <= self._client_images:
             return  # all clients together have no more than that
         here = self._images_of(ticket.client)
-        more = images - (ticket.images if ticket.id in self.tickets else 0)
+        more = images - (ticket.demand.images if ticket.id in self.tickets else 0)
         if (excess := here + more - self._client_images) > 0:
             theirs = [other for other in self.tickets.values() if other.client == ticket.client]
             until_s = max(self.served_models.until_drawn(excess, theirs), self.uploads.until(excess))
@@ -258,7 +252,7 @@ class Ledger:
     def _drawn(self, served: ServedModel, ticket: Ticket, image: ImageProgress) -> None:
         """An image has left its slot: it is done, or waits to be scored."""
         assert image.canvas is not None
-        if not ticket.ranked:
+        if not ticket.demand.ranked:
             self._done(served, ticket, ImageDone(image.index, image.canvas, recognised=image.recognised,
                                                  estimate=image.estimate))
             return

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 
 from ..errors import DeadlineUnreachable, QueueFull
@@ -12,7 +13,7 @@ from .schedule.forecast import Outlook, Remaining, Room, latest_end, queue_order
 from .schedule.passes import UNKNOWN, expected_passes
 from .schedule.quantum import QUANTUM_S
 from .schedule.step_time import MIN_FACTOR, SafetyFactor, StepTimeEstimate
-from .ticket import Ticket
+from .ticket import Demand, Ticket
 
 STALE_S = 5.0  # seconds without use after which measurements of a model, of scoring or of prefill are forgotten:
                # if they were wrong and every request was refused because of them, nothing would correct them
@@ -78,14 +79,13 @@ class ServedModel:
 
     # --- admission ---
 
-    def admit(self, ticket: Ticket, images: int, *, bulk: bool = False, known: int | None = None, group: int = 1,
-              ranked: bool = False, check_deadline: bool = True) -> None:
-        """Give a ticket room for so many images, in place of the room it has here.
+    def admit(self, ticket: Ticket, demand: Demand, *, check_deadline: bool = True) -> None:
+        """Give a ticket the room that it demands, in place of the room it has here.
 
-        known, group, ranked: as in Ticket. Raises QueueFull with the time until there is room, or DeadlineUnreachable;
-        the ticket then has no room here.
+        Raises QueueFull with the time until there is room, or DeadlineUnreachable; the ticket then has no room here.
         """
         self.leave(ticket)
+        images, bulk = demand.images, demand.bulk
         if not self._queued and time.monotonic() - self._last_at > STALE_S:
             self.step_time.forget()
             self.safety = SafetyFactor()
@@ -96,9 +96,9 @@ class ServedModel:
                 waiting, limit = queue, self.room.max_queue
             room_s = max(self._outlook().until_room(self.room, images, bulk, self.step_time), self._uploads_s(images))
             raise QueueFull(waiting, images, limit, room_s)
-        ticket.ask(images, bulk=bulk, known=known, group=group, ranked=ranked)
+        ticket.demand = demand
         ticket.promised = math.inf
-        (self._reserved if known is None else self._queued)[ticket.id] = ticket
+        (self._reserved if demand.known is None else self._queued)[ticket.id] = ticket
         self._waiting[bulk] += images
         if check_deadline:
             self._predict(ticket)
@@ -106,14 +106,14 @@ class ServedModel:
     def queue(self, ticket: Ticket, known: int) -> None:
         """Queue an admitted ticket: its images are known now. Raises DeadlineUnreachable; the ticket then leaves."""
         self._queued[ticket.id] = self._reserved.pop(ticket.id)
-        ticket.known = known
+        ticket.demand = replace(ticket.demand, known=known)
         self._predict(ticket)
 
     def leave(self, ticket: Ticket) -> None:
         """Free what a ticket holds here."""
         if (self._reserved.pop(ticket.id, None) or self._queued.pop(ticket.id, None)) is not None:
-            self._waiting[ticket.bulk] -= ticket.waiting
-            self._unscored[ticket.bulk] -= ticket.unscored
+            self._waiting[ticket.demand.bulk] -= ticket.waiting
+            self._unscored[ticket.demand.bulk] -= ticket.unscored
             if ticket.joined > ticket.drawn:
                 self._in_slots -= ticket.joined - ticket.drawn
                 self._in_progress = None
@@ -129,15 +129,16 @@ class ServedModel:
         ticket.promised = math.inf
         # the images that are drawn last, one in each slot, are scored or looked at after all are drawn
         running = self._running()
-        judged = ticket.ranked or ticket.attempts > 0
-        more_s = min(ticket.images, self.room.slots) * self.score_s if judged else 0.0
-        more_s += self.prefill_s(ticket.known or 0) * (2 if running else 1)  # half of the time while others decode
+        demand = ticket.demand
+        judged = demand.ranked or demand.attempts > 0
+        more_s = min(demand.images, self.room.slots) * self.score_s if judged else 0.0
+        more_s += self.prefill_s(demand.known or 0) * (2 if running else 1)  # half of the time while others decode
         left_s, factor = ticket.left_s - more_s, self.safety.value
         images = min(self.room.slots, len(running) + sum(self._waiting)) if running else 0
         if not self.step_time.confident(images, left_s):
             return
         longest = max(self._length * max(ratios) for ratios in self._ratios) * (1 + self._repeats)
-        group = max((other.group for other in chain(self._queued.values(), self._reserved.values())), default=1)
+        group = max((other.demand.group for other in chain(self._queued.values(), self._reserved.values())), default=1)
         bound = latest_end(self.room.slots, longest, sum(image.steps for image in running), sum(self._waiting), group)
         if bound * self.step_time.slowest(self.room.slots) * factor <= left_s:  # nearly always
             return
@@ -160,7 +161,7 @@ class ServedModel:
             if ticket.joined or ticket.late:
                 continue
             left_s = ticket.left_s - QUANTUM_S  # the next report comes up to a quantum later
-            alone_s = self._passes(ticket.known or 0, ticket) * step_s
+            alone_s = self._passes(ticket.demand.known or 0, ticket) * step_s
             if alone_s * MIN_FACTOR <= left_s:  # nearly always
                 continue
             if (self.step_time.confident(images + 1 if images else 0, left_s)
@@ -177,7 +178,7 @@ class ServedModel:
     @property
     def passes_left(self) -> float:
         """Passes that all images here will probably still need."""
-        waiting = sum(ticket.waiting * self._passes(ticket.known or 0, ticket)
+        waiting = sum(ticket.waiting * self._passes(ticket.demand.known or 0, ticket)
                       for ticket in chain(self._queued.values(), self._reserved.values()))
         return waiting + sum(image.steps for image in self._running())
 
@@ -186,23 +187,23 @@ class ServedModel:
     def joined(self, ticket: Ticket) -> None:
         """One of a ticket's images got a slot."""
         ticket.joined += 1
-        self._waiting[ticket.bulk] -= 1
+        self._waiting[ticket.demand.bulk] -= 1
         self._in_slots += 1
 
     def drawn(self, ticket: Ticket) -> None:
         """One of a ticket's images has left its slot; if the ticket is ranked, the image waits for its score."""
         ticket.drawn += 1
         self._in_slots -= 1
-        self._unscored[ticket.bulk] += 1
-        if ticket.drawn == ticket.images:
+        self._unscored[ticket.demand.bulk] += 1
+        if ticket.drawn == ticket.demand.images:
             self.settle(ticket)
 
     def finished(self, ticket: Ticket) -> None:
         """One of a ticket's images is done: scored, if it is ranked, else drawn."""
-        if not ticket.ranked:
+        if not ticket.demand.ranked:
             self.drawn(ticket)
         ticket.done += 1
-        self._unscored[ticket.bulk] -= 1
+        self._unscored[ticket.demand.bulk] -= 1
 
     def scored(self, seconds: float) -> None:
         """One image was scored, or looked at. seconds: what its own pieces took."""
@@ -241,12 +242,12 @@ class ServedModel:
         """Passes that an image of a ticket will probably need if so many of its tokens are known."""
         conditioned = bool(known and self.decoder.config.patch)
         once = expected_passes(self._ratios, self._length - known, self._length, conditioned)
-        return once * (1 + self._repeats) if ticket.attempts > 1 else once
+        return once * (1 + self._repeats) if ticket.demand.attempts > 1 else once
 
     def _running(self) -> list[Remaining]:
         """Images in slots. Computed once per report, since every admission needs it."""
         if self._in_progress is None:
-            self._in_progress = [Remaining(image.request, image.left, ticket.bulk)
+            self._in_progress = [Remaining(image.request, image.left, ticket.demand.bulk)
                                  for image in (self._last.running if self._last else [])
                                  if (ticket := self._queued.get(image.request)) is not None]
         return self._in_progress
@@ -255,9 +256,10 @@ class ServedModel:
         """All images that have or need a slot. Of uploads not decoded yet nothing counts as known; of `ticket`, all."""
         classes: tuple[list[Remaining], list[Remaining]] = ([], [])
         for other in chain(self._queued.values(), self._reserved.values()):
-            known = other.known if other.known is not None else self._length if other is ticket else 0
-            classes[other.bulk].extend(
-                [Remaining(other.id, self._passes(known, other), other.bulk, min(other.group, other.waiting))]
+            demand = other.demand
+            known = demand.known if demand.known is not None else self._length if other is ticket else 0
+            classes[demand.bulk].extend(
+                [Remaining(other.id, self._passes(known, other), demand.bulk, min(demand.group, other.waiting))]
                 * other.waiting)
         overtaken = self._last.overtaken if self._last else 0
         return Outlook(self.room.slots, self._length, self._running(), queue_order(*classes, overtaken))

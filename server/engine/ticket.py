@@ -42,6 +42,20 @@ class Scored:
 Event = RowsDone | ImageDone | Scored | ServiceError
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request needs, as far as it is known: at first only the head of an upload, later all of it."""
+
+    images: int
+    bulk: bool = False
+    stream: bool = False
+    known: int | None = None  # tokens of each image that need no step; None: upload not decoded yet
+    group: int = 1            # images that get their slots at the same time
+    ranked: bool = False      # each image is scored once it is drawn, and holds room until then
+    scores: bool = False      # its image is scored, not drawn: it holds room in the queue, never a slot
+    attempts: int = 0         # for each image, as in ImageSpec
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """Used on the event loop only. Times are by time.monotonic, which is the loop's clock."""
@@ -51,15 +65,8 @@ class Ticket:
     client: str
     timeout_s: float                                           # from `began`
     began: float = field(default_factory=time.monotonic)       # when its head was read
-    stream: bool = False
-    images: int = 0                                            # that it has room for
-    scores: bool = False           # its image is scored, not drawn: it holds room in the queue, never a slot
-    bulk: bool = False
-    group: int = 1                 # images that get their slots at the same time
-    known: int | None = None       # tokens of each image that need no step; None: upload not decoded yet
+    demand: Demand = Demand(0)     # what it has room for
     given: int = 0                 # image rows that are known from the start
-    ranked: bool = False           # each of its images is scored once it is drawn, and holds room until then
-    attempts: int = 0              # for each of its images, as in ImageSpec
     joined: int = 0                # images that have had a slot
     drawn: int = 0                 # images that have left their slot
     done: int = 0                  # images that are finished: drawn and, if ranked, scored
@@ -83,21 +90,17 @@ class Ticket:
 
     @property
     def undone(self) -> int:
-        return self.images - self.done
+        return self.demand.images - self.done
 
     @property
     def waiting(self) -> int:
         """Images that have had no slot yet."""
-        return self.images - self.joined
+        return self.demand.images - self.joined
 
     @property
     def unscored(self) -> int:
         """Images that have left their slot, and wait for their score."""
         return self.drawn - self.done
-
-    def ask(self, images: int, *, bulk: bool, known: int | None, group: int, ranked: bool) -> None:
-        """Take over what is now known of the request: at first only the head of an upload, later all of it."""
-        self.images, self.bulk, self.known, self.group, self.ranked = images, bulk, known, group, ranked
 
     def send(self, event: Event) -> None:
         self._events.put_nowait(event)
@@ -112,7 +115,7 @@ class Ticket:
         if rows < before:
             self._again.add(image.index)
             before = self.given
-        if self.stream and image.canvas is not None:
+        if self.demand.stream and image.canvas is not None:
             for finished in range(before + 1, rows + 1):
                 self.send(RowsDone(image.index, finished, image.canvas))
         return before == self.given < rows and image.index not in self._again
@@ -141,7 +144,7 @@ class Ticket:
         patience_s: yield None after so many seconds without an event.
         """
         done = 0
-        while done < self.images:
+        while done < self.demand.images:
             event: RowsDone | ImageDone | Scored | None = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience_s):
@@ -153,7 +156,7 @@ class Ticket:
     async def batches(self) -> AsyncIterator[list[Event]]:
         """Lists of all events there are, until the last image is finished or an error, the last event, ends them."""
         done = 0
-        while done < self.images:
+        while done < self.demand.images:
             events = [await self._events.get()]
             while not self._events.empty():
                 events.append(self._events.get_nowait())

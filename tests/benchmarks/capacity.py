@@ -33,6 +33,7 @@ from linpix.model.team import usable_cores
 from linpix.model.transformer import Transformer
 from linpix.server.cluster.choosing import Backlogs, by_end
 from linpix.server.cluster.messages import Load, Order
+from linpix.server.engine.ticket import Demand
 from tests.benchmarks.decode import machine
 from tests.benchmarks.simulation import Costs, Served, served, simulate
 from tests.benchmarks.spending import Spent, ask, steps_of_all
@@ -138,7 +139,7 @@ def compared(said: Served, real: Served) -> str:
 def choice_s(replicas: int) -> float:
     """Seconds in which a front chooses among so many replicas."""
     order = Order(id="1", endpoint="generations", client="", model="mnist", facts={"engine": "compiled"},
-                  images=1, work=1.0, timeout_s=60.0, spent_s=0.0)
+                  demand=Demand(1), work=1.0, timeout_s=60.0, spent_s=0.0)
     loads = {f"r{at}": Load(ahead=1.0, pace=1.0, room=1, facts={order.model: order.facts}) for at in range(replicas)}
     backlogs, taken = Backlogs(), []
     for at in range(30):

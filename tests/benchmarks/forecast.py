@@ -25,7 +25,7 @@ from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.decoder import ImageSpec
 from linpix.server.engine.messages import Submission
 from linpix.server.engine.served_model import ServedModel
-from linpix.server.engine.ticket import Ticket
+from linpix.server.engine.ticket import Demand, Ticket
 from linpix.training import datasets
 from tests.benchmarks.decode import machine
 
@@ -58,7 +58,7 @@ def errors(name: str, images: np.ndarray, clients: int, seconds: float) -> tuple
             canvas = images[chance.randrange(len(images))].reshape(-1) if completes else None
             known = hole(config, chance) if completes else None
             specs = [ImageSpec(seed=number * 100 + i, canvas=canvas, known=known) for i in range(n)]
-            model.admit(ticket, n, known=specs[0].known_count if config.patch else specs[0].prefix)
+            model.admit(ticket, Demand(n, known=specs[0].known_count if config.patch else specs[0].prefix))
             batcher.submit(Submission(ticket.id, specs))
             ticket.began, settled = now, now - began > seconds / 5
             open_[ticket.id] = ticket, now + model.ends([ticket])[-1] if settled else 0.0, completes

@@ -18,6 +18,7 @@ import numpy as np
 from linpix.server.cluster.choosing import Backlogs, by_end
 from linpix.server.cluster.messages import Load, Order
 from linpix.server.engine.schedule.quantum import QUANTUM_S
+from linpix.server.engine.ticket import Demand
 
 Call = Callable[[], None]
 STATS_S = 0.5  # time between two reports of a replica's load to the fronts: server/cluster/deployments.py
@@ -178,7 +179,7 @@ class Front:
     def __init__(self, world: World, cores: Cores, costs: Costs, replicas: Mapping[str, Replica]) -> None:
         self._thread, self._costs, self._replicas = Thread(cores), costs, replicas
         self._backlogs, self._loads, self._numbers = Backlogs(lambda: world.now), dict[str, Load](), itertools.count()
-        self._order = Order(id="", endpoint="", client="", model="", facts={}, images=1, work=costs.length,
+        self._order = Order(id="", endpoint="", client="", model="", facts={}, demand=Demand(1), work=costs.length,
                             timeout_s=math.inf, spent_s=0.0)
 
     def hear(self, loads: dict[str, Load]) -> None:

@@ -16,7 +16,7 @@ from linpix.model.philox import MAX_SEED
 from ...engine.decode.decoder import ImageSpec
 from ...engine.decode.particles import check_filter, particles_for, particles_of
 from ...engine.decode.ranking import attempts_for, best, likelihoods, recognised
-from ...engine.ticket import ImageDone, RowsDone
+from ...engine.ticket import Demand, ImageDone, RowsDone
 from ...errors import (
     InvalidRequest,
     OptionError,
@@ -172,6 +172,11 @@ class ImageRequest(PictureRequest):
             raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {self.n} "
                                  f"images of {self.size} have {size:,} bytes. Request fewer or smaller "
                                  "images", param="n")
+
+    def demand(self, known: int | None = None) -> Demand:
+        """What it needs. known: tokens that need no step; None: its picture is not decoded yet."""
+        return Demand(self.images, bulk=self.bulk, stream=self.stream and not self.chosen, known=known,
+                      group=self.particles or 1, ranked=self.ranked and not self.attempts, attempts=self.attempts)
 
     def specs(self) -> list[ImageSpec]:
         occluded = self._occluded

@@ -50,8 +50,7 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
     request = ImageRequest(service, http, body)
     with naming_fields():
         check_recognises(body.candidates, request.served.decoder.checkpoint)
-    service.ledger.admit(ticket, request.served, request.images, stream=request.stream and not request.ranked,
-                         bulk=request.bulk, timeout_s=request.timeout_s, known=0, attempts=request.attempts)
+    service.ledger.admit(ticket, request.served, request.demand(known=0), request.timeout_s)
     await service.ledger.submit(ticket, request.specs())
     return await respond(service.ledger, http, request, ticket, "image_generation", {"candidates": body.candidates})
 
@@ -70,9 +69,7 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
     request = ImageRequest(service, http, form, method=form.method, particles=form.particles)
     upload, mask = only(form), form.mask
     check_options(request, form)
-    service.ledger.admit(ticket, request.served, request.images, stream=request.stream and not request.chosen,
-                         bulk=request.bulk, timeout_s=request.timeout_s, group=request.particles or 1,
-                         ranked=request.ranked and not request.attempts, attempts=request.attempts)
+    service.ledger.admit(ticket, request.served, request.demand(), request.timeout_s)
 
     def read() -> uploads.Upload:
         return uploads.read(upload.file.read(), request.config, mask=None if mask is None else mask.file.read(),

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from linpix.model.likelihood import Scoring
 
 from ...engine.decode.scoring import likelihood, scoring_of
-from ...engine.ticket import Ticket
+from ...engine.ticket import Demand, Ticket
 from ...errors import BodyTooLarge, Exhausted, Impossible, InvalidRequest, ModelNotFound, UnsupportedMedia
 from ...pictures.likelihoods import map_png, numbers, read_scored
 from ...pictures.pictures import Occluded
@@ -59,7 +59,7 @@ async def likelihoods(form: Annotated[LikelihoodForm, File()], http: Request) ->
     if every and not checkpoint.class_names:
         raise InvalidRequest(f"labels=all needs a model with classes, and {request.served.name} has none; leave it out",
                              param="labels")
-    service.ledger.admit(ticket, request.served, 1, timeout_s=request.timeout_s, scores=True)
+    service.ledger.admit(ticket, request.served, Demand(1, scores=True), request.timeout_s)
 
     def read() -> Occluded:
         return read_scored(upload.file.read(), request.config, mask=None if mask is None else mask.file.read(),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from linpix.server.cluster.choosing import LOADS, ORDER_S, Backlogs, by_end, load_of, oldest_first
 from linpix.server.cluster.messages import Load, Order
 from linpix.server.cluster.scaling import by_images
+from linpix.server.engine.ticket import Demand
 
 
 class Clock:
@@ -19,8 +20,8 @@ class Clock:
 
 
 def order(work: float = 1.0, facts: dict[str, str] | None = None, images: int = 1) -> Order:
-    return Order(id="1", endpoint="generations", client="", model="tiny", facts=facts or {}, images=images, work=work,
-                 timeout_s=60.0, spent_s=0.0)
+    return Order(id="1", endpoint="generations", client="", model="tiny", facts=facts or {}, demand=Demand(images),
+                 work=work, timeout_s=60.0, spent_s=0.0)
 
 
 def given(loads: dict[str, Load], backlogs: Backlogs, count: int, work: float = 1.0) -> Counter[str]:

@@ -7,6 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from linpix.server.cluster.messages import Order
+from linpix.server.engine.ticket import Demand
 from linpix.server.errors import EngineGone
 
 pytest.importorskip("ray.serve", reason="the extra is not installed: pip install '.[ray]'")
@@ -16,8 +17,8 @@ from linpix.server.cluster import deployments, router
 
 def test_an_answered_order_leaves_no_backlog():
     """Of an answer in one piece, Ray reports the end before it reports that the request has arrived."""
-    order = Order(id="1", endpoint="generations", client="", model="tiny", facts={}, images=1, work=5.0, timeout_s=60.0,
-                  spent_s=0.0)
+    order = Order(id="1", endpoint="generations", client="", model="tiny", facts={}, demand=Demand(1), work=5.0,
+                  timeout_s=60.0, spent_s=0.0)
     request = SimpleNamespace(args=[order], metadata=SimpleNamespace(internal_request_id="1"),
                               routing_context=SimpleNamespace(should_backoff=False))
     replica = SimpleNamespace(replica_id=SimpleNamespace(unique_id="a"))

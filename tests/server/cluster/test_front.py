@@ -186,7 +186,7 @@ def test_images_that_are_drawn_again_are_those_of_the_plain_server_and_admitted_
                 client, ledger = both.clients[0], both.fleets[0].replica._core.ledger
                 admit = ledger.admit
                 monkeypatch.setattr(ledger, "admit", lambda ticket, *given, **named: (
-                    admit(ticket, *given, **named), admitted.append(ticket.attempts)))
+                    admit(ticket, *given, **named), admitted.append(ticket.demand.attempts)))
                 for body in bodies:
                     answer = await client.post("/v1/images/generations", json=body)
                     assert facts(answer) == facts(plain.post("/v1/images/generations", json=body)), body

@@ -7,6 +7,7 @@ from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.ledger import Ledger
 from linpix.server.engine.thread import EngineThread
+from linpix.server.engine.ticket import Demand
 from linpix.server.errors import ClientLimit
 from linpix.server.metrics import Metrics
 
@@ -17,8 +18,8 @@ def test_a_client_with_too_many_images_is_refused_when_its_upload_holds_room_for
     ledger = Ledger({batcher.name: batcher}, metrics, EngineThread(), max_queue=8, client_images=6)
     served = ledger.models[batcher.name]
     with ledger.holding("first", "edits", "somebody") as first, ledger.holding("upload", "edits", "somebody") as upload:
-        ledger.admit(first, served, 4, group=4)
+        ledger.admit(first, served, Demand(4, group=4))
         ledger.reserve(upload, draws=True)
         with pytest.raises(ClientLimit):
-            ledger.admit(upload, served, 4, group=4)
+            ledger.admit(upload, served, Demand(4, group=4))
     assert served.idle

@@ -14,7 +14,7 @@ from linpix.server.engine.decode.decoder import ImageSpec
 from linpix.server.engine.decode.prefill import Prefilled
 from linpix.server.engine.messages import Submission
 from linpix.server.engine.served_model import ServedModel
-from linpix.server.engine.ticket import Ticket
+from linpix.server.engine.ticket import Demand, Ticket
 from linpix.server.errors import DeadlineUnreachable, QueueFull
 
 
@@ -35,7 +35,7 @@ def ask(model: ServedModel, name: str, images: int = 1, within_s: float = math.i
         ranked: bool = False) -> Ticket:
     """Admit a request, and submit it."""
     asked = ticket(name, within_s)
-    model.admit(asked, images, bulk=bulk, known=0, ranked=ranked)
+    model.admit(asked, Demand(images, bulk=bulk, known=0, ranked=ranked))
     model.batcher.submit(Submission(name, [ImageSpec(seed=seed) for seed in range(images)], bulk))
     return asked
 
@@ -69,7 +69,7 @@ def test_the_queue_is_counted_in_images_and_free_slots_do_not_count(tiny):
 
 def test_a_reservation_holds_its_room_until_it_leaves(tiny):
     model, upload = served(tiny, slots=1, max_queue=0), ticket("upload")
-    model.admit(upload, 1)
+    model.admit(upload, Demand(1))
     with pytest.raises(QueueFull):
         ask(model, "other")
     model.leave(upload)
@@ -83,7 +83,7 @@ def test_the_ends_of_a_group_are_predicted_from_when_it_has_all_its_slots(tiny):
     steps_take(model, 1.0)
     for group in (1, 2):
         asked = ticket("asked")
-        model.admit(asked, 2, known=0, group=group)
+        model.admit(asked, Demand(2, known=0, group=group))
         first, second = model.ends([asked])
         assert (first == second) == (group == 2) and first <= second
         model.leave(asked)
@@ -123,11 +123,11 @@ def test_images_that_wait_for_their_score_alone_delay_no_other(tiny):
 
 def test_a_reservation_grows_or_is_lost_and_its_own_images_do_not_count_against_it(tiny):
     model, upload = served(tiny, slots=2, max_queue=2), ticket("upload")
-    model.admit(upload, 1)
-    model.admit(upload, 4)
+    model.admit(upload, Demand(1))
+    model.admit(upload, Demand(4))
     assert model.waiting() == 4
     with pytest.raises(QueueFull):
-        model.admit(upload, 5)
+        model.admit(upload, Demand(5))
     assert model.waiting() == 0 and model.idle
 
 
@@ -147,7 +147,7 @@ def test_an_upload_counts_as_whole_images_for_others_and_for_itself_as_if_all_of
     ask(one_slot, "running")
     run(one_slot)
     upload = ticket("upload")
-    one_slot.admit(upload, 2)
+    one_slot.admit(upload, Demand(2))
     left = one_slot._running()[0].steps
     assert one_slot._outlook().until_done("upload") == left + 2 * 64
     assert one_slot._outlook(upload).until_done("upload") == left
@@ -180,12 +180,12 @@ def test_what_leaves_in_a_slot_or_in_the_queue_gives_back_its_room(tiny):
 def test_a_deadline_is_refused_once_the_time_of_a_step_says_that_it_cannot_be_met(one_slot):
     ask(one_slot, "runs")
     steps_take(one_slot, 0.1)
-    one_slot.admit(ticket("first", 20.0), 1, known=0)
+    one_slot.admit(ticket("first", 20.0), Demand(1, known=0))
     with pytest.raises(DeadlineUnreachable):
-        one_slot.admit(ticket("too many", 20.0), 2, known=0)
+        one_slot.admit(ticket("too many", 20.0), Demand(2, known=0))
     steps_take(one_slot, 1.0, times=100)
     with pytest.raises(DeadlineUnreachable):
-        one_slot.admit(ticket("later", 20.0), 1, known=0)
+        one_slot.admit(ticket("later", 20.0), Demand(1, known=0))
     assert one_slot.waiting() == 2, "a refused request has no room"
 
 
@@ -193,10 +193,10 @@ def test_known_sub_pixels_shorten_the_prediction_of_an_upload(one_slot):
     ask(one_slot, "runs")
     steps_take(one_slot, 0.1)
     upload = ticket("upload", 11.0)
-    one_slot.admit(upload, 1)
+    one_slot.admit(upload, Demand(1))
     one_slot.queue(upload, known=48)
     other = ticket("other", 11.0)
-    one_slot.admit(other, 1)
+    one_slot.admit(other, Demand(1))
     with pytest.raises(DeadlineUnreachable):
         one_slot.queue(other, known=0)
 
@@ -209,7 +209,7 @@ def test_the_scores_of_candidates_take_time_of_their_own(tiny):
     for name, scored in (("plain", False), ("ranked too", True)):
         asked = ticket(name, within_s=21.0)  # for 15.5 s of drawing, times 1.25, and 4 s of scoring
         with pytest.raises(DeadlineUnreachable, match="within 21 s") if scored else contextlib.nullcontext():
-            model.admit(asked, 2, known=0, ranked=scored)
+            model.admit(asked, Demand(2, known=0, ranked=scored))
         model.leave(asked)
 
 
@@ -219,7 +219,7 @@ def test_only_the_scores_that_are_left_after_the_last_drawing_take_time(tiny):
     ask(model, "first", 1)
     steps_take(model, 0.1)
     asked = ticket("ranked", within_s=40.0)  # for 27.2 s of drawing, times 1.25, and 4 s of scoring, not 10 s
-    model.admit(asked, 5, known=0, ranked=True)
+    model.admit(asked, Demand(5, known=0, ranked=True))
 
 
 def test_the_time_of_a_score_is_smoothed_and_forgotten_when_nothing_is_scored(tiny, monkeypatch):
@@ -281,9 +281,9 @@ def test_a_request_that_draws_nothing_has_no_promise_to_keep(one_slot):
     ask(one_slot, "runs")
     steps_take(one_slot, 0.1)
     upload = ticket("upload", within_s=20.0)
-    one_slot.admit(upload, 1, known=0)
+    one_slot.admit(upload, Demand(1, known=0))
     assert upload.promised < math.inf
-    one_slot.admit(upload, 1, known=0, check_deadline=False)
+    one_slot.admit(upload, Demand(1, known=0), check_deadline=False)
     assert upload.promised == math.inf
 
 
@@ -296,7 +296,7 @@ def test_what_is_known_takes_time_of_its_own_until_it_is_folded_in(tiny):
         model.apply(dataclasses.replace(report, prefilled=[Prefilled(64, 64 * prefill_s)] * 2))
         steps_take(model, 0.1)
         upload = ticket("upload", within_s=6.0)  # for 3.2 s of drawing, times 1.25
-        model.admit(upload, 1)
+        model.admit(upload, Demand(1))
         with contextlib.nullcontext() if room else pytest.raises(DeadlineUnreachable):
             model.queue(upload, known=32)
 
@@ -325,20 +325,14 @@ def drawn_again(model: ServedModel, repeats: float) -> None:
     model.apply(dataclasses.replace(report, repeats=repeats))
 
 
-def with_attempts(name: str, attempts: int, within_s: float = math.inf) -> Ticket:
-    asked = ticket(name, within_s)
-    asked.attempts = attempts
-    return asked
-
-
 @pytest.mark.parametrize("repeats", [0.0, 0.25, 1.5])
 def test_an_image_that_may_be_drawn_again_is_forecast_so_many_times_its_passes(tiny, repeats):
     model, ends = served(tiny, slots=1, max_queue=4), {}
     drawn_again(model, repeats)
     steps_take(model, 0.1)
     for attempts in (0, 1, 3):
-        asked = with_attempts("asked", attempts)
-        model.admit(asked, 1, known=0)
+        asked = ticket("asked")
+        model.admit(asked, Demand(1, known=0, attempts=attempts))
         [ends[attempts]] = model.ends([asked])
         model.leave(asked)
     assert ends[0] == ends[1] > 0
@@ -350,17 +344,17 @@ def test_the_attempts_and_looks_of_a_request_take_time_of_their_own(tiny):
         model = served(tiny, slots=1, max_queue=4)
         drawn_again(model, 1.0)
         steps_take(model, 0.1)  # an image takes 6.4 s, drawn once
-        asked = with_attempts("asked", attempts, within_s=9.0)
+        asked = ticket("asked", within_s=9.0)
         with contextlib.nullcontext() if fits else pytest.raises(DeadlineUnreachable):
-            model.admit(asked, 1, known=0)
+            model.admit(asked, Demand(1, known=0, attempts=attempts))
     for attempts, fits in ((0, True), (1, False)):
         model = served(tiny, slots=1, max_queue=4)
         drawn_again(model, 0.0)
         steps_take(model, 0.1)
         model.scored(3.0)  # as a look is
-        asked = with_attempts("asked", attempts, within_s=9.0)
+        asked = ticket("asked", within_s=9.0)
         with contextlib.nullcontext() if fits else pytest.raises(DeadlineUnreachable):
-            model.admit(asked, 1, known=0)
+            model.admit(asked, Demand(1, known=0, attempts=attempts))
 
 
 def test_looks_are_measured_as_scores_are(tiny):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from linpix.server.engine.messages import ImageProgress
-from linpix.server.engine.ticket import RowsDone, Ticket
+from linpix.server.engine.ticket import Demand, RowsDone, Ticket
 from linpix.server.errors import DeadlinePassed
 
 
 def ticket(stream: bool = True, given: int = 0, images: int = 1) -> Ticket:
-    return Ticket("a", "generations", "somebody", 60.0, stream=stream, images=images, given=given,
+    return Ticket("a", "generations", "somebody", 60.0, demand=Demand(images, stream=stream), given=given,
                   rows=[given] * images)
 
 
