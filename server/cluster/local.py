@@ -41,7 +41,10 @@ logger = logging.getLogger("linpix")
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first asks for a drain, a second one for the end. During the start, one is the end."""
+    """SIGTERM and SIGINT: the first asks for a drain, a second one for the end. During the start, one is the end.
+
+    SIGHUP is only answered.
+    """
 
     def __init__(self) -> None:
         self.asked, self.started, self.ending = 0, False, False  # ending: Serve ends its processes, as they get ready
@@ -50,6 +53,14 @@ class _Signals:
     def listen(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask)
+
+        if hasattr(signal, "SIGHUP"):
+            signal.signal(signal.SIGHUP, self._hang_up)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py blocked it
+
+    def _hang_up(self, number: int, frame: FrameType | None) -> None:
+        logger.warning("SIGHUP: ignored, since replicas do not read checkpoints again; start this command again to "
+                       "serve others (files of keys are read again by themselves)")
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked += 1

@@ -23,6 +23,8 @@ export class Samples {
     this.visit.restore();
     this.task.attempt(() => {
       if (query) restore(this.form, Object.fromEntries(new URLSearchParams(query)));
+      const wrong = this.form.querySelector(":invalid");
+      if (wrong) throw new Problem(`This link cannot be drawn: its ${wrong.name} is ${wrong.value}. ${wrong.validationMessage}`);
       this.form.requestSubmit();
     });
   }

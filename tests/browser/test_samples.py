@@ -291,6 +291,8 @@ def test_a_link_brings_model_class_seed_and_temperature_back(shipped, visit):
         np.testing.assert_array_equal(drawn(other, index), picture)
     missing = visit(shipped.url, panel="samples?model=none&seed=5").ready()
     says(missing, "#samples .notice", "none is no longer served. Choose another model.")
+    bad = visit(shipped.url, panel="samples?n=0").ready()
+    says(bad, "#samples .notice", "This link cannot be drawn: its n is 0. Value must be greater than or equal to 1.")
 
 
 def test_the_slider_has_the_range_and_the_default_of_the_model(shipped, visit):

@@ -261,6 +261,8 @@ def test_a_second_signal_ends_everything_at_once(tmp_path):
         asked = others.submit(httpx.post, server.url + "/v1/images/generations", json={"n": 16}, timeout=60)
         assert eventually(lambda: "linpix_state_slots_used" in (found := server.get("/metrics").text)
                           and " 16.0" in found.partition("linpix_state_slots_used{")[2].splitlines()[0], 30)
+        server.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: "SIGHUP: ignored" in "".join(server.printed)), "and it goes on"
         server.process.send_signal(signal.SIGTERM)
         time.sleep(1.0)
         assert server.process.poll() is None and not asked.done(), "the first one lets it finish"
