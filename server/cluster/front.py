@@ -95,9 +95,13 @@ class FrontLedger(Ledger):
         """
         with self._refusing(ticket):
             self.check_open()
-            allowed, images = served.room.max_queue, demand.images
-            if demand.known is None and not ticket.demand.images and not demand.scores and self._fleet.room < images:
-                raise QueueFull(allowed, images, allowed, AGAIN_S)
+            allowed, images, room = served.room.max_queue, demand.images, self._fleet.room
+            here, limit = self._entered[ticket.client], self._client_images
+            if limit and here + images > limit:
+                raise ClientLimit(here, images, limit, AGAIN_S)
+            unread = demand.known is None and not ticket.demand.images and not demand.scores
+            if self._fleet.replicas and unread and room < images:
+                raise QueueFull(max(0, allowed - room), images, allowed, AGAIN_S)
             if not self._fleet.replicas and (waiting := self._entered.total()) + images > allowed:
                 raise QueueFull(waiting, images, allowed, AGAIN_S)
         ticket.demand = demand
@@ -131,12 +135,26 @@ class FrontLedger(Ledger):
         order = Order(id=ticket.id, endpoint=ticket.endpoint, client=ticket.client, model=served.name,
                       facts=served.decoder.facts, demand=ticket.demand, work=work, timeout_s=ticket.timeout_s,
                       spent_s=0.0, specs=specs, hidden=hidden)
-        ticket.expiry = loop.call_at(ticket.deadline + LATE_S, lambda: ticket.send(DeadlinePassed(ticket.timeout_s)))
+        ticket.expiry = loop.call_at(ticket.deadline + LATE_S, self._expire, ticket)
         admitted: asyncio.Future[None] = loop.create_future()
         self._orders[ticket.id] = loop.create_task(self._run(ticket, order, scoring, admitted))
         if ticket.demand.stream:
-            async with ticket.in_time():
-                await admitted
+            try:
+                async with ticket.in_time():
+                    await admitted
+            except DeadlinePassed:
+                if not admitted.done() or admitted.cancelled():
+                    self._count_late(ticket)
+                raise
+
+    def _expire(self, ticket: Ticket) -> None:
+        self._count_late(ticket)
+        ticket.send(DeadlinePassed(ticket.timeout_s))
+
+    def _count_late(self, ticket: Ticket) -> None:
+        """Count a request whose time is up. Replicas count those that they have, and say so before."""
+        self.metrics.deadlines_passed.labels("waiting").inc()
+        self.metrics.requests.labels(ticket.endpoint, "failed").inc()
 
     async def _enter(self, ticket: Ticket) -> None:
         """Count the images as the client's, at all fronts. Raises ClientLimit.
@@ -234,6 +252,8 @@ class FrontLedger(Ledger):
         self._at.pop(ticket.id, None)
         if (order := self._orders.pop(ticket.id, None)) is not None:
             order.cancel()
-        if not self._leave(ticket) and ticket.outcome:  # it failed before any replica had it
+        elif ticket.late:
+            self.metrics.deadlines_passed.labels("waiting").inc()
+        if not self._leave(ticket) and ticket.outcome:  # it failed before there was an order
             self.metrics.requests.labels(ticket.endpoint, ticket.outcome).inc()
         ticket.outcome = outcome or ticket.outcome

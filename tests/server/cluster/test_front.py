@@ -374,6 +374,13 @@ def test_without_a_replica_it_is_not_ready_and_requests_wait_until_their_deadlin
             assert late.status_code == 504 and late.json()["error"]["code"] == "deadline_passed"
             late = await client.post("/v1/images/generations", json={"timeout": 0.2, "stream": True})
             assert late.status_code == 504
+            form = {"data": {"keep_rows": 4, "timeout": 0.2}, "files": {"image": PICTURE}}
+            late = await client.post("/v1/images/edits", **form)
+            assert late.status_code == 504, "pictures wait as others do"
+            values = both.ledgers[0].metrics.values("linpix_requests_total", "linpix_deadlines_passed_total")
+            assert values["linpix_requests_total", "generations", "failed"] == 2, "no replica has counted them"
+            assert values["linpix_requests_total", "edits", "failed"] == 1
+            assert values["linpix_deadlines_passed_total", "waiting"] == 3
             waiting = asyncio.ensure_future(client.post("/v1/images/generations", json={"seed": 1}))
             await asyncio.sleep(0.1)
             [value] = both.ledgers[0].metrics.values("linpix_requests_waiting").values()
