@@ -29,7 +29,7 @@ class ServedModel:
         self.room = Room(batcher.decoder.slots, max_queue)
         self.step_time, self.safety = StepTimeEstimate(), SafetyFactor()
         self._uploads_s, self._length = uploads_s, batcher.scheduler.length
-        self._reserved: dict[str, Ticket] = {}  # admitted; their images are not known yet
+        self._reserved: dict[str, Ticket] = {}  # admitted; to be scored, or their images are not known yet
         self._queued: dict[str, Ticket] = {}    # their images wait or run, in the order they came
         self._waiting = [0, 0]                  # images that have had no slot yet: interactive, bulk
         self._unscored = [0, 0]                 # images that wait for their score: they hold room, but need no slot
@@ -179,7 +179,7 @@ class ServedModel:
     def passes_left(self) -> float:
         """Passes that all images here will probably still need."""
         waiting = sum(ticket.waiting * self._passes(ticket.demand.known or 0, ticket)
-                      for ticket in chain(self._queued.values(), self._reserved.values()))
+                      for ticket in chain(self._queued.values(), self._reserved.values()) if not ticket.demand.scores)
         return waiting + sum(image.steps for image in self._running())
 
     # --- reports ---
@@ -253,10 +253,15 @@ class ServedModel:
         return self._in_progress
 
     def _outlook(self, ticket: Ticket | None = None) -> Outlook:
-        """All images that have or need a slot. Of uploads not decoded yet nothing counts as known; of `ticket`, all."""
+        """All images that have or need a slot.
+
+        An upload that is not decoded yet counts as wholly hidden, but `ticket` itself as wholly known.
+        """
         classes: tuple[list[Remaining], list[Remaining]] = ([], [])
         for other in chain(self._queued.values(), self._reserved.values()):
             demand = other.demand
+            if demand.scores:
+                continue
             known = demand.known if demand.known is not None else self._length if other is ticket else 0
             classes[demand.bulk].extend(
                 [Remaining(other.id, self._passes(known, other), demand.bulk, min(demand.group, other.waiting))]

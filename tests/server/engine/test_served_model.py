@@ -325,6 +325,15 @@ def drawn_again(model: ServedModel, repeats: float) -> None:
     model.apply(dataclasses.replace(report, repeats=repeats))
 
 
+def test_what_is_only_scored_needs_room_but_no_steps(tiny):
+    model = served(tiny, slots=1, max_queue=4)
+    model.admit(ticket("scored"), Demand(1, scores=True))
+    assert (model.room_left(), model.passes_left) == (4, 0)
+    model.admit(asked := ticket("drawn"), Demand(1, known=0))
+    steps_take(model, 0.1)
+    assert model.ends([asked]) == [pytest.approx(6.4, rel=0.01)], "it waits for nothing"
+
+
 @pytest.mark.parametrize("repeats", [0.0, 0.25, 1.5])
 def test_an_image_that_may_be_drawn_again_is_forecast_so_many_times_its_passes(tiny, repeats):
     model, ends = served(tiny, slots=1, max_queue=4), {}
