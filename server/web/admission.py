@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from ..errors import InvalidRequest, shown
+from ..errors import InvalidRequest, ServiceError, shown
 from . import forms
 from .fields import Timeout
 from .middleware.bodies import LIKELIHOODS, UPLOADS, body_of
@@ -83,7 +85,13 @@ class _Holding(Response):
                 if body.large and (body.take_place() or not ledger.has_room(ticket.client)):  # then reserve raises
                     ledger.reserve(ticket, draws=self._path != LIKELIHOODS)
                 await forms.read(http)
-            response = await self._handle(http)
+            try:
+                response = await self._handle(http)
+            except (ServiceError, HTTPException, RequestValidationError, ClientDisconnect):
+                raise
+            except Exception:
+                ticket.outcome = "failed"  # else it would be counted nowhere
+                raise
             await response(scope, receive, send)
 
 

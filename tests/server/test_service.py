@@ -72,6 +72,22 @@ def test_an_unexpected_failure_is_500_with_its_request_id(tiny):
     assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
 
 
+def test_a_bug_before_images_are_queued_is_counted_as_a_failed_request_and_bad_input_is_not(tiny, monkeypatch):
+    app = create_app(Settings(checkpoints=tiny.parent))
+    metrics = app.state.service.ledger.metrics
+
+    def counted() -> float:
+        return metrics.values("linpix_requests_total")["linpix_requests_total", "generations", "failed"]
+
+    with TestClient(app, base_url="http://localhost") as client:
+        for body, status in (({"n": "one"}, 400), ({"n": 0}, 400), ({"label": "ten"}, 400), ({"model": "none"}, 404)):
+            assert client.post("/v1/images/generations", json=body).status_code == status
+        assert counted() == 0
+        monkeypatch.setattr("linpix.server.web.requests.image_request.attempts_for", None)
+        assert client.post("/v1/images/generations", json={}).status_code == 500
+        assert counted() == 1
+
+
 def test_an_engine_that_fails_answers_the_requests_it_ran_and_goes_on(tiny):
     app = create_app(Settings(checkpoints=tiny.parent, faults="broken:at=1,die:at=2"))
     with TestClient(app, base_url="http://localhost") as client:
