@@ -11,14 +11,14 @@ Files without a test of their own name, and where they are tested:
   compare/backends, compare/checkpoints, compare/measure, compare/results         compare/test_comparison.py
   compare/paper, compare/plot                                                     compare/test_report.py
   engine/batch, engine/messages, engine/decode/choice, engine/decode/compiled     engine/decode/test_decoder.py
-  engine/schedule/quantum                                                         engine/decode/test_particles.py
   engine/thread                                                                   engine/test_ledger.py
   engine/served_models                                                            engine/test_catalogue.py
-  pictures/likelihoods, pictures/overlay, web/likelihood_schemas                  web/routes/test_likelihoods.py
-  web/fields, web/requests/request_schemas, web/requests/uploads                  web/test_forms.py
+  pictures/likelihoods, web/likelihood_schemas                                    web/routes/test_likelihoods.py
+  pictures/overlay                                                                pictures/test_prepare.py
+  web/fields, web/requests/request_schemas                                        web/test_forms.py
   web/middleware/bodies                                                           web/test_admission.py
-  web/middleware/headers                                                          web/middleware/test_connection.py
-  web/requests/responses                                                          web/test_leaving.py
+  web/middleware/headers                                                          web/middleware/test_stack.py
+  web/requests/responses, web/requests/uploads            web/routes/test_images.py, web/test_leaving.py
   web/routes/compare                                                              compare/test_jobs.py, test_service.py
   web/status_schemas                                                              web/test_openapi.py
 
