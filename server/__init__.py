@@ -19,7 +19,8 @@ base          settings, errors, metrics, logs, origins, listening, fault_rules: 
 static/       the web page, which uses only the API
 
 To follow one request, read these files in this order:
-  web/admission.py           makes a ticket when the head is read, and holds it until the answer has been sent
+  web/admission.py           makes a ticket when the head is read, and holds it until the answer has been sent; the
+                             ledger admits it
   web/routes/images.py       checks the fields, asks Ledger.admit for room, and submits the images
   engine/ledger.py           all requests and how they end; engine/served_model.py decides whether a model has room
   engine/thread.py           the engine thread: runs the quanta of all models, and reports each to the ledger
@@ -27,16 +28,18 @@ To follow one request, read these files in this order:
   engine/decode/compiled.py  one call through model/packing.py and csrc/ops.cpp; decoder.py beside it does the same in
                              torch, and choice.py selects one
 The event loop owns the ledger and the state of comparisons; the engine thread owns scheduler, slots and decoders. They
-share nothing, and exchange the messages of engine/messages.py.
+share nothing that changes, and exchange the messages of engine/messages.py.
 
 To add
   a route           a function in web/routes/ (a new file needs a line in app.py), and its answer in web/schemas.py;
-                    every field and parameter needs a description and an example. If it has a body, its path in JSON or
-                    UPLOADS of web/middleware/bodies.py. If it needs room in a queue, route_class=AdmittingRoute, and
+                    every field and parameter needs a description and an example. If it has a body, a model for that in
+                    web/requests/request_schemas.py, and its path in the tuple JSON, or UPLOADS, of
+                    web/middleware/bodies.py. If it needs room in a queue, route_class=AdmittingRoute, and
                     the last part of its path in ENDPOINTS of metrics.py
   a metric          declare it in metrics.py, update it where it happens: engine/served_models.py (quanta),
-                    engine/ledger.py (requests), web/middleware/ (HTTP); and list it in tests/server/test_dashboard.py
+                    engine/ledger.py (requests), web/middleware/ (HTTP), cluster/ (fronts, desk); and list it in
+                    tests/server/test_dashboard.py
   an attention kind a file in model/attention/ and its line in model/attention/__init__.py; its name and options in
-                    model/config.py; to compare it, its name in compare/backends.py, in linpix/__main__.py (compare
-                    --backends) and in static/race.js
+                    model/config.py; if it draws, engine/catalogue.py says by which engines; to compare it, its name in
+                    compare/backends.py, in linpix/__main__.py (compare --backends) and in static/race.js
 """

@@ -1,8 +1,4 @@
-"""Every way in which a request can end without its images, with its HTTP status and OpenAI's error fields.
-
-Messages for requests and commands have the names of options in backticks: `keep_rows`, or with a value `prepare=mnist`.
-as_fields shows them as the API calls them, as_flags as the flags of a command: --keep-rows, --prepare mnist.
-"""
+"""Every way in which a request can end without its images, with its HTTP status and OpenAI's error fields."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -19,6 +15,7 @@ def as_fields(message: str) -> str:
 
 
 def as_flags(message: str) -> str:
+    """A message with the names in backticks as flags; but `image` is no flag: commands take it by position."""
     def flag(name: re.Match[str]) -> str:
         return name[1] if name[1] == "image" else " ".join(filter(None, ("--" + name[1].replace("_", "-"), name[2])))
 
@@ -291,10 +288,13 @@ class Draining(ServiceError):
 
 
 class OptionError(ValueError):
-    """Raised where it is not known whether a request or a command asks; str() has the names of the API's fields."""
+    """What a request or a command asks for cannot be done: the field to blame, and HTTP's status.
+
+    The message has options' names in backticks, `keep_rows` or `prepare=mnist`. str() is without them, for requests;
+    for_commands has flags: --keep-rows, --prepare mnist.
+    """
 
     def __init__(self, message: str, param: str, status: int = 400) -> None:
         super().__init__(as_fields(message))
         self.for_commands = as_flags(message)
-        self.param = param  # the field to blame
-        self.status = status  # of HTTP
+        self.param, self.status = param, status

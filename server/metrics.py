@@ -59,7 +59,7 @@ class Metrics:
             "linpix_requests", "Admitted requests that ended, by outcome.", ("endpoint", "outcome"),
             registry=registry)
         self.requests_rejected = Counter(
-            "linpix_requests_rejected", "Requests that were not admitted, by reason.", ("reason",), registry=registry)
+            "linpix_requests_rejected", "Requests that were refused, by reason.", ("reason",), registry=registry)
         self.requests_running = Gauge("linpix_requests_running", "Requests with an image in a slot.", registry=registry)
         self.requests_waiting = Gauge("linpix_requests_waiting", "Requests with no image in a slot yet.",
                                       registry=registry)

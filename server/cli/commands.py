@@ -1,4 +1,4 @@
-"""The commands that decode: serve, sample, complete, compare, doctor. Each takes the parsed flags."""
+"""The commands serve, sample, complete, compare and doctor. Each takes the parsed flags."""
 
 import argparse
 import dataclasses

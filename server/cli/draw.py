@@ -103,7 +103,7 @@ def ranked(net: Transformer, produced: Produced, known: NDArray[np.bool_] | None
 def check_candidates(candidates: int | None, count: int) -> None:
     if candidates is not None and candidates < count:
         raise OptionError(f"`candidates` must be at least {count}, got {candidates}; the best {count} of them are kept",
-                         "candidates")
+                          "candidates")
 
 
 @contextmanager

@@ -83,18 +83,18 @@ class Batcher:
         outcome = self._decode(plan) if plan else Outcome()
         seconds = time.perf_counter() - began
         failed |= self._failures(plan, outcome)
-        plan, passes = self._done(plan)
-        finished = self._leave(plan)
+        taken, passes = self._done(plan)
+        finished = self._leave(taken)
         if passes:
-            self._check_hope(plan, outcome)
+            self._check_hope(taken, outcome)
             if not outcome.retries:
-                self._length.learn(len(plan), seconds / passes)
+                self._length.learn(len(taken), seconds / passes)
         self._decoded_s = min(seconds, QUANTUM_S)
         self._ended, self._went_on = time.perf_counter(), self.busy
         report = QuantumReport(
-            joined=joined, joined_at=joined_at, running=self._running(plan), finished=finished, failed=failed,
-            overtaken=self.scheduler.waiting.overtaken, images=len(plan), passes=passes,
-            subpixels=sum(count for _, count in plan) * self.decoder.config.token_size, seconds=seconds,
+            joined=joined, joined_at=joined_at, running=self._running(taken), finished=finished, failed=failed,
+            overtaken=self.scheduler.waiting.overtaken, images=len(taken), passes=passes,
+            subpixels=sum(count for _, count in taken) * self.decoder.config.token_size, seconds=seconds,
             cycle_s=self._ended - since, saturated=self.decoder.saturated - saturated, retries=outcome.retries,
             ratios=self._passes.ratios, prefilled=prefills.done, looks=[looked.seconds for looked in prefills.looked],
             again=again, repeats=self._looks.repeats)

@@ -176,6 +176,6 @@ def _check_memory(source: Checkpoint, slots: int, *, shadowed: bool) -> None:
     attention = source.net.attention
     needed, free = (1 + shadowed) * attention.state_bytes * (slots + 1), free_bytes()
     if needed > free:
-        flag = "--softmax-slots" if attention.steps_as == "stateful-softmax" else "--slots"
+        flag = "--slots" if source.net.config.attention == "linear" else "--softmax-slots"
         raise ValueError(f"{slots} slots take {needed / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free; "
                          f"lower {flag}")

@@ -44,7 +44,7 @@ Event = RowsDone | ImageDone | Scored | ServiceError
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request needs, as far as it is known: at first only the head of an upload, later all of it."""
+    """What a request needs. That of a large upload is made twice: from its head, and again from its body."""
 
     images: int
     bulk: bool = False
@@ -71,7 +71,7 @@ class Ticket:
     drawn: int = 0                 # images that have left their slot
     done: int = 0                  # images that are finished: drawn and, if ranked, scored
     rows: list[int] = field(default_factory=list)  # image rows finished, by image
-    outcome: str = ""              # "completed", "cancelled" or "failed" once its images are queued
+    outcome: str = ""              # "completed", "cancelled" or "failed": set as soon as it is to be counted
     promised: float = float("inf")     # predicted time of its end; inf: no prediction was needed
     late: bool = False             # its deadline has passed, or can no longer be met
     released: bool = False

@@ -167,7 +167,7 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
     elif unmarked:
         kept = np.zeros(colours.shape[:2], np.bool_)
     else:
-        raise PictureError("it is not clear what to fill in: use an image with transparent pixels, or `mask` or "
+        raise PictureError("it is not clear what to fill in: use an image or a `mask` with transparent pixels, or "
                            "`keep_rows`", "image")
     if alpha is not None and (mask is not None or keep_rows is not None):
         opaque = colours[alpha >= OPAQUE]
@@ -243,7 +243,8 @@ def _upright(data: bytes, param: str) -> tuple[Image.Image, int]:
     kind = sanitise.kind_of(data)
     if kind is None:
         other = sanitise.other_kind(data)
-        got = f"{len(data)} bytes that begin with {data[:8]!r}" if other is None else f"{len(data)} bytes: {other}"
+        begins = repr(data[:8]).replace("`", "\\x60")  # or it would be taken for an option's name
+        got = f"{len(data)} bytes that begin with {begins}" if other is None else f"{len(data)} bytes: {other}"
         raise PictureError(f"`{param}` must be a PNG, JPEG or WebP picture, got {got}", param, 415)
     found = sanitise.pixels_of(data, kind)
     if found.frames > 1:

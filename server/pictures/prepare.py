@@ -156,7 +156,7 @@ def _ink(smooth: NDArray[np.float64], kept: Mask) -> Mask:
     for _ in range(8):
         above = smooth[smooth > limit]
         if not above.size:
-            raise NoFigure("no ink was found: send a picture with more contrast between the digit and the paper")
+            raise NoFigure("no ink was found: use a picture with more contrast between the digit and the paper")
         limit = max(least, float(np.median(above)) / 2)
     inky: Mask = (smooth > limit) & kept
     return inky
@@ -186,7 +186,7 @@ def _figure(ink: Mask, contrast: NDArray[np.float64], hidden: Mask) -> Mask:
     if others := int((large & ~part & ~at_edge & (mass > 0)).sum()):
         raise NoFigure(f"{others + 1} separate shapes were found; crop the picture to one digit")
     if sides[main] < LONGER / 2:
-        raise NoFigure(f"the digit is only {sides[main]:.0f} pixels large; send a picture in which it has at least "
+        raise NoFigure(f"the digit is only {sides[main]:.0f} pixels large; use a picture in which it has at least "
                        f"{LONGER // 2}")
     figure: Mask = ink & part[labels]
     return figure

@@ -1,4 +1,4 @@
-"""Bodies and answers: OpenAI's Images API, with our extensions. The examples are of the shipped `mnist-small`."""
+"""Answers: OpenAI's Images API, with our extensions; models; comparisons. Examples are of the shipped `mnist-small`."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal

@@ -2,7 +2,9 @@
 
 import pytest
 
+from linpix.model.config import PRESETS
 from linpix.server.errors import OptionError, as_fields, as_flags
+from linpix.server.pictures.pictures import PictureError, read_occluded
 
 
 @pytest.mark.parametrize(("message", "fields", "flags"), [
@@ -13,6 +15,12 @@ from linpix.server.errors import OptionError, as_fields, as_flags
     ("a mask, in plain words", "a mask, in plain words", "a mask, in plain words")])
 def test_names_in_backticks_are_fields_or_flags(message, fields, flags):
     assert (as_fields(message), as_flags(message)) == (fields, flags)
+
+
+def test_bytes_of_a_file_are_no_options():
+    with pytest.raises(PictureError, match=r"begin with b'\\x60mask\\x60'$") as caught:
+        read_occluded(b"`mask`", PRESETS["tiny"], mask=None, keep_rows=None)
+    assert caught.value.for_commands == str(caught.value)
 
 
 def test_an_error_keeps_both():

@@ -220,8 +220,8 @@ class Decoder(ABC):
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
         """Advance each slot's image from its position by its number of steps; most steps first.
 
-        Positions and steps count tokens. If tokens may skip the layers, the largest number of steps is one of passes,
-        and images get as far as so many passes take them: each pass then has a token of every image.
+        Positions and steps count tokens. If tokens may skip the layers, the largest number of steps limits passes, not
+        tokens: each image advances as far as that many passes take it.
         """
 
 

@@ -63,19 +63,19 @@ def particles_for(method: str | None, particles: int | None, *, candidates: int 
         raise OptionError(f"`method` must be raster or smc, got {method!r}", "method")
     if method is None and particles is not None:  # with raster they may be given: a form may send all its fields
         raise OptionError(f"`particles` work only with `method=smc`, got {particles} and no `method`; leave out "
-                         "`particles`", "particles")
+                          "`particles`", "particles")
     if method != "smc":
         return 0
     if candidates is not None:
         raise OptionError(f"`method=smc` chooses among particles, not candidates, got {candidates}; leave out "
-                         "`candidates`", "candidates")
+                          "`candidates`", "candidates")
     if temperature != 1:
         raise OptionError(f"`method=smc` always draws at temperature 1, got {temperature:g}; leave out "
-                         "`temperature`", "temperature")
+                          "`temperature`", "temperature")
     count = particles if particles is not None else PARTICLES if limit is None else min(PARTICLES, limit // answers)
     if limit is not None and not 2 <= count <= limit // answers:
         raise OptionError(f"`particles` must be at least 2, and n times particles must be at most {limit} here, got "
-                         f"{count} particles and n={answers}", "particles")
+                          f"{count} particles and n={answers}", "particles")
     if not 2 <= count <= MAX_PARTICLES:
         raise OptionError(f"`particles` must be 2..{MAX_PARTICLES}, got {count}", "particles")
     return count
@@ -86,16 +86,16 @@ def check_filter(decoder: Decoder, known: NDArray[np.bool_]) -> None:
     name = decoder.checkpoint.name
     if decoder.net.patches is not None:
         raise OptionError(f"{name} reads all known pixels before it draws, so it does not need `method=smc`; leave out "
-                         "`method`", "method")
+                          "`method`", "method")
     if decoder.skips:
         raise OptionError(f"`method=smc` needs a model that computes every sub-pixel, but {name} skips the "
-                         "background; leave out `method`, or choose another model", "method")
+                          "background; leave out `method`, or choose another model", "method")
     if decoder.device == "cuda":
         raise OptionError(f"`method=smc` needs a model that decodes on a CPU, but {name} decodes on a GPU; leave out "
-                         "`method`, or use --device cpu", "method")
+                          "`method`, or use --device cpu", "method")
     if not known[first_hole(known):].any():
         raise OptionError("`method=smc` is for known pixels after the first hole, but there are none; leave out "
-                         "`method`, and all known pixels are still used", "method")
+                          "`method`, and all known pixels are still used", "method")
 
 
 class ParticleFilter:

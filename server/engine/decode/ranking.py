@@ -50,14 +50,14 @@ def attempts_for(attempts: int | None, checkpoint: Checkpoint, *, candidates: in
         return int(ranked and checkpoint.net.config.class_first)  # these candidates are looked at
     if not checkpoint.net.config.class_first:
         raise OptionError(f"`attempts` need a model that can recognise classes, and {checkpoint.name} cannot; leave "
-                         "out `attempts`, or use a model that draws the class first, such as "
-                         "mnist-conditional", "attempts")
+                          "out `attempts`, or use a model that draws the class first, such as "
+                          "mnist-conditional", "attempts")
     if ranked:
         raise OptionError(f"`candidates` and `attempts` do not work together, got {candidates} candidates and "
-                         f"{attempts} attempts; leave out one of them", "attempts")
+                          f"{attempts} attempts; leave out one of them", "attempts")
     if temperature == 0:
         raise OptionError(f"at temperature 0 all attempts are the same, got {attempts} attempts; leave out "
-                         "`attempts`", "attempts")
+                          "`attempts`", "attempts")
     return attempts
 
 

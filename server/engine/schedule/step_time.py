@@ -3,8 +3,8 @@
 import math
 
 WINDOW_S = 5.0  # seconds of decoding over which measurements fade: long enough for short delays to average out
-MIN_S, MAX_S = 0.25, 4.0  # least and most seconds of decoding measured before a refusal (the window holds about 5);
-MEASURED = 0.1            # in between, this share of the time looked ahead: a sudden crowd is slow at first
+MIN_S, MAX_S = 0.25, 4.0  # seconds of decoding that must have been measured before a refusal (the window holds 5)
+MEASURED = 0.1     # between these bounds, this share of the time looked ahead: a sudden crowd is slow at first
 BROKEN = 0.005     # share of the predictions that may turn out too early
 LEARNING_RATE = 0.05  # of the factor's logarithm: seven broken predictions in a row raise it from least to most
 MIN_FACTOR = 1.25  # delays come without warning, and a shorter queue costs nothing while slots are full
@@ -54,9 +54,10 @@ class StepTimeEstimate:
         return self._estimates[size]
 
     def confident(self, images: int, ahead_s: float) -> bool:
-        """Whether enough was measured to predict that far ahead for so many images; 0 if none is being decoded yet.
+        """Whether enough was measured to predict that far ahead for so many images.
 
-        Measurements of twice or half as many images count a quarter, of four times as many a sixteenth.
+        images: 0 if none is being decoded yet. Measurements of twice or half as many images count a quarter, of four
+        times as many a sixteenth.
         """
         size = images.bit_length()
         seen_s = sum(seconds * 0.25 ** (abs(other - size) if images else 0)

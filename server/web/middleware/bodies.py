@@ -108,8 +108,8 @@ class Body:
         self.large = self._upload and not self.whole and (self.declared is None or self.declared > PLAIN_BYTES)
         self._received = 0
         self._loop = asyncio.get_running_loop()
-        self._ends, self._deadline = math.inf, math.inf  # when --body-timeout is over; its request's deadline,
-        self._timeout_s = math.inf                       # in seconds after its head
+        self._ends = math.inf                            # when --body-timeout is over
+        self._deadline, self._timeout_s = math.inf, math.inf  # of its request; timeout_s: in seconds after its head
         self._reading = self._place = False              # what it holds of BodyBudget's shares
         self._space = 0
         self._closing = False

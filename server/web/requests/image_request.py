@@ -20,7 +20,6 @@ from ...engine.ticket import Demand, ImageDone, RowsDone
 from ...errors import (
     InvalidRequest,
     OptionError,
-    ServiceError,
     TooLarge,
     UnsupportedMedia,
     as_fields,
@@ -33,11 +32,11 @@ from ..admission import HEADER
 from ..error_handlers import sendable
 from ..service import Service, preferred
 from .prompts import wish
-from .request_schemas import ImageFields, PictureFields
+from .request_schemas import EditForm, ImageFields, PictureFields
 
 ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26  # largest answer that is an array: all its seeds are in one header
 SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30 ms
-_OPTION_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
+_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
 
 
 class PictureRequest:
@@ -47,7 +46,7 @@ class PictureRequest:
         self.warnings: list[str] = []
         self.served = service.find(asked.model)
         self.config: ModelConfig = self.served.decoder.config
-        http.state.model, http.state.images = self.served.name, 1  # for the log
+        http.state.model = self.served.name  # for the log
         if asked.response_format not in (None, "b64_json", "url"):
             raise InvalidRequest(f"response_format must be b64_json or url, got {shown(asked.response_format)}",
                                  param="response_format")
@@ -106,10 +105,10 @@ class PictureRequest:
 class ImageRequest(PictureRequest):
     """A request for images: also how many, by which method and from which seed."""
 
-    def __init__(self, service: Service, http: Request, asked: ImageFields, *, method: str | None = None,
-                 particles: int | None = None) -> None:
-        super().__init__(service, http, asked)
+    def __init__(self, service: Service, http: Request, asked: ImageFields) -> None:
+        self.served = service.find(asked.model)
         checkpoint, candidates = self.served.decoder.checkpoint, asked.candidates
+        method, particles = (asked.method, asked.particles) if isinstance(asked, EditForm) else (None, None)
         self.n = 1 if asked.n is None else asked.n
         self.bulk = asked.priority == "bulk"
         max_n = service.max_images(self.served, bulk=self.bulk)
@@ -120,7 +119,6 @@ class ImageRequest(PictureRequest):
                                  "them are returned", param="candidates")
         own = 1.0 if method == "smc" else checkpoint.temperature
         self.temperature = own if asked.temperature is None else asked.temperature
-        self.warnings += checkpoint.temperature_warnings(self.temperature)
         with naming_fields():
             self.particles = particles_for(method, particles, candidates=candidates, temperature=self.temperature,
                                            answers=self.n, limit=min(max_n, self.served.room.slots))
@@ -128,7 +126,9 @@ class ImageRequest(PictureRequest):
                                          temperature=self.temperature)
         self.ranked, self.images = candidates is not None, candidates or self.n * max(1, self.particles)
         self.chosen = self.ranked or self.particles > 0  # the answer has only some of the images drawn
-        http.state.images = self.images
+        http.state.images = self.images  # for the log
+        super().__init__(service, http, asked)
+        self.warnings += checkpoint.temperature_warnings(self.temperature)
         self.stream = bool(asked.stream)
         self.as_url = asked.response_format == "url" and not self.stream
         if asked.response_format == "url" and self.stream:
@@ -138,7 +138,7 @@ class ImageRequest(PictureRequest):
         self.format: encode.Format = self.alone or asked.output_format or "png"
         if self.chosen and self.stream and asked.partial_images:
             raise InvalidRequest("with candidates or particles, a stream has no partial images, since the best are "
-                                 "known only when all are drawn; leave partial_images out, got "
+                                 "known only when all are drawn; leave out partial_images, got "
                                  f"{shown(asked.partial_images)}", param="partial_images")
         self.partial_images = 0 if self.chosen else asked.partial_images
         seeds = candidates or self.n
@@ -217,13 +217,13 @@ class ImageRequest(PictureRequest):
         self.warnings += map(as_fields, warnings_of(upload, self.served.decoder.checkpoint))
         if conditioning == "prefix":
             if self.particles:
-                raise InvalidRequest("method smc uses the pixels that conditioning=prefix hides; send one of them",
+                raise InvalidRequest("method=smc uses the pixels that conditioning=prefix hides; send one of them",
                                      param="conditioning")
             self._kept, self._occluded = upload.occluded, upload.occluded.prefix_only()
         elif conditioning == "full" and upload.occluded.conditioning == "partial" and not self.particles:
             raise InvalidRequest(f"{self.served.name} cannot use all {upload.occluded.known_count} known sub-pixels, "
                                  "since some come after hidden ones; choose a model that is conditional "
-                                 "(GET /v1/models), or method=smc, or leave conditioning out", param="conditioning")
+                                 "(GET /v1/models), or method=smc, or leave out conditioning", param="conditioning")
         if self.particles:
             with naming_fields():
                 check_filter(self.served.decoder, self.occluded.known)
@@ -267,8 +267,4 @@ def naming_fields() -> Iterator[None]:
     try:
         yield
     except OptionError as error:
-        raise service_error(error) from error
-
-
-def service_error(error: OptionError) -> ServiceError:
-    return _OPTION_ERRORS[error.status](str(error), param=error.param)
+        raise _ERRORS[error.status](str(error), param=error.param) from error

@@ -59,7 +59,7 @@ class UploadFields(BaseModel):
     keep_rows: fields.KeptRows | None = None
 
 
-class EditForm(UploadFields, ImageFields):
+class EditForm(ImageFields, UploadFields):
     """What is hidden is drawn. Unknown fields are ignored, and the answer's warnings name them."""
 
     prepare: fields.Prepare | None = None
@@ -69,7 +69,7 @@ class EditForm(UploadFields, ImageFields):
     particles: fields.Particles | None = None
 
 
-class LikelihoodForm(UploadFields, PictureFields):
+class LikelihoodForm(PictureFields, UploadFields):
     """Unknown fields are ignored, and the answer's warnings name them."""
 
     label: Annotated[int | str, Field(description="class that the model assumes, by index or name; default: no class; "

@@ -9,11 +9,11 @@ from fastapi import Request, UploadFile
 
 from ...engine.ledger import Ledger
 from ...engine.ticket import Ticket
-from ...errors import Exhausted, InvalidRequest, OptionError, shown
+from ...errors import Exhausted, InvalidRequest, shown
 from ...pictures import uploads
 from ...pictures.pictures import Occluded
 from ..middleware import bodies
-from .image_request import ImageRequest, naming_fields, service_error
+from .image_request import ImageRequest, naming_fields
 from .request_schemas import EditForm, UploadFields
 from .responses import unless_gone
 
@@ -32,10 +32,10 @@ def only(form: UploadFields) -> UploadFile:
 def check_options(request: ImageRequest, form: EditForm) -> None:
     """Raise InvalidRequest for options of an edit that do not go together, or do not fit its model."""
     if form.lay_back and request.frame.width != request.config.width:
-        raise InvalidRequest("lay_back returns pictures of the upload's size; leave size out, got "
+        raise InvalidRequest("lay_back returns pictures of the upload's size; leave out size, got "
                              f"{shown(form.size)}", param="size")
     if form.lay_back and request.partial_images:
-        raise InvalidRequest("with lay_back, a stream has no partial images; leave partial_images out, got "
+        raise InvalidRequest("with lay_back, a stream has no partial images; leave out partial_images, got "
                              f"{shown(request.partial_images)}", param="partial_images")
     if form.prepare == "mnist":
         with naming_fields():
@@ -50,9 +50,8 @@ async def decoded(http: Request, ledger: Ledger, ticket: Ticket, read: Callable[
     result; they count from then on, in place of the upload's. Raises ServiceError.
     """
     try:
-        found = await unless_gone(http, ledger.decode_upload(ticket, read))
-    except OptionError as error:
-        raise service_error(error) from error
+        with naming_fields():
+            found = await unless_gone(http, ledger.decode_upload(ticket, read))
     except (OSError, MemoryError, RuntimeError) as error:  # from reading a file, or from starting a thread
         logger.exception("a picture could not be decoded")
         raise Exhausted() from error

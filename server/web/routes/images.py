@@ -31,8 +31,8 @@ _GENERATIONS = image_responses("image_generation", GenerationEvent,
                                links={"generate": {"model": "model", "seed": "data/0/seed"}})
 _FORM = {"examples": EDIT, "encoding": {"image[]": {"explode": True}}}  # /docs then sends no part without a picture
 _EDITS = image_responses("image_edit", EditEvent,
-                         InvalidRequest("it is not clear what to fill in: use an image with transparent pixels, or "
-                                        "mask or keep_rows", param="image"),
+                         InvalidRequest("it is not clear what to fill in: use an image or a mask with transparent "
+                                        "pixels, or keep_rows", param="image"),
                          ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24), Exhausted(),
                          UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with "
                                           "b'hello'", param="image"))
@@ -66,7 +66,7 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
     Choose `image/png` as the media type of the response to see the picture itself.
     """
     service, ticket = service_of(http), http.state.ticket
-    request = ImageRequest(service, http, form, method=form.method, particles=form.particles)
+    request = ImageRequest(service, http, form)
     upload, mask = only(form), form.mask
     check_options(request, form)
     service.ledger.admit(ticket, request.served, request.demand(), request.timeout_s)

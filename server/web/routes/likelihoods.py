@@ -15,7 +15,7 @@ from linpix.model.likelihood import Scoring
 
 from ...engine.decode.scoring import likelihood, scoring_of
 from ...engine.ticket import Demand, Ticket
-from ...errors import BodyTooLarge, Exhausted, Impossible, InvalidRequest, ModelNotFound, UnsupportedMedia
+from ...errors import BodyTooLarge, Exhausted, Impossible, InvalidRequest, ModelNotFound, UnsupportedMedia, as_fields
 from ...pictures.likelihoods import map_png, numbers, read_scored
 from ...pictures.pictures import Occluded
 from ...pictures.uploads import outside
@@ -53,6 +53,7 @@ async def likelihoods(form: Annotated[LikelihoodForm, File()], http: Request) ->
     """Say how probable the hidden part of a picture is, given the known part; if none is known, the whole picture."""
     service, ticket = service_of(http), http.state.ticket
     request = PictureRequest(service, http, form)
+    http.state.images = 1  # for the log
     if form.response_format == "url":
         raise InvalidRequest("response_format must be b64_json here, or absent, got 'url'", param="response_format")
     checkpoint, every, upload, mask = request.served.decoder.checkpoint, form.labels == "all", only(form), form.mask
@@ -68,7 +69,7 @@ async def likelihoods(form: Annotated[LikelihoodForm, File()], http: Request) ->
     occluded = await decoded(http, service.ledger, ticket, read)
     if occluded is None:
         return Response(status_code=499)  # the client has disconnected
-    request.warnings += outside(occluded)
+    request.warnings += map(as_fields, outside(occluded))
     scoring = scoring_of(checkpoint, occluded.canvas, occluded.known, request.label, every=every)
     await service.ledger.score(ticket, scoring)
     answer = partial(_answer, request, scoring, facts_of(occluded), every=every, drawn=form.response_format is not None)

@@ -19,7 +19,7 @@ def picture(tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ([], "it is not clear what to fill in: use an image with transparent pixels, or --mask or --keep-rows"),
+    ([], "it is not clear what to fill in: use an image or a --mask with transparent pixels, or --keep-rows"),
     (["--mask", "PICTURE", "--keep-rows", "3"], "--mask and --keep-rows both say what to fill in; use one of them"),
     (["--mask", "PICTURE"], "--mask has no alpha channel; it must be a PNG"),
     (["--keep-rows", "9"], "--keep-rows must be from 0 to 8"),

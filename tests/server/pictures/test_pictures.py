@@ -195,7 +195,7 @@ def test_a_mask_together_with_keep_rows_is_refused():
 def test_a_picture_that_says_nothing_of_what_to_fill_in_is_refused(kind):
     error = refusal(encode(noise(8, 8), kind))
     assert (error.param, error.status) == ("image", 400)
-    assert all(way in str(error) for way in ("image with transparent pixels", "mask", "keep_rows"))
+    assert all(way in str(error) for way in ("an image or a mask with transparent pixels", "keep_rows"))
 
 
 # Sizes other than the model's

@@ -119,7 +119,7 @@ def test_strokes_of_any_width_come_out_white(stroke):
     np.random.default_rng(0).normal(200, 10, (400, 500)), np.random.default_rng(0).integers(0, 256, (400, 500)),
 ], ids=["white", "black", "shade", "paper", "static"])
 def test_a_picture_without_ink_is_refused(grey):
-    with pytest.raises(NoFigure, match="no ink was found: send"):
+    with pytest.raises(NoFigure, match="no ink was found: use"):
         prepared(grey.clip(0, 255).astype(np.uint8))
 
 
@@ -130,7 +130,7 @@ def test_two_digits_a_tiny_one_and_nothing_known_are_refused_with_a_cure():
         prepared(grey)
     grey = np.full((100, 100), 220, np.uint8)
     grey[50:57, 50:52] = 30
-    with pytest.raises(NoFigure, match="is only 7 pixels large; send a picture in which it has at least 10"):
+    with pytest.raises(NoFigure, match="is only 7 pixels large; use a picture in which it has at least 10"):
         prepared(grey)
     with pytest.raises(NoFigure, match="too little of the picture is known; hide less"):
         prepare(grey, np.zeros(grey.shape, np.bool_))

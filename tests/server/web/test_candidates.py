@@ -121,7 +121,7 @@ def test_they_are_laid_back_too(client):
     ({"candidates": 17}, "candidates", "must be 1..16 here, got 17"),
     ({"candidates": 3, "n": 4}, "candidates", "must be 4..16 here, got 3"),
     ({"candidates": 2, "seed": 2**53 - 1}, "seed", "with 2 images the largest seed is 9007199254740990"),
-    ({"candidates": 2, "stream": True, "partial_images": 1}, "partial_images", "leave partial_images out, got 1"),
+    ({"candidates": 2, "stream": True, "partial_images": 1}, "partial_images", "leave out partial_images, got 1"),
 ])
 def test_invalid_options_are_refused_with_what_is_allowed(client, server, fields, param, words):
     answer = edit(client, HOLE, **fields)

@@ -11,7 +11,7 @@ from fastapi import Request
 
 from linpix.server.web import forms
 from linpix.server.web.forms import FIELD_BYTES, MAX_FIELDS
-from linpix.server.web.requests.request_schemas import EditForm, names_of
+from linpix.server.web.requests.request_schemas import FORM_FIELDS
 from tests.server.conftest import ROOT, eventually, serving
 from tests.server.web.routes.test_images import images_of, occluded
 from tests.server.web.test_admission import BOUNDARY, Raw, commented, error_of, part, rejected
@@ -32,10 +32,18 @@ def send(client, body: bytes, charset: str = "", **headers: str):
     return client.post(EDIT, content=body, headers={"content-type": kind, **headers})
 
 
-def test_the_fields_that_are_known_are_those_of_the_documentation(client):
+SHARED = {"image", "image[]", "mask", "keep_rows", "model", "prompt", "size", "response_format", "label", "timeout"}
+
+
+@pytest.mark.parametrize(("path", "others"), [
+    (EDIT, {"n", "candidates", "attempts", "method", "particles", "output_format", "stream", "partial_images", "seed",
+            "temperature", "priority", "prepare", "lay_back", "conditioning"}),
+    ("/v1/images/likelihoods", {"labels"})])
+def test_the_fields_of_a_form_are_known_and_documented(client, path, others):
     schema = client.get("/openapi.json").json()
-    form = schema["paths"][EDIT]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]["$ref"]
-    assert schema["components"]["schemas"][form.rsplit("/", 1)[1]]["properties"].keys() == names_of(EditForm)
+    form = schema["paths"][path]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]["$ref"]
+    assert schema["components"]["schemas"][form.rsplit("/", 1)[1]]["properties"].keys() == SHARED | others
+    assert SHARED | others <= FORM_FIELDS
 
 
 @pytest.mark.parametrize(("charset", "name"), [

@@ -87,7 +87,7 @@ def test_a_stream_has_the_answers_alone(client):
     ({"method": "smc", "n": 2, "particles": 16}, "particles", "at most 16 here, got 16 particles and n=2"),
     ({"method": "smc", "candidates": 4}, "candidates", "leave out candidates"),
     ({"method": "smc", "temperature": 0.9}, "temperature", "at temperature 1, got 0.9"),
-    ({"method": "smc", "stream": True, "partial_images": 1}, "partial_images", "leave partial_images out, got 1"),
+    ({"method": "smc", "stream": True, "partial_images": 1}, "partial_images", "leave out partial_images, got 1"),
     ({"method": "smc", "seed": 2**53 - 1, "n": 2, "particles": 2}, "seed", "largest seed is 9007199254740990"),
 ])
 def test_invalid_options_are_refused_with_what_is_allowed(client, server, fields, param, words):

@@ -405,8 +405,8 @@ def test_a_photographed_digit_is_prepared_and_its_completion_laid_back(digits):
 
 
 @pytest.mark.parametrize(("fields", "param", "words"), [
-    ({"size": "56x56", "lay_back": True}, "size", "leave size out"),
-    ({"stream": True, "partial_images": 2, "lay_back": True}, "partial_images", "leave partial_images out"),
+    ({"size": "56x56", "lay_back": True}, "size", "leave out size"),
+    ({"stream": True, "partial_images": 2, "lay_back": True}, "partial_images", "leave out partial_images"),
     ({"prepare": "emnist"}, "prepare", "mnist")])
 def test_options_that_do_not_go_together_are_refused(digits, fields, param, words):
     answer = edit(digits, encode(photograph()), **fields)
@@ -416,7 +416,7 @@ def test_options_that_do_not_go_together_are_refused(digits, fields, param, word
 
 def test_what_cannot_be_prepared_is_refused_with_a_cure(digits, client):
     blank = edit(digits, encode(np.full((100, 100), 200, np.uint8)), prepare="mnist", keep_rows=14)
-    assert blank.status_code == 400 and "no ink was found: send" in blank.json()["error"]["message"]
+    assert blank.status_code == 400 and "no ink was found: use" in blank.json()["error"]["message"]
     other = edit(client, prepare="mnist")
     assert other.status_code == 400 and other.json()["error"]["param"] == "prepare"
     assert "this one has 8x8" in other.json()["error"]["message"]
