@@ -153,9 +153,12 @@ def photos(tmp_path: Path) -> None:
     (tmp_path / "photos" / "notes.txt").write_text("no picture")
 
 
+LONG = ("train.md", "complete.md", "run.md", "numbers.md")  # up to a minute
+
+
 @pytest.mark.parametrize("page", [
-    pytest.param(page, marks=pytest.mark.slow if page.name in ("train.md", "complete.md", "run.md") else ())
-    for page in PAGES], ids=[page.name for page in PAGES])  # these take up to a minute
+    pytest.param(page, marks=pytest.mark.slow if page.name in LONG else ()) for page in PAGES],
+    ids=[page.name for page in PAGES])
 def test_what_a_page_says_can_be_done(page, tmp_path, photos, shipped, request):
     found = [block for block in blocks(page) if not block.why]
     if any("--data data" in block.text for block in found):

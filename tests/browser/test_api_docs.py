@@ -42,6 +42,7 @@ def test_a_form_sends_what_was_filled_in_and_nothing_else(open_server, visit, tm
     assert answered.value.json()["known"] == 24 and answered.value.json()["warnings"] == []
 
 
+@pytest.mark.slow
 def test_the_page_is_dark_where_the_system_is_and_has_padlocks_only_for_keys(open_server, visit):
     for scheme, dark in (("light", False), ("dark", True)):
         visitor = docs(visit, open_server.url, scheme=scheme)

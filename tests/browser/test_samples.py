@@ -122,6 +122,7 @@ def test_a_grid_fills_row_by_row_while_the_service_draws(slow, visit):
         says(page, "#samples .status", "16 images in")
 
 
+@pytest.mark.slow
 def test_stop_frees_the_slots_and_says_what_was_finished(slow, visit):
     with serving(slow, *EAGER, "--slots", "8") as server:
         visitor = visit(server.url)
@@ -246,6 +247,7 @@ def test_earlier_draws_come_back_at_a_click_and_after_a_reload(shipped, visit):
     says(page, "#viewer-facts", "mnist-small · class 7 · temperature 1")
 
 
+@pytest.mark.slow
 def test_an_earlier_draw_that_is_looked_at_while_drawing_keeps_its_images(slow, visit):
     with serving(slow, *EAGER) as server:
         page = visit(f"{server.url}", panel="samples?n=1").ready()

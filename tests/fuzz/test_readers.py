@@ -220,5 +220,6 @@ def _write(path: Path, file: File) -> None:
             path.symlink_to(path)
 
 
+@pytest.mark.slow
 def test_any_file_of_data_is_read_or_refused_by_its_name(run, files):
     run(files)

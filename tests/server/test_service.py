@@ -401,7 +401,7 @@ def test_a_port_that_is_taken_is_said_in_a_line(tiny, server):
                             "--port, or stop the program that listens there\n")
 
 
-@pytest.mark.parametrize("flags", [(), EAGER], ids=["auto", "eager"])
+@pytest.mark.parametrize("flags", [(), pytest.param(EAGER, marks=pytest.mark.slow)], ids=["auto", "eager"])
 def test_an_image_that_is_not_finite_fails_its_request_and_not_its_neighbours(tiny, tmp_path, flags):
     """A checkpoint whose start of class 3 is so large that sums overflow, beside images of class 2 in one batch."""
     net = checkpoint.load(tiny)

@@ -149,6 +149,7 @@ def test_a_pixel_of_which_only_some_channels_are_known_is_refused(batchers):
         batchers(1).decoder.take([1], [ImageSpec(seed=0, canvas=PICTURE, known=known)])
 
 
+@pytest.mark.slow
 def test_drawn_pixels_are_as_surprising_as_the_model_says():
     """The loop feeds each drawn pixel back: otherwise images would be less likely than their entropy says."""
     net = source_of("linear").net

@@ -152,6 +152,7 @@ def hide(shape: tuple[int, int], top: int, bottom: int, left: int, right: int) -
     return kept
 
 
+@pytest.mark.slow
 def test_holes_are_no_ink_and_what_is_painted_in_them_changes_nothing(photos):
     for grey, (top, left, side), _ in photos[:10]:
         kept = hide(grey.shape, top + side // 2, top + 2 * side // 3, left + side // 3, left + 2 * side // 3)

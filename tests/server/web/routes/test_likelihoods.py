@@ -298,8 +298,9 @@ def test_a_deadline_ends_a_request_and_frees_its_place(scoring):
         assert told(client, LARGE)["counted"] == 784
 
 
-@pytest.mark.parametrize(("flags", "code"), [(("--max-queue", "1"), "queue_full"),
-                                             (("--client-images", "2"), "client_limit")])
+@pytest.mark.parametrize(("flags", "code"), [
+    (("--max-queue", "1"), "queue_full"),
+    pytest.param(("--client-images", "2"), "client_limit", marks=pytest.mark.slow)])
 def test_a_request_takes_the_place_of_one_image_in_queue_and_limits(slow, flags, code):
     with (serving(slow, "--slots", "1", *flags) as process, process.client() as client,
           ThreadPoolExecutor(6) as pool):
