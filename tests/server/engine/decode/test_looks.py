@@ -36,7 +36,10 @@ def recognised(monkeypatch) -> Callable[[float], None]:
     return lambda probability: monkeypatch.setattr(attempts, "RECOGNISED", probability)
 
 
-def ran(batcher: Batcher) -> list[QuantumReport]:
+def ran(batcher: Batcher, **requests: list[ImageSpec]) -> list[QuantumReport]:
+    """The reports of all quanta, until these requests, which come together, and earlier ones are done."""
+    for name, specs in requests.items():
+        batcher.submit(Submission(name, specs))
     reports = []
     while batcher.busy:
         reports.append(batcher.run_quantum())
@@ -48,11 +51,15 @@ def finished(reports: list[QuantumReport], request: str) -> list[ImageProgress]:
     return sorted(images, key=lambda image: image.index)
 
 
+def assert_bad_failed_alone(batcher: Batcher, reports: list[QuantumReport]) -> None:
+    """Of all requests, only the one named bad has failed, and it left nothing behind."""
+    assert [request for report in reports for request in report.failed] == ["bad"]
+    assert not finished(reports, "bad") and not batcher.scheduler.running
+
+
 def drawn(batcher: Batcher, **requests: list[ImageSpec]) -> dict[str, list[ImageProgress]]:
     """The images of requests that come together, by request."""
-    for name, specs in requests.items():
-        batcher.submit(Submission(name, specs))
-    reports = ran(batcher)
+    reports = ran(batcher, **requests)
     assert not any(report.failed for report in reports)
     return {name: finished(reports, name) for name in requests}
 
@@ -247,9 +254,7 @@ def test_a_look_that_throws_is_repeated_once_and_then_ends_its_request_alone(dec
         return look(slots)
 
     batcher.decoder.look = thrown
-    for name, specs in requests.items():
-        batcher.submit(Submission(name, specs))
-    reports, failed = ran(batcher), {}
+    reports, failed = ran(batcher, **requests), {}
     for report in reports:
         failed |= report.failed
     assert {name: str(error) for name, error in failed.items()} == ({"bad": "a look"} if times == 2 else {})
@@ -265,11 +270,8 @@ def test_a_look_that_throws_is_repeated_once_and_then_ends_its_request_alone(dec
 def test_an_attempt_that_cannot_be_begun_ends_its_request_alone(best):
     requests = {"bad": [ImageSpec(seed=1, attempts=4)], "good": [ImageSpec(seed=2, attempts=4)]}
     batcher = Batcher(with_faults(best(2), Faults(f"prefill:image={1 + 2**53}")))
-    for name, specs in requests.items():
-        batcher.submit(Submission(name, specs))
-    reports = ran(batcher)
-    assert [request for report in reports for request in report.failed] == ["bad"]
-    assert not finished(reports, "bad") and not batcher.scheduler.running
+    reports = ran(batcher, **requests)
+    assert_bad_failed_alone(batcher, reports)
     assert_same(finished(reports, "good"), drawn(Batcher(best(1)), a=requests["good"])["a"])
 
 
@@ -293,11 +295,8 @@ def test_an_image_that_cannot_be_drawn_ends_alone_beside_images_that_are_looked_
                 "again": [ImageSpec(seed=2, attempts=2), ImageSpec(seed=4, attempts=1)],
                 "bad": [ImageSpec(seed=3, attempts=2, **ASKED["a picture"]), ImageSpec(seed=5, attempts=2)]}
     batcher = Batcher(with_faults(decoder(5), Faults(f"{fault}:image=3")))
-    for name, specs in requests.items():
-        batcher.submit(Submission(name, specs))
-    reports = ran(batcher)
-    assert [request for report in reports for request in report.failed] == ["bad"]
-    assert not finished(reports, "bad") and not batcher.scheduler.running
+    reports = ran(batcher, **requests)
+    assert_bad_failed_alone(batcher, reports)
     assert [image.recognised.attempts for name in ("whole", "again") for image in finished(reports, name)] == [1, 2, 1]
     assert np.array_equal(finished(reports, "whole")[0].canvas, PICTURE)
     if decoder(1).name == "compiled":
