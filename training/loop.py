@@ -33,6 +33,7 @@ from .evaluate import evaluate
 from .export import attempts_of, card, grid, provenance, samples
 from .masks import known_of
 from .own.progress import Progress
+from .precision import has_bf16_products
 from .run import Run, TrainConfig, stop_signals
 from .workers import Workers, together
 
@@ -80,7 +81,7 @@ def loss_function(net: Transformer, config: TrainConfig) -> Callable[..., Tensor
 
     It is compiled if the settings ask for it and a C++ compiler is there.
     """
-    bf16 = config.bf16 and (net.device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    bf16 = config.bf16 and has_bf16_products(net.device)
 
     def dense(images: Tensor, start: Tensor) -> Tensor:
         with torch.autocast(net.device.type, torch.bfloat16, enabled=bf16):

@@ -22,6 +22,7 @@ from linpix.model.transformer import Transformer
 
 from .grow import grown
 from .own.inherit import differences, inherited, inverted, negative
+from .precision import Muon
 
 Optimizer = Literal["adamw", "radam", "muon"]
 STATE_VERSION = 1
@@ -148,7 +149,7 @@ def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimi
         return [torch.optim.RAdam([decayed, *others], lr=lr, betas=betas, decoupled_weight_decay=True)]
     if config.optimizer == "adamw":
         return [torch.optim.AdamW([decayed, *others], lr=lr, betas=betas, fused=True)]
-    return [torch.optim.Muon([decayed], lr=lr, adjust_lr_fn="match_rms_adamw"),
+    return [Muon([decayed], lr=lr, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(others, lr=lr, betas=betas, fused=True)]
 
 
