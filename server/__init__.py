@@ -10,8 +10,9 @@ web/          HTTP: requests, admission, answers
   requests/     requests of the images routes: their fields, pictures and answers
 compare/      the benchmark of attention kinds, live and from the command line
 engine/       the ledger of admitted requests (on the event loop), and the engine thread, which decodes their images
-  decode/       one quantum: prefill, decode, and what happens when an image fails; likelihoods between quanta; the
-                ranking of candidates; particles, for known pixels after a hole
+  answers/      the images that a request or a command draws, by its options, and which of its candidates are answers
+  decode/       one quantum: prefill, decode, and what happens when an image fails; likelihoods between quanta;
+                particles, for known pixels after a hole
   schedule/     plain Python: which images wait and run, how long a step takes, when each image will be done
 pictures/     uploads in, picture files out: size, orientation, occlusion, photographed digits; uploads are decoded two
               at a time, shared fairly among clients
@@ -21,7 +22,8 @@ static/       the web page, which uses only the API
 To follow one request, read these files in this order:
   web/admission.py           makes a ticket when the head is read, and holds it until the answer has been sent; the
                              ledger admits it
-  web/routes/images.py       checks the fields, asks Ledger.admit for room, and submits the images
+  web/routes/images.py       checks the fields, asks Ledger.admit for room, and submits the images of
+                             engine/answers/plan.py
   engine/ledger.py           all requests and how they end; engine/served_model.py decides whether a model has room
   engine/thread.py           the engine thread: runs the quanta of all models, and reports each to the ledger
   engine/batch.py            one quantum of one model; engine/schedule/scheduler.py says which images are in it
@@ -36,6 +38,8 @@ To add
                     web/requests/request_schemas.py, and its path in the tuple JSON, or UPLOADS, of
                     web/middleware/bodies.py. If it needs room in a queue, route_class=AdmittingRoute, and
                     the last part of its path in ENDPOINTS of metrics.py
+  an image option   a field in web/fields.py and web/requests/request_schemas.py, a flag in linpix/__main__.py, and a
+                    parameter in cli/draw.py; engine/answers/plan.py checks all three alike, and puts it into ImageSpec
   a metric          declare it in metrics.py, update it where it happens: engine/served_models.py (quanta),
                     engine/ledger.py (requests), web/middleware/ (HTTP), cluster/ (fronts, desk); and list it in
                     tests/server/test_dashboard.py

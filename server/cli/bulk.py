@@ -9,13 +9,12 @@ import importlib.metadata
 import io
 import json
 import os
-import secrets
 import shutil
 import sys
 import tarfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -25,13 +24,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from linpix.model import ops
-from linpix.model.philox import MAX_SEED
 
+from ..engine.answers.plan import Plan
 from ..engine.batch import Batcher
-from ..engine.decode.decoder import ImageSpec
 from ..engine.messages import Submission
 from ..pictures import pictures
-from .draw import quantum_of, seeds_from
+from .draw import quantum_of
 
 SETTINGS = "linpix.json"
 ShardFormat = Literal["tar", "png"]  # WebDataset's tars, or folders of the same files
@@ -41,19 +39,15 @@ ShardFormat = Literal["tar", "png"]  # WebDataset's tars, or folders of the same
 class BulkOrder:
     """The images that a bulk command draws."""
 
-    count: int
+    plan: Plan
+    seed: int | None  # of image 0; None: as in the folder's first call, which takes that of the plan
     shards: int
     shard_format: ShardFormat
-    seed: int | None  # of image 0; None: as in the folder's first call, random if it gave none
-    temperature: float
-    attempts: int
-    label: int | None
     scale: int
 
-    def __post_init__(self) -> None:
-        if self.shards > self.count:
-            raise ValueError(f"--shards {self.shards}: each shard needs at least one image, and --count is "
-                             f"{self.count}; give fewer shards")
+    @property
+    def count(self) -> int:
+        return self.plan.images
 
     def images_of(self, shard: int) -> range:
         """The numbers of a shard's images: shards are equally long, or differ by one image."""
@@ -83,7 +77,7 @@ def draw_shards(folder: Path, order: BulkOrder, batcher: Batcher) -> Drawn:
         with tqdm(total=order.count, initial=order.count - todo, disable=not sys.stderr.isatty(), unit=" images",
                   bar_format="{l_bar}{bar}| {n:.0f}/{total:.0f} images [{elapsed}<{remaining}, {rate_noinv_fmt}]"
                   ) as bar:
-            drawing = _Drawing(batcher, order, missing, seed, bar)
+            drawing = _Drawing(batcher, replace(order, plan=replace(order.plan, seed=seed)), missing, bar)
             for shard in missing:
                 with _writing(paths[shard], order.shard_format) as files:
                     for index in order.images_of(shard):
@@ -94,15 +88,15 @@ def draw_shards(folder: Path, order: BulkOrder, batcher: Batcher) -> Drawn:
 class _Drawing:
     """The images of some shards, drawn without a pause between shards, and written in their order."""
 
-    def __init__(self, batcher: Batcher, order: BulkOrder, shards: list[int], seed: int, bar: "tqdm[Any]") -> None:
-        self._batcher, self._order, self._seed, self._bar = batcher, order, seed, bar
+    def __init__(self, batcher: Batcher, order: BulkOrder, shards: list[int], bar: "tqdm[Any]") -> None:
+        self._batcher, self._order, self._plan, self._bar = batcher, order, order.plan, bar
         self._eager = batcher.decoder.name.startswith("eager")
         self._parts = (part for shard in shards for part in self._parts_of(order.images_of(shard)))
         self._finished: dict[int, tuple[NDArray[np.uint8], int | None]] = {}  # sub-pixels (T,), and class, by number
 
     def _parts_of(self, images: range) -> list[range]:
         # the clock decides when an image is drawn again, and so what is in the eager engine's batches: see _submit
-        slots = 1 if self._eager and self._order.attempts > 1 else self._batcher.decoder.slots
+        slots = 1 if self._eager and self._plan.attempts > 1 else self._batcher.decoder.slots
         return [images[first:first + slots] for first in range(0, len(images), slots)]
 
     def write(self, index: int, files: "_Files") -> None:
@@ -117,9 +111,9 @@ class _Drawing:
             self._bar.update(report.subpixels / decoder.config.subpixels - report.again)
         canvas, label = self._finished.pop(index)
         names = decoder.checkpoint.class_names
-        facts = {"seed": self._seed + index, "label": label,
+        facts = {"seed": self._plan.seed_of(index), "label": label,
                  "class": None if label is None or label >= len(names) else names[label],
-                 "temperature": self._order.temperature, "attempts": max(1, self._order.attempts),
+                 "temperature": self._plan.temperature, "attempts": max(1, self._plan.attempts),
                  "model": decoder.checkpoint.name,
                  "digest": decoder.checkpoint.digest, "engine": decoder.name, "precision": decoder.precision}
         key = f"{index:09}"  # no dot: in WebDataset, a sample's files differ after the first dot
@@ -137,9 +131,7 @@ class _Drawing:
             part = next(self._parts, None)
             if part is None:
                 return
-            self._batcher.submit(Submission(str(part[0]), [
-                ImageSpec(seed=self._seed + index, temperature=self._order.temperature, label=self._order.label,
-                          attempts=self._order.attempts) for index in part]))
+            self._batcher.submit(Submission(str(part[0]), [self._plan.spec(index) for index in part]))
 
 
 # --- settings of a folder ---
@@ -167,12 +159,10 @@ def _settle(folder: Path, order: BulkOrder, batcher: Batcher) -> int:
         if next(folder.glob("shard-*"), None):
             raise ValueError(f"--out {folder} has shards, but the file {SETTINGS} that describes them is missing; "
                              "restore it, or give another folder")
-        first = secrets.randbelow(MAX_SEED - order.count) if order.seed is None else order.seed
-        seeds_from(first, order.count)  # checks the range
         temporary = file.with_name(file.name + ".new")
-        temporary.write_text(json.dumps({"seed": first} | settings, indent=1) + "\n")
+        temporary.write_text(json.dumps({"seed": order.plan.seed} | settings, indent=1) + "\n")
         _published(temporary, file)
-        return first
+        return order.plan.seed
     try:
         begun = {"attempts": 1} | json.loads(file.read_text())  # older releases made one attempt
         first = int(begun["seed"])
@@ -191,7 +181,7 @@ def _settings(order: BulkOrder, batcher: Batcher) -> dict[str, object]:
     decoder = batcher.decoder
     of_eager = {"batch": decoder.slots, "threads": torch.get_num_threads()}
     return {"count": order.count, "shards": order.shards, "shard_format": order.shard_format,
-            "temperature": order.temperature, "attempts": max(1, order.attempts), "label": order.label,
+            "temperature": order.plan.temperature, "attempts": max(1, order.plan.attempts), "label": order.plan.label,
             "scale": order.scale, **decoder.facts, "kernel": ops.kernel(), "torch": torch.__version__,
             "pillow": importlib.metadata.version("pillow"),
             **(of_eager if decoder.name.startswith("eager") else {})}

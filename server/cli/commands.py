@@ -7,7 +7,6 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +26,15 @@ from ..compare import report
 from ..compare.backends import BACKENDS
 from ..compare.checkpoints import find_twins
 from ..compare.comparison import Comparison, ComparisonPlan
+from ..engine.answers.plan import Plan, class_of, plan
 from ..engine.batch import Batcher
 from ..engine.decode.choice import new_decoder
-from ..engine.decode.decoder import ImageSpec
-from ..engine.decode.particles import answer_seed, check_filter, particles_for, particles_of
-from ..engine.decode.ranking import attempts_for, check_recognises
+from ..engine.decode.particles import check_filter
 from ..pictures import uploads
+from ..pictures.pictures import Occluded
 from ..settings import Settings
 from . import animation, bulk, preview
-from .draw import (
-    check_candidates,
-    class_of,
-    naming_flags,
-    produce,
-    ranked,
-    seeds_from,
-    temperature_of,
-    warn,
-)
+from .draw import naming_flags, produce, ranked, warn
 from .output import Output, check_output, kind_of, scale_of
 
 
@@ -72,15 +62,10 @@ def sample(given: argparse.Namespace) -> None:
         return
     if given.shard_format:
         raise ValueError(f"--shard-format {given.shard_format} needs --shards, the number of shards")
-    check_candidates(given.candidates, given.count)
-    drawn = given.candidates or given.count
-    checkpoint, batcher, output = _prepared(given, min(drawn, given.batch))
-    temperature = temperature_of(given.temperature, checkpoint)
-    warn("sample", checkpoint.temperature_warnings(temperature))
-    check_recognises(given.candidates, checkpoint)
-    label, attempts = class_of(given.label, checkpoint), _attempts(given, checkpoint, temperature)
-    _produce(given, batcher, output, [ImageSpec(seed=seed, temperature=temperature, label=label, attempts=attempts)
-                                      for seed in seeds_from(given.seed, drawn)])
+    checkpoint, output = _opened(given)
+    planned = _planned(given, checkpoint, completes=False)
+    warn("sample", checkpoint.temperature_warnings(planned.temperature))
+    _produce(given, _batcher(given, checkpoint, planned), output, planned)
 
 
 def _sample_shards(given: argparse.Namespace) -> None:
@@ -89,14 +74,16 @@ def _sample_shards(given: argparse.Namespace) -> None:
                          "always, and give a folder as --out")
     if given.scale == "auto":
         raise ValueError("--scale auto is for grids on a screen; with --shards, give a number or leave it out")
-    order = bulk.BulkOrder(count=given.count, shards=given.shards, shard_format=given.shard_format or "tar",
-                           seed=given.seed, temperature=1.0, attempts=0, label=None, scale=given.scale or 1)
+    if given.shards > given.count:
+        raise ValueError(f"--shards {given.shards}: each shard needs at least one image, and --count is "
+                         f"{given.count}; give fewer shards")
     given.preview = "never"
-    checkpoint, batcher, _ = _prepared(given, min(given.count, given.batch))
-    temperature = temperature_of(given.temperature, checkpoint)
-    warn("sample", checkpoint.temperature_warnings(temperature))
-    order = dataclasses.replace(order, label=class_of(given.label, checkpoint), temperature=temperature,
-                                attempts=_attempts(given, checkpoint, temperature))
+    checkpoint, _ = _opened(given)
+    planned = _planned(given, checkpoint, completes=False)
+    order = bulk.BulkOrder(plan=planned, shards=given.shards, shard_format=given.shard_format or "tar",
+                           seed=given.seed, scale=given.scale or 1)
+    warn("sample", checkpoint.temperature_warnings(planned.temperature))
+    batcher = _batcher(given, checkpoint, planned)
     drawn, engine = bulk.draw_shards(Path(given.out), order, batcher), batcher.decoder
     speed = drawn.images / drawn.seconds if drawn.images else None
     result = {"images": given.count, "drawn": drawn.images, "seconds": drawn.seconds, "images_per_second": speed,
@@ -113,43 +100,43 @@ def complete(given: argparse.Namespace) -> None:
     if given.lay_back and (kind_of(given.out) or given.scale):
         raise ValueError("--lay-back writes one PNG per image at the size of the picture: give a folder as --out, and "
                          "leave out --scale")
-    check_candidates(given.candidates, given.count)
-    particles = particles_for(given.method, given.particles, candidates=given.candidates,
-                              temperature=1.0 if given.temperature is None else given.temperature)
-    answers = given.candidates or given.count
-    checkpoint, batcher, output = _prepared(given, min(answers * max(1, particles), max(given.batch, particles)))
-    label = class_of(given.label, checkpoint)
-    temperature = temperature_of(given.temperature, checkpoint, filtered=particles > 0)
-    attempts = _attempts(given, checkpoint, temperature)
+    checkpoint, output = _opened(given)
+    planned = _planned(given, checkpoint, completes=True, method=given.method, particles=given.particles)
     upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
                           preparation=given.prepare, lay_back=given.lay_back)
     occluded = upload.occluded
-    warn("complete", checkpoint.temperature_warnings(temperature) + uploads.warnings_of(upload, checkpoint))
-    facts: dict[str, object] = {"crop": upload.crop, "method": given.method or "raster", "particles": particles or None}
-    if particles:
+    warn("complete", checkpoint.temperature_warnings(planned.temperature) + uploads.warnings_of(upload, checkpoint))
+    facts: dict[str, object] = {"crop": upload.crop, "method": given.method or "raster",
+                                "particles": planned.particles or None}
+    batcher = _batcher(given, checkpoint, planned)
+    if planned.particles:
         check_filter(batcher.decoder, occluded.known)
     if upload.prepared is not None:
         facts["prepared"] = {"inverted": upload.prepared.inverted, "box": upload.box}
-    _produce(given, batcher, dataclasses.replace(output, overlay=upload.overlay),
-             particles_of([ImageSpec(seed=seed, temperature=temperature, label=label, attempts=attempts,
-                                     canvas=occluded.canvas, known=occluded.known)
-                           for seed in seeds_from(given.seed, answers)], particles),
+    _produce(given, batcher, dataclasses.replace(output, overlay=upload.overlay), planned, occluded,
              conditioning=occluded.conditioning, known=occluded.known_count, **facts)
 
 
-def _attempts(given: argparse.Namespace, checkpoint: Checkpoint, temperature: float) -> int:
-    return attempts_for(given.attempts, checkpoint, candidates=given.candidates, temperature=temperature)
-
-
-def _prepared(given: argparse.Namespace, slots: int) -> tuple[Checkpoint, Batcher, Output]:
-    """The model, its batcher, and the output. What cannot be written or shown is refused here, before the work."""
+def _opened(given: argparse.Namespace) -> tuple[Checkpoint, Output]:
+    """The model and the output. What cannot be written or shown is refused here, before the work."""
     kind, _ = check_output(given.out), _colours(given)
     loaded = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
     config = loaded.net.config
     scale = scale_of(kind, given.count, config, given.scale, screen=sys.stdout.isatty())
-    engine = new_decoder(loaded, slots, given.engine, given.precision, device=given.device,
-                         state=StateFormat(precision=given.state, defer=given.defer))
-    return loaded, Batcher(engine), Output(given.out, kind, scale, config)
+    return loaded, Output(given.out, kind, scale, config)
+
+
+def _planned(given: argparse.Namespace, checkpoint: Checkpoint, *, completes: bool, method: str | None = None,
+             particles: int | None = None) -> Plan:
+    return plan(checkpoint, given.count, completes=completes, label=class_of(given.label, checkpoint), seed=given.seed,
+                temperature=given.temperature, candidates=given.candidates, attempts=given.attempts, method=method,
+                particles=particles)
+
+
+def _batcher(given: argparse.Namespace, checkpoint: Checkpoint, planned: Plan) -> Batcher:
+    return Batcher(new_decoder(checkpoint, min(planned.images, max(given.batch, planned.group)), given.engine,
+                               given.precision, device=given.device,
+                               state=StateFormat(precision=given.state, defer=given.defer)))
 
 
 def _colours(given: argparse.Namespace) -> int:
@@ -157,17 +144,17 @@ def _colours(given: argparse.Namespace) -> int:
     return preview.colours_of(sys.stderr, "never" if quiet else given.preview, os.environ)
 
 
-def _produce(given: argparse.Namespace, batcher: Batcher, output: Output, specs: Sequence[ImageSpec],
-             **facts: object) -> None:
+def _produce(given: argparse.Namespace, batcher: Batcher, output: Output, planned: Plan,
+             occluded: Occluded | None = None, **facts: object) -> None:
     """Draw all images, choose the answers if there are candidates or particles, write them, and report."""
-    candidates, engine, config = given.candidates, batcher.decoder, output.config
-    chooses, seeds = candidates is not None or specs[0].particles > 0, [answer_seed(spec) for spec in specs]
+    engine, config = batcher.decoder, output.config
+    specs = planned.specs() if occluded is None else planned.specs(occluded.canvas, occluded.known)
     with preview.Progress(specs, config, sys.stderr, colours=_colours(given),
                           frames=animation.MAX_FRAMES if output.animated else 1) as progress:
 
         def done(index: int, image: NDArray[np.uint8]) -> None:
-            if not output.kind and not chooses:  # at once: an interruption then loses only unfinished images
-                output.write_one(index, seeds[index], image)
+            if not output.kind and not planned.chooses:  # at once: an interruption then loses only unfinished images
+                output.write_one(index, planned.seed_of(index), image)
             progress.done(index, image)
 
         produced = produce(batcher, specs, done, progress.advanced)
@@ -175,32 +162,33 @@ def _produce(given: argparse.Namespace, batcher: Batcher, output: Output, specs:
     if estimates := produced.estimates.values():
         facts |= {"effective_sample_sizes": [one.effective_sample_size for one in estimates],
                   "log_evidences": [one.log_evidence for one in estimates]}
-    if specs[0].attempts > 1:
+    if planned.attempts > 1:
         facts |= {"attempts": [one.attempts for one in produced.recognised.values()],
                   "confidences": [one.confidence for one in produced.recognised.values()]}
-    if candidates is not None:
+    if planned.candidates is not None:
         began = time.perf_counter()
         best = ranked(engine.net, produced, specs[0].known, given.count)
         kept, seconds = [*best], seconds + time.perf_counter() - began
         first, *_ = best.values()
-        facts |= {"candidates": candidates} | {f"{name}s": [one[name] for one in best.values()] for name in first}
+        facts["candidates"] = planned.candidates
+        facts |= {f"{name}s": [one[name] for one in best.values()] for name in first}
     text = output.path
     if output.kind:
         frames = output.write_all(np.stack([produced.images[index] for index in kept]),
                                   [rows[kept] for rows in progress.film.moments], specs[0].known)
         if output.animated:
             facts["frames"], text = frames, f"{text} ({frames} frames)"
-    elif chooses:
+    elif planned.chooses:
         for place, index in enumerate(kept):
-            output.write_one(place, seeds[index], produced.images[index])
-    files = list(dict.fromkeys(output.file(place, seeds[index]) for place, index in enumerate(kept)))
+            output.write_one(place, planned.seed_of(index), produced.images[index])
+    files = list(dict.fromkeys(output.file(place, planned.seed_of(index)) for place, index in enumerate(kept)))
     result = {"images": len(kept), "seconds": seconds, "images_per_second": len(kept) / seconds, "drawn": len(specs),
-              **engine.facts, "seeds": [seeds[index] for index in kept], "files": files, **facts}
-    what = f"{'' if candidates is None else 'the best '}{len(kept)} of them " if chooses else ""
-    ranking = "" if candidates is None else " with their ranking"
-    drawn = "1 image" if len(specs) == 1 else f"{len(specs)} images"
-    _say(given, result, f"{drawn} in {seconds:.2f} s{ranking} ({len(specs) / seconds:.2f} images/s, "
-         f"{engine.name} engine, {engine.precision}), seeds from {seeds[0]}, {what}written to {text}")
+              **engine.facts, "seeds": [planned.seed_of(index) for index in kept], "files": files, **facts}
+    what = f"{'' if planned.candidates is None else 'the best '}{len(kept)} of them " if planned.chooses else ""
+    ranking = "" if planned.candidates is None else " with their ranking"
+    count = "1 image" if len(specs) == 1 else f"{len(specs)} images"
+    _say(given, result, f"{count} in {seconds:.2f} s{ranking} ({len(specs) / seconds:.2f} images/s, "
+         f"{engine.name} engine, {engine.precision}), seeds from {planned.seed}, {what}written to {text}")
 
 
 def compare(given: argparse.Namespace) -> None:

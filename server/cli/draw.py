@@ -1,13 +1,12 @@
 """Draw and complete images without a server: for `linpix sample` and `complete`, and for Python."""
 
-import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,19 +14,18 @@ from tqdm import tqdm
 
 from linpix.model import checkpoint as checkpoints
 from linpix.model.attempts import Recognised
-from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
 from linpix.model.likelihood import Scoring
-from linpix.model.philox import MAX_SEED
 from linpix.model.team import limit_threads
 from linpix.model.transformer import Transformer
 
+from ..engine.answers.plan import class_of, plan
+from ..engine.answers.ranking import best, likelihoods, recognised
 from ..engine.batch import Batcher
 from ..engine.decode.choice import new_decoder
 from ..engine.decode.decoder import ImageSpec
 from ..engine.decode.failures import NotFinite
-from ..engine.decode.particles import Estimate, check_filter, particles_for, particles_of
-from ..engine.decode.ranking import attempts_for, best, check_recognises, likelihoods, recognised
+from ..engine.decode.particles import Estimate, check_filter
 from ..engine.messages import QuantumReport, Submission
 from ..errors import OptionError, as_flags
 from ..pictures import pictures
@@ -100,12 +98,6 @@ def ranked(net: Transformer, produced: Produced, known: NDArray[np.bool_] | None
     return {index: found[index]._asdict() for index in best(produced.images, [one.score for one in found], count)}
 
 
-def check_candidates(candidates: int | None, count: int) -> None:
-    if candidates is not None and candidates < count:
-        raise OptionError(f"`candidates` must be at least {count}, got {candidates}; the best {count} of them are kept",
-                          "candidates")
-
-
 @contextmanager
 def naming_flags() -> Iterator[None]:
     """For a command: its errors about pictures and options name flags. Raises ValueError."""
@@ -118,28 +110,6 @@ def naming_flags() -> Iterator[None]:
 def warn(command: str, warnings: Iterable[str]) -> None:
     for warning in warnings:
         print(f"linpix {command}: {as_flags(warning)}", file=sys.stderr)
-
-
-def seeds_from(first: int | None, count: int) -> list[int]:
-    """One seed per image: first, first + 1 and so on; None: from a random one. Raises ValueError."""
-    first = secrets.randbelow(MAX_SEED - count) if first is None else first
-    if not 0 <= first <= MAX_SEED - count + 1:
-        raise ValueError(f"seed: image i uses seed + i, which must be in 0 to 2^53 - 1, got {first} for {count} images")
-    return list(range(first, first + count))
-
-
-def class_of(label: int | str | None, checkpoint: Checkpoint) -> int | None:
-    """The number of a class given by number or name. Raises ValueError that lists the classes."""
-    found = None if label is None else checkpoint.class_of(str(label))
-    if label is not None and found is None:
-        raise ValueError(f"label must be a class of {checkpoint.name}: "
-                         f"{', '.join(checkpoint.class_names) or 'none: it has no classes'}; got {label!r}")
-    return found
-
-
-def temperature_of(given: float | None, checkpoint: Checkpoint, *, filtered: bool = False) -> float:
-    """The given temperature, else the model's own. filtered: by particles, which draw at 1."""
-    return given if given is not None else 1.0 if filtered else checkpoint.temperature
 
 
 def sample(model: str, count: int = 1, *, label: int | str | None = None, seed: int | None = None,
@@ -155,7 +125,8 @@ def sample(model: str, count: int = 1, *, label: int | str | None = None, seed: 
     recognises its class; None: the model's own number, 1 for most models.
     Raises ValueError, of which CheckpointError is one.
     """
-    return _draw(model, count, label, seed, temperature, batch, checkpoints, progress, None, candidates, attempts)
+    return _draw(model, count, batch, checkpoints, progress, None, label=label, seed=seed, temperature=temperature,
+                 candidates=candidates, attempts=attempts)
 
 
 def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, label: int | str | None = None,
@@ -170,12 +141,11 @@ def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, 
     place, and completes that · method: "smc" lets known pixels influence what is drawn before them too, for models
     that are not conditional · particles: with "smc", drawn for each image; None: 16.
     """
-    group = particles_for(method, particles, candidates=candidates,
-                          temperature=1.0 if temperature is None else temperature)
     if prepare not in get_args(Preparation):
         raise ValueError(f"prepare must be none or mnist, got {prepare!r}")
-    return _draw(model, count, label, seed, temperature, batch, checkpoints, progress,
-                 (np.asarray(image), np.asarray(known)), candidates, attempts, group, prepare)
+    return _draw(model, count, batch, checkpoints, progress, (np.asarray(image), np.asarray(known)), prepare,
+                 label=label, seed=seed, temperature=temperature, candidates=candidates, attempts=attempts,
+                 method=method, particles=particles)
 
 
 def _prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
@@ -189,33 +159,25 @@ def _prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[N
     return found.canvas, found.known
 
 
-def _draw(model: str, count: int, label: int | str | None, seed: int | None, temperature: float | None, batch: int,
-          folder: str | None, progress: bool | None, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None,
-          candidates: int | None = None, attempts: int | None = None, particles: int = 0,
-          prepare: Preparation = "none") -> Pictures:
+def _draw(model: str, count: int, batch: int, folder: str | None, progress: bool | None,
+          given: tuple[NDArray[np.generic], NDArray[np.generic]] | None, prepare: Preparation = "none", *,
+          label: int | str | None, **options: Any) -> Pictures:
+    """given: an image to complete, and what of it is known · options: as of plan."""
     for name, value in (("count", count), ("batch", batch)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    if temperature is not None and not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
-    check_candidates(candidates, count)
     limit_threads()
     checkpoint = checkpoints.read(checkpoints.find(str(model), None if folder is None else Path(folder)))
-    config, number = checkpoint.net.config, class_of(label, checkpoint)
-    temperature = temperature_of(temperature, checkpoint, filtered=particles > 0)
+    config = checkpoint.net.config
+    planned = plan(checkpoint, count, completes=given is not None, label=class_of(label, checkpoint), **options)
     if given is not None and prepare == "mnist":
         check_preparable(config)
         given = _prepared(*given)
     occluded = None if given is None else _occluded(*given, config)
     known = None if occluded is None else occluded.known
-    if known is None:
-        check_recognises(candidates, checkpoint)
-    max_attempts = attempts_for(attempts, checkpoint, candidates=candidates, temperature=temperature)
-    specs = particles_of([ImageSpec(seed=one, temperature=temperature, label=number, attempts=max_attempts, known=known,
-                                    canvas=occluded.canvas if occluded else None)
-                          for one in seeds_from(seed, candidates or count)], particles)
-    decoder = new_decoder(checkpoint, min(len(specs), max(batch, particles)))
-    if particles and known is not None:
+    specs = planned.specs(None if occluded is None else occluded.canvas, known)
+    decoder = new_decoder(checkpoint, min(planned.images, max(batch, planned.group)))
+    if planned.particles and known is not None:
         check_filter(decoder, known)
     todo = len(specs) * (config.subpixels - specs[0].prefix)
     with tqdm(total=todo, unit="sub-pixel", unit_scale=True, disable=None if progress is None else not progress,
@@ -223,7 +185,7 @@ def _draw(model: str, count: int, label: int | str | None, seed: int | None, tem
         produced = produce(Batcher(decoder), specs, advanced=lambda report: bar.update(
             report.subpixels - report.again * todo // len(specs)))
     images = [produced.images[index] for index in produced.estimates] or produced.images
-    if candidates is not None:
+    if planned.candidates is not None:
         images = [images[index] for index in ranked(checkpoint.net, produced, known, count)]
     return np.stack(images).reshape(count, *config.image_shape)
 

@@ -11,11 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 from linpix.model.checkpoint import find, read
 from linpix.model.team import limit_threads
 
+from ..engine.answers.plan import class_of
 from ..engine.decode.scoring import likelihood, scoring_of
 from ..pictures.encode import enlarged
 from ..pictures.likelihoods import map_png, numbers, read_scored
 from ..pictures.uploads import outside
-from .draw import class_of, flattened, naming_flags, warn
+from .draw import flattened, naming_flags, warn
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -127,7 +127,7 @@ def test_what_the_service_refuses_is_said_in_its_own_words(shipped, visit):
     page = visit(shipped.url).ready()
     page.locator("#samples-form [name=seed]").fill("9007199254740990")
     page.get_by_role("button", name="Draw", exact=True).click()
-    says(page, "#samples .notice", r"Image i uses seed \+ i, which must be below 2\^53: .*\.")
+    says(page, "#samples .notice", r"Image i uses seed \+ i, which must be at least 0 and below 2\^53: .*\.")
 
 
 def test_an_image_of_a_model_that_is_no_longer_served_leaves_the_page_usable(tiny, tmp_path, visit):

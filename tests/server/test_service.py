@@ -83,7 +83,7 @@ def test_a_bug_before_images_are_queued_is_counted_as_a_failed_request_and_bad_i
         for body, status in (({"n": "one"}, 400), ({"n": 0}, 400), ({"label": "ten"}, 400), ({"model": "none"}, 404)):
             assert client.post("/v1/images/generations", json=body).status_code == status
         assert counted() == 0
-        monkeypatch.setattr("linpix.server.web.requests.image_request.attempts_for", None)
+        monkeypatch.setattr("linpix.server.web.requests.image_request.plan", None)
         assert client.post("/v1/images/generations", json={}).status_code == 500
         assert counted() == 1
 

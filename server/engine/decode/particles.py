@@ -13,7 +13,6 @@ on its seed, and not on the length of quanta.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +26,6 @@ from ...errors import OptionError
 from ..schedule.scheduler import ScheduledImage
 from .decoder import Decoder, ImageSpec
 
-PARTICLES = 16             # by default
 MAX_PARTICLES = 2**10 - 1  # a particle's number is in the ten bits of its seed above the 53 of its answer's
 UNEVEN = 0.5               # particles are resampled if the effective sample size is below this share of them
 
@@ -39,46 +37,14 @@ class Estimate(NamedTuple):
     log_evidence: float           # nats: of the known sub-pixels after the first hole, given those before it
 
 
-def particles_of(answers: Sequence[ImageSpec], count: int) -> list[ImageSpec]:
-    """`count` particles of each answer, one answer after the other; with 0, the answers themselves.
-
-    Each particle has a seed of its own, whose lowest 53 bits are the answer's.
-    """
-    return [replace(answer, seed=answer.seed + (MAX_SEED + 1) * number, particles=count)
-            for answer in answers for number in range(1, count + 1)] if count else [*answers]
+def particle_seed(seed: int, number: int) -> int:
+    """The seed of an answer's particle: its lowest 53 bits are the answer's. number: 0, 1 and so on."""
+    return seed + (MAX_SEED + 1) * (number + 1)
 
 
 def answer_seed(image: ImageSpec) -> int:
     """The seed that was requested for the answer."""
     return image.seed & MAX_SEED
-
-
-def particles_for(method: str | None, particles: int | None, *, candidates: int | None, temperature: float,
-                  answers: int = 1, limit: int | None = None) -> int:
-    """How many particles an answer gets, 0 if its method is raster. Raises OptionError.
-
-    limit: the most particles of all answers together.
-    """
-    if method not in (None, "raster", "smc"):
-        raise OptionError(f"`method` must be raster or smc, got {method!r}", "method")
-    if method is None and particles is not None:  # with raster they may be given: a form may send all its fields
-        raise OptionError(f"`particles` work only with `method=smc`, got {particles} and no `method`; leave out "
-                          "`particles`", "particles")
-    if method != "smc":
-        return 0
-    if candidates is not None:
-        raise OptionError(f"`method=smc` chooses among particles, not candidates, got {candidates}; leave out "
-                          "`candidates`", "candidates")
-    if temperature != 1:
-        raise OptionError(f"`method=smc` always draws at temperature 1, got {temperature:g}; leave out "
-                          "`temperature`", "temperature")
-    count = particles if particles is not None else PARTICLES if limit is None else min(PARTICLES, limit // answers)
-    if limit is not None and not 2 <= count <= limit // answers:
-        raise OptionError(f"`particles` must be at least 2, and n times particles must be at most {limit} here, got "
-                          f"{count} particles and n={answers}", "particles")
-    if not 2 <= count <= MAX_PARTICLES:
-        raise OptionError(f"`particles` must be 2..{MAX_PARTICLES}, got {count}", "particles")
-    return count
 
 
 def check_filter(decoder: Decoder, known: NDArray[np.bool_]) -> None:

@@ -1,9 +1,9 @@
 """What generations, edits and likelihoods ask for, checked."""
 
 import math
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -11,11 +11,11 @@ from fastapi import Request
 from numpy.typing import NDArray
 
 from linpix.model.config import ModelConfig
-from linpix.model.philox import MAX_SEED
 
+from ...engine.answers.plan import class_of, plan
+from ...engine.answers.ranking import best, likelihoods, recognised
 from ...engine.decode.decoder import ImageSpec
-from ...engine.decode.particles import check_filter, particles_for, particles_of
-from ...engine.decode.ranking import attempts_for, best, likelihoods, recognised
+from ...engine.decode.particles import check_filter
 from ...engine.ticket import Demand, ImageDone, RowsDone
 from ...errors import (
     InvalidRequest,
@@ -74,13 +74,9 @@ class PictureRequest:
     def _label(self, label: int | str | None, prompt: str | None) -> int | None:
         """The class asked for by label, or by a prompt that names one."""
         checkpoint = self.served.decoder.checkpoint
-        names, chosen = checkpoint.class_names, None
-        if label is not None:
-            chosen = checkpoint.class_of(str(label))
-            if chosen is None:
-                allowed = f"0..{len(names) - 1} or one of {', '.join(names)}" if names else "none: it has no classes"
-                raise InvalidRequest(f"label must be a class of {self.served.name}: {allowed}; got {shown(label)}",
-                                     param="label")
+        names = checkpoint.class_names
+        with naming_fields():
+            chosen = class_of(label, checkpoint)
         text = (prompt or "").strip()
         if not text:
             return chosen
@@ -107,28 +103,20 @@ class ImageRequest(PictureRequest):
 
     def __init__(self, service: Service, http: Request, asked: ImageFields) -> None:
         self.served = service.find(asked.model)
-        checkpoint, candidates = self.served.decoder.checkpoint, asked.candidates
+        checkpoint, n = self.served.decoder.checkpoint, 1 if asked.n is None else asked.n
         method, particles = (asked.method, asked.particles) if isinstance(asked, EditForm) else (None, None)
-        self.n = 1 if asked.n is None else asked.n
         self.bulk = asked.priority == "bulk"
         max_n = service.max_images(self.served, bulk=self.bulk)
-        if not 1 <= self.n <= max_n:
+        if not 1 <= n <= max_n:
             raise InvalidRequest(f"n must be 1..{max_n}, got {shown(asked.n)}", param="n")
-        if candidates is not None and not self.n <= candidates <= max_n:
-            raise InvalidRequest(f"candidates must be {self.n}..{max_n} here, got {shown(candidates)}; the best n of "
-                                 "them are returned", param="candidates")
-        own = 1.0 if method == "smc" else checkpoint.temperature
-        self.temperature = own if asked.temperature is None else asked.temperature
         with naming_fields():
-            self.particles = particles_for(method, particles, candidates=candidates, temperature=self.temperature,
-                                           answers=self.n, limit=min(max_n, self.served.room.slots))
-            self.attempts = attempts_for(asked.attempts, checkpoint, candidates=candidates,
-                                         temperature=self.temperature)
-        self.ranked, self.images = candidates is not None, candidates or self.n * max(1, self.particles)
-        self.chosen = self.ranked or self.particles > 0  # the answer has only some of the images drawn
-        http.state.images = self.images  # for the log
+            planned = plan(checkpoint, n, completes=isinstance(asked, EditForm), seed=asked.seed,
+                         temperature=asked.temperature, candidates=asked.candidates, attempts=asked.attempts,
+                         method=method, particles=particles, limit=max_n, slots=self.served.room.slots)
+        http.state.images = planned.images  # for the log
         super().__init__(service, http, asked)
-        self.warnings += checkpoint.temperature_warnings(self.temperature)
+        self.plan = replace(planned, label=self.label)
+        self.warnings += checkpoint.temperature_warnings(planned.temperature)
         self.stream = bool(asked.stream)
         self.as_url = asked.response_format == "url" and not self.stream
         if asked.response_format == "url" and self.stream:
@@ -136,16 +124,11 @@ class ImageRequest(PictureRequest):
         self.array = self.accepted == encode.NPY  # all pictures are the answer, as one array
         self._check_accepted(asked)
         self.format: encode.Format = self.alone or asked.output_format or "png"
-        if self.chosen and self.stream and asked.partial_images:
+        if planned.chooses and self.stream and asked.partial_images:
             raise InvalidRequest("with candidates or particles, a stream has no partial images, since the best are "
                                  "known only when all are drawn; leave out partial_images, got "
                                  f"{shown(asked.partial_images)}", param="partial_images")
-        self.partial_images = 0 if self.chosen else asked.partial_images
-        seeds = candidates or self.n
-        self.seed = secrets.randbelow(MAX_SEED - seeds) if asked.seed is None else asked.seed
-        if self.seed + seeds - 1 > MAX_SEED:
-            raise InvalidRequest(f"image i uses seed + i, which must be below 2^53: with {seeds} images the largest "
-                                 f"seed is {MAX_SEED - seeds + 1}, got {asked.seed}", param="seed")
+        self.partial_images = 0 if planned.chooses else asked.partial_images
         self._overlay: Overlay | None = None
         self._occluded: pictures.Occluded | None = None  # the picture as the model gets it
         self._kept: pictures.Occluded | None = None      # the picture that the answer keeps, if more of it is known
@@ -156,9 +139,9 @@ class ImageRequest(PictureRequest):
         if (self.alone or self.array) and asked.output_format not in (None, self.alone):
             raise InvalidRequest(f"output_format {asked.output_format} contradicts Accept: {self.accepted}; send one "
                                  "of them", param="output_format")
-        if self.alone and (self.n != 1 or self.stream):
+        if self.alone and (self.plan.answers != 1 or self.stream):
             raise InvalidRequest(f"Accept: {self.accepted} returns one picture, so it needs n=1 and no stream, got "
-                                 f"n={self.n}, stream={str(self.stream).lower()}", param="n")
+                                 f"n={self.plan.answers}, stream={str(self.stream).lower()}", param="n")
         if self.array:
             self._check_array()
 
@@ -167,24 +150,23 @@ class ImageRequest(PictureRequest):
         if self.stream:
             raise InvalidRequest(f"Accept: {encode.NPY} returns all pictures at once, so it works only without stream",
                                  param="stream")
-        size = self.n * math.prod(self.shape)
-        if self.n > ARRAY_IMAGES or size > ARRAY_BYTES:
-            raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {self.n} "
+        n = self.plan.answers
+        size = n * math.prod(self.shape)
+        if n > ARRAY_IMAGES or size > ARRAY_BYTES:
+            raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {n} "
                                  f"images of {self.size} have {size:,} bytes. Request fewer or smaller "
                                  "images", param="n")
 
     def demand(self, known: int | None = None) -> Demand:
         """What it needs. known: tokens that need no step; None: its picture is not decoded yet."""
-        return Demand(self.images, bulk=self.bulk, stream=self.stream and not self.chosen, known=known,
-                      group=self.particles or 1, ranked=self.ranked and not self.attempts, attempts=self.attempts)
+        plan = self.plan
+        return Demand(plan.images, bulk=self.bulk, stream=self.stream and not plan.chooses, known=known,
+                      group=plan.group, ranked=plan.candidates is not None and not plan.attempts,
+                      attempts=plan.attempts)
 
     def specs(self) -> list[ImageSpec]:
-        occluded = self._occluded
-        specs = [ImageSpec(seed=self.seed + index, temperature=self.temperature, label=self.label,
-                           attempts=self.attempts, canvas=occluded.canvas if occluded else None,
-                           known=occluded.known if occluded else None)
-                 for index in range(self.images // max(1, self.particles))]
-        return particles_of(specs, self.particles)
+        return self.plan.specs() if self._occluded is None else self.plan.specs(self.occluded.canvas,
+                                                                                self.occluded.known)
 
     def best(self, drawn: list[ImageDone]) -> list[ImageDone]:
         """The n best of all candidates, which are the answer, the best first.
@@ -194,20 +176,20 @@ class ImageRequest(PictureRequest):
         drawn = sorted(drawn, key=lambda image: image.index)
         if self.config.class_first:
             classes = [image.recognised for image in drawn if image.recognised is not None]
-            return [drawn[index] for index in recognised(classes, self.n)]
+            return [drawn[index] for index in recognised(classes, self.plan.answers)]
         found = [likelihoods(image.log_probs, self.occluded.known) for image in drawn if image.log_probs is not None]
         self._judged = {image.index: one._asdict() for image, one in zip(drawn, found, strict=True)}
         shown_images = [self._with_kept(image.canvas) for image in drawn]
-        return [drawn[index] for index in best(shown_images, [one.score for one in found], self.n)]
+        return [drawn[index] for index in best(shown_images, [one.score for one in found], self.plan.answers)]
 
     def facts_of(self, image: RowsDone | ImageDone) -> dict[str, int | float]:
         """The facts of an answer about one image."""
-        found: dict[str, int | float] = {"seed": self.seed + image.index // max(1, self.particles)}
+        found: dict[str, int | float] = {"seed": self.plan.seed_of(image.index)}
         if isinstance(image, ImageDone) and image.estimate is not None:
             found |= image.estimate._asdict()
         if isinstance(image, ImageDone) and (look := image.recognised) is not None:
             found |= {"label": look.label, "confidence": look.confidence}
-            if self.attempts > 1:
+            if self.plan.attempts > 1:
                 found["attempts"] = look.attempts
         return found | self._judged.get(image.index, {})
 
@@ -216,15 +198,15 @@ class ImageRequest(PictureRequest):
         self._occluded = upload.occluded
         self.warnings += map(as_fields, warnings_of(upload, self.served.decoder.checkpoint))
         if conditioning == "prefix":
-            if self.particles:
+            if self.plan.particles:
                 raise InvalidRequest("method=smc uses the pixels that conditioning=prefix hides; send one of them",
                                      param="conditioning")
             self._kept, self._occluded = upload.occluded, upload.occluded.prefix_only()
-        elif conditioning == "full" and upload.occluded.conditioning == "partial" and not self.particles:
+        elif conditioning == "full" and upload.occluded.conditioning == "partial" and not self.plan.particles:
             raise InvalidRequest(f"{self.served.name} cannot use all {upload.occluded.known_count} known sub-pixels, "
                                  "since some come after hidden ones; choose a model that is conditional "
                                  "(GET /v1/models), or method=smc, or leave out conditioning", param="conditioning")
-        if self.particles:
+        if self.plan.particles:
             with naming_fields():
                 check_filter(self.served.decoder, self.occluded.known)
         if (overlay := upload.overlay) is not None:

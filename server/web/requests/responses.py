@@ -95,16 +95,17 @@ async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | No
 
     Of candidates, these are the best ones, once all are drawn and scored. Of particles, they are the chosen ones.
     """
-    drawn = []
+    plan = request.plan
+    drawn: list[ImageDone] = []
     async for event in ticket.events(patience_s):
-        if request.ranked and isinstance(event, ImageDone):
+        if plan.candidates is not None and isinstance(event, ImageDone):
             drawn.append(event)
-        elif request.particles and isinstance(event, ImageDone):
+        elif plan.particles and isinstance(event, ImageDone):
             if event.estimate is not None:
-                yield event.index // request.particles, event
-        elif event is None or not request.ranked:
+                yield event.index // plan.particles, event
+        elif event is None or plan.candidates is None:
             yield event.index if event else 0, event
-    if request.ranked:
+    if plan.candidates is not None:
         async with ticket.in_time():  # in a thread: with hundreds of candidates it takes tenths of a second
             chosen = await asyncio.to_thread(request.best, drawn)
         for place, image in enumerate(chosen):

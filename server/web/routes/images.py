@@ -4,7 +4,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, File, Request, Response
 
-from ...engine.decode.ranking import check_recognises
 from ...errors import (
     BodyTooLarge,
     Exhausted,
@@ -16,7 +15,7 @@ from ...errors import (
 from ...pictures import uploads
 from ..admission import TIMEOUT_PARAMETER, AdmittingRoute
 from ..openapi import image_responses
-from ..requests.image_request import ImageRequest, naming_fields
+from ..requests.image_request import ImageRequest
 from ..requests.request_schemas import EDIT, GENERATE, EditForm, GenerateBody
 from ..requests.responses import respond
 from ..requests.uploads import check_options, decoded, facts_of, only
@@ -48,8 +47,6 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
     """
     service, ticket = service_of(http), http.state.ticket
     request = ImageRequest(service, http, body)
-    with naming_fields():
-        check_recognises(body.candidates, request.served.decoder.checkpoint)
     service.ledger.admit(ticket, request.served, request.demand(known=0), request.timeout_s)
     await service.ledger.submit(ticket, request.specs())
     return await respond(service.ledger, http, request, ticket, "image_generation", {"candidates": body.candidates})
@@ -81,6 +78,6 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
     request.complete(found, form.conditioning)
     await service.ledger.submit(ticket, request.specs())
     facts = facts_of(request.occluded, found) | {"candidates": form.candidates, "method": form.method or "raster",
-                                                 "particles": request.particles or None}
+                                                 "particles": request.plan.particles or None}
     del found  # frees the megabytes of a prepared picture while its completions wait
     return await respond(service.ledger, http, request, ticket, "image_edit", facts)

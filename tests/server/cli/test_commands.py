@@ -256,9 +256,9 @@ def test_an_animation_of_images_that_are_drawn_again_ends_as_the_png(succeeds, c
     assert np.array_equal(frames_of((tmp_path / "out.webp").read_bytes(), "L")[-1][0], pixels(tmp_path / "out.png"))
 
 
-def test_fewer_candidates_than_are_wanted_are_refused_before_the_model_is_read(linpix, tmp_path):
+def test_fewer_candidates_than_are_wanted_are_refused(linpix, tiny, tmp_path):
     Image.new("L", (8, 8)).save(tmp_path / "picture.png")
-    status, _, said = linpix("complete", tmp_path / "picture.png", "--model", "none", "--keep-rows", 3, "--count", 4,
+    status, _, said = linpix("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--count", 4,
                              "--candidates", 3, "--out", f"{tmp_path}/")
     assert status and "must be at least 4, got 3" in said
 

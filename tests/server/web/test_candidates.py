@@ -18,7 +18,7 @@ from linpix.model.generate import starts_of
 from linpix.model.inputs import START
 from linpix.model.likelihood import class_log_probs_of
 from linpix.model.transformer import Transformer
-from linpix.server.engine.decode.ranking import best, likelihoods, recognised
+from linpix.server.engine.answers.ranking import best, likelihoods, recognised
 from tests.server.conftest import eventually, serving
 from tests.server.web.routes.test_images import PICTURE, edit, encode, events_of, images_of, pixels
 

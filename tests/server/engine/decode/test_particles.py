@@ -12,6 +12,7 @@ from linpix.model import checkpoint, mixture, ops
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from linpix.server.cli.draw import Produced, produce
+from linpix.server.engine.answers.plan import Plan
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.decoder import Decoder, ImageSpec
@@ -24,8 +25,6 @@ from linpix.server.engine.decode.particles import (
     effective_sample_size,
     log_mean,
     normalised,
-    particles_for,
-    particles_of,
     resampled,
 )
 from linpix.server.engine.messages import Submission
@@ -61,9 +60,12 @@ def decoder(engine="compiled", slots=1024, attention="linear") -> Decoder:
     return new_decoder(black_or_white(attention), slots, engine, "fp32")
 
 
+def planned(answers: int, particles: int, first=0) -> Plan:
+    return Plan(answers=answers, seed=first, temperature=1.0, attempts=0, particles=particles)
+
+
 def specs(answers: int, particles: int, first=0) -> list[ImageSpec]:
-    return particles_of([ImageSpec(seed=first + number, canvas=CANVAS * KNOWN, known=KNOWN)
-                         for number in range(answers)], particles)
+    return planned(answers, particles, first).specs(CANVAS * KNOWN, KNOWN)
 
 
 def answers_of(drawn: Produced) -> list[tuple[bytes, float, float]]:
@@ -232,26 +234,10 @@ def test_sizes_and_means_of_weights():
 
 
 def test_particles_have_seeds_that_nothing_else_has():
-    drawn = particles_of([ImageSpec(seed=seed) for seed in (0, 7, 2**53 - 1)], MAX_PARTICLES)
+    drawn = [one for seed in (0, 7, 2**53 - 1) for one in planned(1, MAX_PARTICLES, seed).specs()]
     seeds = [one.seed for one in drawn]
     assert len(set(seeds)) == 3 * MAX_PARTICLES and min(seeds) >= 2**53 and max(seeds) < 2**63
     assert {answer_seed(one) for one in drawn} == {0, 7, 2**53 - 1}
-
-
-@pytest.mark.parametrize(("asked", "param", "words"), [
-    ({"method": "gibbs"}, "method", "raster or smc, got 'gibbs'"),
-    ({"method": None, "particles": 4}, "particles", "got 4 and no method"),
-    ({"method": "smc", "candidates": 8}, "candidates", "got 8; leave out candidates"),
-    ({"method": "smc", "temperature": 0.5}, "temperature", "at temperature 1, got 0.5"),
-    ({"method": "smc", "particles": 1}, "particles", "2..1023, got 1"),
-    ({"method": "smc", "particles": 1024}, "particles", "2..1023, got 1024"),
-    ({"method": "smc", "particles": 16, "answers": 2, "limit": 16}, "particles",
-     "at most 16 here, got 16 particles and n=2"),
-])
-def test_what_cannot_be_asked_for_is_refused_by_name(asked, param, words):
-    with pytest.raises(OptionError, match=words) as refused:
-        particles_for(**{"particles": None, "candidates": None, "temperature": 1.0, **asked})
-    assert refused.value.param == param
 
 
 def test_models_and_pictures_that_need_no_filter_are_told_so():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from linpix.model.attempts import Recognised
-from linpix.server.engine.decode.ranking import TEMPERATURE, best, likelihoods, recognised
+from linpix.server.engine.answers.ranking import TEMPERATURE, best, likelihoods, recognised
 
 
 def images(count: int, seed: int = 0) -> list[np.ndarray]:

@@ -22,43 +22,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from linpix.model.attempts import MAX_ATTEMPTS, RECOGNISED, Recognised
-from linpix.model.checkpoint import Checkpoint
+from linpix.model.attempts import RECOGNISED, Recognised
 from linpix.model.inputs import first_hole
 
-from ...errors import OptionError
-
 TEMPERATURE = 10.0  # nats; at 1 one weight would be nearly the whole sum, since errors of a model add up over an image
-
-
-def check_recognises(candidates: int | None, checkpoint: Checkpoint) -> None:
-    """Raise OptionError if candidates of generations are asked of a model that cannot rank them."""
-    if candidates is not None and not checkpoint.net.config.class_first:
-        raise OptionError("`candidates` of generations need a model that can recognise classes, and "
-                          f"{checkpoint.name} cannot; leave out `candidates`, or use a model that draws the class "
-                          "first, such as mnist-conditional", "candidates")
-
-
-def attempts_for(attempts: int | None, checkpoint: Checkpoint, *, candidates: int | None, temperature: float) -> int:
-    """ImageSpec.attempts of a request's images; 0: drawn once, and not looked at. Raises OptionError."""
-    ranked = candidates is not None
-    if attempts is None:
-        attempts = 1 if ranked or temperature == 0 else checkpoint.attempts
-    if attempts not in range(1, MAX_ATTEMPTS + 1):
-        raise OptionError(f"`attempts` must be 1..{MAX_ATTEMPTS}, got {attempts}", "attempts")
-    if attempts == 1:
-        return int(ranked and checkpoint.net.config.class_first)  # these candidates are looked at
-    if not checkpoint.net.config.class_first:
-        raise OptionError(f"`attempts` need a model that can recognise classes, and {checkpoint.name} cannot; leave "
-                          "out `attempts`, or use a model that draws the class first, such as "
-                          "mnist-conditional", "attempts")
-    if ranked:
-        raise OptionError(f"`candidates` and `attempts` do not work together, got {candidates} candidates and "
-                          f"{attempts} attempts; leave out one of them", "attempts")
-    if temperature == 0:
-        raise OptionError(f"at temperature 0 all attempts are the same, got {attempts} attempts; leave out "
-                          "`attempts`", "attempts")
-    return attempts
 
 
 class Likelihoods(NamedTuple):
