@@ -50,7 +50,7 @@ SHORTER = {
     "--count 60000 --shards 100": "--count 60 --shards 10",
 }
 ADDRESS = "http://127.0.0.1:8000"
-CHANGES = {"created", "checkpoint", "confidence", "engine", "precision", "request_id",
+CHANGES = {"attempts", "created", "checkpoint", "confidence", "engine", "precision", "request_id",
            "seconds"}  # with time, weights or machine
 BLOCK = re.compile(r"(?:^<!-- not run: (?P<why>[^>]+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 
