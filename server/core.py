@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from linpix.model import ops
 
 from .compare.backends import BACKENDS
-from .compare.jobs import Comparisons, Jobs
+from .compare.jobs import LocalComparisons
 from .engine.catalogue import Catalogue
 from .engine.decode.faults import Faults
 from .engine.ledger import Ledger
@@ -45,4 +45,4 @@ class Core:
         self.thread = EngineThread(settings.watchdog_timeout)
         self.ledger = Ledger(batchers, metrics, self.thread, max_queue=settings.max_queue,
                              request_timeout_s=settings.request_timeout, client_images=settings.client_images)
-        self.comparisons = Jobs(Comparisons(self.ledger, self.thread), self.ledger)
+        self.comparisons = LocalComparisons(self.ledger, self.thread)

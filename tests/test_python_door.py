@@ -174,7 +174,8 @@ def test_seeds_are_drawn_where_none_is_given(tiny):
 
 @pytest.mark.parametrize(("options", "words"), [
     ({"count": 0}, "count must be at least 1"), ({"batch": 0}, "batch must be at least 1"),
-    ({"temperature": -1}, "temperature must be a number"), ({"label": "ten"}, r"label must be a class of tiny: 0\.\.9 or one of 0, 1"),
+    ({"temperature": -1}, "temperature must be a number"),
+    ({"label": "ten"}, r"label must be a class of tiny: 0\.\.9 or one of 0, 1"),
     ({"seed": 2**53}, "image i uses seed \\+ i"), ({"model": "none"}, "there is no model 'none'")])
 def test_what_cannot_be_drawn_is_a_value_error_that_says_why(tiny, options, words):
     with pytest.raises(ValueError, match=words):

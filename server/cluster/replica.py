@@ -124,7 +124,7 @@ class Replica:
         yield [Likelihood(scoring.log_probs.cpu().numpy(), scoring.priors), Scored()]
 
     async def compare(self, what: str, *about: Any) -> Job | ServiceError | None:
-        """Call begin, find, cancel or latest of Jobs; a ServiceError is returned, not raised."""
+        """Call begin, find, cancel or latest of Comparisons; a ServiceError is returned, not raised."""
         try:
             found: Job | None = await getattr(self._core.comparisons, what)(*about)
         except ServiceError as error:

@@ -15,7 +15,7 @@ from linpix.model.checkpoint import Checkpoint
 from .. import app as service_app
 from ..compare.backends import BACKENDS
 from ..compare.comparison import ComparisonPlan
-from ..compare.jobs import Job, Jobs
+from ..compare.jobs import Comparisons, Job
 from ..core import release
 from ..engine.decode.decoder import Decoder
 from ..engine.schedule.forecast import Room
@@ -80,7 +80,7 @@ def models_of(described: dict[str, Description], settings: Settings, fleet: Flee
     return found
 
 
-class FarJobs(Jobs):
+class FarComparisons(Comparisons):
     """The comparisons, all of which are at one replica."""
 
     def __init__(self, fleet: Fleet) -> None:
@@ -135,7 +135,7 @@ class FrontServer(Server):
         metrics = Metrics([(model, about.backend) for model, about in described.items()], BACKENDS, release(), kernel)
         self._front = FrontLedger(name, models_of(described, settings, fleet), metrics, fleet, settings)
         keys = SharedKeys(settings, fleet) if settings.api_keys else None
-        service = Service(settings, self._front, FarJobs(fleet), None, BodyDrain(), keys)
+        service = Service(settings, self._front, FarComparisons(fleet), None, BodyDrain(), keys)
         self._listening = listen(settings.host, settings.port, shared=True)
         probed: list[socket.socket] | None = None
         if settings.metrics_port is not None:

@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -42,8 +43,39 @@ class Job:
                 "progress": 1.0 if self.status == "completed" else self.progress, "report": self.report}
 
 
-class Comparisons:
-    """Used on the event loop, except for what says otherwise."""
+class Comparisons(ABC):
+    """What routes call. FarComparisons, of a front, are in server/cluster/serving.py."""
+
+    @abstractmethod
+    async def begin(self, model: str, plan: ComparisonPlan) -> Job:
+        """Start a comparison of a model that is served. Raises ModelNotFound, Conflict or JustCancelled."""
+
+    @abstractmethod
+    async def find(self, id: str) -> Job:
+        """Raises ComparisonNotFound."""
+
+    @abstractmethod
+    async def cancel(self, id: str) -> Job:
+        """Raises ComparisonNotFound."""
+
+    @abstractmethod
+    async def latest(self) -> Job | None:
+        """The last comparison that was begun, running or over."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Cancel the running comparison, if it is this process's: the process is ending."""
+
+    async def watch(self, id: str, interval_s: float = 0.5) -> AsyncIterator[dict[str, Any]]:
+        """Yield a job's JSON every interval_s while it runs, and once more when it is over."""
+        while (job := await self.find(id)).status == "running":
+            yield job.to_json()
+            await asyncio.sleep(interval_s)
+        yield job.to_json()
+
+
+class LocalComparisons(Comparisons):
+    """Comparisons in this process. Used on the event loop, except for what says otherwise."""
 
     def __init__(self, ledger: Ledger, thread: EngineThread) -> None:
         self._ledger, self._thread = ledger, thread
@@ -53,8 +85,9 @@ class Comparisons:
         self._making: asyncio.Task[None] | None = None
         self._quiet_until = 0.0
 
-    def begin(self, model: str, checkpoint: Checkpoint, plan: ComparisonPlan) -> Job:
-        """Start a comparison, or raise Conflict. Called on the event loop."""
+    async def begin(self, model: str, plan: ComparisonPlan) -> Job:
+        if (served := self._ledger.models.get(model)) is None:
+            raise ModelNotFound(model, self._ledger.models)
         if running := next((job for job in self._jobs.values() if job.status == "running"), None):
             raise Conflict(running.id)
         left_s = self._quiet_until - time.monotonic()
@@ -63,36 +96,39 @@ class Comparisons:
         job = Job(f"cmp-{next(self._ids)}", model, plan.budget_s)
         self._jobs = dict(list(self._jobs.items())[-15:])  # the last 16 stay readable
         self._jobs[job.id] = job
-        self._making = asyncio.get_running_loop().create_task(self._make(job, checkpoint, plan))
+        self._making = asyncio.get_running_loop().create_task(self._make(job, served.decoder.checkpoint, plan))
         return job
 
-    def find(self, id: str) -> Job:
+    async def find(self, id: str) -> Job:
+        return self._looked_at(self._known(id))
+
+    async def cancel(self, id: str) -> Job:
+        job = self._looked_at(self._known(id))
+        self._cancel(job)
+        return job
+
+    async def latest(self) -> Job | None:
+        return self._looked_at(next(reversed(self._jobs.values()))) if self._jobs else None
+
+    def stop(self) -> None:
+        for job in self._jobs.values():
+            self._cancel(job)
+
+    def _known(self, id: str) -> Job:
         if id not in self._jobs:
             raise ComparisonNotFound(id, self._jobs)
-        return self._looked_at(self._jobs[id])
+        return self._jobs[id]
 
     def _looked_at(self, job: Job) -> Job:
         if job.status == "running" and self._ledger.gone:  # without an engine nothing else ends it
             job.error, job.status = self._ledger.gone, "failed"
         return job
 
-    @property
-    def latest(self) -> Job | None:
-        """The last comparison that was begun, running or over."""
-        return self._looked_at(next(reversed(self._jobs.values()))) if self._jobs else None
-
-    def cancel(self, id: str) -> Job:
-        job = self.find(id)
+    def _cancel(self, job: Job) -> None:
         if job.status == "running":
             job.status = "cancelled"
             self._thread.run_in_background(None)
             self._quiet_until = time.monotonic() + PAUSE_S
-        return job
-
-    def stop(self) -> None:
-        """Cancel the running comparison: the service is ending."""
-        for id in self._jobs:
-            self.cancel(id)
 
     async def _make(self, job: Job, checkpoint: Checkpoint, plan: ComparisonPlan) -> None:
         """Read and hash twins, and build networks, both in a thread; then have the engine thread compare them."""
@@ -140,38 +176,3 @@ class Comparisons:
         if job.status == "running":
             reason = str(failure).replace(f"{checkpoint.folder.parent}{os.sep}", "")
             job.error, job.status = f"{type(failure).__name__}: {reason}", "failed"
-
-
-class Jobs:
-    """What routes call: comparisons in this process, or in another one (FarJobs in server/cluster/serving.py)."""
-
-    def __init__(self, comparisons: Comparisons, ledger: Ledger) -> None:
-        self._comparisons, self._ledger = comparisons, ledger
-
-    async def begin(self, model: str, plan: ComparisonPlan) -> Job:
-        """Start a comparison of a model that is served. Raises ModelNotFound, Conflict or JustCancelled."""
-        if (served := self._ledger.models.get(model)) is None:
-            raise ModelNotFound(model, self._ledger.models)
-        return self._comparisons.begin(model, served.decoder.checkpoint, plan)
-
-    async def find(self, id: str) -> Job:
-        """Raises ComparisonNotFound."""
-        return self._comparisons.find(id)
-
-    async def cancel(self, id: str) -> Job:
-        """Raises ComparisonNotFound."""
-        return self._comparisons.cancel(id)
-
-    async def latest(self) -> Job | None:
-        return self._comparisons.latest
-
-    def stop(self) -> None:
-        """Cancel the running comparison: the service is ending."""
-        self._comparisons.stop()
-
-    async def watch(self, id: str, interval_s: float = 0.5) -> AsyncIterator[dict[str, Any]]:
-        """Yield a job's JSON every interval_s while it runs, and once more when it is over."""
-        while (job := await self.find(id)).status == "running":
-            yield job.to_json()
-            await asyncio.sleep(interval_s)
-        yield job.to_json()

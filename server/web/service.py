@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from ..compare.jobs import Jobs
+from ..compare.jobs import Comparisons
 from ..engine.catalogue import Catalogue
 from ..engine.ledger import Ledger
 from ..engine.served_model import ServedModel
@@ -19,7 +19,7 @@ from .middleware.bodies import BodyDrain
 class Service:
     settings: Settings
     ledger: Ledger
-    comparisons: Jobs
+    comparisons: Comparisons
     catalogue: Catalogue | None  # read again on SIGHUP; None: this process has no models of its own
     body_drain: BodyDrain
     keys: Keys | None = None  # None: no key is required

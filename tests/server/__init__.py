@@ -18,6 +18,7 @@ Files without a test of their own name, and where they are tested:
   web/fields, web/requests/request_schemas                                        web/test_forms.py
   web/middleware/bodies                                                           web/test_admission.py
   web/middleware/headers                                                          web/middleware/test_stack.py
+  web/requests/answer                                     web/routes/test_images.py, web/test_candidates.py
   web/requests/responses, web/requests/uploads            web/routes/test_images.py, web/test_leaving.py
   web/routes/compare                                                              compare/test_jobs.py, test_service.py
   web/status_schemas                                                              web/test_openapi.py

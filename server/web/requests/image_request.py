@@ -6,17 +6,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
-import numpy as np
 from fastapi import Request
-from numpy.typing import NDArray
 
 from linpix.model.config import ModelConfig
 
 from ...engine.answers.plan import class_of, plan
-from ...engine.answers.ranking import best, likelihoods, recognised
 from ...engine.decode.decoder import ImageSpec
 from ...engine.decode.particles import check_filter
-from ...engine.ticket import Demand, ImageDone, RowsDone
+from ...engine.ticket import Demand
 from ...errors import (
     InvalidRequest,
     OptionError,
@@ -25,17 +22,17 @@ from ...errors import (
     as_fields,
     shown,
 )
-from ...pictures import encode, pictures
-from ...pictures.overlay import Overlay
+from ...pictures import encode
+from ...pictures.pictures import Occluded
 from ...pictures.uploads import Upload, warnings_of
 from ..admission import HEADER
 from ..error_handlers import sendable
 from ..service import Service, preferred
+from .answer import Answer
 from .prompts import wish
 from .request_schemas import EditForm, ImageFields, PictureFields
 
 ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26  # largest answer that is an array: all its seeds are in one header
-SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30 ms
 _ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
 
 
@@ -54,7 +51,6 @@ class PictureRequest:
             self.frame = encode.frame_of(asked.size, self.config)
         except ValueError as error:
             raise InvalidRequest(str(error), param="size") from error
-        self.size = self.frame.size
         if self.frame.warning:
             self.warnings.append(self.frame.warning)
         self.accepted = preferred(http.headers.get("accept", ""))
@@ -92,11 +88,6 @@ class PictureRequest:
         self.revised_prompt = asked.revised
         return asked.label
 
-    @property
-    def soon(self) -> bool:
-        """Whether a picture of the answer is encoded in a moment."""
-        return self.frame.width * self.frame.height <= SOON_PIXELS
-
 
 class ImageRequest(PictureRequest):
     """A request for images: also how many, by which method and from which seed."""
@@ -129,10 +120,7 @@ class ImageRequest(PictureRequest):
                                  "known only when all are drawn; leave out partial_images, got "
                                  f"{shown(asked.partial_images)}", param="partial_images")
         self.partial_images = 0 if planned.chooses else asked.partial_images
-        self._overlay: Overlay | None = None
-        self._occluded: pictures.Occluded | None = None  # the picture as the model gets it
-        self._kept: pictures.Occluded | None = None      # the picture that the answer keeps, if more of it is known
-        self._judged: dict[int, dict[str, float]] = {}   # by index, of candidates that are ranked by their likelihoods
+        self.answer = Answer(self.plan, self.config, self.frame, self.format, self.array)
 
     def _check_accepted(self, asked: ImageFields) -> None:
         """Raise InvalidRequest for a media type that contradicts other fields."""
@@ -151,10 +139,10 @@ class ImageRequest(PictureRequest):
             raise InvalidRequest(f"Accept: {encode.NPY} returns all pictures at once, so it works only without stream",
                                  param="stream")
         n = self.plan.answers
-        size = n * math.prod(self.shape)
+        size = n * self.frame.width * self.frame.height * self.config.channels
         if n > ARRAY_IMAGES or size > ARRAY_BYTES:
             raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {n} "
-                                 f"images of {self.size} have {size:,} bytes. Request fewer or smaller "
+                                 f"images of {self.frame.size} have {size:,} bytes. Request fewer or smaller "
                                  "images", param="n")
 
     def demand(self, known: int | None = None) -> Demand:
@@ -165,82 +153,33 @@ class ImageRequest(PictureRequest):
                       attempts=plan.attempts)
 
     def specs(self) -> list[ImageSpec]:
-        return self.plan.specs() if self._occluded is None else self.plan.specs(self.occluded.canvas,
-                                                                                self.occluded.known)
+        occluded = self.answer.occluded
+        return self.plan.specs() if occluded is None else self.plan.specs(occluded.canvas, occluded.known)
 
-    def best(self, drawn: list[ImageDone]) -> list[ImageDone]:
-        """The n best of all candidates, which are the answer, the best first.
-
-        If they are ranked by likelihoods, `facts_of` includes these from then on.
-        """
-        drawn = sorted(drawn, key=lambda image: image.index)
-        if self.config.class_first:
-            classes = [image.recognised for image in drawn if image.recognised is not None]
-            return [drawn[index] for index in recognised(classes, self.plan.answers)]
-        found = [likelihoods(image.log_probs, self.occluded.known) for image in drawn if image.log_probs is not None]
-        self._judged = {image.index: one._asdict() for image, one in zip(drawn, found, strict=True)}
-        shown_images = [self._with_kept(image.canvas) for image in drawn]
-        return [drawn[index] for index in best(shown_images, [one.score for one in found], self.plan.answers)]
-
-    def facts_of(self, image: RowsDone | ImageDone) -> dict[str, int | float]:
-        """The facts of an answer about one image."""
-        found: dict[str, int | float] = {"seed": self.plan.seed_of(image.index)}
-        if isinstance(image, ImageDone) and image.estimate is not None:
-            found |= image.estimate._asdict()
-        if isinstance(image, ImageDone) and (look := image.recognised) is not None:
-            found |= {"label": look.label, "confidence": look.confidence}
-            if self.plan.attempts > 1:
-                found["attempts"] = look.attempts
-        return found | self._judged.get(image.index, {})
-
-    def complete(self, upload: Upload, conditioning: Literal["prefix", "full"] | None = None) -> None:
-        """Have the hidden part of an upload drawn; if it has an overlay, answer with it. conditioning: see fields."""
-        self._occluded = upload.occluded
+    def complete(self, upload: Upload, conditioning: Literal["prefix", "full"] | None = None) -> Occluded:
+        """Have the hidden part of an upload drawn. Returns it as the model gets it. conditioning: see fields."""
         self.warnings += map(as_fields, warnings_of(upload, self.served.decoder.checkpoint))
+        occluded = upload.occluded
         if conditioning == "prefix":
             if self.plan.particles:
                 raise InvalidRequest("method=smc uses the pixels that conditioning=prefix hides; send one of them",
                                      param="conditioning")
-            self._kept, self._occluded = upload.occluded, upload.occluded.prefix_only()
-        elif conditioning == "full" and upload.occluded.conditioning == "partial" and not self.plan.particles:
-            raise InvalidRequest(f"{self.served.name} cannot use all {upload.occluded.known_count} known sub-pixels, "
+            occluded = occluded.prefix_only()
+        elif conditioning == "full" and occluded.conditioning == "partial" and not self.plan.particles:
+            raise InvalidRequest(f"{self.served.name} cannot use all {occluded.known_count} known sub-pixels, "
                                  "since some come after hidden ones; choose a model that is conditional "
                                  "(GET /v1/models), or method=smc, or leave out conditioning", param="conditioning")
         if self.plan.particles:
             with naming_fields():
-                check_filter(self.served.decoder, self.occluded.known)
-        if (overlay := upload.overlay) is not None:
+                check_filter(self.served.decoder, occluded.known)
+        if upload.overlay is not None:
             if self.array:
                 raise InvalidRequest(f"lay_back returns pictures of the upload's size, but Accept: {encode.NPY} "
                                      "requests an array; send one of them", param="lay_back")
-            self._overlay, self.size, self.partial_images = overlay, overlay.size, 0
-
-    @property
-    def occluded(self) -> pictures.Occluded:
-        """The picture as the model gets it. Only after `complete`."""
-        assert self._occluded is not None
-        return self._occluded
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(H, W, channels) of a picture of the answer that is not laid back."""
-        return self.frame.height, self.frame.width, self.config.channels
-
-    @property
-    def soon(self) -> bool:
-        return self._overlay is None and super().soon
-
-    def encode(self, canvas: NDArray[np.uint8], rows: int | None) -> bytes:
-        """In the requested format and size; for an array, its sub-pixels. `rows` has no effect if it is laid back."""
-        canvas = self._with_kept(canvas)
-        if self._overlay is None:
-            pixels = encode.framed(canvas, self.config, self.frame, rows)
-            return pixels.tobytes() if self.array else encode.encoded(pixels, self.format)
-        shape = self.config.height, self.config.width, self.config.channels
-        return self._overlay.encoded(canvas.reshape(shape), self.format)
-
-    def _with_kept(self, canvas: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return canvas if self._kept is None else np.where(self._kept.known, self._kept.canvas, canvas)
+            self.partial_images = 0
+        self.answer = replace(self.answer, occluded=occluded, overlay=upload.overlay,
+                              kept=None if occluded is upload.occluded else upload.occluded)
+        return occluded
 
 
 @contextmanager

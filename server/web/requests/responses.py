@@ -45,7 +45,7 @@ def partial_rows(partial_images: int | None, given: int, height: int) -> set[int
 async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: Ticket, kind: str,
                   facts: dict[str, Any]) -> Response:
     """Wait for the images of a request, and answer with them in the requested form. Raises ServiceError."""
-    common = {"created": int(time.time()), **request.served.decoder.facts, "size": request.size,
+    common = {"created": int(time.time()), **request.served.decoder.facts, "size": request.answer.size,
               "output_format": request.format, "warnings": request.warnings, **facts}
     if request.stream:
         return Stream(stream_events(ledger, request, ticket, kind, common), ticket)
@@ -58,7 +58,7 @@ async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: 
 
 async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, Any]) -> Response:
     """A response that is not a stream. Each image is encoded as soon as it is done. Raises ServiceError."""
-    found = {place: (await encoded(request, ticket, event.canvas), request.facts_of(event))
+    found = {place: (await encoded(request, ticket, event.canvas), request.answer.facts_of(event))
              async for place, event in answered(request, ticket) if isinstance(event, ImageDone)}
     files = [found[place] for place in sorted(found)]
     media_type = f"image/{request.format}"
@@ -67,7 +67,7 @@ async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, 
 
     def answer() -> Response:
         if request.array:
-            return Response(encode.npy([file for file, _ in files], request.shape), media_type=encode.NPY,
+            return Response(encode.npy([file for file, _ in files], request.answer.shape), media_type=encode.NPY,
                             headers=_headers(request, [facts for _, facts in files]))
         data: list[dict[str, Any]] = []
         for file, facts in files:
@@ -77,7 +77,7 @@ async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, 
             data.append(image | facts | revised)
         return JSONResponse(common | {"usage": NO_USAGE, "data": data})
 
-    return answer() if request.soon else await asyncio.to_thread(answer)
+    return answer() if request.answer.soon else await asyncio.to_thread(answer)
 
 
 def _headers(request: ImageRequest, images: list[dict[str, int | float]]) -> dict[str, str]:
@@ -107,15 +107,15 @@ async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | No
             yield event.index if event else 0, event
     if plan.candidates is not None:
         async with ticket.in_time():  # in a thread: with hundreds of candidates it takes tenths of a second
-            chosen = await asyncio.to_thread(request.best, drawn)
+            chosen = await asyncio.to_thread(request.answer.best, drawn)
         for place, image in enumerate(chosen):
             yield place, image
 
 
 async def encoded(request: ImageRequest, ticket: Ticket, canvas: NDArray[np.uint8], rows: int | None = None) -> bytes:
     """One image as a file, encoded in a thread if it takes more than a moment. Raises DeadlinePassed."""
-    work = partial(request.encode, canvas, rows)
-    if request.soon:
+    work = partial(request.answer.encode, canvas, rows)
+    if request.answer.soon:
         png = work()
         ticket.check_time()
     else:
@@ -156,7 +156,7 @@ async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, k
             if event is None:
                 yield KEEPALIVE_COMMENT
                 continue
-            data = common | {"image_index": place} | request.facts_of(event)
+            data = common | {"image_index": place} | request.answer.facts_of(event)
             if isinstance(event, ImageDone):
                 png = await encoded(request, ticket, event.canvas)
                 data |= {"type": f"{kind}.completed", "b64_json": base64.b64encode(png).decode(), "usage": NO_USAGE}

@@ -10,7 +10,7 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from ...compare.backends import BACKENDS
 from ...compare.checkpoints import not_compared
 from ...compare.comparison import ComparisonPlan
-from ...compare.jobs import Jobs
+from ...compare.jobs import Comparisons
 from ...errors import (
     ComparisonNotFound,
     Conflict,
@@ -80,7 +80,7 @@ async def comparison(id: fields.ComparisonId, service: ServiceDep,
     return job.to_json()
 
 
-async def _events(comparisons: Jobs, id: str) -> AsyncIterator[bytes]:
+async def _events(comparisons: Comparisons, id: str) -> AsyncIterator[bytes]:
     async for state in comparisons.watch(id):
         kind = "progress" if state["status"] == "running" else state["status"]
         yield format_sse_event(event=f"comparison.{kind}", data_str=json.dumps(state))

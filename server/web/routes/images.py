@@ -75,9 +75,9 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
     found = await decoded(http, service.ledger, ticket, read, lambda found: found.held)
     if found is None:
         return Response(status_code=499)  # the client has disconnected
-    request.complete(found, form.conditioning)
+    occluded = request.complete(found, form.conditioning)
     await service.ledger.submit(ticket, request.specs())
-    facts = facts_of(request.occluded, found) | {"candidates": form.candidates, "method": form.method or "raster",
-                                                 "particles": request.plan.particles or None}
+    facts = facts_of(occluded, found) | {"candidates": form.candidates, "method": form.method or "raster",
+                                         "particles": request.plan.particles or None}
     del found  # frees the megabytes of a prepared picture while its completions wait
     return await respond(service.ledger, http, request, ticket, "image_edit", facts)

@@ -84,7 +84,7 @@ async def _when_scored(request: PictureRequest, ticket: Ticket, scoring: Scoring
                        ) -> Response:
     """The answer, made in a thread if that takes more than a moment. Raises ServiceError."""
     await ticket.scored()
-    if scoring.log_probs.numel() <= SOON_NUMBERS and request.soon:
+    if scoring.log_probs.numel() <= SOON_NUMBERS and request.frame.soon:
         return answer()
     async with ticket.in_time():
         return await asyncio.to_thread(answer)

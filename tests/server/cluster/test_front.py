@@ -24,7 +24,7 @@ from linpix.server.cluster.desk import Desk
 from linpix.server.cluster.front import FrontLedger
 from linpix.server.cluster.messages import Answer, Order, ReplicaLost
 from linpix.server.cluster.replica import Replica
-from linpix.server.cluster.serving import FarJobs, SharedKeys, front_server, models_of
+from linpix.server.cluster.serving import FarComparisons, SharedKeys, front_server, models_of
 from linpix.server.compare.backends import BACKENDS
 from linpix.server.metrics import Metrics
 from linpix.server.serve import LINGER_S
@@ -105,7 +105,7 @@ class Fronts:
         self.clients = []
         for fleet, ledger in zip(self.fleets, self.ledgers, strict=True):
             keys = SharedKeys(settings, fleet) if settings.api_keys else None
-            app = application(Service(settings, ledger, FarJobs(fleet), None, BodyDrain(), keys))
+            app = application(Service(settings, ledger, FarComparisons(fleet), None, BodyDrain(), keys))
             self.clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost",
                                                   timeout=30))
 

@@ -1,0 +1,79 @@
+"""What an answer has of the images drawn: the best of them, as pictures in the requested form, with their facts."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linpix.model.config import ModelConfig
+
+from ...engine.answers.plan import Plan
+from ...engine.answers.ranking import best, likelihoods, recognised
+from ...engine.ticket import ImageDone, RowsDone
+from ...pictures import encode
+from ...pictures.overlay import Overlay
+from ...pictures.pictures import Occluded
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    plan: Plan
+    config: ModelConfig
+    frame: encode.Frame
+    format: encode.Format
+    array: bool                     # all pictures are the answer, as one array
+    occluded: Occluded | None = None  # the picture to complete, as the model gets it
+    kept: Occluded | None = None    # the one that the answer keeps, if more of it is known
+    overlay: Overlay | None = None  # the upload, in whose holes the pictures are laid
+    _judged: dict[int, dict[str, float]] = field(default_factory=dict)  # by index, if ranked by likelihoods
+
+    @property
+    def size(self) -> str:
+        return self.frame.size if self.overlay is None else self.overlay.size
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(H, W, channels) of a picture that is not laid back."""
+        return self.frame.height, self.frame.width, self.config.channels
+
+    @property
+    def soon(self) -> bool:
+        """Whether a picture is encoded in a moment."""
+        return self.overlay is None and self.frame.soon
+
+    def best(self, drawn: list[ImageDone]) -> list[ImageDone]:
+        """The best of all candidates, the best first.
+
+        If they are ranked by likelihoods, `facts_of` includes these from then on.
+        """
+        drawn, count = sorted(drawn, key=lambda image: image.index), self.plan.answers
+        if self.config.class_first:
+            classes = [image.recognised for image in drawn if image.recognised is not None]
+            return [drawn[index] for index in recognised(classes, count)]
+        assert self.occluded is not None
+        found = [likelihoods(image.log_probs, self.occluded.known) for image in drawn if image.log_probs is not None]
+        self._judged = {image.index: one._asdict() for image, one in zip(drawn, found, strict=True)}
+        shown_images = [self._with_kept(image.canvas) for image in drawn]
+        return [drawn[index] for index in best(shown_images, [one.score for one in found], count)]
+
+    def facts_of(self, image: RowsDone | ImageDone) -> dict[str, int | float]:
+        found: dict[str, int | float] = {"seed": self.plan.seed_of(image.index)}
+        if isinstance(image, ImageDone) and image.estimate is not None:
+            found |= image.estimate._asdict()
+        if isinstance(image, ImageDone) and (look := image.recognised) is not None:
+            found |= {"label": look.label, "confidence": look.confidence}
+            if self.plan.attempts > 1:
+                found["attempts"] = look.attempts
+        return found | self._judged.get(image.index, {})
+
+    def encode(self, canvas: NDArray[np.uint8], rows: int | None) -> bytes:
+        """In the requested format and size; for an array, its sub-pixels. `rows` has no effect if it is laid back."""
+        canvas = self._with_kept(canvas)
+        if self.overlay is None:
+            pixels = encode.framed(canvas, self.config, self.frame, rows)
+            return pixels.tobytes() if self.array else encode.encoded(pixels, self.format)
+        shape = self.config.height, self.config.width, self.config.channels
+        return self.overlay.encoded(canvas.reshape(shape), self.format)
+
+    def _with_kept(self, canvas: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return canvas if self.kept is None else np.where(self.kept.known, self.kept.canvas, canvas)
