@@ -47,7 +47,7 @@ class Attempts:
     best: Recognised | None = None
     canvas: NDArray[np.uint8] | None = None  # (T,), the best attempt's image
 
-    def judge(self, canvas: NDArray[np.uint8], found: Recognised) -> bool:
+    def add(self, canvas: NDArray[np.uint8], found: Recognised) -> bool:
         """Keep an attempt if it is the best; return whether to draw another one, with `next_seed`. canvas: (T,)."""
         self.made += 1
         if self.best is None or found.log_prob > self.best.log_prob:

@@ -56,7 +56,7 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
     images: dict[int, NDArray[np.uint8]] = {}
     labels: dict[int, int | None] = {}
     estimates: dict[int, Estimate] = {}
-    looked: dict[int, Recognised] = {}
+    judged: dict[int, Recognised] = {}
     seconds = 0.0
     while batcher.busy:
         began = time.perf_counter()
@@ -68,12 +68,12 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
             if image.estimate is not None:
                 estimates[image.index] = image.estimate
             if image.recognised is not None:
-                looked[image.index] = image.recognised
+                judged[image.index] = image.recognised
             done(image.index, image.canvas)
         advanced(report)
     order = range(len(specs))
     return Produced([images[index] for index in order], [labels[index] for index in order], seconds,
-                    dict(sorted(estimates.items())), dict(sorted(looked.items())))
+                    dict(sorted(estimates.items())), dict(sorted(judged.items())))
 
 
 def quantum_of(batcher: Batcher) -> QuantumReport:

@@ -70,7 +70,7 @@ class FrontLedger(Ledger):
         return self._models
 
     @property
-    def decoding(self) -> bool:
+    def ready(self) -> bool:
         """Whether a replica can be reached."""
         return self._fleet.replicas > 0
 

@@ -100,15 +100,15 @@ class LocalComparisons(Comparisons):
         return job
 
     async def find(self, id: str) -> Job:
-        return self._looked_at(self._known(id))
+        return self._checked(self._known(id))
 
     async def cancel(self, id: str) -> Job:
-        job = self._looked_at(self._known(id))
+        job = self._checked(self._known(id))
         self._cancel(job)
         return job
 
     async def latest(self) -> Job | None:
-        return self._looked_at(next(reversed(self._jobs.values()))) if self._jobs else None
+        return self._checked(next(reversed(self._jobs.values()))) if self._jobs else None
 
     def stop(self) -> None:
         for job in self._jobs.values():
@@ -119,7 +119,7 @@ class LocalComparisons(Comparisons):
             raise ComparisonNotFound(id, self._jobs)
         return self._jobs[id]
 
-    def _looked_at(self, job: Job) -> Job:
+    def _checked(self, job: Job) -> Job:
         if job.status == "running" and self._ledger.gone:  # without an engine nothing else ends it
             job.error, job.status = self._ledger.gone, "failed"
         return job
@@ -149,7 +149,7 @@ class LocalComparisons(Comparisons):
         """The comparison's units of work, one a `next`, on the engine thread, which reports each to the event loop."""
         try:
             for _ in comparison.run():
-                self._thread.report(self._advance, job, comparison.progress, comparison.report, self._thread.decoding)
+                self._thread.report(self._advance, job, comparison.progress, comparison.report, self._thread.busy)
                 yield
             self._thread.report(self._complete, job, comparison.report)
         except Exception as failure:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from .. import logs
 from .decode.decoder import Decoder, ImageSpec
 from .decode.failures import EngineLost, NotFinite, Outcome, Plan, isolate
-from .decode.looks import Looks
+from .decode.judging import Judging
 from .decode.particles import Estimate, ParticleFilters
-from .decode.prefill import Looked, Prefills, PrefillsRun
+from .decode.prefill import Judged, Prefills, PrefillsRun
 from .messages import ImageProgress, QuantumReport, Submission
 from .schedule.passes import PassesLearned, expected_passes
 from .schedule.quantum import QUANTUM_S, QuantumLength
@@ -40,7 +40,7 @@ class Batcher:
         self._ended, self._went_on = 0.0, False     # when the last quantum ended, and whether there was more to do
         self._prefills = Prefills(decoder)
         self._filters = ParticleFilters()
-        self._looks = Looks(decoder)
+        self._judging = Judging(decoder)
         self._decoded_s = QUANTUM_S  # decoding time of the last quantum
         self._advances: dict[int, tuple[int, int]] = {}  # in a quantum, by slot: new position, and passes
         self._passes = PassesLearned(config.length)
@@ -75,7 +75,7 @@ class Batcher:
         joined_at = time.monotonic()
         prefills = self._prefill()
         failed |= prefills.failed
-        again = sum(self._drawn_again(looked, failed) for looked in prefills.looked)
+        again = sum(self._drawn_again(judged, failed) for judged in prefills.judged)
         for request in failed:
             self.cancel(request)
         plan = self.scheduler.plan(self._length.steps(len(self.scheduler.decoding)))
@@ -96,8 +96,8 @@ class Batcher:
             overtaken=self.scheduler.waiting.overtaken, images=len(taken), passes=passes,
             subpixels=sum(count for _, count in taken) * self.decoder.config.token_size, seconds=seconds,
             cycle_s=self._ended - since, saturated=self.decoder.saturated - saturated, retries=outcome.retries,
-            ratios=self._passes.ratios, prefilled=prefills.done, looks=[looked.seconds for looked in prefills.looked],
-            again=again, repeats=self._looks.repeats)
+            ratios=self._passes.ratios, prefilled=prefills.done, again=again,
+            judged_s=[judged.seconds for judged in prefills.judged], repeats=self._judging.repeats)
         for image in finished:  # only now: if something above raises, `abandon` must still know their requests
             self._unreported[image.request] -= 1
             if not self._unreported[image.request]:
@@ -145,7 +145,7 @@ class Batcher:
         self.decoder.take([image.slot for image in images], [specs[image.index] for image in images])
         for image in images:
             self._passes.begin(image.slot)
-            self._looks.begin(image, specs[image.index])
+            self._judging.begin(image, specs[image.index])
         self._filters.begin(images, specs)
         self._fold_in(images)
 
@@ -155,21 +155,21 @@ class Batcher:
             self._prefills.append(images, position, read=conditioned)
 
     def _prefill(self) -> PrefillsRun:
-        """Prefill, and look at drawn images, for the time that run_quantum gives it."""
+        """Prefill, and judge drawn images, for the time that run_quantum gives it."""
         beside = bool(self.scheduler.decoding)
         return self._prefills.run(self._decoded_s if beside else QUANTUM_S, self.beat, beside=beside)
 
-    def _drawn_again(self, looked: Looked, failed: dict[str, Exception]) -> bool:
+    def _drawn_again(self, judged: Judged, failed: dict[str, Exception]) -> bool:
         """Begin an image again if the model does not recognise its class; else let it leave. Returns whether it begins.
 
         failed: its request is added here if the engine raises.
         """
-        image = looked.image
+        image = judged.image
         if image.cancelled:
             return False
         spec = self._submissions[image.request].specs[image.index]
         position = self._prefix(spec)
-        if (following := self._looks.judge(looked, spec, position)) is None:
+        if (following := self._judging.next_attempt(judged, spec, position)) is None:
             return False
         self.beat()
         try:
@@ -186,13 +186,13 @@ class Batcher:
         return True
 
     def _leave(self, plan: Plan) -> list[ImageProgress]:
-        """After a quantum: finished images leave, and drawn ones wait for a look. Returns the finished ones."""
+        """After a quantum: finished images leave, and drawn ones wait to be judged. Returns the finished ones."""
         finished = self.scheduler.advance(plan)
         estimates = self._filters.advance(self.decoder)
         for image in (drawn := self.scheduler.drawn):
-            self._prefills.look(image)
+            self._prefills.judge(image)
         if self.decoder.skips:
-            for image in drawn + [image for image in finished if not self._looks.has(image.slot)]:
+            for image in drawn + [image for image in finished if not self._judging.has(image.slot)]:
                 self._passes.finish(image.slot, bool(self.decoder.conditioned[image.slot]))
         if self.decoder.fill_freed_with_nan:
             for slot in self.scheduler.free:
@@ -202,8 +202,8 @@ class Batcher:
     def _answer(self, image: ScheduledImage, estimate: Estimate | None) -> ImageProgress:
         """The report of a finished image."""
         canvas, label, recognised = self.decoder.image(image.slot), self.decoder.label(image.slot), None
-        if (attempts := self._looks.answer(image.slot)) is not None:
-            assert attempts.canvas is not None and attempts.best is not None, "it has been looked at"
+        if (attempts := self._judging.answer(image.slot)) is not None:
+            assert attempts.canvas is not None and attempts.best is not None, "it has been judged"
             canvas, label, recognised = attempts.canvas, attempts.best.label, attempts.best
         return ImageProgress(image.request, image.index, image.position, 0, canvas, label, estimate, recognised)
 
@@ -287,7 +287,7 @@ class Batcher:
             shown = new_row and self._submissions[image.request].stream
             left, spec = self._left(slot, image.position), self._submissions[image.request].specs[image.index]
             if spec.attempts > 1:
-                left += self._looks.repeats * self._left(slot, self._prefix(spec))
+                left += self._judging.repeats * self._left(slot, self._prefix(spec))
             running.append(ImageProgress(image.request, image.index, image.position, left,
                                          self.decoder.image(slot) if shown else None))
         return running

@@ -65,7 +65,7 @@ class Ledger:
         return self.served_models.models
 
     @property
-    def decoding(self) -> bool:
+    def ready(self) -> bool:
         """Whether the engine thread runs."""
         return self._thread.running and not self.gone
 

@@ -35,7 +35,7 @@ class ImageProgress:
     canvas: NDArray[np.uint8] | None = None  # (T,): if it is finished, or streamed with a new image row
     label: int | None = None  # of a finished image: the class requested, or drawn first by the model
     estimate: Estimate | None = None  # of a finished particle that is the answer
-    recognised: Recognised | None = None  # of a finished image that the model has looked at
+    recognised: Recognised | None = None  # of a finished image that the model has judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,6 @@ class QuantumReport:
     retries: int              # runs of the quantum after the first
     ratios: Ratios            # for expected_passes
     prefilled: list[Prefilled]  # requests whose images may decode from now on
-    looks: list[float] = field(default_factory=list)  # seconds of each look at a drawn image
+    judged_s: list[float] = field(default_factory=list)  # seconds to judge each drawn image
     again: int = 0            # images among these that are drawn again
     repeats: float = 0.0      # mean number of times that an image is drawn again

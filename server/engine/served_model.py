@@ -34,7 +34,7 @@ class ServedModel:
         self._waiting = [0, 0]                  # images that have had no slot yet: interactive, bulk
         self._unscored = [0, 0]                 # images that wait for their score: they hold room, but need no slot
         self._in_slots = 0
-        self._score_s = 0.0                     # to score one candidate or look at one image, smoothed
+        self._score_s = 0.0                     # to score one candidate or judge one image, smoothed
         self._scored_at = -math.inf             # when this was last measured
         self._prefill_s = 0.0                   # for one token of a prefill, or one reading, smoothed
         self._prefilled_at = -math.inf
@@ -127,7 +127,7 @@ class ServedModel:
     def _predict(self, ticket: Ticket) -> None:
         """Raise DeadlineUnreachable if the ticket would probably not be done in time; the ticket then leaves."""
         ticket.promised = math.inf
-        # the images that are drawn last, one in each slot, are scored or looked at after all are drawn
+        # the images that are drawn last, one in each slot, are scored or judged after all are drawn
         running = self._running()
         demand = ticket.demand
         judged = demand.ranked or demand.attempts > 0
@@ -206,13 +206,13 @@ class ServedModel:
         self._unscored[ticket.demand.bulk] -= 1
 
     def scored(self, seconds: float) -> None:
-        """One image was scored, or looked at. seconds: what its own pieces took."""
+        """One image was scored, or judged. seconds: what its own pieces took."""
         self._score_s = 0.7 * (self.score_s or seconds) + 0.3 * seconds
         self._scored_at = time.monotonic()
 
     @property
     def score_s(self) -> float:
-        """Seconds that scoring or looking at one image takes; 0 if none was measured lately."""
+        """Seconds that scoring or judging one image takes; 0 if none was measured lately."""
         return self._score_s if time.monotonic() - self._scored_at <= STALE_S else 0.0
 
     def prefill_s(self, known: int) -> float:
@@ -226,7 +226,7 @@ class ServedModel:
         for tokens, seconds in report.prefilled:
             self._prefill_s = 0.7 * (self._prefill_s or seconds / tokens) + 0.3 * seconds / tokens
             self._prefilled_at = time.monotonic()
-        for seconds in report.looks:
+        for seconds in report.judged_s:
             self.scored(seconds)
         self._last, self._last_at, self._ratios = report, time.monotonic(), report.ratios
         self._repeats = report.repeats

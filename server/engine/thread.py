@@ -58,7 +58,7 @@ class EngineThread:
         self._call_on_loop: Callable[..., object]
         self._reports: Reports
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._watchdog = Watchdog(watchdog_timeout_s, self._busy, self._hung)
+        self._watchdog = Watchdog(watchdog_timeout_s, self._has_work, self._hung)
 
     def start(self, reports: Reports, call_on_loop: Callable[..., object]) -> None:
         """call_on_loop: makes a call on the event loop, as loop.call_soon_threadsafe does."""
@@ -95,7 +95,7 @@ class EngineThread:
         return self._running and self._thread.is_alive()
 
     @property
-    def decoding(self) -> bool:
+    def busy(self) -> bool:
         """Whether a model has images to decode or to score."""
         return self._scores.busy or any(batcher.busy for batcher in self._batchers)
 
@@ -126,7 +126,7 @@ class EngineThread:
 
     def _rounds(self) -> None:
         self._running, rounds = True, 0
-        while self._take_calls(wait=not self._busy()):
+        while self._take_calls(wait=not self._has_work()):
             live = self._round()
             rounds += 1
             if self._background is not None and (not live or rounds % BACKGROUND_SHARE == 0):
@@ -171,8 +171,8 @@ class EngineThread:
             batcher.beat = self._watchdog.beat
         self._batchers = batchers
 
-    def _busy(self) -> bool:
-        return self._background is not None or self.decoding
+    def _has_work(self) -> bool:
+        return self._background is not None or self.busy
 
     def _abandon(self, failure: Exception) -> None:
         """Empty the slots of the model whose quantum raised; everything else is as it was."""

@@ -30,7 +30,7 @@ class ImageDone:
     index: int
     canvas: NDArray[np.uint8]
     log_probs: NDArray[np.float32] | None = None  # (T,), as in Scoring with nothing known: if it was scored
-    recognised: Recognised | None = None          # if the model has looked at it
+    recognised: Recognised | None = None          # if the model has judged it
     estimate: Estimate | None = None              # if it is the particle that was chosen
 
 

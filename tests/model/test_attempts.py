@@ -16,7 +16,7 @@ def canvas(number: int) -> np.ndarray:
 def judged(most: int, *probabilities: float) -> tuple[Attempts, list[bool]]:
     """Attempts of these probabilities, whose canvases are numbered from 1; and whether each asked for another."""
     attempts = Attempts(7, most)
-    return attempts, [attempts.judge(canvas(number), Recognised(3, math.log(one)))
+    return attempts, [attempts.add(canvas(number), Recognised(3, math.log(one)))
                       for number, one in enumerate(probabilities, 1)]
 
 
@@ -39,7 +39,7 @@ def test_a_probability_of_nine_in_ten_is_enough():
 def test_the_label_is_that_of_the_attempt_that_is_the_answer():
     attempts = Attempts(0, 3)
     for label, log_prob in ((4, -3.0), (5, -1.0), (6, -2.0)):
-        attempts.judge(canvas(label), Recognised(label, log_prob))
+        attempts.add(canvas(label), Recognised(label, log_prob))
     assert (attempts.best.label, attempts.best.attempts) == (5, 3) and np.array_equal(attempts.canvas, canvas(5))
 
 
@@ -48,7 +48,7 @@ def test_only_the_first_attempt_has_a_seed_that_a_request_can_name(asked):
     attempts, seeds = Attempts(asked, MAX_ATTEMPTS), []
     for _ in range(MAX_ATTEMPTS):
         seeds.append(attempts.next_seed)
-        attempts.judge(canvas(0), Recognised(0, -1.0))
+        attempts.add(canvas(0), Recognised(0, -1.0))
     assert seeds == [asked + 2**53 * number for number in range(MAX_ATTEMPTS)]
     assert max(seeds) < 2**63, "decoders keep them as int64"
     noise = uniforms(np.array(seeds), np.zeros(MAX_ATTEMPTS, np.int64))

@@ -113,14 +113,14 @@ def class_of(label: int | str | None, checkpoint: Checkpoint) -> int | None:
 
 
 def _attempts(attempts: int | None, checkpoint: Checkpoint, *, candidates: int | None, temperature: float) -> int:
-    """ImageSpec.attempts of the images; 0: drawn once, and not looked at."""
+    """ImageSpec.attempts of the images; 0: drawn once, and not judged."""
     ranked = candidates is not None
     if attempts is None:
         attempts = 1 if ranked or temperature == 0 else checkpoint.attempts
     if attempts not in range(1, MAX_ATTEMPTS + 1):
         raise OptionError(f"`attempts` must be 1..{MAX_ATTEMPTS}, got {attempts}", "attempts")
     if attempts == 1:
-        return int(ranked and checkpoint.net.config.class_first)  # these candidates are looked at
+        return int(ranked and checkpoint.net.config.class_first)  # these candidates are judged
     if not checkpoint.net.config.class_first:
         raise OptionError(f"`attempts` need a model that can recognise classes, and {checkpoint.name} cannot; leave "
                           "out `attempts`, or use a model that draws the class first, such as "

@@ -36,7 +36,7 @@ class ImageSpec:
     canvas: NDArray[np.uint8] | None = None  # (T,), with `known` if an image is to be completed
     known: NDArray[np.bool_] | None = None   # (T,)
     particles: int = 0                     # of its answer, if this image is a particle; 0: it is an answer itself
-    attempts: int = 0                      # the most, until the model recognises its class; 0: it is not looked at
+    attempts: int = 0                      # the most, until the model recognises its class; 0: it is not judged
 
     @property
     def prefix(self) -> int:
@@ -63,7 +63,7 @@ class Decoder(ABC):
     precision, device, state_format = "fp32", "cpu", "fp32"
     stride = 1     # a quantum of so many steps costs no more than one step
     prefill_stride = PREFILL_TOKENS  # prefill of so many tokens costs little more than of one
-    reads_together = 1  # requests whose images it reads, or images that it looks at, in one call
+    reads_together = 1  # requests whose images it reads, or images that it judges, in one call
     saturated = 0  # elements of state so far that float16 could not hold
 
     def __init__(self, checkpoint: Checkpoint, slots: int, *, fill_freed_with_nan: bool = False,
@@ -150,7 +150,7 @@ class Decoder(ABC):
                                    from_numpy(self.start[at])).numpy()
 
     @torch.inference_mode()
-    def look(self, slots: Sequence[int]) -> list[Recognised]:
+    def judge(self, slots: Sequence[int]) -> list[Recognised]:
         """Have the model read whole images, once they are drawn; returns how sure it is of the class of each.
 
         If an image has no class, since nothing had to be drawn, it gets the most probable one.

@@ -1,7 +1,7 @@
 """Prefill in pieces between quanta, so that other images go on decoding during a long one.
 
-A look at a whole image, to see whether the model recognises its class, takes as long as a reading and waits in the
-same queue.
+To judge an image, and draw it again if the model does not recognise its class, the model reads all of it once more.
+This waits in the same queue.
 """
 
 import logging
@@ -37,7 +37,7 @@ class Prefill:
     position: int = 0
     threw: bool = False  # it raised once, and was begun again
     seconds: float = 0.0  # that its pieces took so far
-    found: Recognised | None = None  # by a look
+    found: Recognised | None = None  # when judged
 
 
 class Prefilled(NamedTuple):
@@ -47,7 +47,7 @@ class Prefilled(NamedTuple):
     seconds: float  # that it took
 
 
-class Looked(NamedTuple):
+class Judged(NamedTuple):
     """An image that is drawn, how sure the model is of its class, and the seconds that this took."""
 
     image: ScheduledImage
@@ -60,7 +60,7 @@ class PrefillsRun:
     """What was done in the time of one quantum."""
 
     done: list[Prefilled] = field(default_factory=list)
-    looked: list[Looked] = field(default_factory=list)
+    judged: list[Judged] = field(default_factory=list)
     failed: dict[str, Exception] = field(default_factory=dict)  # requests that raised, and again when begun again
 
 
@@ -79,8 +79,8 @@ class Prefills:
             image.prefilled = False
         self._waiting.append(Prefill(images, 1, "known") if read else Prefill(images, length))
 
-    def look(self, image: ScheduledImage) -> None:
-        """Have the model look at a drawn image, which takes no steps until then."""
+    def judge(self, image: ScheduledImage) -> None:
+        """Have the model judge a drawn image, which takes no steps until then."""
         image.prefilled = False
         self._waiting.append(Prefill([image], 1, "drawn"))
 
@@ -137,7 +137,7 @@ class Prefills:
         if prefill.found is None:
             result.done.append(Prefilled(prefill.length, prefill.seconds))
         else:
-            result.looked.append(Looked(prefill.images[0], prefill.found, prefill.seconds))
+            result.judged.append(Judged(prefill.images[0], prefill.found, prefill.seconds))
 
     def _begin_again(self, some: list[Prefill], error: Exception, result: PrefillsRun) -> None:
         """Begin again after an exception; after a second one the request fails."""
@@ -156,7 +156,7 @@ class Prefills:
         """Run one piece: as many strides of a prefix as fit in left_s, at least one; or several of another kind."""
         prefill = some[0]
         if prefill.kind == "drawn":
-            for one, found in zip(some, self._decoder.look([one.images[0].slot for one in some]), strict=True):
+            for one, found in zip(some, self._decoder.judge([one.images[0].slot for one in some]), strict=True):
                 one.found, one.position = found, 1
             return
         if prefill.kind == "known":

@@ -128,7 +128,7 @@ class Scheduler:
 
     @property
     def drawn(self) -> list[ScheduledImage]:
-        """Held images that are fully drawn, and are not being looked at yet."""
+        """Held images that are fully drawn, and are not being judged yet."""
         return [image for image in self.running.values()
                 if image.held and image.prefilled and image.position >= self.length]
 

@@ -60,10 +60,10 @@ class Answer:
         found: dict[str, int | float] = {"seed": self.plan.seed_of(image.index)}
         if isinstance(image, ImageDone) and image.estimate is not None:
             found |= image.estimate._asdict()
-        if isinstance(image, ImageDone) and (look := image.recognised) is not None:
-            found |= {"label": look.label, "confidence": look.confidence}
+        if isinstance(image, ImageDone) and (recognised := image.recognised) is not None:
+            found |= {"label": recognised.label, "confidence": recognised.confidence}
             if self.plan.attempts > 1:
-                found["attempts"] = look.attempts
+                found["attempts"] = recognised.attempts
         return found | self._judged.get(image.index, {})
 
     def encode(self, canvas: NDArray[np.uint8], rows: int | None) -> bytes:

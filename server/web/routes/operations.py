@@ -45,7 +45,7 @@ async def status(service: ServiceDep) -> Status:
     values = (await ledger.measured()).values(*_WATCHED)
     version, torch, kernel = next(labels for name, *labels in values if name == "linpix_kernel_info")
     return Status(
-        status="gone" if ledger.gone else "draining" if ledger.draining else "ready" if ledger.decoding else "starting",
+        status="gone" if ledger.gone else "draining" if ledger.draining else "ready" if ledger.ready else "starting",
         version=version, torch=torch, kernel=kernel, uptime=time.monotonic() - ledger.began,
         requests_running=int(values["linpix_requests_running",]),
         requests_waiting=int(values["linpix_requests_waiting",]),
@@ -82,6 +82,6 @@ async def healthz() -> Health:
 async def readyz(service: ServiceDep) -> Health:
     """The weights are loaded, the engine runs, and the service is not draining."""
     service.ledger.check_open()
-    if not service.ledger.decoding:
+    if not service.ledger.ready:
         raise Starting()
     return Health(status="ready")

@@ -348,7 +348,7 @@ def test_an_image_that_may_be_drawn_again_is_forecast_so_many_times_its_passes(t
     assert ends[3] == pytest.approx(ends[0] * (1 + repeats), rel=0.01)
 
 
-def test_the_attempts_and_looks_of_a_request_take_time_of_their_own(tiny):
+def test_the_attempts_and_judging_of_a_request_take_time_of_their_own(tiny):
     for attempts, fits in ((0, True), (1, True), (3, False)):
         model = served(tiny, slots=1, max_queue=4)
         drawn_again(model, 1.0)
@@ -360,15 +360,15 @@ def test_the_attempts_and_looks_of_a_request_take_time_of_their_own(tiny):
         model = served(tiny, slots=1, max_queue=4)
         drawn_again(model, 0.0)
         steps_take(model, 0.1)
-        model.scored(3.0)  # as a look is
+        model.scored(3.0)  # as an image that is judged is
         asked = ticket("asked", within_s=9.0)
         with contextlib.nullcontext() if fits else pytest.raises(DeadlineUnreachable):
             model.admit(asked, Demand(1, known=0, attempts=attempts))
 
 
-def test_looks_are_measured_as_scores_are(tiny):
+def test_judging_is_measured_as_scoring_is(tiny):
     model = served(tiny, slots=1, max_queue=4)
     drawn_again(model, 0.0)
     assert model.score_s == 0
-    model.apply(dataclasses.replace(model.batcher.run_quantum(), looks=[0.5]))
+    model.apply(dataclasses.replace(model.batcher.run_quantum(), judged_s=[0.5]))
     assert model.score_s == 0.5

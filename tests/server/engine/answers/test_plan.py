@@ -26,7 +26,7 @@ def test_what_is_not_asked_for_is_the_models_own():
     assert planned(seed=5) == Plan(answers=1, seed=5, temperature=0.8, attempts=0)
     assert planned(FIRST, seed=5).attempts == 4
     assert planned(FIRST, seed=5, temperature=0.0).attempts == 0
-    assert planned(FIRST, seed=5, candidates=3).attempts == 1, "candidates are drawn once, and looked at"
+    assert planned(FIRST, seed=5, candidates=3).attempts == 1, "candidates are drawn once, and judged"
     assert planned(completes=True, method="smc").temperature == 1
     assert len({planned().seed for _ in range(8)}) == 8
 

@@ -82,7 +82,7 @@ def test_what_was_not_used_is_not_saved(clock):
 # --- several in one call ---
 
 def recorded(clock, together: int = 3, broken: frozenset[int] = frozenset()) -> tuple[Prefills, list]:
-    """Of an engine that notes its calls, each of which takes 6 ms. broken: slots whose readings and looks throw."""
+    """Of an engine that notes its calls, each of which takes 6 ms. broken: slots that throw when read or judged."""
     calls = []
 
     def called(what: str, slots: list[int]) -> None:
@@ -91,12 +91,12 @@ def recorded(clock, together: int = 3, broken: frozenset[int] = frozenset()) -> 
         if broken.intersection(slots):
             raise RuntimeError(str(slots))
 
-    def look(slots: list[int]) -> list[Recognised]:
-        called("look", slots)
+    def judge(slots: list[int]) -> list[Recognised]:
+        called("judge", slots)
         return [Recognised(slot, -float(slot)) for slot in slots]
 
     return Prefills(SimpleNamespace(
-        prefill=lambda slots, positions, steps: called("prefill", slots.tolist()), look=look,
+        prefill=lambda slots, positions, steps: called("prefill", slots.tolist()), judge=judge,
         read=lambda requests: called("read", [slots[0] for slots in requests]), copy=lambda slots: None,
         prefill_stride=STRIDE, reads_together=together, pool=SimpleNamespace(clear=lambda slot: None),
         checkpoint=SimpleNamespace(name="fake"))), calls
@@ -106,20 +106,20 @@ def at(slot: int) -> ScheduledImage:
     return ScheduledImage(f"request {slot}", 0, 0, slot)
 
 
-def test_readings_and_looks_go_several_in_a_call_in_the_order_in_which_they_came(clock):
+def test_readings_and_judging_go_several_in_a_call_in_the_order_in_which_they_came(clock):
     waiting, calls = recorded(clock)
     for slot in (1, 2, 3, 4):
         waiting.append([at(slot)], 1, read=True)
     for slot in (5, 6):
-        waiting.look(at(slot))
+        waiting.judge(at(slot))
     waiting.append([at(7)], 1, read=True)
     waiting.append([at(8)], STRIDE)
     waiting.append([at(9)], 1, read=True)
     ran = waiting.run(1.0, lambda: None, beside=False)
-    assert calls == [("read", [1, 2, 3]), ("read", [4]), ("look", [5, 6]), ("read", [7]), ("prefill", [8]),
+    assert calls == [("read", [1, 2, 3]), ("read", [4]), ("judge", [5, 6]), ("read", [7]), ("prefill", [8]),
                      ("read", [9])]
-    assert [one.image.slot for one in ran.looked] == [5, 6]
-    assert [one.found for one in ran.looked] == [Recognised(5, -5.0), Recognised(6, -6.0)]
+    assert [one.image.slot for one in ran.judged] == [5, 6]
+    assert [one.found for one in ran.judged] == [Recognised(5, -5.0), Recognised(6, -6.0)]
     assert [one.tokens for one in ran.done] == [1, 1, 1, 1, 1, STRIDE, 1]
     assert not ran.failed
 
@@ -127,40 +127,40 @@ def test_readings_and_looks_go_several_in_a_call_in_the_order_in_which_they_came
 def test_the_time_of_a_call_is_divided_among_those_that_share_it(clock):
     waiting, _ = recorded(clock)
     for slot in (1, 2, 3, 4):
-        waiting.look(at(slot))
-    assert [one.seconds for one in waiting.run(1.0, lambda: None, beside=False).looked] \
+        waiting.judge(at(slot))
+    assert [one.seconds for one in waiting.run(1.0, lambda: None, beside=False).judged] \
         == pytest.approx([0.002] * 3 + [0.006])
 
 
-def test_what_is_not_looked_at_yet_decodes_nothing(clock):
+def test_what_is_not_judged_yet_decodes_nothing(clock):
     waiting, _ = recorded(clock)
     images = [at(slot) for slot in range(1, 5)]
     for image in images:
-        waiting.look(image)
+        waiting.judge(image)
     waiting.run(0.001, lambda: None, beside=False)
     assert [image.prefilled for image in images] == [True, True, True, False]
 
 
-@pytest.mark.parametrize("kind", ["read", "look"])
+@pytest.mark.parametrize("kind", ["read", "judge"])
 def test_what_threw_together_goes_alone_and_what_throws_again_fails_alone(clock, kind):
     waiting, calls = recorded(clock, broken=frozenset({2}))
     for slot in (1, 2, 3, 4, 5):
-        if kind == "look":
-            waiting.look(at(slot))
+        if kind == "judge":
+            waiting.judge(at(slot))
         else:
             waiting.append([at(slot)], 1, read=True)
     ran = waiting.run(1.0, lambda: None, beside=False)
     assert calls == [(kind, slots) for slots in ([1, 2, 3], [1], [2], [3], [4, 5])]
     assert ran.failed.keys() == {"request 2"} and str(ran.failed["request 2"]) == "[2]"
-    assert len(ran.looked if kind == "look" else ran.done) == 4
+    assert len(ran.judged if kind == "judge" else ran.done) == 4
     assert not waiting.run(1.0, lambda: None, beside=False).failed and len(calls) == 5
 
 
-def test_what_was_cancelled_is_neither_read_nor_looked_at(clock):
+def test_what_was_cancelled_is_neither_read_nor_judged(clock):
     waiting, calls = recorded(clock)
     images = [at(slot) for slot in (1, 2, 3)]
     for image in images:
-        waiting.look(image)
+        waiting.judge(image)
     images[1].cancelled = True
-    assert [one.image.slot for one in waiting.run(1.0, lambda: None, beside=False).looked] == [1, 3]
-    assert calls == [("look", [1, 3])]
+    assert [one.image.slot for one in waiting.run(1.0, lambda: None, beside=False).judged] == [1, 3]
+    assert calls == [("judge", [1, 3])]

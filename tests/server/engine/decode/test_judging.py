@@ -12,7 +12,7 @@ from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.decoder import Decoder, ImageSpec
 from linpix.server.engine.decode.faults import Faults, with_faults
-from linpix.server.engine.decode.looks import FORGET
+from linpix.server.engine.decode.judging import FORGET
 from linpix.server.engine.messages import ImageProgress, QuantumReport, Submission
 from linpix.server.engine.schedule.passes import expected_passes
 from tests.server.engine.test_conditional import KNOWN, PICTURE
@@ -65,7 +65,7 @@ def drawn(batcher: Batcher, **requests: list[ImageSpec]) -> dict[str, list[Image
 
 
 def each_alone(decoder: Callable[[int], Decoder], spec: ImageSpec, count: int) -> list[ImageProgress]:
-    """Attempts at an image as requests of their own, which are looked at once each."""
+    """Attempts at an image as requests of their own, which are judged once each."""
     found: list[ImageProgress] = []
     for number in range(count):
         label = spec.label
@@ -115,9 +115,9 @@ def test_the_answer_is_what_the_seed_of_its_surest_attempt_draws_alone(decoder, 
 def test_an_image_of_nothing_keeps_its_class_and_a_completion_draws_its_own_again(best):
     for asked, kept in (({}, True), (ASKED["a picture of which nothing is known"], True), (ASKED["a picture"], False)):
         batcher, labels = Batcher(best(1)), []
-        look = batcher.decoder.look
-        batcher.decoder.look = lambda slots, look=look, labels=labels: [
-            labels.append(one.label) or one for one in look(slots)]
+        judge = batcher.decoder.judge
+        batcher.decoder.judge = lambda slots, judge=judge, labels=labels: [
+            labels.append(one.label) or one for one in judge(slots)]
         drawn(batcher, a=[ImageSpec(seed=5, attempts=16, **asked)])
         assert len(labels) == 16 and (len(set(labels)) == 1) == kept
 
@@ -131,7 +131,7 @@ def test_a_picture_of_which_nothing_is_known_is_drawn_again_as_no_picture_is(bes
 def test_an_image_is_the_same_in_any_company_of_images_that_are_drawn_again(decoder):
     company = {"edits": [ImageSpec(seed=seed, attempts=3, **ASKED["a picture"]) for seed in range(2)],
                "others": [ImageSpec(seed=seed, attempts=2) for seed in range(2)], "once": [ImageSpec(seed=0)],
-               "looked_at": [ImageSpec(seed=9, attempts=1, label=4)]}
+               "judged": [ImageSpec(seed=9, attempts=1, label=4)]}
     alone = {name: [drawn(Batcher(decoder(1)), a=[spec])["a"][0] for spec in specs] for name, specs in company.items()}
     for slots in (2, 6) if decoder(1).name == "compiled" else (6,):
         together = drawn(Batcher(decoder(slots)), **company)
@@ -179,14 +179,14 @@ def test_the_first_attempt_that_is_recognised_ends_it_and_none_is_drawn_after_it
 
 
 @pytest.mark.parametrize("label", [None, 3])
-def test_a_whole_picture_is_looked_at_once_and_never_drawn_again(decoder, label):
+def test_a_whole_picture_is_judged_once_and_never_drawn_again(decoder, label):
     batcher = Batcher(decoder(3))
     batcher.submit(Submission("other", [ImageSpec(seed=1, attempts=2)]))
     batcher.submit(Submission("whole", [ImageSpec(seed=seed, attempts=5, canvas=PICTURE, known=WHOLE, label=label)
                                         for seed in range(2)]))
     reports = ran(batcher)
     assert sum(report.again for report in reports) == 1, "the other's"
-    assert sum(len(report.looks) for report in reports) == 2 + 2
+    assert sum(len(report.judged_s) for report in reports) == 2 + 2
     likeliest = int(np.argmax(_class_scores(batcher.decoder)))
     for image in finished(reports, "whole"):
         assert np.array_equal(image.canvas, PICTURE)
@@ -198,7 +198,7 @@ def _class_scores(decoder: Decoder) -> list[float]:
     found = []
     for label in range(10):
         decoder.take([1], [ImageSpec(seed=0, label=label, canvas=PICTURE, known=WHOLE)])
-        found.append(decoder.look([1])[0].log_prob)
+        found.append(decoder.judge([1])[0].log_prob)
     return found
 
 
@@ -211,7 +211,7 @@ def test_no_other_image_gets_a_slot_while_its_image_is_being_recognised(source):
 
 # --- what ends early, or goes wrong ---
 
-@pytest.mark.parametrize("left", ["before its look", "between attempts"])
+@pytest.mark.parametrize("left", ["before it is judged", "between attempts"])
 @pytest.mark.parametrize("then", [0, 1, 3])
 def test_what_leaves_frees_its_slot_and_the_next_image_there_knows_nothing_of_it(best, left, then):
     batcher = Batcher(best(1))
@@ -224,13 +224,13 @@ def test_what_leaves_frees_its_slot_and_the_next_image_there_knows_nothing_of_it
     batcher.submit(Submission("next", [ImageSpec(seed=7, attempts=then)]))
     reports = ran(batcher)
     assert sum(report.again for report in reports) == max(0, then - 1)
-    assert sum(len(report.looks) for report in reports) == then
+    assert sum(len(report.judged_s) for report in reports) == then
     assert {image.request for report in reports for image in report.finished} == {"next"}
     assert_same(finished(reports, "next"), drawn(Batcher(best(1)), a=[ImageSpec(seed=7, attempts=then)])["a"])
     assert not batcher.scheduler.running
 
 
-@pytest.mark.parametrize("left", ["before its look", "between attempts"])
+@pytest.mark.parametrize("left", ["before it is judged", "between attempts"])
 def test_an_engine_that_lost_its_batch_goes_on_with_empty_slots(best, left):
     batcher = Batcher(best(2))
     batcher.submit(Submission("lost", [ImageSpec(seed=1, attempts=9)]))
@@ -242,22 +242,22 @@ def test_an_engine_that_lost_its_batch_goes_on_with_empty_slots(best, left):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_look_that_throws_is_repeated_once_and_then_ends_its_request_alone(decoder, times):
+def test_a_judgement_that_throws_is_repeated_once_and_then_ends_its_request_alone(decoder, times):
     requests = {"bad": [ImageSpec(seed=1, attempts=2, **ASKED["a picture"])], "good": [ImageSpec(seed=2, attempts=2)]}
     batcher, left = Batcher(decoder(2)), [times]
-    look = batcher.decoder.look
+    judge = batcher.decoder.judge
 
     def thrown(slots):
         if left[0] and 1 in batcher.decoder.seed[slots]:
             left[0] -= 1
-            raise RuntimeError("a look")
-        return look(slots)
+            raise RuntimeError("judging")
+        return judge(slots)
 
-    batcher.decoder.look = thrown
+    batcher.decoder.judge = thrown
     reports, failed = ran(batcher, **requests), {}
     for report in reports:
         failed |= report.failed
-    assert {name: str(error) for name, error in failed.items()} == ({"bad": "a look"} if times == 2 else {})
+    assert {name: str(error) for name, error in failed.items()} == ({"bad": "judging"} if times == 2 else {})
     assert left == [0] and not batcher.scheduler.running
     for name, specs in requests.items():
         if name not in failed:
@@ -290,7 +290,7 @@ def test_a_quantum_that_throws_in_a_later_attempt_changes_no_byte(decoder):
 
 
 @pytest.mark.parametrize("fault", ["throw", "nan"])
-def test_an_image_that_cannot_be_drawn_ends_alone_beside_images_that_are_looked_at(decoder, fault):
+def test_an_image_that_cannot_be_drawn_ends_alone_beside_images_that_are_judged(decoder, fault):
     requests = {"whole": [ImageSpec(seed=1, attempts=2, canvas=PICTURE, known=WHOLE)],
                 "again": [ImageSpec(seed=2, attempts=2), ImageSpec(seed=4, attempts=1)],
                 "bad": [ImageSpec(seed=3, attempts=2, **ASKED["a picture"]), ImageSpec(seed=5, attempts=2)]}
@@ -305,14 +305,14 @@ def test_an_image_that_cannot_be_drawn_ends_alone_beside_images_that_are_looked_
 
 # --- what is told ---
 
-def test_reports_count_looks_repeats_and_the_sub_pixels_of_all_attempts(best):
+def test_reports_count_judging_repeats_and_the_sub_pixels_of_all_attempts(best):
     batcher = Batcher(best(2))
     batcher.submit(Submission("a", [ImageSpec(seed=seed, attempts=4) for seed in range(3)]))
     batcher.submit(Submission("b", [ImageSpec(seed=7, attempts=1), ImageSpec(seed=8)]))
     reports = ran(batcher)
     assert sum(report.again for report in reports) == 3 * 3
-    assert sum(len(report.looks) for report in reports) == 3 * 4 + 1
-    assert min(seconds for report in reports for seconds in report.looks) > 0
+    assert sum(len(report.judged_s) for report in reports) == 3 * 4 + 1
+    assert min(seconds for report in reports for seconds in report.judged_s) > 0
     assert sum(report.subpixels for report in reports) == (3 * 4 + 2) * 64
     assert sum(len(report.joined) for report in reports) == 3 + 2, "an image gets its slot once"
     assert reports[-1].repeats == pytest.approx(3 * (1 - (1 - FORGET)**3)), "one attempt is not counted"
@@ -343,7 +343,7 @@ def test_recognition_gives_the_probability_of_the_class_that_an_image_was_drawn_
     some = decoder(10)
     some.take([*range(1, 11)], [ImageSpec(seed=seed) for seed in range(10)])
     some.canvas[1:] = PICTURE
-    found = some.look([*range(1, 11)])
+    found = some.judge([*range(1, 11)])
     assert [one.label for one in found] == [some.label(slot) for slot in range(1, 11)]
     expected = dict(enumerate(_class_scores(decoder(1))))
     assert np.exp([*expected.values()]).sum() == pytest.approx(1, abs=1e-6)

@@ -1,4 +1,4 @@
-"""Images that the model looks at when they are drawn, and may draw again; see model/attempts.py."""
+"""Images that the model judges when they are drawn, and may draw again; see model/attempts.py."""
 
 from dataclasses import replace
 
@@ -6,13 +6,13 @@ from linpix.model.attempts import Attempts
 
 from ..schedule.scheduler import ScheduledImage
 from .decoder import Decoder, ImageSpec
-from .prefill import Looked
+from .prefill import Judged
 
 FORGET = 0.05  # weight of one image in the mean number of redraws
 
 
-class Looks:
-    """The attempts at images that are looked at. Used by the engine thread only."""
+class Judging:
+    """The attempts at images that are judged. Used by the engine thread only."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -26,17 +26,17 @@ class Looks:
         if image.held:
             self._attempts[image.slot] = Attempts(spec.seed, spec.attempts)
 
-    def judge(self, looked: Looked, spec: ImageSpec, position: int) -> ImageSpec | None:
+    def next_attempt(self, judged: Judged, spec: ImageSpec, position: int) -> ImageSpec | None:
         """The next attempt, to be drawn in an image's slot; None if its answer is known, and it leaves.
 
         position: where an attempt begins; at the end of the image nothing is left to draw.
         """
-        image = looked.image
+        image = judged.image
         attempts = self._attempts[image.slot]
-        again = attempts.judge(self._decoder.image(image.slot), looked.found)
+        again = attempts.add(self._decoder.image(image.slot), judged.found)
         if again and position < self._decoder.config.length:
             # a completion draws its class again: the last one may not have fitted what is known
-            label = spec.label if self._decoder.conditioned[image.slot] else looked.found.label
+            label = spec.label if self._decoder.conditioned[image.slot] else judged.found.label
             return replace(spec, seed=attempts.next_seed, label=label)
         image.held = False
         if spec.attempts > 1:
@@ -44,9 +44,9 @@ class Looks:
         return None
 
     def answer(self, slot: int) -> Attempts | None:
-        """The attempts at an image that leaves; None if it was not looked at."""
+        """The attempts at an image that leaves; None if it was not judged."""
         return self._attempts.pop(slot, None)
 
     def has(self, slot: int) -> bool:
-        """Whether the image of a slot is looked at."""
+        """Whether the image of a slot is judged."""
         return slot in self._attempts
