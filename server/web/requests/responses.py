@@ -44,7 +44,10 @@ def partial_rows(partial_images: int | None, given: int, height: int) -> set[int
 
 async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: Ticket, kind: str,
                   facts: dict[str, Any]) -> Response:
-    """Wait for the images of a request, and answer with them in the requested form. Raises ServiceError."""
+    """Draw the images of an admitted request, and answer with them in the requested form. Raises ServiceError."""
+    if not await _submitted(ledger, http, request, ticket):
+        ticket.outcome = "cancelled"
+        return Response(status_code=499)  # the client has disconnected
     common = {"created": int(time.time()), **request.served.decoder.facts, "size": request.answer.size,
               "output_format": request.format, "warnings": request.warnings, **facts}
     if request.stream:
@@ -54,6 +57,16 @@ async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: 
         return Response(status_code=499)  # the client has disconnected
     ledger.release(ticket, "completed")
     return response
+
+
+async def _submitted(ledger: Ledger, http: Request, request: ImageRequest, ticket: Ticket) -> bool:
+    """Submit the images of a request; False if its client left before: in a front, streams wait for a replica."""
+
+    async def submit() -> bool:
+        await ledger.submit(ticket, request.specs())
+        return True
+
+    return bool(await (unless_gone(http, submit()) if request.stream else submit()))
 
 
 async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, Any]) -> Response:

@@ -48,7 +48,6 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
     service, ticket = service_of(http), http.state.ticket
     request = ImageRequest(service, http, body)
     service.ledger.admit(ticket, request.served, request.demand(known=0), request.timeout_s)
-    await service.ledger.submit(ticket, request.specs())
     return await respond(service.ledger, http, request, ticket, "image_generation", {"candidates": body.candidates})
 
 
@@ -76,7 +75,6 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
     if found is None:
         return Response(status_code=499)  # the client has disconnected
     occluded = request.complete(found, form.conditioning)
-    await service.ledger.submit(ticket, request.specs())
     facts = facts_of(occluded, found) | {"candidates": form.candidates, "method": form.method or "raster",
                                          "particles": request.plan.particles or None}
     del found  # frees the megabytes of a prepared picture while its completions wait

@@ -410,6 +410,36 @@ def test_a_client_that_leaves_ends_its_order(tiny):
     asyncio.run(leaves())
 
 
+def test_a_client_that_leaves_a_stream_that_no_replica_has_admitted_holds_no_images(tiny):
+    async def leaves() -> None:
+        async with fronts(tiny) as both:
+            both.fleets[0].replicas = 0
+            body = json.dumps({"stream": True, "n": 4, "timeout": 30}).encode()
+            scope = {"type": "http", "method": "POST", "path": "/v1/images/generations", "scheme": "http",
+                     "query_string": b"", "http_version": "1.1", "server": ("localhost", 80), "client": ("::1", 1),
+                     "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"),
+                                 (b"content-length", str(len(body)).encode())]}
+            left, sent, messages = asyncio.Event(), [], [{"type": "http.request", "body": body}]
+
+            async def receive() -> dict:
+                if not messages:
+                    await left.wait()
+                return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+            async def send(message: dict) -> None:
+                sent.append(message)
+
+            asked = asyncio.ensure_future(both.clients[0]._transport.app(scope, receive, send))
+            while not both.ledgers[0]._entered:
+                await asyncio.sleep(0.005)
+            assert both.ledgers[0]._entered.total() == 4
+            left.set()
+            await asyncio.wait_for(asked, 5)
+            assert not both.ledgers[0]._entered and not both.ledgers[0]._orders
+
+    asyncio.run(leaves())
+
+
 def test_one_comparison_runs_at_a_time_whichever_front_is_asked(tiny):
     async def compares() -> None:
         async with fronts(tiny) as both:
