@@ -15,6 +15,7 @@ from ..metrics import Metrics
 logger = logging.getLogger("linpix")
 _BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
               415: "unsupported_media_type"}
+ANSWERED = ServiceError, RequestValidationError, HTTPException, ClientDisconnect  # all others are bugs
 _MIN_RETRY_MS = 250  # smallest retry-after-ms: when a body gives back its place cannot be predicted
 
 
