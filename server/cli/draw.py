@@ -23,8 +23,8 @@ from ..engine.answers.plan import class_of, plan
 from ..engine.answers.ranking import best, likelihoods, recognised
 from ..engine.batch import Batcher
 from ..engine.decode.choice import new_decoder
-from ..engine.decode.decoder import ImageSpec
 from ..engine.decode.failures import NotFinite
+from ..engine.decode.image_spec import ImageSpec
 from ..engine.decode.particles import Estimate, check_filter
 from ..engine.messages import QuantumReport, Submission
 from ..errors import OptionError, as_flags

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from linpix.model.config import ModelConfig
 
-from ..engine.decode.decoder import ImageSpec
+from ..engine.decode.image_spec import ImageSpec
 from ..engine.messages import QuantumReport
 from .animation import Film, Picture, grid
 
@@ -109,7 +109,7 @@ class Progress:
                  frames: int) -> None:
         """specs: alike but for seed and temperature · colours: as colours_of says · frames: of the film, at most."""
         first, self._config, self._known = specs[0], config, specs[0].known
-        self.film = Film(len(specs), first.prefix // (config.width * config.channels), config.height, frames)
+        self.film = Film(len(specs), first.known_rows(config), config.height, frames)
         self._preview = Preview(stream, len(specs), config, colours, terminal_size(stream)) if colours else None
         self._live = stream.isatty()
         self._canvas = np.zeros((self._preview.count if self._preview else 0, config.subpixels), np.uint8)

@@ -11,7 +11,7 @@ from prometheus_client import Histogram
 
 from linpix.model.likelihood import Scoring
 
-from ..engine.decode.decoder import ImageSpec
+from ..engine.decode.image_spec import ImageSpec
 from ..engine.ledger import Ledger
 from ..engine.served_model import ServedModel
 from ..engine.thread import EngineThread
@@ -115,9 +115,8 @@ class FrontLedger(Ledger):
         served, first = self._at[ticket.id], specs[0]
         config = served.decoder.config
         ticket.check_time()
-        known = (first.known_count if config.patch else first.prefix) // config.token_size
-        ticket.demand = dataclasses.replace(ticket.demand, known=known)
-        ticket.given = first.prefix // (config.width * config.channels)
+        ticket.demand = dataclasses.replace(ticket.demand, known=first.known_tokens(config))
+        ticket.given = first.known_rows(config)
         await self._order(ticket, served, specs=list(specs))
 
     async def score(self, ticket: Ticket, scoring: Scoring) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..compare.jobs import Job
-from ..engine.decode.decoder import ImageSpec
+from ..engine.decode.image_spec import ImageSpec
 from ..engine.ticket import Demand, Event
 from .desk import Snapshot
 

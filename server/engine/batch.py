@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from .. import logs
-from .decode.decoder import Decoder, ImageSpec
+from .decode.decoder import Decoder
 from .decode.failures import EngineLost, NotFinite, Outcome, Plan, isolate
+from .decode.image_spec import ImageSpec
 from .decode.judging import Judging
 from .decode.particles import Estimate, ParticleFilters
 from .decode.prefill import Judged, Prefills, PrefillsRun

@@ -20,7 +20,7 @@ from ..errors import ClientLimit, DeadlinePassed, Draining, EngineFailed, Engine
 from ..metrics import Measured, Metrics
 from ..pictures.upload_slots import UploadSlots
 from .batch import Batcher
-from .decode.decoder import ImageSpec
+from .decode.image_spec import ImageSpec
 from .decode.scoring import ScoringJob
 from .messages import ImageProgress, QuantumReport, Submission
 from .served_model import ServedModel
@@ -133,8 +133,8 @@ class Ledger:
         ticket.check_time()
         if ticket.demand.known is None:
             with self._refusing(ticket):
-                served.queue(ticket, (first.known_count if config.patch else first.prefix) // config.token_size)
-        ticket.given = first.prefix // (config.width * config.channels)
+                served.queue(ticket, first.known_tokens(config))
+        ticket.given = first.known_rows(config)
         ticket.rows = [ticket.given] * len(specs)
         ticket.outcome = "cancelled"  # unless something else ends it
         ticket.expiry = asyncio.get_running_loop().call_at(

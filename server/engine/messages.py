@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from linpix.model.attempts import Recognised
 
-from .decode.decoder import ImageSpec
+from .decode.image_spec import ImageSpec
 from .decode.particles import Estimate
 from .decode.prefill import Prefilled
 from .schedule.passes import Ratios

@@ -30,7 +30,7 @@ from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.transformer import Transformer
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.decoder import ImageSpec
+from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.messages import Submission
 from linpix.training import datasets
 from tests.benchmarks.decode import Clock, machine, processor_seconds

@@ -44,7 +44,8 @@ from linpix.model.packing import PRECISIONS
 from linpix.model.transformer import Transformer
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CompiledDecoder
-from linpix.server.engine.decode.decoder import Decoder, EagerDecoder, ImageSpec
+from linpix.server.engine.decode.decoder import Decoder, EagerDecoder
+from linpix.server.engine.decode.image_spec import ImageSpec
 
 Clock = Callable[[], float]
 EAGER_STEPS = 12  # of the eager engine, whose steps all cost the same and take long

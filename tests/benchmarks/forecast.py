@@ -22,7 +22,7 @@ from linpix.model import checkpoint, ops
 from linpix.model.config import ModelConfig
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.decoder import ImageSpec
+from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.messages import Submission
 from linpix.server.engine.served_model import ServedModel
 from linpix.server.engine.ticket import Demand, Ticket
@@ -58,7 +58,7 @@ def errors(name: str, images: np.ndarray, clients: int, seconds: float) -> tuple
             canvas = images[chance.randrange(len(images))].reshape(-1) if completes else None
             known = hole(config, chance) if completes else None
             specs = [ImageSpec(seed=number * 100 + i, canvas=canvas, known=known) for i in range(n)]
-            model.admit(ticket, Demand(n, known=specs[0].known_count if config.patch else specs[0].prefix))
+            model.admit(ticket, Demand(n, known=specs[0].known_tokens(config)))
             batcher.submit(Submission(ticket.id, specs))
             ticket.began, settled = now, now - began > seconds / 5
             open_[ticket.id] = ticket, now + model.ends([ticket])[-1] if settled else 0.0, completes

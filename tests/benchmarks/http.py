@@ -39,7 +39,7 @@ from linpix.model.team import limit_threads
 from linpix.model.transformer import Transformer
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.decoder import ImageSpec
+from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.messages import Submission
 from tests.benchmarks.decode import machine
 from tests.server.conftest import Process, serving

@@ -22,7 +22,8 @@ from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from linpix.server.engine.batch import RESTORED
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.decoder import Decoder, ImageSpec
+from linpix.server.engine.decode.decoder import Decoder
+from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.schedule.quantum import QUANTUM_S
 from tests.benchmarks.decode import machine, rounded
 

@@ -18,7 +18,7 @@ from linpix.model.transformer import Transformer
 from linpix.server.cluster.replica import take_cores
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.decoder import ImageSpec
+from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.messages import Submission
 from tests.server.cluster.test_local import processes
 

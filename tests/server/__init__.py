@@ -11,6 +11,7 @@ Files without a test of their own name, and where they are tested:
   compare/backends, compare/checkpoints, compare/measure, compare/results         compare/test_comparison.py
   compare/paper, compare/plot                                                     compare/test_report.py
   engine/batch, engine/messages, engine/decode/choice, engine/decode/compiled     engine/decode/test_decoder.py
+  engine/decode/image_spec                                engine/decode/test_decoder.py, engine/test_ledger.py
   engine/thread                                                                   engine/test_ledger.py
   engine/served_models                                                            engine/test_catalogue.py
   pictures/likelihoods, web/likelihood_schemas                                    web/routes/test_likelihoods.py

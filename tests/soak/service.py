@@ -16,7 +16,7 @@ from linpix.model import checkpoint
 from linpix.server.cli.draw import produce
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.decoder import ImageSpec
+from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.pictures import encode, pictures
 from tests.server.conftest import Process
 from tests.soak.client import Connection, Picture, Record

@@ -11,7 +11,7 @@ from linpix.model.checkpoint import Checkpoint
 from linpix.model.philox import MAX_SEED
 
 from ...errors import OptionError, shown
-from ..decode.decoder import ImageSpec
+from ..decode.image_spec import ImageSpec
 from ..decode.particles import MAX_PARTICLES, particle_seed
 
 PARTICLES = 16  # for each answer, by default

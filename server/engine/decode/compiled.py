@@ -17,8 +17,9 @@ from linpix.model.cuda import GpuPool
 from linpix.model.packing import PRECISIONS, Packed, choose, pack
 from linpix.model.sharing import SharedWeights
 
-from .decoder import Advance, Decoder, ImageSpec, Numbers
+from .decoder import Advance, Decoder, Numbers
 from .failures import EngineLost
+from .image_spec import ImageSpec
 
 READS_TOGETHER = 8  # requests, or images, in one call of the kernels
 

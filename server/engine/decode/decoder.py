@@ -5,7 +5,6 @@ EagerDecoder uses torch, step by step, and is easy to read; the decoders of comp
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,35 +17,14 @@ from linpix.model.attention import PADDING_SLOT, SlotPool, State, attention_for
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.generate import decode_threads, draw_token, noise_of, starts_of
-from linpix.model.inputs import START, check_known, first_hole
+from linpix.model.inputs import START, check_known
 from linpix.model.likelihood import class_log_probs
 from linpix.model.mixture import log_likelihood
 from linpix.model.transformer import PREFILL_TOKENS
 
+from .image_spec import ImageSpec
+
 Numbers = NDArray[np.int64]  # (B,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageSpec:
-    """The specification of one image: everything that decides its sub-pixels."""
-
-    seed: int
-    temperature: float = 1.0
-    label: int | None = None               # None: the unconditional start
-    canvas: NDArray[np.uint8] | None = None  # (T,), with `known` if an image is to be completed
-    known: NDArray[np.bool_] | None = None   # (T,)
-    particles: int = 0                     # of its answer, if this image is a particle; 0: it is an answer itself
-    attempts: int = 0                      # the most, until the model recognises its class; 0: it is not judged
-
-    @property
-    def prefix(self) -> int:
-        """Known sub-pixels before the first unknown one: they are prefilled or read, not decoded."""
-        return 0 if self.known is None else first_hole(self.known)
-
-    @property
-    def known_count(self) -> int:
-        """Known sub-pixels."""
-        return 0 if self.known is None else int(self.known.sum())
 
 
 class Advance(NamedTuple):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from ...fault_rules import Rule, parse
-from .decoder import Advance, Decoder, ImageSpec
+from .decoder import Advance, Decoder
 from .failures import EngineLost
+from .image_spec import ImageSpec
 
 
 class InjectedFault(RuntimeError):

@@ -5,7 +5,8 @@ from dataclasses import replace
 from linpix.model.attempts import Attempts
 
 from ..schedule.scheduler import ScheduledImage
-from .decoder import Decoder, ImageSpec
+from .decoder import Decoder
+from .image_spec import ImageSpec
 from .prefill import Judged
 
 FORGET = 0.05  # weight of one image in the mean number of redraws

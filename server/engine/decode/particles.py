@@ -24,7 +24,8 @@ from linpix.model.philox import MAX_SEED, uniforms
 
 from ...errors import OptionError
 from ..schedule.scheduler import ScheduledImage
-from .decoder import Decoder, ImageSpec
+from .decoder import Decoder
+from .image_spec import ImageSpec
 
 MAX_PARTICLES = 2**10 - 1  # a particle's number is in the ten bits of its seed above the 53 of its answer's
 UNEVEN = 0.5               # particles are resampled if the effective sample size is below this share of them

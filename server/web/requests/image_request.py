@@ -11,7 +11,7 @@ from fastapi import Request
 from linpix.model.config import ModelConfig
 
 from ...engine.answers.plan import class_of, plan
-from ...engine.decode.decoder import ImageSpec
+from ...engine.decode.image_spec import ImageSpec
 from ...engine.decode.particles import check_filter
 from ...engine.ticket import Demand
 from ...errors import (

@@ -29,7 +29,7 @@ from linpix.server.cli.draw import produce
 from linpix.server.cli.preview import Progress
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.decoder import ImageSpec
+from linpix.server.engine.decode.image_spec import ImageSpec
 from tests.server.cli.test_animation import enlarged, frames_of
 from tests.server.cli.test_preview import read_half_blocks, screen_pixels
 from tests.test_linpix import pixels

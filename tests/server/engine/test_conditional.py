@@ -12,8 +12,8 @@ from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode import compiled
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CudaDecoder
-from linpix.server.engine.decode.decoder import ImageSpec
 from linpix.server.engine.decode.faults import Faults, with_faults
+from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.messages import Submission
 
 RANDOM = np.random.default_rng(0)

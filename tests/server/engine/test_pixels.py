@@ -13,7 +13,7 @@ from linpix.model.packing import choose
 from linpix.model.transformer import Transformer
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.decoder import ImageSpec
+from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.messages import Submission
 
 PLAIN = dataclasses.replace(

@@ -10,7 +10,7 @@ import pytest
 from linpix.model import checkpoint
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.decoder import ImageSpec
+from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.decode.prefill import Prefilled
 from linpix.server.engine.messages import Submission
 from linpix.server.engine.served_model import ServedModel

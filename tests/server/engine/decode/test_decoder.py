@@ -20,9 +20,10 @@ from linpix.server.cli.draw import produce
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CudaDecoder
-from linpix.server.engine.decode.decoder import Decoder, EagerDecoder, ImageSpec
+from linpix.server.engine.decode.decoder import Decoder, EagerDecoder
 from linpix.server.engine.decode.failures import EngineLost, most_retries
 from linpix.server.engine.decode.faults import Faults, with_faults
+from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.messages import Submission
 
 SEEDS = list(range(100, 107))

@@ -10,8 +10,9 @@ from linpix.model import attempts
 from linpix.model.attempts import Recognised
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.decoder import Decoder, ImageSpec
+from linpix.server.engine.decode.decoder import Decoder
 from linpix.server.engine.decode.faults import Faults, with_faults
+from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.decode.judging import FORGET
 from linpix.server.engine.messages import ImageProgress, QuantumReport, Submission
 from linpix.server.engine.schedule.passes import expected_passes

@@ -15,8 +15,9 @@ from linpix.server.cli.draw import Produced, produce
 from linpix.server.engine.answers.plan import Plan
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.decoder import Decoder, ImageSpec
+from linpix.server.engine.decode.decoder import Decoder
 from linpix.server.engine.decode.faults import Faults, with_faults
+from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.decode.particles import (
     MAX_PARTICLES,
     OptionError,
