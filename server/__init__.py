@@ -22,8 +22,8 @@ static/       the web page, which uses only the API
 To follow one request, read these files in this order:
   web/admission.py           makes a ticket when the head is read, and holds it until the answer has been sent; the
                              ledger admits it
-  web/routes/images.py       checks the fields, asks Ledger.admit for room, and submits the images of
-                             engine/answers/plan.py
+  web/routes/images.py       checks the fields, with engine/answers/plan.py, and asks Ledger.admit for room
+  web/requests/responses.py  submits the images, waits for them, and answers
   engine/ledger.py           all requests and how they end; engine/served_model.py decides whether a model has room
   engine/thread.py           the engine thread: runs the quanta of all models, and reports each to the ledger
   engine/batch.py            one quantum of one model; engine/schedule/scheduler.py says which images are in it
@@ -39,7 +39,8 @@ To add
                     web/middleware/bodies.py. If it needs room in a queue, route_class=AdmittingRoute, and
                     the last part of its path in ENDPOINTS of metrics.py
   an image option   a field in web/fields.py and web/requests/request_schemas.py, a flag in linpix/__main__.py, and a
-                    parameter in cli/draw.py; engine/answers/plan.py checks all three alike, and puts it into ImageSpec
+                    parameter in cli/draw.py; web/requests/image_request.py, cli/commands.py and cli/draw.py pass it to
+                    engine/answers/plan.py, which checks it, and puts it into ImageSpec
   a metric          declare it in metrics.py, update it where it happens: engine/served_models.py (quanta),
                     engine/ledger.py (requests), web/middleware/ (HTTP), cluster/ (fronts, desk); and list it in
                     tests/server/test_dashboard.py

@@ -24,7 +24,7 @@ def as_flags(message: str) -> str:
 
 def shown(value: object) -> str:
     """A value for a message, shortened if it is long."""
-    text = repr(value)
+    text = repr(value).replace("`", r"\x60")  # a backtick would be taken for that of an option's name
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -87,7 +87,7 @@ def test_the_best_candidates_are_those_of_a_server(tiny, server):
     answer = server.client().post("/v1/images/edits", files={"image": ("a.png", occluded(3, picture))},
                                   data={"n": "2", "seed": "7", "candidates": "6", "label": "2"})
     assert np.array_equal(drawn, images_of(answer))
-    with pytest.raises(ValueError, match="candidates must be at least 2, got 1; the best 2 of them are the answer"):
+    with pytest.raises(ValueError, match="candidates must be at least 2, got 1; the best 2 are returned"):
         linpix.complete(str(tiny), picture, known, 2, candidates=1)
 
 

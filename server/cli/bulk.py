@@ -40,7 +40,7 @@ class BulkOrder:
     """The images that a bulk command draws."""
 
     plan: Plan
-    seed: int | None  # of image 0; None: as in the folder's first call, which takes that of the plan
+    seed_given: bool  # else a later call takes that of the folder's first call
     shards: int
     shard_format: ShardFormat
     scale: int
@@ -168,7 +168,7 @@ def _settle(folder: Path, order: BulkOrder, batcher: Batcher) -> int:
         first = int(begun["seed"])
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{file} is damaged; restore it, or give another --out") from None
-    wanted = {"seed": first if order.seed is None else order.seed} | settings
+    wanted = {"seed": order.plan.seed if order.seed_given else first} | settings
     if differing := [f"{name} {begun.get(name)!r}, now {value!r}" for name, value in wanted.items()
                      if begun.get(name) != value]:
         raise ValueError(f"--out {folder} was started with other settings: {'; '.join(differing)}; use the settings of "

@@ -81,7 +81,7 @@ def _sample_shards(given: argparse.Namespace) -> None:
     checkpoint, _ = _opened(given)
     planned = _planned(given, checkpoint, completes=False)
     order = bulk.BulkOrder(plan=planned, shards=given.shards, shard_format=given.shard_format or "tar",
-                           seed=given.seed, scale=given.scale or 1)
+                           seed_given=given.seed is not None, scale=given.scale or 1)
     warn("sample", checkpoint.temperature_warnings(planned.temperature))
     batcher = _batcher(given, checkpoint, planned)
     drawn, engine = bulk.draw_shards(Path(given.out), order, batcher), batcher.decoder
@@ -186,8 +186,8 @@ def _produce(given: argparse.Namespace, batcher: Batcher, output: Output, planne
               **engine.facts, "seeds": [planned.seed_of(index) for index in kept], "files": files, **facts}
     what = f"{'' if planned.candidates is None else 'the best '}{len(kept)} of them " if planned.chooses else ""
     ranking = "" if planned.candidates is None else " with their ranking"
-    count = "1 image" if len(specs) == 1 else f"{len(specs)} images"
-    _say(given, result, f"{count} in {seconds:.2f} s{ranking} ({len(specs) / seconds:.2f} images/s, "
+    drawn = "1 image" if len(specs) == 1 else f"{len(specs)} images"
+    _say(given, result, f"{drawn} in {seconds:.2f} s{ranking} ({len(specs) / seconds:.2f} images/s, "
          f"{engine.name} engine, {engine.precision}), seeds from {planned.seed}, {what}written to {text}")
 
 

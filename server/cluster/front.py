@@ -137,6 +137,7 @@ class FrontLedger(Ledger):
         ticket.expiry = loop.call_at(ticket.deadline + LATE_S, self._expire, ticket)
         admitted: asyncio.Future[None] = loop.create_future()
         self._orders[ticket.id] = loop.create_task(self._run(ticket, order, scoring, admitted))
+        ticket.outcome = "cancelled"  # unless something else ends it
         if ticket.demand.stream:
             try:
                 async with ticket.in_time():
@@ -253,6 +254,7 @@ class FrontLedger(Ledger):
             order.cancel()
         elif ticket.late:
             self.metrics.deadlines_passed.labels("waiting").inc()
-        if not self._leave(ticket) and ticket.outcome:  # it failed before there was an order
+        ticket.outcome, ordered = outcome or ticket.outcome, self._leave(ticket)
+        alone = not ordered or (ticket.outcome == "cancelled" and not self._fleet.replicas)
+        if ticket.outcome and alone:  # no replica has counted it
             self.metrics.requests.labels(ticket.endpoint, ticket.outcome).inc()
-        ticket.outcome = outcome or ticket.outcome

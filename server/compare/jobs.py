@@ -112,7 +112,7 @@ class LocalComparisons(Comparisons):
 
     def stop(self) -> None:
         for job in self._jobs.values():
-            self._cancel(job)
+            self._cancel(self._checked(job))
 
     def _known(self, id: str) -> Job:
         if id not in self._jobs:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from .. import logs
 from .decode.decoder import Decoder
-from .decode.failures import EngineLost, NotFinite, Outcome, Plan, isolate
+from .decode.failures import EngineLost, NotFinite, Outcome, QuantumPlan, isolate
 from .decode.image_spec import ImageSpec
 from .decode.judging import Judging
 from .decode.particles import Estimate, ParticleFilters
@@ -186,7 +186,7 @@ class Batcher:
         self._fold_in([image])
         return True
 
-    def _leave(self, plan: Plan) -> list[ImageProgress]:
+    def _leave(self, plan: QuantumPlan) -> list[ImageProgress]:
         """After a quantum: finished images leave, and drawn ones wait to be judged. Returns the finished ones."""
         finished = self.scheduler.advance(plan)
         estimates = self._filters.advance(self.decoder)
@@ -212,7 +212,7 @@ class Batcher:
         """Known tokens of an image before its first unknown one."""
         return spec.prefix // self.decoder.config.token_size
 
-    def _decode(self, plan: Plan) -> Outcome:
+    def _decode(self, plan: QuantumPlan) -> Outcome:
         """Run one quantum; _done says how far each image got, except those that the outcome names."""
         self._advances.clear()
         self.decoder.keep([image.slot for image, _ in plan])
@@ -224,7 +224,7 @@ class Batcher:
             logger.exception("a quantum of %s with %d images failed; running it again in parts", self.name, len(plan))
             return isolate(plan, self._run, self._restore, error)
 
-    def _run(self, plan: Plan) -> list[int]:
+    def _run(self, plan: QuantumPlan) -> list[int]:
         """Decode a plan's images; returns the slots whose parameters were not finite."""
         self.beat()
         slots = [image.slot for image, _ in plan]
@@ -232,7 +232,7 @@ class Batcher:
         self._advances |= zip(slots, zip(done.positions, done.passes, strict=True), strict=True)
         return done.not_finite
 
-    def _done(self, plan: Plan) -> tuple[Plan, int]:
+    def _done(self, plan: QuantumPlan) -> tuple[QuantumPlan, int]:
         """The plan with the steps that were taken, and the most passes of one image, at least 1 if there were steps."""
         done, most = [], min(1, len(plan))
         for image, _ in plan:
@@ -243,13 +243,13 @@ class Batcher:
             most = max(most, passes)
         return done, most
 
-    def _restore(self, plan: Plan) -> None:
+    def _restore(self, plan: QuantumPlan) -> None:
         for first in range(0, len(plan), RESTORED):
             some = plan[first:first + RESTORED]
             self.beat()
             self.decoder.restore([image.slot for image, _ in some], [image.position for image, _ in some])
 
-    def _failures(self, plan: Plan, outcome: Outcome) -> dict[str, Exception]:
+    def _failures(self, plan: QuantumPlan, outcome: Outcome) -> dict[str, Exception]:
         """Requests that end because of an image in this quantum; their other images are cancelled."""
         if not (outcome.not_finite or outcome.failed):
             return {}
@@ -260,7 +260,7 @@ class Batcher:
             self.cancel(request)
         return failed
 
-    def _check_hope(self, plan: Plan, outcome: Outcome) -> None:
+    def _check_hope(self, plan: QuantumPlan, outcome: Outcome) -> None:
         """Raise EngineLost after MAX_FAILED_QUANTA quanta in a row without an image, or a test image in a free slot."""
         failed = len(outcome.failed) == len(plan) and not self._decodes_a_test_image(self.scheduler.free[0])
         self._failed_quanta = self._failed_quanta + 1 if failed else 0
@@ -279,7 +279,7 @@ class Batcher:
             return False
         return True
 
-    def _running(self, plan: Plan) -> list[ImageProgress]:
+    def _running(self, plan: QuantumPlan) -> list[ImageProgress]:
         """The progress of the images in slots, after a plan was carried out."""
         steps = {image.slot: count for image, count in plan}
         running = []

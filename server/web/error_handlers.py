@@ -15,7 +15,8 @@ from ..metrics import Metrics
 logger = logging.getLogger("linpix")
 _BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
               415: "unsupported_media_type"}
-ANSWERED = ServiceError, RequestValidationError, HTTPException, ClientDisconnect  # all others are bugs
+# Errors of a request; others are bugs. A client that has disconnected needs no answer.
+ANSWERED = ServiceError, RequestValidationError, HTTPException, ClientDisconnect
 _MIN_RETRY_MS = 250  # smallest retry-after-ms: when a body gives back its place cannot be predicted
 
 

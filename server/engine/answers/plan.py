@@ -1,5 +1,6 @@
 """The images that a request or a command draws: its options, checked, and the specification of each image."""
 
+import operator
 import secrets
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ class Plan:
     attempts: int                 # as in ImageSpec
     label: int | None = None
     candidates: int | None = None  # the best are the answers; None: all that are drawn
-    particles: int = 0            # drawn for each answer, of which one is it; 0: the method is raster
+    particles: int = 0            # drawn for each answer, which is one of them; 0: the method is raster
 
     @property
     def images(self) -> int:
@@ -73,14 +74,15 @@ def plan(checkpoint: Checkpoint, answers: int, *, completes: bool, label: int | 
     """
     if candidates is not None and not answers <= candidates <= (limit or candidates):
         allowed = f"at least {answers}" if limit is None else f"{answers}..{limit} here"
-        raise OptionError(f"`candidates` must be {allowed}, got {shown(candidates)}; the best {answers} of them are "
-                          "the answer", "candidates")
+        raise OptionError(f"`candidates` must be {allowed}, got {shown(candidates)}; the best {answers} are "
+                          "returned", "candidates")
     if temperature is not None and not 0 <= temperature < float("inf"):
         raise OptionError(f"`temperature` must be a number of at least 0, got {temperature}", "temperature")
     if temperature is None:
         temperature = 1.0 if method == "smc" else checkpoint.temperature
-    most = None if limit is None else min(limit, limit if slots is None else slots)
-    count = _particles(method, particles, candidates=candidates, temperature=temperature, answers=answers, limit=most)
+    together = min((one for one in (limit, slots) if one is not None), default=None)
+    count = _particles(method, particles, candidates=candidates, temperature=temperature, answers=answers,
+                       limit=together)
     if candidates is not None and not completes and not checkpoint.net.config.class_first:
         raise OptionError("`candidates` of generations need a model that can recognise classes, and "
                           f"{checkpoint.name} cannot; leave out `candidates`, or use a model that draws the class "
@@ -91,12 +93,14 @@ def plan(checkpoint: Checkpoint, answers: int, *, completes: bool, label: int | 
 
 
 def _first_seed(seed: int | None, count: int) -> int:
-    """The seed of the first of so many images; None: a random one. Raises OptionError."""
+    """The seed of the first of so many images; None: a random one. Raises OptionError, or TypeError."""
     largest = MAX_SEED - count + 1
     if seed is None:
         return secrets.randbelow(largest)
+    seed = operator.index(seed)  # of numpy, too, whose integers would overflow
     if not 0 <= seed <= largest:
-        raise OptionError(f"image i uses `seed` + i, which must be at least 0 and below 2^53: with {count} images the "
+        images = "1 image" if count == 1 else f"{count} images"
+        raise OptionError(f"image i uses `seed` + i, which must be at least 0 and below 2^53: with {images} the "
                           f"largest `seed` is {largest}, got {seed}", "seed")
     return seed
 
@@ -136,7 +140,7 @@ def _attempts(attempts: int | None, checkpoint: Checkpoint, *, candidates: int |
 
 def _particles(method: str | None, particles: int | None, *, candidates: int | None, temperature: float,
                answers: int, limit: int | None) -> int:
-    """How many particles an answer gets, 0 if its method is raster. limit: the most of all answers together."""
+    """How many particles an answer gets, 0 if its method is raster. limit: the most particles of all answers."""
     if method not in (None, "raster", "smc"):
         raise OptionError(f"`method` must be raster or smc, got {method!r}", "method")
     if method is None and particles is not None:  # with raster they may be given: a form may send all its fields

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..schedule.scheduler import ScheduledImage
 
-Plan = list[tuple[ScheduledImage, int]]  # each image with its number of steps, most steps first
+QuantumPlan = list[tuple[ScheduledImage, int]]  # each image with its number of steps, most steps first
 
 
 class NotFinite(FloatingPointError):
@@ -34,7 +34,7 @@ def most_retries(images: int) -> int:
     return max(1, 4 * (images - 1).bit_length())
 
 
-def isolate(plan: Plan, run: Callable[[Plan], list[int]], restore: Callable[[Plan], None],
+def isolate(plan: QuantumPlan, run: Callable[[QuantumPlan], list[int]], restore: Callable[[QuantumPlan], None],
             error: Exception) -> Outcome:
     """Carry out a plan whose first run raised, without the images that make it raise.
 
@@ -64,6 +64,6 @@ def isolate(plan: Plan, run: Callable[[Plan], list[int]], restore: Callable[[Pla
     return outcome
 
 
-def _halves(plan: Plan) -> list[Plan]:
+def _halves(plan: QuantumPlan) -> list[QuantumPlan]:
     middle = len(plan) // 2
     return [half for half in (plan[:middle], plan[middle:]) if half]

@@ -93,34 +93,34 @@ class ImageRequest(PictureRequest):
     """A request for images: also how many, by which method and from which seed."""
 
     def __init__(self, service: Service, http: Request, asked: ImageFields) -> None:
-        self.served = service.find(asked.model)
-        checkpoint, n = self.served.decoder.checkpoint, 1 if asked.n is None else asked.n
+        n = 1 if asked.n is None else asked.n
+        http.state.images = asked.candidates or n  # for the log, if the request is refused
+        super().__init__(service, http, asked)
+        checkpoint, completes = self.served.decoder.checkpoint, isinstance(asked, EditForm)
         method, particles = (asked.method, asked.particles) if isinstance(asked, EditForm) else (None, None)
         self.bulk = asked.priority == "bulk"
         max_n = service.max_images(self.served, bulk=self.bulk)
         if not 1 <= n <= max_n:
             raise InvalidRequest(f"n must be 1..{max_n}, got {shown(asked.n)}", param="n")
         with naming_fields():
-            planned = plan(checkpoint, n, completes=isinstance(asked, EditForm), seed=asked.seed,
-                         temperature=asked.temperature, candidates=asked.candidates, attempts=asked.attempts,
-                         method=method, particles=particles, limit=max_n, slots=self.served.room.slots)
-        http.state.images = planned.images  # for the log
-        super().__init__(service, http, asked)
-        self.plan = replace(planned, label=self.label)
-        self.warnings += checkpoint.temperature_warnings(planned.temperature)
+            self.plan = plan(checkpoint, n, completes=completes, label=self.label, seed=asked.seed,
+                             temperature=asked.temperature, candidates=asked.candidates, attempts=asked.attempts,
+                             method=method, particles=particles, limit=max_n, slots=self.served.room.slots)
+        http.state.images = self.plan.images
+        self.warnings += checkpoint.temperature_warnings(self.plan.temperature)
         self.stream = bool(asked.stream)
         self.as_url = asked.response_format == "url" and not self.stream
         if asked.response_format == "url" and self.stream:
             self.warnings.append("response_format was ignored: the events of a stream always have b64_json")
         self.array = self.accepted == encode.NPY  # all pictures are the answer, as one array
-        self._check_accepted(asked)
         self.format: encode.Format = self.alone or asked.output_format or "png"
-        if planned.chooses and self.stream and asked.partial_images:
+        self.answer = Answer(self.plan, self.config, self.frame, self.format, self.array)
+        self._check_accepted(asked)
+        if self.plan.chooses and self.stream and asked.partial_images:
             raise InvalidRequest("with candidates or particles, a stream has no partial images, since the best are "
                                  "known only when all are drawn; leave out partial_images, got "
                                  f"{shown(asked.partial_images)}", param="partial_images")
-        self.partial_images = 0 if planned.chooses else asked.partial_images
-        self.answer = Answer(self.plan, self.config, self.frame, self.format, self.array)
+        self.partial_images = 0 if self.plan.chooses else asked.partial_images
 
     def _check_accepted(self, asked: ImageFields) -> None:
         """Raise InvalidRequest for a media type that contradicts other fields."""
@@ -139,7 +139,7 @@ class ImageRequest(PictureRequest):
             raise InvalidRequest(f"Accept: {encode.NPY} returns all pictures at once, so it works only without stream",
                                  param="stream")
         n = self.plan.answers
-        size = n * self.frame.width * self.frame.height * self.config.channels
+        size = n * math.prod(self.answer.shape)
         if n > ARRAY_IMAGES or size > ARRAY_BYTES:
             raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {n} "
                                  f"images of {self.frame.size} have {size:,} bytes. Request fewer or smaller "
@@ -147,10 +147,10 @@ class ImageRequest(PictureRequest):
 
     def demand(self, known: int | None = None) -> Demand:
         """What it needs. known: tokens that need no step; None: its picture is not decoded yet."""
-        plan = self.plan
-        return Demand(plan.images, bulk=self.bulk, stream=self.stream and not plan.chooses, known=known,
-                      group=plan.group, ranked=plan.candidates is not None and not plan.attempts,
-                      attempts=plan.attempts)
+        planned = self.plan
+        return Demand(planned.images, bulk=self.bulk, stream=self.stream and not planned.chooses, known=known,
+                      group=planned.group, ranked=planned.candidates is not None and not planned.attempts,
+                      attempts=planned.attempts)
 
     def specs(self) -> list[ImageSpec]:
         occluded = self.answer.occluded

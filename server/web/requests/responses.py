@@ -46,7 +46,6 @@ async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: 
                   facts: dict[str, Any]) -> Response:
     """Draw the images of an admitted request, and answer with them in the requested form. Raises ServiceError."""
     if not await _submitted(ledger, http, request, ticket):
-        ticket.outcome = "cancelled"
         return Response(status_code=499)  # the client has disconnected
     common = {"created": int(time.time()), **request.served.decoder.facts, "size": request.answer.size,
               "output_format": request.format, "warnings": request.warnings, **facts}

@@ -436,6 +436,9 @@ def test_a_client_that_leaves_a_stream_that_no_replica_has_admitted_holds_no_ima
             left.set()
             await asyncio.wait_for(asked, 5)
             assert not both.ledgers[0]._entered and not both.ledgers[0]._orders
+            assert sent[0]["status"] == 499
+            values = both.ledgers[0].metrics.values("linpix_requests_total")
+            assert values["linpix_requests_total", "generations", "cancelled"] == 1, "no replica has counted it"
 
     asyncio.run(leaves())
 

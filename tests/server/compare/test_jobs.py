@@ -127,6 +127,18 @@ def test_a_cancelled_comparison_is_followed_by_a_pause(family):
     asyncio.run(scenario())
 
 
+def test_a_comparison_of_an_engine_that_is_gone_has_failed_when_the_service_stops(family):
+    async def scenario():
+        async with beginning(family) as (under_way, begin):
+            job = await begin(LONG)
+            under_way._ledger.gone = "the engine hung"
+            under_way.stop()
+            assert (job.status, job.error) == ("failed", "the engine hung")
+            under_way._ledger.gone = ""
+
+    asyncio.run(scenario())
+
+
 def test_of_an_ended_comparison_numbers_stay_and_no_network_does(family):
     async def scenario():
         async with beginning(family) as (under_way, begin):

@@ -63,11 +63,11 @@ def test_the_particles_of_all_answers_fit_the_slots(limits, count):
     ({"method": "smc", "particles": 1024}, "particles", "2..1023, got 1024"),
     ({"method": "smc", "particles": 16, "answers": 2, "limit": 16}, "particles",
      "at most 16 here, got 16 particles and n=2"),
-    ({"answers": 4, "candidates": 3}, "candidates", "at least 4, got 3; the best 4 of them"),
+    ({"answers": 4, "candidates": 3}, "candidates", "at least 4, got 3; the best 4 are returned"),
     ({"answers": 4, "candidates": 17, "limit": 16}, "candidates", r"4\.\.16 here, got 17"),
     ({"temperature": -0.1}, "temperature", "at least 0, got -0.1"),
     ({"temperature": float("nan")}, "temperature", "at least 0, got nan"),
-    ({"seed": -1}, "seed", r"at least 0 and below 2\^53: with 1 images the largest seed is 9007199254740991, got -1"),
+    ({"seed": -1}, "seed", r"at least 0 and below 2\^53: with 1 image the largest seed is 9007199254740991, got -1"),
     ({"seed": 2**53 - 2, "answers": 3}, "seed", "with 3 images the largest seed is 9007199254740989"),
     ({"seed": 2**53 - 2, "candidates": 3}, "seed", "with 3 images"),
     ({"attempts": 0}, "attempts", r"1\.\.16, got 0"),
@@ -92,9 +92,21 @@ def test_the_largest_seeds_can_be_asked_for():
     assert planned(answers=3, seed=2**53 - 3).specs()[-1].seed == 2**53 - 1
 
 
+@pytest.mark.parametrize("seed", [np.uint8(250), np.int32(250)])
+def test_seeds_of_numpy_do_not_overflow(seed):
+    assert [spec.seed for spec in planned(answers=8, seed=seed).specs()] == [*range(250, 258)]
+    filtered = planned(completes=True, method="smc", particles=2, seed=seed)
+    assert [spec.seed for spec in filtered.specs()] == [250 + 2**53, 250 + 2**54]
+    with pytest.raises(TypeError, match="float"):
+        planned(seed=5.0)
+
+
 def test_a_class_is_given_by_number_or_name():
     assert [class_of(label, TINY) for label in (None, 1, "1", "one")] == [None, 1, 1, 1]
     with pytest.raises(OptionError, match=r"a class of tiny: 0\.\.1 or one of zero, one; got 'two'"):
         class_of("two", TINY)
+    with pytest.raises(OptionError) as refused:
+        class_of("`seed`", TINY)
+    assert r"got '\x60seed\x60'" in str(refused.value) and r"got '\x60seed\x60'" in refused.value.for_commands
     with pytest.raises(OptionError, match="none: it has no classes"):
         class_of(0, dataclasses.replace(TINY, class_names=()))
