@@ -98,7 +98,7 @@ def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temp
             for i, canvas in zip(part.tolist(), canvases, strict=True):
                 label = int(labels[i])
                 sure = class_log_probs_of(net, canvas)[label] if attempts > 1 else 0.0
-                if all_of_them[i].judge(canvas, Recognised(label, sure)):
+                if all_of_them[i].add(canvas, Recognised(label, sure)):
                     again.append(i)
         todo = np.array(again, np.int64)
     images = np.stack([one.canvas for one in all_of_them if one.canvas is not None])
