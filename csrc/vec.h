@@ -35,6 +35,11 @@ typedef float NativeFloats __attribute__((vector_size(4 * NATIVE)));
 typedef int32_t NativeInts __attribute__((vector_size(4 * NATIVE)));
 typedef int16_t NativeShorts __attribute__((vector_size(4 * NATIVE)));
 
+// The same at any address, also where an array has another type. Copying all parts at once by memcpy would make gcc 12
+// take the way through the stack, in pieces of 16 bytes, for which the following load of 32 bytes must wait.
+typedef float FloatsAnywhere __attribute__((vector_size(4 * NATIVE), aligned(1), may_alias));
+typedef int32_t IntsAnywhere __attribute__((vector_size(4 * NATIVE), aligned(1), may_alias));
+
 struct Ints {
   NativeInts part[PARTS];
 };
@@ -107,12 +112,15 @@ LINPIX_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
   LINPIX_EACH(native_multiply_add(a.part[i], b.part[i], c.part[i]));
 }
 
-LINPIX_INLINE Floats load(const float* from) {
-  Floats r;
-  memcpy(&r, from, sizeof r);
+LINPIX_INLINE Floats load(const float* from) { LINPIX_EACH(((const FloatsAnywhere*)from)[i]); }
+LINPIX_INLINE Ints load_bits(const void* from) {
+  Ints r;
+  for (int i = 0; i < PARTS; ++i) r.part[i] = ((const IntsAnywhere*)from)[i];
   return r;
 }
-LINPIX_INLINE void store(float* to, Floats x) { memcpy(to, &x, sizeof x); }
+LINPIX_INLINE void store(float* to, Floats x) {
+  for (int i = 0; i < PARTS; ++i) ((FloatsAnywhere*)to)[i] = x.part[i];
+}
 // the first n lanes only; the others are 0
 LINPIX_INLINE Floats load_some(const float* from, int n) {
   alignas(64) float lanes[LANES] = {};
@@ -250,11 +258,7 @@ struct Operand<bfloat16> {
   static constexpr int K = 2;
   using Sum = Floats;
   Ints x;
-  static LINPIX_INLINE Operand load(const bfloat16* from) {
-    Operand r;
-    memcpy(&r.x, from, sizeof r.x);
-    return r;
-  }
+  static LINPIX_INLINE Operand load(const bfloat16* from) { return {load_bits(from)}; }
   static LINPIX_INLINE Operand broadcast(const bfloat16* from) {
     int32_t pair;
     memcpy(&pair, from, sizeof pair);
@@ -296,11 +300,7 @@ struct Operand<uint8_t> {
   static constexpr int K = 4;
   using Sum = Ints;
   Ints x;
-  static LINPIX_INLINE Operand load(const uint8_t* from) {
-    Operand r;
-    memcpy(&r.x, from, sizeof r.x);
-    return r;
-  }
+  static LINPIX_INLINE Operand load(const uint8_t* from) { return {load_bits(from)}; }
   static LINPIX_INLINE Operand broadcast(const uint8_t* from) {
     int32_t four;
     memcpy(&four, from, sizeof four);
