@@ -25,7 +25,7 @@ class Answer:
     occluded: Occluded | None = None  # the picture to complete, as the model gets it
     kept: Occluded | None = None    # the one that the answer keeps, if more of it is known
     overlay: Overlay | None = None  # the upload, in whose holes the pictures are laid
-    _judged: dict[int, dict[str, float]] = field(default_factory=dict)  # by index, if ranked by likelihoods
+    _likelihoods: dict[int, dict[str, float]] = field(default_factory=dict)  # by index, if ranked by likelihoods
 
     @property
     def size(self) -> str:
@@ -52,7 +52,7 @@ class Answer:
             return [drawn[index] for index in recognised(classes, count)]
         assert self.occluded is not None
         found = [likelihoods(image.log_probs, self.occluded.known) for image in drawn if image.log_probs is not None]
-        self._judged = {image.index: one._asdict() for image, one in zip(drawn, found, strict=True)}
+        self._likelihoods = {image.index: one._asdict() for image, one in zip(drawn, found, strict=True)}
         shown_images = [self._with_kept(image.canvas) for image in drawn]
         return [drawn[index] for index in best(shown_images, [one.score for one in found], count)]
 
@@ -64,7 +64,7 @@ class Answer:
             found |= {"label": recognised.label, "confidence": recognised.confidence}
             if self.plan.attempts > 1:
                 found["attempts"] = recognised.attempts
-        return found | self._judged.get(image.index, {})
+        return found | self._likelihoods.get(image.index, {})
 
     def encode(self, canvas: NDArray[np.uint8], rows: int | None) -> bytes:
         """In the requested format and size; for an array, its sub-pixels. `rows` has no effect if it is laid back."""
