@@ -217,7 +217,7 @@ def doctor(given: argparse.Namespace) -> None:
              "device": torch.cuda.get_device_name() if ops.gpu else "cpu", "no_gpu": ops.why_no_gpu() or None,
              "instruction_set": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads(),
              "int8_products": "with --precision int8, using VNNI" if ops.kernel() in ops.VNNI_KERNELS else
-                              "with --precision int8, but without VNNI, so not faster" if ops.compiled else "none",
+                              "with --precision int8, without VNNI, so little faster" if ops.compiled else "none",
              "bf16_matrix_products": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
              "python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform()}
     _say(given, facts, "\n".join(f"{name.replace('_', ' '):21} {value}" for name, value in facts.items()
