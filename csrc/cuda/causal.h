@@ -2,8 +2,10 @@
 //
 // Goes chunk by chunk as csrc/causal.h does, with a chunk's vectors, its scores and the state in shared memory.
 //
-// Why it is fast: a thread computes four rows of a product at a time, in one column. Threads of a warp have
-// neighbouring columns of the same rows, so the rows are read from shared memory once for all of them.
+// Why it is fast: a thread computes four rows of a product at a time, in two columns, so it reads six numbers for eight
+// products. Threads of a warp have neighbouring columns of the same rows, so the rows are read from shared memory once
+// for all of them. While the threads of one block wait for one another, those of five others on the same multiprocessor
+// go on.
 #pragma once
 
 #include "../functions.h"
@@ -62,19 +64,53 @@ struct Shared {
   }
 };
 
-// Calls write(r, c, sum over k of a(r, k) b(k, c)) for all r and c, shared among the threads of a block.
-template <int BLOCK, class R, class A, class B, class Write>
-LINPIX_INLINE void product(int thread, int rows, int columns, int depth, A a, B b, Write write) {
-  constexpr int ROWS = 4;
-  for (int i = thread; i < (rows + ROWS - 1) / ROWS * columns; i += BLOCK) {
-    const int c = i % columns, r = i / columns * ROWS;
-    R sum[ROWS] = {};
-    for (int k = 0; k < depth; ++k) {
-      const R right = b(k, c);
-      for (int j = 0; j < ROWS; ++j) sum[j] = multiply_add(a(r + j < rows ? r + j : rows - 1, k), right, sum[j]);
+// A sum over k < depth of a(r, k) b(k, c).
+template <class A, class B>
+struct Term {
+  int depth;
+  A a;
+  B b;
+};
+
+template <class A, class B>
+LINPIX_INLINE Term<A, B> term(int depth, A a, B b) {
+  return {depth, a, b};
+}
+
+// The numbers of a product that a thread computes, in rows r[i] and columns c[j].
+template <class R>
+struct Tile {
+  static constexpr int ROWS = 4, COLUMNS = 2;
+  int r[ROWS], c[COLUMNS];
+  R sum[ROWS][COLUMNS];
+
+  template <class A, class B>
+  LINPIX_INLINE void add(const Term<A, B>& term) {
+#pragma unroll 4
+    for (int k = 0; k < term.depth; ++k) {
+      R left[ROWS], right[COLUMNS];
+      for (int i = 0; i < ROWS; ++i) left[i] = term.a(r[i], k);
+      for (int j = 0; j < COLUMNS; ++j) right[j] = term.b(k, c[j]);
+      for (int i = 0; i < ROWS; ++i)
+        for (int j = 0; j < COLUMNS; ++j) sum[i][j] = multiply_add(left[i], right[j], sum[i][j]);
     }
-    for (int j = 0; j < ROWS; ++j)
-      if (r + j < rows) write(r + j, c, sum[j]);
+  }
+};
+
+// Calls write(r, c, sum of the terms) for all r and c, shared among the threads of a block.
+template <int BLOCK, class R, class Write, class... Terms>
+LINPIX_INLINE void product(int thread, int rows, int columns, Write write, Terms... terms) {
+  using T = Tile<R>;
+  const int across = (columns + T::COLUMNS - 1) / T::COLUMNS, down = (rows + T::ROWS - 1) / T::ROWS;
+  for (int at = thread; at < down * across; at += BLOCK) {
+    const int r = at / across * T::ROWS, c = at % across;
+    T tile{};
+    for (int i = 0; i < T::ROWS; ++i) tile.r[i] = r + i < rows ? r + i : rows - 1;
+    for (int j = 0; j < T::COLUMNS; ++j) tile.c[j] = c + j * across < columns ? c + j * across : columns - 1;
+    (tile.add(terms), ...);
+    for (int i = 0; i < T::ROWS; ++i)
+      for (int j = 0; j < T::COLUMNS; ++j)
+        if (r + i < rows && c + j * across < columns) write(r + i, c + j * across, tile.sum[i][j]);
   }
 }
 
@@ -89,7 +125,7 @@ LINPIX_INLINE void read(int thread, const Heads& from, const Place& p, int width
 
 template <class R, class E>
 struct CausalForward {
-  static constexpr int BLOCK = 256, PER_SM = 2;
+  static constexpr int BLOCK = 128, PER_SM = sizeof(R) == 8 ? 4 : 6;
 
   Shared<R> q, k, v, scores, S;  // S: (D, M)
   R *z, *normaliser;
@@ -129,9 +165,8 @@ struct CausalForward {
       });
       threads.barrier();
       threads.each([&](int thread) {
-        product<BLOCK, R>(thread, C, C, D, [&](int i, int d) { return x.q(i, d); },
-                          [&](int d, int j) { return x.k(j, d); },
-                          [&](int i, int j, R sum) { x.scores(i, j) = j <= i ? sum : 0; });
+        product<BLOCK, R>(thread, C, C, [&](int i, int j, R sum) { x.scores(i, j) = j <= i ? sum : 0; },
+                          term(D, [&](int i, int d) { return x.q(i, d); }, [&](int d, int j) { return x.k(j, d); }));
       });
       threads.barrier();
       threads.each([&](int i) {
@@ -143,18 +178,19 @@ struct CausalForward {
         *p.token<R>(s.normaliser, i) = x.normaliser[i];
       });
       threads.barrier();
-      threads.each([&](int thread) {  // one sum over tokens of the chunk (scores) and features (state)
-        product<BLOCK, R>(thread, C, M, C + D,
-                          [&](int i, int j) { return j < C ? x.scores(i, j) : x.q(i, j - C); },
-                          [&](int j, int m) { return j < C ? x.v(j, m) : x.S(j - C, m); }, [&](int i, int m, R sum) {
-                            if (i < p.count) put(p.token<E>(s.y, i) + m, sum / x.normaliser[i]);
-                          });
+      threads.each([&](int thread) {  // one sum over tokens of the chunk and features
+        product<BLOCK, R>(
+            thread, C, M,
+            [&](int i, int m, R sum) {
+              if (i < p.count) put(p.token<E>(s.y, i) + m, sum / x.normaliser[i]);
+            },
+            term(C, [&](int i, int j) { return x.scores(i, j); }, [&](int j, int m) { return x.v(j, m); }),
+            term(D, [&](int i, int d) { return x.q(i, d); }, [&](int d, int m) { return x.S(d, m); }));
       });
       threads.barrier();
       threads.each([&](int thread) {
-        product<BLOCK, R>(thread, D, M, C, [&](int d, int j) { return x.k(j, d); },
-                          [&](int j, int m) { return x.v(j, m); },
-                          [&](int d, int m, R sum) { x.S(d, m) = x.S(d, m) + sum; });
+        product<BLOCK, R>(thread, D, M, [&](int d, int m, R sum) { x.S(d, m) = x.S(d, m) + sum; },
+                          term(C, [&](int d, int j) { return x.k(j, d); }, [&](int j, int m) { return x.v(j, m); }));
         for (int d = thread; d < D; d += BLOCK)
           for (int j = 0; j < C; ++j) x.z[d] = x.z[d] + x.k(j, d);
       });
@@ -165,7 +201,7 @@ struct CausalForward {
 
 template <class R, class E>
 struct CausalBackward {
-  static constexpr int BLOCK = 256, PER_SM = 2;
+  static constexpr int BLOCK = 128, PER_SM = sizeof(R) == 8 ? 4 : 6;
 
   // n: the gradient of the numerators, with that of the normaliser as column M; v: column M is 1; as in csrc/causal.h
   Shared<R> q, k, v, n, scores, gradients, S;  // S: (M + 1, D)
@@ -232,9 +268,8 @@ struct CausalBackward {
 
   // gradients(i, j), for j <= i: row i of n times row j of v
   LINPIX_INLINE void fill_gradients(int thread, const Sequences& s) const {
-    product<BLOCK, R>(thread, C, C, s.M + 1, [&](int i, int m) { return n(i, m); },
-                      [&](int m, int j) { return v(j, m); },
-                      [&](int i, int j, R sum) { gradients(i, j) = j <= i ? sum : 0; });
+    product<BLOCK, R>(thread, C, C, [&](int i, int j, R sum) { gradients(i, j) = j <= i ? sum : 0; },
+                      term(s.M + 1, [&](int i, int m) { return n(i, m); }, [&](int m, int j) { return v(j, m); }));
   }
 
   // Applies the gradient of the feature map: phi'(x) is 1 where x > 0 (and phi(x) > 1), else phi(x).
@@ -249,16 +284,15 @@ struct CausalBackward {
     threads.each([&](int thread) { fill_gradients(thread, s); });
     threads.barrier();
     threads.each([&](int thread) {
-      product<BLOCK, R>(thread, C, D, C + M + 1,
-                        [&](int i, int j) { return j < C ? gradients(i, j) : n(i, j - C); },
-                        [&](int j, int d) { return j < C ? k(j, d) : S(j - C, d); },
-                        [&](int i, int d, R sum) { write(s.dq, p, i, d, q(i, d), sum); });
+      product<BLOCK, R>(
+          thread, C, D, [&](int i, int d, R sum) { write(s.dq, p, i, d, q(i, d), sum); },
+          term(C, [&](int i, int j) { return gradients(i, j); }, [&](int j, int d) { return k(j, d); }),
+          term(M + 1, [&](int i, int m) { return n(i, m); }, [&](int m, int d) { return S(m, d); }));
     });
     threads.barrier();
     threads.each([&](int thread) {
-      product<BLOCK, R>(thread, M + 1, D, C, [&](int m, int j) { return v(j, m); },
-                        [&](int j, int d) { return k(j, d); },
-                        [&](int m, int d, R sum) { S(m, d) = S(m, d) + sum; });
+      product<BLOCK, R>(thread, M + 1, D, [&](int m, int d, R sum) { S(m, d) = S(m, d) + sum; },
+                        term(C, [&](int m, int j) { return v(j, m); }, [&](int j, int d) { return k(j, d); }));
     });
     threads.barrier();
   }
@@ -269,25 +303,27 @@ struct CausalBackward {
     begin(threads, s, p);
     threads.each([&](int thread) {
       fill_gradients(thread, s);
-      product<BLOCK, R>(thread, C, C, D, [&](int i, int d) { return q(i, d); }, [&](int d, int j) { return k(j, d); },
-                        [&](int i, int j, R sum) { scores(i, j) = j <= i ? sum : 0; });
+      product<BLOCK, R>(thread, C, C, [&](int i, int j, R sum) { scores(i, j) = j <= i ? sum : 0; },
+                        term(D, [&](int i, int d) { return q(i, d); }, [&](int d, int j) { return k(j, d); }));
     });
     threads.barrier();
     threads.each([&](int thread) {
-      product<BLOCK, R>(thread, C, D, C + M + 1,
-                        [&](int j, int i) { return i < C ? gradients(i, j) : v(j, i - C); },
-                        [&](int i, int d) { return i < C ? q(i, d) : S(i - C, d); },
-                        [&](int j, int d, R sum) { write(s.dk, p, j, d, k(j, d), sum); });
-      product<BLOCK, R>(thread, C, M, C + D, [&](int j, int i) { return i < C ? scores(i, j) : k(j, i - C); },
-                        [&](int i, int m) { return i < C ? n(i, m) : S(m, i - C); }, [&](int j, int m, R sum) {
-                          if (j < p.count) put(p.token<E>(s.dv, j) + m, sum);
-                        });
+      product<BLOCK, R>(
+          thread, C, D, [&](int j, int d, R sum) { write(s.dk, p, j, d, k(j, d), sum); },
+          term(C, [&](int j, int i) { return gradients(i, j); }, [&](int i, int d) { return q(i, d); }),
+          term(M + 1, [&](int j, int m) { return v(j, m); }, [&](int m, int d) { return S(m, d); }));
+      product<BLOCK, R>(
+          thread, C, M,
+          [&](int j, int m, R sum) {
+            if (j < p.count) put(p.token<E>(s.dv, j) + m, sum);
+          },
+          term(C, [&](int j, int i) { return scores(i, j); }, [&](int i, int m) { return n(i, m); }),
+          term(D, [&](int j, int d) { return k(j, d); }, [&](int d, int m) { return S(m, d); }));
     });
     threads.barrier();
     threads.each([&](int thread) {
-      product<BLOCK, R>(thread, M + 1, D, C, [&](int m, int i) { return n(i, m); },
-                        [&](int i, int d) { return q(i, d); },
-                        [&](int m, int d, R sum) { S(m, d) = S(m, d) + sum; });
+      product<BLOCK, R>(thread, M + 1, D, [&](int m, int d, R sum) { S(m, d) = S(m, d) + sum; },
+                        term(C, [&](int m, int i) { return n(i, m); }, [&](int i, int d) { return q(i, d); }));
     });
     threads.barrier();
   }
