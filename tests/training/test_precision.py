@@ -1,4 +1,4 @@
-"""Products in bfloat16 are computed only where the processor has them."""
+"""Muon takes torch's steps, and computes products in bfloat16 only where the processor has them."""
 
 import pytest
 import torch
@@ -22,22 +22,31 @@ class Types(TorchDispatchMode):
         return result
 
 
-def step(optimizer: type[torch.optim.Muon]) -> tuple[torch.Tensor, torch.Tensor, set[torch.dtype]]:
-    """A matrix after one step, its gradient, and the types that the step computed in."""
+def steps(optimizer: type[torch.optim.Muon]) -> tuple[list[torch.Tensor], list[torch.Tensor], set[torch.dtype]]:
+    """Matrices of several shapes after two steps, their last gradients, and the types that the steps computed in."""
     generator = torch.Generator().manual_seed(0)
-    matrix = torch.nn.Parameter(torch.randn(24, 16, generator=generator))
-    matrix.grad = torch.randn(24, 16, generator=generator)
+
+    def random(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator)
+
+    matrices = [torch.nn.Parameter(random(*shape)) for shape in ((24, 16), (16, 24), (24, 16), (8, 8))]
+    without = torch.nn.Parameter(random(24, 16))  # without a gradient, as in a step that does not use it
+    took = optimizer([{"params": [*matrices, without], "weight_decay": 0.1}], lr=0.5, adjust_lr_fn="match_rms_adamw")
     with Types() as types:
-        optimizer([{"params": [matrix], "weight_decay": 0.0}], lr=1.0, adjust_lr_fn="match_rms_adamw").step()
-    return matrix.detach(), matrix.grad, types.seen
+        for _ in range(2):
+            for matrix in matrices:
+                matrix.grad = random(*matrix.shape)
+            took.step()
+    return [each.detach() for each in (*matrices, without)], [each.grad for each in matrices], types.seen
 
 
 @pytest.mark.parametrize("has", [True, False], ids=["bfloat16", "float32"])
 def test_muon_multiplies_in_bfloat16_only_where_that_is_fast(monkeypatch, has):
     monkeypatch.setattr(precision, "has_bf16_products", lambda device: has)
-    expected, gradient, _ = step(torch.optim.Muon)
-    matrix, left, types = step(Muon)
+    expected, gradients, _ = steps(torch.optim.Muon)
+    matrices, left, types = steps(Muon)
     assert (torch.bfloat16 in types) == has
-    assert torch.equal(left, gradient)
-    assert torch.equal(matrix, expected) == has
-    torch.testing.assert_close(matrix, expected, rtol=0, atol=0.02)
+    for one, other in zip(left, gradients, strict=True):
+        assert torch.equal(one, other)
+    for matrix, same in zip(matrices, expected, strict=True):
+        torch.testing.assert_close(matrix, same, rtol=0, atol=0.02)
