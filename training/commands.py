@@ -16,13 +16,13 @@ from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.importer import import_reference
 from linpix.model.packing import PRECISIONS, Packed, choose, pack
 
+from .batches import Batches
 from .datasets import Dataset, load
 from .evaluate import evaluate as evaluate_net
 from .evaluate import evaluate_classes
 from .experiments import conduct, study
 from .export import DRAWN, card, drawing_rows, first_marginal, provenance, sample_grid, with_rows
 from .export import export as export_run
-from .loop import Batches
 from .loop import train as train_run
 from .own.automatic import COLOUR, GREY, plan
 from .own.inherit import negative
@@ -131,7 +131,7 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
         run = Run(config, TrainConfig(**changes))
         if given.init:
             other = checkpoints.read(checkpoints.find(given.init, given.checkpoints))
-            examples = Batches(data, TrainConfig(batch=GROWTH_IMAGES, seed=run.config.seed), config)(0)
+            examples = Batches(data, TrainConfig(batch=GROWTH_IMAGES, seed=run.config.seed), config)[0]
             ground = other.net.config.background
             invert = (light and other.provenance.get("data") == "mnist" if None in (ground, config.background)
                       else ground != config.background)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._inductor.cpp_builder import get_cpp_compiler
@@ -28,43 +27,14 @@ from linpix.model.sequences import Sequences
 from linpix.model.team import usable_cores
 from linpix.model.transformer import Transformer
 
+from .batches import Batches, makers
 from .datasets import Dataset
 from .evaluate import evaluate
 from .export import attempts_of, card, grid, provenance, samples
-from .masks import known_of
 from .own.progress import Progress
 from .precision import has_bf16_products
 from .run import Run, TrainConfig, stop_signals
 from .workers import Workers, together
-
-
-class Batches:
-    """The batches of a run. Batch n is a pure function of n: epochs are shuffled, with each image once per epoch."""
-
-    def __init__(self, data: Dataset, config: TrainConfig, model: ModelConfig) -> None:
-        self.data, self.config, self.model = data, config, model
-        self._epoch, self._order = -1, np.arange(0)
-
-    def __call__(self, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Images (batch, T) uint8, start indices (batch,) int64 and, with patches, known (batch, T) bool, else None."""
-        count, size, seed = len(self.data.images), self.config.batch, self.config.seed
-        picked = np.array([self._at(step * size + i, count) for i in range(size)])
-        labels = self.data.labels[picked]
-        free = np.random.default_rng((seed, 1, step)).random(size) < self.config.unconditional
-        free &= not self.model.class_first
-        known = None
-        if self.model.patch:
-            generator = np.random.default_rng((seed, 2, step))
-            conditioned = generator.random(size) < self.config.conditional
-            known = torch.from_numpy(known_of(generator, self.model, size) & conditioned[:, None])
-        start = np.where(free, START, START + 1 + labels) if self.model.classes else np.full(size, START)
-        return torch.from_numpy(self.data.images[picked]), torch.from_numpy(start), known
-
-    def _at(self, number: int, count: int) -> int:
-        epoch, index = divmod(number, count)
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, np.random.default_rng((self.config.seed, 0, epoch)).permutation(count)
-        return int(self._order[index])
 
 
 def can_compile() -> bool:
@@ -118,7 +88,8 @@ def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[f
     the last one. The minutes of the first process count, and a last step in one process is the last in all. Raises
     FloatingPointError if the gradient is no longer a number.
     """
-    config, batches = run.config, Batches(data, run.config, run.model)
+    config = run.config
+    batches = Batches(data, config, run.model).since(run.step, makers(run.net.device, workers.here))
     loss_of, weights = loss_function(run.net, config), list(run.net.parameters())
     deciding, last, parts = workers.count * (workers.rank == 0), False, workers.count * config.accumulate
     while not last:
@@ -127,7 +98,7 @@ def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[f
             optimizer.zero_grad()
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * share * group["share"]
-        batch, loss = batches(run.step), torch.zeros((), device=run.net.device)
+        batch, loss = next(batches), torch.zeros((), device=run.net.device)
         for part in range(config.accumulate):
             images, start, known = (None if each is None else each[workers.rank + part * workers.count::parts]
                                     .to(run.net.device) for each in batch)

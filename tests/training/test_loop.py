@@ -20,10 +20,11 @@ from linpix.model.config import PRESETS, AttentionKind, FeatureMap
 from linpix.model.generate import generate
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
+from linpix.training.batches import Batches
 from linpix.training.datasets import Dataset
 from linpix.training.evaluate import evaluate
 from linpix.training.export import export
-from linpix.training.loop import Batches, train
+from linpix.training.loop import train
 from linpix.training.run import Run, TrainConfig
 from tests.benchmarks import training as benchmark
 
@@ -31,14 +32,6 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = PRESETS["tiny"]
 SETTINGS = TrainConfig(images=640, batch=8, warmup_images=80, learning_rate=3e-3, head_share=1.0,
                        ema=0.9, compile=False, validation=10)
-
-
-@pytest.fixture(scope="module")
-def stripes() -> Dataset:
-    """100 pictures of 8 x 8 with a horizontal edge at a height that is the class."""
-    labels = np.arange(100) % 8
-    images = np.where(np.arange(8)[None, :, None] < labels[:, None, None], 255, 0) * np.ones((1, 1, 8))
-    return Dataset("stripes", images.reshape(100, 64).astype(np.uint8), labels.astype(np.int64), tuple("01234567"))
 
 
 def weights(run: Run) -> torch.Tensor:
@@ -128,18 +121,6 @@ def test_a_conditional_model_trains_on_pictures_without_labels(stripes, tmp_path
     assert torch.equal(drawn[told], images[told])
 
 
-def test_a_resumed_conditional_run_sees_the_same_masks(stripes):
-    batches, again = (Batches(stripes, SETTINGS, CONDITIONAL) for _ in range(2))
-    images, start, known = batches(7)
-    again(3)
-    found = again(7)
-    assert torch.equal(images, found[0]) and torch.equal(start, found[1]) and torch.equal(known, found[2])
-    drawn = [batches(number) for number in range(200)]
-    told = torch.cat([known.any(1) for _, _, known in drawn])
-    assert 0.6 < float(told.float().mean()) < 0.72
-    assert not any(bool((start == START).any()) for _, start, _ in drawn)  # it draws the class first
-
-
 def test_the_training_benchmark_runs_in_tiny_form_and_its_ways_compute_the_same():
     random = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 70, 8, generator=random) for _ in range(3))
@@ -216,32 +197,6 @@ def test_a_run_that_is_interrupted_ends_as_one_that_is_not(stripes, tmp_path, at
     assert torch.equal(weights(whole), weights(second))
 
 
-def test_a_batch_is_a_function_of_its_number_and_an_epoch_uses_each_image_once(stripes):
-    batches, again = Batches(stripes, SETTINGS, TINY), Batches(stripes, SETTINGS, TINY)
-    later = again(30)
-    for number in range(30):
-        batches(number)
-    assert torch.equal(batches(30)[0], later[0])
-    assert torch.equal(batches(30)[1], later[1])
-    seen = [batches._at(number, 100) for number in range(100, 200)]
-    assert sorted(seen) == list(range(100))
-
-
-def test_half_of_the_images_begin_with_the_unconditional_start_and_the_others_with_their_class(stripes):
-    batches = Batches(stripes, SETTINGS, TINY)
-    starts = torch.cat([batches(number)[1] for number in range(200)])
-    assert 0.45 < (starts == 256).float().mean() < 0.55
-    images, start, _ = batches(0)
-    heights = images.view(-1, 8, 8)[:, :, 0].bool().sum(1)
-    labelled = start != 256
-    assert torch.equal(start[labelled] - 257, heights[labelled])
-
-
-def test_an_unlabelled_data_set_trains_unconditionally(stripes):
-    unlabelled = dataclasses.replace(stripes, labels=np.full(100, -1), classes=())
-    assert set(Batches(unlabelled, SETTINGS, TINY)(0)[1].tolist()) == {256}
-
-
 def test_the_learning_rate_rises_linearly_and_falls_to_its_final_share():
     config = TrainConfig(images=1000, batch=10, warmup_images=100, final_learning_rate=0.1)
     shares = [config.learning_rate_share(images, 0.0) for images in range(0, 1001, 10)]
@@ -285,10 +240,14 @@ def test_a_run_that_begins_with_the_weights_of_another_adds_up_what_both_have_se
     with pytest.raises(ValueError, match=r"same architecture.*fit the preset tiny with --layers 2$"):
         Run(dataclasses.replace(TINY, layers=1), SETTINGS).start_from(first)
     deeper = Run(dataclasses.replace(TINY, layers=3), SETTINGS)
-    deeper.start_from(first, Batches(stripes, SETTINGS, TINY)(0))
-    nets = first.net, deeper.net.eval(), deeper.exported
+    deeper.start_from(first, Batches(stripes, SETTINGS, TINY)[0])
+    wider = Run(dataclasses.replace(TINY, heads=4, d_model=32, d_ff=64, layers=3), SETTINGS)
+    wider.start_from(first, Batches(stripes, SETTINGS, TINY)[0])
+    nets = first.net, deeper.net.eval(), deeper.exported, wider.exported
     scores = [evaluate(net, stripes.images[:20]).bits_per_dim for net in nets]
-    assert scores == pytest.approx(scores[:1] * 3, rel=1e-6)
+    assert scores == pytest.approx(scores[:1] * 4, rel=1e-6)
+    with pytest.raises(ValueError, match=r"differs in heads: 2 in the checkpoint, 4 here; d_model: 16 .*, 32 here;"):
+        Run(dataclasses.replace(TINY, heads=4, d_model=32), SETTINGS).start_from(first)
 
 
 def test_a_save_of_another_architecture_or_optimizer_is_refused(stripes, tmp_path):

@@ -1,0 +1,14 @@
+"""A data set of a few small pictures."""
+
+import numpy as np
+import pytest
+
+from linpix.training.datasets import Dataset
+
+
+@pytest.fixture(scope="session")
+def stripes() -> Dataset:
+    """100 pictures of 8 x 8 with a horizontal edge at a height that is the class."""
+    labels = np.arange(100) % 8
+    images = np.where(np.arange(8)[None, :, None] < labels[:, None, None], 255, 0) * np.ones((1, 1, 8))
+    return Dataset("stripes", images.reshape(100, 64).astype(np.uint8), labels.astype(np.int64), tuple("01234567"))

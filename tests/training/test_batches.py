@@ -1,0 +1,73 @@
+"""Batches are functions of their number, whoever makes them."""
+
+import dataclasses
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from linpix.model.config import PRESETS
+from linpix.model.inputs import START
+from linpix.training import batches as batches_module
+from linpix.training.batches import Batches, makers
+from linpix.training.run import TrainConfig
+
+TINY = PRESETS["tiny"]
+CONDITIONAL = dataclasses.replace(TINY, look_ups=("previous", "row", "column", "class"), patch=4)
+SETTINGS = TrainConfig(batch=8)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("config", [TINY, CONDITIONAL], ids=["plain", "conditional"])
+def test_batches_made_ahead_are_those_of_their_numbers_in_order(stripes, config, processes):
+    batches = Batches(stripes, SETTINGS, config)
+    for number, made in enumerate(islice(batches.since(20, processes), 15), 20):
+        for one, other in zip(made, Batches(stripes, SETTINGS, config)[number], strict=True):
+            assert one is other is None or torch.equal(one, other)
+
+
+def test_only_a_gpu_has_processes_that_make_its_batches_and_they_leave_it_a_core(monkeypatch):
+    monkeypatch.setattr(batches_module, "usable_cores", lambda: 6)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert [makers(cpu, 1), makers(gpu, 1), makers(gpu, 2), makers(gpu, 6)] == [0, 5, 2, 0]
+    monkeypatch.setattr(batches_module, "usable_cores", lambda: 96)
+    assert makers(gpu, 1) == batches_module.MOST_MAKERS
+
+
+def test_a_resumed_conditional_run_sees_the_same_masks(stripes):
+    batches, again = (Batches(stripes, SETTINGS, CONDITIONAL) for _ in range(2))
+    images, start, known = batches[7]
+    again[3]
+    found = again[7]
+    assert torch.equal(images, found[0]) and torch.equal(start, found[1]) and torch.equal(known, found[2])
+    drawn = [batches[number] for number in range(200)]
+    told = torch.cat([known.any(1) for _, _, known in drawn])
+    assert 0.6 < float(told.float().mean()) < 0.72
+    assert not any(bool((start == START).any()) for _, start, _ in drawn)  # it draws the class first
+
+
+def test_a_batch_is_a_function_of_its_number_and_an_epoch_uses_each_image_once(stripes):
+    batches, again = Batches(stripes, SETTINGS, TINY), Batches(stripes, SETTINGS, TINY)
+    later = again[30]
+    for number in range(30):
+        batches[number]
+    assert torch.equal(batches[30][0], later[0])
+    assert torch.equal(batches[30][1], later[1])
+    seen = [batches._at(number, 100) for number in range(100, 200)]
+    assert sorted(seen) == list(range(100))
+
+
+def test_half_of_the_images_begin_with_the_unconditional_start_and_the_others_with_their_class(stripes):
+    batches = Batches(stripes, SETTINGS, TINY)
+    starts = torch.cat([batches[number][1] for number in range(200)])
+    assert 0.45 < (starts == 256).float().mean() < 0.55
+    images, start, _ = batches[0]
+    heights = images.view(-1, 8, 8)[:, :, 0].bool().sum(1)
+    labelled = start != 256
+    assert torch.equal(start[labelled] - 257, heights[labelled])
+
+
+def test_an_unlabelled_data_set_trains_unconditionally(stripes):
+    unlabelled = dataclasses.replace(stripes, labels=np.full(100, -1), classes=())
+    assert set(Batches(unlabelled, SETTINGS, TINY)[0][1].tolist()) == {256}

@@ -1,0 +1,59 @@
+"""The batches of a run: which images, with which of their pixels known. A GPU needs them faster than one process makes
+them.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import data as torch_data
+
+from linpix.model.config import ModelConfig
+from linpix.model.inputs import START
+from linpix.model.team import usable_cores
+
+from .datasets import Dataset
+from .masks import known_of
+from .run import Batch, TrainConfig
+
+MOST_MAKERS = 8  # each makes some thousand images a second
+
+
+def makers(device: torch.device, sharing: int) -> int:
+    """How many processes make batches for one that trains on a device. sharing: number of those on this machine."""
+    return 0 if device.type == "cpu" else max(0, min(MOST_MAKERS, usable_cores() // sharing - 1))
+
+
+class Batches(torch_data.Dataset[Batch]):
+    """Batch n is a pure function of n: epochs are shuffled, with each image once per epoch."""
+
+    def __init__(self, data: Dataset, config: TrainConfig, model: ModelConfig) -> None:
+        self.data, self.config, self.model = data, config, model
+        self._epoch, self._order = -1, np.arange(0)
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Images (batch, T) uint8, start indices (batch,) int64 and, with patches, known (batch, T) bool, else None."""
+        count, size, seed = len(self.data.images), self.config.batch, self.config.seed
+        picked = np.array([self._at(step * size + i, count) for i in range(size)])
+        labels = self.data.labels[picked]
+        free = np.random.default_rng((seed, 1, step)).random(size) < self.config.unconditional
+        free &= not self.model.class_first
+        known = None
+        if self.model.patch:
+            generator = np.random.default_rng((seed, 2, step))
+            conditioned = generator.random(size) < self.config.conditional
+            known = torch.from_numpy(known_of(generator, self.model, size) & conditioned[:, None])
+        start = np.where(free, START, START + 1 + labels) if self.model.classes else np.full(size, START)
+        return torch.from_numpy(self.data.images[picked]), torch.from_numpy(start), known
+
+    def since(self, step: int, processes: int = 0) -> Iterator[Batch]:
+        """All batches from a step on, made ahead by so many processes; 0: by this one, each when it is asked for."""
+        return iter(torch_data.DataLoader(self, sampler=itertools.count(step), batch_size=None, num_workers=processes))
+
+    def _at(self, number: int, count: int) -> int:
+        epoch, index = divmod(number, count)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, np.random.default_rng((self.config.seed, 0, epoch)).permutation(count)
+        return int(self._order[index])
