@@ -1,4 +1,4 @@
-"""Growth of a trained network: new layers that change nothing at first.
+"""Growth of a trained network, in depth or in width, that changes nothing at first.
 
 The last matrices of a new layer's attention and feed-forward are zero, so it adds zero to its input; the gradients of
 these matrices are not zero. All other weights are copied from the layer before it. A new pre-norm layer is then the
@@ -6,6 +6,10 @@ identity. A new post-norm layer normalises its input again, so the weights of it
 channel, such that its output equals its input. This needs inputs whose mean and spread hardly change from token to
 token. In the models here, outputs of the first layers are like that and outputs of the last ones are not. So new layers
 are added after layers of the first half.
+
+A wider network has several copies of every feature, head and hidden unit. A LayerNorm's output does not depend on the
+number of copies, and the weights of an input are divided among its copies ("Net2Net", Chen et al. 2016, section 2.3).
+They are divided at random: copies with equal weights would get equal gradients, and so remain copies.
 """
 
 import dataclasses
@@ -48,6 +52,32 @@ def grown(net: Transformer, layers: int, run: Callable[[Transformer], object]) -
                     outputs[index] = _give_back(layer, outputs[index], index)
             at += 1
     return deeper
+
+
+@torch.no_grad()
+def widened(net: Transformer, times: int) -> Transformer:
+    """A copy of net with `times` its heads, d_model and d_ff and, up to rounding, the same predictions."""
+    config = net.config
+    wider = Transformer(dataclasses.replace(config, heads=times * config.heads, d_model=times * config.d_model,
+                                            d_ff=times * config.d_ff))
+    weights = net.state_dict()
+    for name, weight in weights.items():
+        module, kind = name.rsplit(".", 1)
+        if name in ("inputs.table", "patches.place"):
+            weight = weight.repeat(1, times)
+        elif module.endswith(".qkv"):  # heads are repeated within q, k and v
+            keys, values = config.heads * config.key_dim, config.heads * config.value_dim
+            parts = weight.split([*[keys] * ((len(weight) - values) // keys), values])
+            weight = torch.cat([part for part in parts for _ in range(times)])
+        elif module in ("norm", "patches", "patches.linear") or module.startswith("layers."):
+            weight = torch.cat([weight] * times)
+        reads_features = module not in ("patches.linear", "background.head")
+        if kind == "weight" and isinstance(net.get_submodule(module), nn.Linear) and reads_features:
+            shares = 0.5 * weight.std() * torch.randn(times, *weight.shape, device=weight.device)
+            weight = torch.cat([*(weight / times + shares - shares.mean(0))], 1)
+        weights[name] = weight
+    wider.load_state_dict(weights)
+    return wider
 
 
 def _outputs(net: Transformer, run: Callable[[Transformer], object]) -> list[Tensor]:

@@ -20,7 +20,7 @@ from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 
-from .grow import grown
+from .grow import grown, widened
 from .own.inherit import differences, inherited, inverted, negative
 from .precision import Muon
 
@@ -193,11 +193,15 @@ class Run:
     def start_from(self, other: Checkpoint, batch: Batch | None = None, *, invert: bool = False) -> None:
         """Begin with the weights of a checkpoint; its images, steps and minutes count towards `history`.
 
-        Its architecture must be the same, except for classes and fewer layers. batch: (images, start, known or None),
+        Its architecture must be the same, except for classes, fewer layers, and heads, d_model and d_ff that are all
+        the same fraction of those here, such as half. batch: (images, start, known or None),
         on which the norms of new layers are fitted (see grow); without it no layers are added · invert: convert the
         weights to draw in negative. Raises ValueError if the architectures differ.
         """
         net = other.net
+        times = {getattr(self.model, name) / getattr(net.config, name) for name in ("heads", "d_model", "d_ff")}
+        if len(times) == 1 and (factor := times.pop()) > 1 and factor.is_integer():
+            net = widened(net, int(factor))
         if batch is not None and net.config.layers < self.model.layers:
             images, start, known = (None if each is None else each.to(net.device) for each in batch)
             assert images is not None and start is not None

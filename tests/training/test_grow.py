@@ -6,7 +6,7 @@ import torch
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
-from linpix.training.grow import grown
+from linpix.training.grow import grown, widened
 
 TINY = PRESETS["tiny"]
 CONFIGS = [TINY, dataclasses.replace(TINY, attention="softmax"), dataclasses.replace(TINY, norm="post"),
@@ -56,3 +56,32 @@ def test_a_norm_that_cannot_give_back_what_comes_in_is_an_error():
         net.layers[0].norm2.weight[0] = 100  # of this channel a norm leaves the sign
     with pytest.raises(ValueError, match="after layer 0 would change its input by"):
         grown(net, 3, lambda net: net(images, start))
+
+
+@pytest.mark.parametrize("config", [*CONFIGS, dataclasses.replace(TINY, attention="lsh", lsh_buckets=4, lsh_chunk=16)],
+                         ids=["pre", "softmax", "post", "conditional", "lsh"])
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_wider_network_begins_with_the_same_predictions(config, times):
+    net, images, start = case(config)
+    wider = widened(net, times).eval()
+    assert (wider.config.heads, wider.config.d_model, wider.config.d_ff) == (2 * times, 16 * times, 32 * times)
+    assert wider.config.key_dim == config.key_dim
+    with torch.no_grad():
+        torch.manual_seed(0)  # of the hashing of lsh
+        before = net(images, start)
+        torch.manual_seed(0)
+        after = wider(images, start)
+    if config.attention != "lsh":  # whose heads are hashed differently
+        torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+    assert after.isfinite().all()
+
+
+@pytest.mark.parametrize("config", CONFIGS[2:], ids=["post", "conditional"])
+def test_the_copies_of_a_wider_network_learn_different_things(config):
+    net, images, start = case(config)
+    wider = widened(net, 2)
+    wider(images, start).square().mean().backward()
+    for layer in wider.layers:
+        for linear in (layer.out, layer.up, layer.down):
+            one, other = linear.weight.grad.chunk(2)
+            assert float((one - other).norm()) > 0.05 * float(one.norm())
