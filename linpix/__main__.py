@@ -230,6 +230,9 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     exporting.add_argument("--fp32", action="store_true", help="keep all weights in float32, not only the "
                                                                     "head and the norm before it")
 
+    exporting.add_argument("--calibrate", action="store_true", help="make the model as sure as it should be, by two "
+                           "numbers fitted on the images held out in training; for runs that see each image many times")
+
     importing = command("linpix.training", "import", "convert a checkpoint of the published reference implementation",
                         function="import_")
     importing.add_argument("reference", help=".pth file of the checkpoint")

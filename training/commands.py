@@ -23,6 +23,7 @@ from .evaluate import evaluate_classes
 from .experiments import conduct, study
 from .export import DRAWN, card, drawing_rows, first_marginal, provenance, sample_grid, with_rows
 from .export import export as export_run
+from .loop import held_out
 from .loop import train as train_run
 from .own.automatic import COLOUR, GREY, plan
 from .own.inherit import negative
@@ -234,9 +235,21 @@ def _class_agreement(given: argparse.Namespace, found: Checkpoint, test: Dataset
 def export(given: argparse.Namespace) -> None:
     exported = export_run(Path(given.run_folder), Path(given.out),
                           lambda config: _data(given.data, "test", config),
-                          fp32=given.fp32, twin_of=given.twin_of, progress=sys.stderr.isatty())
+                          unseen=_unseen(given) if given.calibrate else None, fp32=given.fp32,
+                          twin_of=given.twin_of, progress=sys.stderr.isatty())
     bits = ", ".join(f"{name} {value:.4f}" for name, value in exported["bits_per_dim"].items())
     print(f"written to {given.out}; bits/dim: {bits}", file=sys.stderr)
+
+
+def _unseen(given: argparse.Namespace) -> Dataset:
+    """The images that a run held out for validation."""
+    run = checkpoints.read(Path(given.run_folder))
+    data = _data(given.data, "train", run.net.config)
+    count = held_out(run.provenance.get("settings", {}).get("validation", 0), data)
+    if not count:
+        raise ValueError(f"--calibrate needs pictures that {run.name} was not trained on, but it held out none with "
+                         "--validation; leave out --calibrate")
+    return dataclasses.replace(data, images=data.images[-count:], labels=data.labels[-count:])
 
 
 def import_(given: argparse.Namespace) -> None:

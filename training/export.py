@@ -19,6 +19,7 @@ from linpix.model.generate import generate, tile
 from linpix.model.packing import choose, pack
 from linpix.model.transformer import Transformer
 
+from .calibrate import calibrate
 from .datasets import Dataset
 from .evaluate import bits_of
 
@@ -147,10 +148,11 @@ def with_rows(card: str, rows: dict[str, str]) -> str:
 
 
 def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *, fp32: bool = False,
-           twin_of: str | None = None, progress: bool = False) -> dict[str, Any]:
+           unseen: Dataset | None = None, twin_of: str | None = None, progress: bool = False) -> dict[str, Any]:
     """Write a run's checkpoint for shipping: bf16 unless fp32, with the bits/dim of exactly these weights.
 
-    fp32: not only what checkpoint.rounded keeps in float32 · twin_of: see ModelConfig; None keeps the one of the run.
+    fp32: not only what checkpoint.rounded keeps in float32 · unseen: images that the run was not trained on, to
+    calibrate the head with; not calibrated without · twin_of: see ModelConfig; None keeps the one of the run.
     Returns the provenance that was written.
     """
     found = checkpoint.read(run)
@@ -158,8 +160,10 @@ def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *,
         found.net.config = replace(found.net.config, twin_of=twin_of)
     dtype = torch.float32 if fp32 else torch.bfloat16
     found.net.load_state_dict(checkpoint.rounded(found.net, dtype))  # which copies them into float32
-    data = test_data(found.net.config)
-    config = found.net.config
+    config, told = found.net.config, found.provenance
+    if unseen is not None:
+        told = told | {"history": f"{told.get('history', '')} {calibrate(found.net, unseen)}".strip()}
+    data = test_data(config)
     # The compiled engine's figures agree to 1e-6. It is 2.5 times as fast for models that skip background, and 1.7
     # times for models with tokens of whole pixels.
     compiled = config.packed and choose(config, precision="fp32").engine == "compiled"
@@ -167,7 +171,7 @@ def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *,
                    progress=progress)
     figures = {f"test_{count}": round(float(bits[:count].mean()), 5) for count in sorted({1_000, len(bits)})
                if count <= len(bits)}
-    source = DRAWN.get(found.provenance.get("data", ""), {}) | attempts_of(config) | found.provenance
+    source = DRAWN.get(told.get("data", ""), {}) | attempts_of(config) | told
     source |= {"bits_per_dim": figures, "weights": str(dtype).removeprefix("torch.")}
     checkpoint.save(out, found.net, source, card(out.name, found.net.config, source), dtype,
                     {"samples.png": sample_grid(found.net, 100, source.get("temperature", 1.0))}

@@ -138,6 +138,11 @@ def _follow(run: Run, data: Dataset, workers: Workers, stop: list[int]) -> None:
         pass
 
 
+def held_out(wanted: int, data: Dataset) -> int:
+    """How many of a data set's last images are held out of training for validation, if so many are wanted."""
+    return min(wanted, len(data.images) // 10)
+
+
 def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: float = math.inf,
           max_images: float = math.inf, save_minutes: float = 2.0, evaluate_minutes: float = 10.0,
           processes: int = 1, launched: Workers | None = None) -> bool:
@@ -152,8 +157,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         raise ValueError(f"{data.name} has {most + 1} classes, but this architecture has {run.model.classes}; give "
                          "data with fewer, or without class folders")
     config, side = run.config, folder.with_name(folder.name + ".training")
-    held_out = min(config.validation, len(data.images) // 10)
-    kept = len(data.images) - held_out
+    kept = len(data.images) - held_out(config.validation, data)
     validation = data.images[kept:]
     classes = data.labels[kept:] if run.model.class_first else None
     data = dataclasses.replace(data, images=data.images[:kept], labels=data.labels[:kept])
@@ -187,7 +191,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     def publish() -> None:
         share = torch.get_num_threads()
         torch.set_num_threads(threads)  # the other processes wait
-        found = evaluate(run.exported.eval(), validation, labels=classes) if held_out else None
+        found = evaluate(run.exported.eval(), validation, labels=classes) if len(validation) else None
         bits = {"validation": found.bits_per_dim} if found else {}
         log.write(run, **bits)
         sheet, images = None, None

@@ -1,0 +1,100 @@
+"""Calibration finds what a head was multiplied by, from images that the network drew before."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from linpix.__main__ import main
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS, ModelConfig
+from linpix.model.generate import generate
+from linpix.model.transformer import Transformer
+from linpix.training import calibrate as calibration
+from linpix.training.calibrate import calibrate
+from linpix.training.datasets import Dataset
+from linpix.training.evaluate import evaluate
+
+TINY = PRESETS["tiny"]
+CONFIGS = {
+    "sub-pixels": TINY,
+    "no start": dataclasses.replace(TINY, classes=0, first_marginal=tuple([1 / 256] * 256), look_ups=("previous",)),
+    "known pixels": dataclasses.replace(TINY, look_ups=("previous", "row", "column", "class"), patch=4, background=0,
+                                        following=((0, 1, 0), (1, 0, 0))),
+    "pixels": dataclasses.replace(TINY, channels=3, tokens="pixel", look_ups=("previous", "row", "column"),
+                                  neighbours=((-1, 0, 0), (-1, 0, 1), (-1, 0, 2)), patch=4, classes=0),
+}
+
+
+def drawing(config: ModelConfig) -> Transformer:
+    """A network with random weights whose mixtures differ from token to token."""
+    torch.manual_seed(0)
+    net = Transformer(config).eval().requires_grad_(False)
+    net.head.weight *= 4
+    net.head.bias[config.mixtures * (1 + config.token_size):config.mixtures * (1 + 2 * config.token_size)] = -2
+    return net
+
+
+def drawn_by(net: Transformer) -> Dataset:
+    classes = net.config.classes
+    labels = np.arange(300) % classes if classes else np.full(300, -1)
+    images = generate(net, list(range(300)), labels=[int(label) if label >= 0 else None for label in labels])
+    return Dataset("drawn", images.numpy(), labels, ())
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_it_takes_back_what_made_a_head_too_sure(config, monkeypatch):
+    def nothing(generator, config, count):
+        return np.zeros((count, config.subpixels), np.bool_)  # a random network cannot predict what it did not draw
+
+    monkeypatch.setattr(calibration, "known_of", nothing)
+    net = drawing(config)
+    data, K, C = drawn_by(net), config.mixtures, config.token_size
+    well = evaluate(net, data.images[:50]).bits_per_dim
+    net.head.weight[:K] *= 2
+    net.head.bias[:K] *= 2
+    net.head.bias[K * (1 + C):K * (1 + 2 * C)] -= np.log(2.0)
+    sure = evaluate(net, data.images[:50]).bits_per_dim
+    found = calibrate(net, data)
+    assert found.images == 300
+    assert (found.sharpness, found.width) == (pytest.approx(0.5, rel=0.1), pytest.approx(2, rel=0.1))
+    assert found.after < found.before
+    assert evaluate(net, data.images[:50]).bits_per_dim - well < 0.05 * (sure - well)
+
+
+def test_half_of_the_images_have_known_pixels_which_are_not_predicted(monkeypatch):
+    def upper_half(generator, config, count):
+        return np.arange(config.subpixels) < np.full((count, 1), config.subpixels // 2)
+
+    monkeypatch.setattr(calibration, "known_of", upper_half)
+    config = dataclasses.replace(CONFIGS["known pixels"], background=None)
+    net = drawing(config)
+    _, values, images = calibration._predictions(net, drawn_by(net), 0)
+    assert images == 300
+    whole = config.subpixels * images
+    assert 0.7 * whole < values.shape[1] < 0.8 * whole
+
+
+def test_an_export_is_calibrated_on_what_the_run_held_out_and_says_so(tmp_path, capsys):
+    random = np.random.default_rng(0)
+    for i in range(40):
+        (tmp_path / "data" / str(i % 2)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (8, 8), np.uint8)).save(tmp_path / "data" / str(i % 2) / f"{i}.png")
+    train = ["train", "tiny", "--data", str(tmp_path / "data"), "--images", "16", "--batch", "8", "--no-compile",
+             "--device", "cpu"]
+    for name, held_out in (("run", "3"), ("nothing", "0")):
+        assert main([*train, "--out", str(tmp_path / name), "--validation", held_out]) == 0
+    export = ["export", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "shipped")]
+    assert main([*export, str(tmp_path / "nothing"), "--calibrate"]) == 2
+    assert "held out none with --validation; leave out --calibrate" in capsys.readouterr().err
+    assert main([*export, str(tmp_path / "run"), "--calibrate"]) == 0
+    history = json.loads((tmp_path / "shipped/config.json").read_text())["provenance"]["history"]
+    assert history.startswith("Its head was calibrated on 3 images that it had not seen")
+    assert history in (tmp_path / "shipped/README.md").read_text()
+    heads = [checkpoint.load(tmp_path / name).head for name in ("run", "shipped")]
+    K = TINY.mixtures
+    assert torch.equal(heads[0].weight[K:], heads[1].weight[K:])
+    assert not torch.equal(heads[0].weight[:K], heads[1].weight[:K])

@@ -1,0 +1,91 @@
+"""Calibration: two numbers that make a network less sure of what it predicts, fitted on images that it has not seen.
+
+A network that has seen every image dozens of times predicts them better than others, and is too sure of others. One
+number divides the logits of a mixture's components (temperature scaling, Guo et al. 2017, section 4.2), the other
+multiplies the scales of all logistics. Both become part of the head, so they cost nothing when drawing.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from linpix.model import mixture
+from linpix.model.config import bits_per_dim
+from linpix.model.inputs import START
+from linpix.model.transformer import Transformer
+
+from .datasets import Dataset
+from .masks import known_of
+
+BATCH = 50  # images
+MOST_ITERATIONS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    images: int
+    sharpness: float  # factor of the components' logits
+    width: float      # factor of the logistics' scales
+    before: float     # bits/dim of the hidden tokens that go through the layers
+    after: float
+
+    def __str__(self) -> str:
+        return (f"Its head was calibrated on {self.images:,} images that it had not seen, half of them with known "
+                f"pixels if it reads any: logits times {self.sharpness:.3f}, scales times {self.width:.3f}.")
+
+
+def calibrate(net: Transformer, data: Dataset, *, seed: int = 0) -> Calibration:
+    """Fit both numbers to images with their labels, by L-BFGS, and change net's head accordingly.
+
+    If net reads known pixels, half of the images have some, under masks as in training.
+    """
+    parameters, values, of_all = _predictions(net, data, seed)
+    K, C = net.config.mixtures, net.config.token_size
+    logits, scales = torch.zeros(2, parameters.shape[-1])
+    logits[:K], scales[K * (1 + C):K * (1 + 2 * C)] = 1, 1
+    log_sharpness, log_width = fitted = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+
+    def bits() -> Tensor:
+        changed = parameters * (1 + logits * (log_sharpness.exp() - 1)) + scales * log_width
+        return -mixture.log_likelihood(changed, values).sum() / of_all * bits_per_dim(1.0, net.config)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = bits()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    optimizer = torch.optim.LBFGS(fitted, max_iter=MOST_ITERATIONS, line_search_fn="strong_wolfe")
+    before = float(bits().detach())
+    optimizer.step(step)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        factors = 1 + logits * (log_sharpness.exp() - 1)
+        net.head.weight.mul_(factors[:, None])
+        net.head.bias.mul_(factors).add_(scales * log_width)
+        return Calibration(len(data.images), float(log_sharpness.exp()), float(log_width.exp()), before, float(bits()))
+
+
+@torch.no_grad()
+def _predictions(net: Transformer, data: Dataset, seed: int) -> tuple[Tensor, Tensor, int]:
+    """Mixture parameters (1, n, P) and values (1, n * C) of hidden tokens that go through the layers; the images."""
+    config, generator, parts = net.config, np.random.default_rng(seed), []
+    first = 1 if config.first_marginal else 0  # that token is not predicted
+    for at in range(0, len(data.images), BATCH):
+        images = torch.from_numpy(data.images[at:at + BATCH].copy()).to(net.device)
+        labels = torch.from_numpy(data.labels[at:at + BATCH].copy()).to(net.device)
+        start = START + 1 + labels if config.classes else torch.full_like(labels, START)
+        tokens = images.view(len(images), config.length, -1)
+        if config.packed:
+            known = None
+            if config.patch:
+                masks = known_of(generator, config, len(images)) & (generator.random(len(images)) < 0.5)[:, None]
+                known = torch.from_numpy(masks).to(net.device)
+            s = net.sequences(images, start, known)
+            place = s.pixel_image, s.pixel_t
+            parts.append((net.predict(s).parameters[place], tokens[place]))
+        else:
+            parts.append((net(images, start)[:, first:].flatten(0, 1), tokens[:, first:].flatten(0, 1)))
+    parameters, values = (torch.cat(part) for part in zip(*parts, strict=True))
+    return parameters[None], values.flatten()[None], len(data.images)
