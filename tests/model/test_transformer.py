@@ -255,6 +255,7 @@ def test_lsh_attention_has_no_step_by_step_form_and_says_so():
         attention_for(dataclasses.replace(SMALL, attention="lsh")).new_state(1)
 
 
-@pytest.mark.parametrize(("name", "megabytes"), [("mnist-small", 3), ("cifar10-small", 3), ("cifar10-conditional", 6)])
+@pytest.mark.parametrize(("name", "megabytes"), [("mnist-small", 3), ("mnist-large", 16), ("cifar10-small", 3),
+                                                 ("cifar10-conditional", 6)])
 def test_a_preset_that_is_shipped_is_small_in_bf16(name, megabytes):
     assert 2 * sum(p.numel() for p in Transformer(PRESETS[name]).parameters()) < megabytes * 1e6
