@@ -18,12 +18,12 @@ from .datasets import Dataset
 from .masks import known_of
 from .run import Batch, TrainConfig
 
-MOST_MAKERS = 8  # each makes some thousand images a second
+MAX_MAKERS = 8  # each makes some thousand images a second
 
 
 def makers(device: torch.device, sharing: int) -> int:
     """How many processes make batches for one that trains on a device. sharing: number of those on this machine."""
-    return 0 if device.type == "cpu" else max(0, min(MOST_MAKERS, usable_cores() // sharing - 1))
+    return 0 if device.type == "cpu" else max(0, min(MAX_MAKERS, usable_cores() // sharing - 1))
 
 
 class Batches(torch_data.Dataset[Batch]):

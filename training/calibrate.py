@@ -20,7 +20,7 @@ from .datasets import Dataset
 from .masks import known_of
 
 BATCH = 50  # images
-MOST_ITERATIONS = 30
+MAX_ITERATIONS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def calibrate(net: Transformer, data: Dataset, *, seed: int = 0) -> Calibration:
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
-    optimizer = torch.optim.LBFGS(fitted, max_iter=MOST_ITERATIONS, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(fitted, max_iter=MAX_ITERATIONS, line_search_fn="strong_wolfe")
     before = float(bits().detach())
     optimizer.step(step)  # type: ignore[no-untyped-call]
     with torch.no_grad():

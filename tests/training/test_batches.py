@@ -32,7 +32,7 @@ def test_only_a_gpu_has_processes_that_make_its_batches_and_they_leave_it_a_core
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert [makers(cpu, 1), makers(gpu, 1), makers(gpu, 2), makers(gpu, 6)] == [0, 5, 2, 0]
     monkeypatch.setattr(batches_module, "usable_cores", lambda: 96)
-    assert makers(gpu, 1) == batches_module.MOST_MAKERS
+    assert makers(gpu, 1) == batches_module.MAX_MAKERS
 
 
 def test_a_resumed_conditional_run_sees_the_same_masks(stripes):
