@@ -17,6 +17,7 @@ from linpix.model.team import usable_cores
 from .datasets import Dataset
 from .masks import known_of
 from .run import Batch, TrainConfig
+from .workers import blocked_in_children
 
 MAX_MAKERS = 8  # each makes some thousand images a second
 
@@ -50,7 +51,10 @@ class Batches(torch_data.Dataset[Batch]):
 
     def since(self, step: int, processes: int = 0) -> Iterator[Batch]:
         """All batches from a step on, made ahead by so many processes; 0: by this one, each when it is asked for."""
-        return iter(torch_data.DataLoader(self, sampler=itertools.count(step), batch_size=None, num_workers=processes))
+        loader = torch_data.DataLoader(self, sampler=itertools.count(step), batch_size=None, num_workers=processes,
+                                       multiprocessing_context="fork" if processes else None)
+        with blocked_in_children():  # a signal to all processes stops the training, which then ends these
+            return iter(loader)
 
     def _at(self, number: int, count: int) -> int:
         epoch, index = divmod(number, count)

@@ -172,7 +172,7 @@ def together(count: int, work: Callable[..., None], *given: object) -> Iterator[
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "meeting"
         try:
-            with _blocked_in_children():
+            with blocked_in_children():
                 for rank in range(1, count):
                     receiver, sender = context.Pipe(duplex=False)
                     others.append(context.Process(
@@ -200,7 +200,7 @@ def together(count: int, work: Callable[..., None], *given: object) -> Iterator[
 
 
 @contextlib.contextmanager
-def _blocked_in_children() -> Iterator[None]:
+def blocked_in_children() -> Iterator[None]:
     """Processes that start in this block never get SIGINT or SIGTERM; this one gets them, at the latest after it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield

@@ -1,11 +1,17 @@
 """Batches are functions of their number, whoever makes them."""
 
 import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from linpix.model.config import PRESETS
 from linpix.model.inputs import START
@@ -25,6 +31,29 @@ def test_batches_made_ahead_are_those_of_their_numbers_in_order(stripes, config,
     for number, made in enumerate(islice(batches.since(20, processes), 15), 20):
         for one, other in zip(made, Batches(stripes, SETTINGS, config)[number], strict=True):
             assert one is other is None or torch.equal(one, other)
+
+
+@pytest.mark.slow
+def test_a_signal_to_training_and_its_makers_alike_ends_it_after_a_save(tmp_path):
+    """As torchrun and service managers send it. Batches are made ahead as for a GPU."""
+    for i in range(40):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        Image.fromarray(np.full((8, 8), 6 * i, np.uint8)).save(tmp_path / "data" / f"{i}.png")
+    script = ("import sys; from linpix.__main__ import main; from linpix.training import loop; "
+              "loop.makers = lambda device, sharing: 2; sys.exit(main(sys.argv[1:]))")
+    train = ["train", "tiny", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--images", "1000000",
+             "--batch", "8", "--no-compile", "--device", "cpu", "--processes", "1"]
+    with subprocess.Popen([sys.executable, "-c", script, *train], start_new_session=True, text=True,
+                          stderr=subprocess.PIPE) as training:
+        log, until = tmp_path / "run.training/log.csv", time.monotonic() + 60
+        while not (log.exists() and len(log.read_text().splitlines()) > 1):
+            assert training.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+        os.killpg(training.pid, signal.SIGTERM)
+        _, said = training.communicate(timeout=60)
+    assert training.returncode == 0, said
+    assert "Traceback" not in said
+    assert (tmp_path / "run.training/state.pt").exists()
 
 
 def test_only_a_gpu_has_processes_that_make_its_batches_and_they_leave_it_a_core(monkeypatch):
