@@ -224,14 +224,14 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     exporting = command("linpix.training", "export", "evaluate a training run on all test images, and write a "
                                                      "checkpoint for distribution")
     exporting.add_argument("run_folder", help="folder written by `linpix train`")
-    exporting.add_argument("--data", required=True, help="folder of the data set")
+    exporting.add_argument("--data", required=True, help="folder of the data set used in training")
     exporting.add_argument("--out", required=True, help="checkpoint folder to write")
     exporting.add_argument("--twin-of", help="name of the model to compare it with; default: the one given in training")
     exporting.add_argument("--fp32", action="store_true", help="keep all weights in float32, not only the "
                                                                     "head and the norm before it")
-
-    exporting.add_argument("--calibrate", action="store_true", help="make the model as sure as it should be, by two "
-                           "numbers fitted on the images held out in training; for runs that see each image many times")
+    exporting.add_argument("--calibrate", action="store_true", help="correct overconfidence: fit two numbers to the "
+                           "images that the training held out, and multiply them into the head; for runs that saw "
+                           "each image many times")
 
     importing = command("linpix.training", "import", "convert a checkpoint of the published reference implementation",
                         function="import_")
@@ -357,7 +357,8 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reversible", action="store_true",
                         help="reversible residuals with pre-norm: memory use does not grow with the number of layers")
     parser.add_argument("--twin-of", default="", help="name of the model to compare this one with")
-    parser.add_argument("--init", help="model whose weights training starts from")
+    parser.add_argument("--init", help="model whose weights training starts from; it may have fewer layers, or a half, "
+                        "a third, ... of the heads, d_model and d_ff alike")
     _checkpoints_flag(parser)
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, if there is one")
     parser.add_argument("--max-minutes", type=_number(float, 0), default=math.inf,

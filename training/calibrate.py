@@ -1,8 +1,8 @@
 """Calibration: two numbers that make a network less sure of what it predicts, fitted on images that it has not seen.
 
 A network that has seen every image dozens of times predicts them better than others, and is too sure of others. One
-number divides the logits of a mixture's components (temperature scaling, Guo et al. 2017, section 4.2), the other
-multiplies the scales of all logistics. Both become part of the head, so they cost nothing when drawing.
+number multiplies the logits of a mixture's components (1 / temperature in Guo et al. 2017, section 4.2), the other the
+scales of all logistics. Both become part of the head, so they cost nothing when drawing.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from linpix.model.transformer import Transformer
 from .datasets import Dataset
 from .masks import known_of
 
+MIN_IMAGES, MAX_IMAGES = 20, 1_000  # with fewer, a factor can be anything; more need memory, some KB a token
 BATCH = 50  # images
 MAX_ITERATIONS = 30
 
@@ -26,14 +27,16 @@ MAX_ITERATIONS = 30
 @dataclass(frozen=True, slots=True)
 class Calibration:
     images: int
-    sharpness: float  # factor of the components' logits
-    width: float      # factor of the logistics' scales
-    before: float     # bits/dim of the hidden tokens that go through the layers
+    masked: bool         # whether half of the images had known pixels
+    logit_factor: float  # of the components' logits
+    scale_factor: float  # of the logistics' scales
+    before: float        # bits/dim of the hidden tokens that go through the layers
     after: float
 
     def __str__(self) -> str:
-        return (f"Its head was calibrated on {self.images:,} images that it had not seen, half of them with known "
-                f"pixels if it reads any: logits times {self.sharpness:.3f}, scales times {self.width:.3f}.")
+        return (f"Its head was calibrated on {self.images:,} images that this training had held out"
+                f"{', half of them with known pixels' if self.masked else ''}: logits times {self.logit_factor:.3f}, "
+                f"scales times {self.scale_factor:.3f}.")
 
 
 def calibrate(net: Transformer, data: Dataset, *, seed: int = 0) -> Calibration:
@@ -45,10 +48,10 @@ def calibrate(net: Transformer, data: Dataset, *, seed: int = 0) -> Calibration:
     K, C = net.config.mixtures, net.config.token_size
     logits, scales = torch.zeros(2, parameters.shape[-1])
     logits[:K], scales[K * (1 + C):K * (1 + 2 * C)] = 1, 1
-    log_sharpness, log_width = fitted = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+    log_logit_factor, log_scale_factor = fitted = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
 
     def bits() -> Tensor:
-        changed = parameters * (1 + logits * (log_sharpness.exp() - 1)) + scales * log_width
+        changed = parameters * (1 + logits * (log_logit_factor.exp() - 1)) + scales * log_scale_factor
         return -mixture.log_likelihood(changed, values).sum() / of_all * bits_per_dim(1.0, net.config)
 
     def step() -> float:
@@ -61,10 +64,11 @@ def calibrate(net: Transformer, data: Dataset, *, seed: int = 0) -> Calibration:
     before = float(bits().detach())
     optimizer.step(step)  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        factors = 1 + logits * (log_sharpness.exp() - 1)
+        factors = 1 + logits * (log_logit_factor.exp() - 1)
         net.head.weight.mul_(factors[:, None])
-        net.head.bias.mul_(factors).add_(scales * log_width)
-        return Calibration(len(data.images), float(log_sharpness.exp()), float(log_width.exp()), before, float(bits()))
+        net.head.bias.mul_(factors).add_(scales * log_scale_factor)
+        return Calibration(len(data.images), bool(net.config.patch), float(log_logit_factor.exp()),
+                           float(log_scale_factor.exp()), before, float(bits()))
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from linpix.model.importer import import_reference
 from linpix.model.packing import PRECISIONS, Packed, choose, pack
 
 from .batches import Batches
+from .calibrate import MAX_IMAGES, MIN_IMAGES
 from .datasets import Dataset, load
 from .evaluate import evaluate as evaluate_net
 from .evaluate import evaluate_classes
@@ -242,14 +243,18 @@ def export(given: argparse.Namespace) -> None:
 
 
 def _unseen(given: argparse.Namespace) -> Dataset:
-    """The images that a run held out for validation."""
+    """Images that a run held out for validation, at most MAX_IMAGES. Raises ValueError if there are too few."""
     run = checkpoints.read(Path(given.run_folder))
-    data = _data(given.data, "train", run.net.config)
+    data, trained_on = _data(given.data, "train", run.net.config), run.provenance.get("data")
+    if data.name != trained_on:
+        raise ValueError(f"--calibrate needs the data that {run.name} was trained on, {trained_on}, to know what it "
+                         f"has not seen, but --data holds {data.name}")
     count = held_out(run.provenance.get("settings", {}).get("validation", 0), data)
-    if not count:
-        raise ValueError(f"--calibrate needs pictures that {run.name} was not trained on, but it held out none with "
-                         "--validation; leave out --calibrate")
-    return dataclasses.replace(data, images=data.images[-count:], labels=data.labels[-count:])
+    if count < MIN_IMAGES:
+        raise ValueError(f"--calibrate needs at least {MIN_IMAGES} pictures that {run.name} was not trained on, but "
+                         f"--validation held out {count}; leave out --calibrate")
+    last = slice(-count, len(data.images) - count + min(count, MAX_IMAGES))
+    return dataclasses.replace(data, images=data.images[last], labels=data.labels[last])
 
 
 def import_(given: argparse.Namespace) -> None:

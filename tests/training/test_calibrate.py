@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -14,8 +16,9 @@ from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.generate import generate
 from linpix.model.transformer import Transformer
 from linpix.training import calibrate as calibration
+from linpix.training import export as export_module
 from linpix.training.calibrate import calibrate
-from linpix.training.datasets import Dataset
+from linpix.training.datasets import Dataset, load
 from linpix.training.evaluate import evaluate
 
 TINY = PRESETS["tiny"]
@@ -60,7 +63,7 @@ def test_it_takes_back_what_made_a_head_too_sure(config, monkeypatch):
     sure = evaluate(net, data.images[:50]).bits_per_dim
     found = calibrate(net, data)
     assert found.images == 300
-    assert (found.sharpness, found.width) == (pytest.approx(0.5, rel=0.1), pytest.approx(2, rel=0.1))
+    assert (found.logit_factor, found.scale_factor) == (pytest.approx(0.5, rel=0.1), pytest.approx(2, rel=0.1))
     assert found.after < found.before
     assert evaluate(net, data.images[:50]).bits_per_dim - well < 0.05 * (sure - well)
 
@@ -78,21 +81,30 @@ def test_half_of_the_images_have_known_pixels_which_are_not_predicted(monkeypatc
     assert 0.7 * whole < values.shape[1] < 0.8 * whole
 
 
-def test_an_export_is_calibrated_on_what_the_run_held_out_and_says_so(tmp_path, capsys):
+def test_an_export_is_calibrated_on_what_the_run_held_out_and_says_so(tmp_path, capsys, monkeypatch):
     random = np.random.default_rng(0)
-    for i in range(40):
+    for i in range(240):
         (tmp_path / "data" / str(i % 2)).mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 256, (8, 8), np.uint8)).save(tmp_path / "data" / str(i % 2) / f"{i}.png")
+    shutil.copytree(tmp_path / "data", tmp_path / "other")
     train = ["train", "tiny", "--data", str(tmp_path / "data"), "--images", "16", "--batch", "8", "--no-compile",
              "--device", "cpu"]
-    for name, held_out in (("run", "3"), ("nothing", "0")):
-        assert main([*train, "--out", str(tmp_path / name), "--validation", held_out]) == 0
-    export = ["export", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "shipped")]
-    assert main([*export, str(tmp_path / "nothing"), "--calibrate"]) == 2
-    assert "held out none with --validation; leave out --calibrate" in capsys.readouterr().err
-    assert main([*export, str(tmp_path / "run"), "--calibrate"]) == 0
+    for name, wanted in (("run", "21"), ("few", "3")):
+        assert main([*train, "--out", str(tmp_path / name), "--validation", wanted]) == 0
+    export = ["export", "--out", str(tmp_path / "shipped"), "--calibrate", "--data"]
+    for folder, name, error in (("data", "few", "--validation held out 3; leave out --calibrate"),
+                                ("other", "run", "was trained on, data, to know .* but --data holds other")):
+        assert main([*export, str(tmp_path / folder), str(tmp_path / name)]) == 2
+        assert re.search(error, capsys.readouterr().err)
+    given = []
+    monkeypatch.setattr(export_module, "calibrate", lambda net, data: given.append(data) or calibrate(net, data))
+    assert main([*export, str(tmp_path / "data"), str(tmp_path / "run")]) == 0
+    assert re.search(r"calibrated on 21 images .* bits/dim before, .* after", capsys.readouterr().err)
+    trained_on = load(tmp_path / "data", "train", TINY)
+    assert np.array_equal(given[0].images, trained_on.images[-21:])
+    assert np.array_equal(given[0].labels, trained_on.labels[-21:])
     history = json.loads((tmp_path / "shipped/config.json").read_text())["provenance"]["history"]
-    assert history.startswith("Its head was calibrated on 3 images that it had not seen")
+    assert history.startswith("Its head was calibrated on 21 images that this training had held out: logits times ")
     assert history in (tmp_path / "shipped/README.md").read_text()
     heads = [checkpoint.load(tmp_path / name).head for name in ("run", "shipped")]
     K = TINY.mixtures
