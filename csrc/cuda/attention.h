@@ -1,6 +1,6 @@
 // The state kernel: linear attention on the state of a slot, one token after the other, a warp for each row and head.
 //
-// Why it is fast: decode is limited by reading and writing the state. A warp requests all of S (D x M) at once, in
+// Why it is fast: reading and writing the state is most of its work. A warp requests all of S (D x M) at once, in
 // 16-byte chunks, and uses every sector that is fetched; on Hopper and later, while the qkv product is still running. S
 // stays in registers for all tokens of the pass, and is written back once, if a group of tokens has become complete.
 //
