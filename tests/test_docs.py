@@ -35,7 +35,7 @@ NOT_RUN = [
     ("run.md", "docker compose up"),
     ("scale.md", "pip install '.[ray]'"),
     ("scale.md", "linpix serve --replicas 4 --fronts 2 --replica-threads 8"),
-    ("scale.md", "linpix serve --replicas 4 --fronts 8 --device cuda --state fp16 --defer 8"),
+    ("scale.md", "linpix serve --replicas 4 --fronts 8 --device cuda --slots 1024"),
     ("scale.md", "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(openssl rand -hex 32)  # the same everywhere"),
     ("scale.md", "serve deploy deploy/ray.yaml"),
     ("scale.md", "python -m tests.benchmarks.capacity measure --check"),

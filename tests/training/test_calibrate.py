@@ -48,7 +48,9 @@ def drawn_by(net: Transformer) -> Dataset:
     return Dataset("drawn", images.numpy(), labels, ())
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("config", [
+    config if name in ("sub-pixels", "known pixels") else pytest.param(config, marks=pytest.mark.slow)
+    for name, config in CONFIGS.items()], ids=CONFIGS)
 def test_it_takes_back_what_made_a_head_too_sure(config, monkeypatch):
     def nothing(generator, config, count):
         return np.zeros((count, config.subpixels), np.bool_)  # a random network cannot predict what it did not draw
@@ -81,6 +83,7 @@ def test_half_of_the_images_have_known_pixels_which_are_not_predicted(monkeypatc
     assert 0.7 * whole < values.shape[1] < 0.8 * whole
 
 
+@pytest.mark.slow
 def test_an_export_is_calibrated_on_what_the_run_held_out_and_says_so(tmp_path, capsys, monkeypatch):
     random = np.random.default_rng(0)
     for i in range(240):
