@@ -1,6 +1,7 @@
 """A real Ray cluster on this machine: two fronts and two replicas under load, some of which are killed."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -148,11 +149,17 @@ def limits_errors_and_comparisons_are_those_of_one_service(cluster: Cluster) -> 
 
 
 def a_client_that_leaves_frees_its_slots(cluster: Cluster) -> None:
-    before = cluster.total("linpix_images_completed_total")
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(cluster.server.url + "/v1/images/generations", json={"n": 16, "seed": 1}, timeout=0.05)
-    assert eventually(lambda: cluster.total("linpix_images_completed_total") >= before + 16
-                      and cluster.total("linpix_state_slots_used") == 0, 20)
+    def cancelled() -> float:
+        return sum(cluster.of_engines("linpix_images_completed_total", outcome="cancelled"))
+
+    before = cancelled()
+    for patience_s in (0.05, 0.05, 0.1, 0.1, 0.2, 0.2):  # a busy front may not have asked a replica yet
+        with contextlib.suppress(httpx.ReadTimeout):
+            httpx.post(cluster.server.url + "/v1/images/generations", json={"n": 16, "seed": 1}, timeout=patience_s)
+        if eventually(lambda: cancelled() > before, 3):
+            break
+    assert cancelled() > before
+    assert eventually(lambda: cluster.total("linpix_state_slots_used") == 0, 20)
 
 
 def a_real_prometheus_reads_all_replicas_in_one_scrape(cluster: Cluster, folder: Path) -> None:
