@@ -7,7 +7,8 @@ pictures by what needs no judge.
 Digits. Labels: images of every class; how many the CNN gives the class that was asked for. Unconditional images: how
 many it is sure of (a probability above 0.9). Completions of test images, by what is hidden: how many keep the class of
 the original, how many do by the prefix only (everything after the first hole is hidden too), how many the CNN is sure
-of, and over 16 completions of one picture the entropy of their classes in bits. The CNN is kept in build/, and trained
+of, and over 16 completions of one picture the entropy of their classes in bits. And of few pictures the nats of what is
+hidden, given all known pixels, and given only earlier pixels, hidden ones too. The CNN is kept in build/, and trained
 again where that is gone.
 
 Models of other pictures (cifar10-conditional), by what is hidden, in grey levels a sub-pixel: the error of a
@@ -32,11 +33,13 @@ from torch.nn import functional as F
 
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
+from linpix.model.likelihood import Scoring
+from linpix.model.transformer import Transformer
 from linpix.training import datasets
 from tests.benchmarks.occlusion import Asked, Images, error, from_first_hole_on, masks, seam, write_sheets
 from tests.server.conftest import ROOT, serving
 
-SIDE, SURE, WAYS = 28, 0.9, 16
+SIDE, SURE, WAYS, FEW = 28, 0.9, 16, 50
 
 
 class Judge(nn.Module):
@@ -115,6 +118,15 @@ def measured(asked: Asked, judge: Judge, originals: Images, labels: NDArray[np.i
     return found
 
 
+def nats(net: Transformer, originals: Images, hidden: NDArray[np.bool_]) -> dict[str, float]:
+    """Of the hidden part of an image, of unknown class: the mean over images. hidden: (N, T)."""
+    earlier = [-Scoring(net, image).complete().mixed[part].sum() for image, part in zip(originals, hidden, strict=True)]
+    if net.patches is None:
+        return {"earlier nats": float(np.mean(earlier))}
+    known = [-Scoring(net, image, ~part).complete().mixed.sum() for image, part in zip(originals, hidden, strict=True)]
+    return {"nats": float(np.mean(known)), "earlier nats": float(np.mean(earlier))}
+
+
 def measured_without_judge(asked: Asked, originals: Images) -> dict[str, dict[str, float]]:
     """By what is hidden."""
     found, few = Figures(), max(1, len(originals) // 20)
@@ -135,7 +147,7 @@ def table(found: dict[str, Figures]) -> str:
     """Markdown: a line for each thing asked, a column for each count and model."""
     whats = {"kept": "class kept", "prefix kept": "by prefix only", "sure": "sure", "entropy": "entropy",
              "error": "error", "prefix error": "error by prefix only", "apart": "two completions apart", "seam": "seam",
-             "own seam": "seam of the originals", "bits": "bits/dim"}
+             "own seam": "seam of the originals", "bits": "bits/dim", "nats": "nats", "earlier nats": "nats by earlier"}
     columns = [(what, model) for what in whats for model, figures in found.items()
                if any(what in line for line in figures.values())]
     rows = ["| | " + " | ".join(f"{whats[what]}: `{model}`" for what, model in columns) + " |",
@@ -170,6 +182,10 @@ def main() -> None:
         asked = [Asked(url, name, config) for name in models]
         found = {one.model: measured_without_judge(one, images) if judge is None else
                  measured(one, judge, images, labels[:given.count]) for one in asked}
+        for name, hidden in masks(len(images[:FEW])).items() if judge is not None else ():
+            for model, figures in found.items():
+                net = checkpoint.read(checkpoint.find(model, given.checkpoints)).net
+                figures[f"completion, {name} hidden"] |= nats(net, images[:FEW], hidden)
         print(table(found))
         if given.sheets is not None:
             write_sheets(asked[-1], test.images, labels, given.sheets)
