@@ -44,7 +44,7 @@ def calibrate(net: Transformer, data: Dataset, *, seed: int = 0) -> Calibration:
 
     If net reads known pixels, half of the images have some, under masks as in training.
     """
-    parameters, values, of_all = _predictions(net, data, seed)
+    parameters, values = _predictions(net, data, seed)
     K, C = net.config.mixtures, net.config.token_size
     logits, scales = torch.zeros(2, parameters.shape[-1])
     logits[:K], scales[K * (1 + C):K * (1 + 2 * C)] = 1, 1
@@ -52,7 +52,7 @@ def calibrate(net: Transformer, data: Dataset, *, seed: int = 0) -> Calibration:
 
     def bits() -> Tensor:
         changed = parameters * (1 + logits * (log_logit_factor.exp() - 1)) + scales * log_scale_factor
-        return -mixture.log_likelihood(changed, values).sum() / of_all * bits_per_dim(1.0, net.config)
+        return -mixture.log_likelihood(changed, values).sum() / len(data.images) * bits_per_dim(1.0, net.config)
 
     def step() -> float:
         optimizer.zero_grad()
@@ -72,8 +72,8 @@ def calibrate(net: Transformer, data: Dataset, *, seed: int = 0) -> Calibration:
 
 
 @torch.no_grad()
-def _predictions(net: Transformer, data: Dataset, seed: int) -> tuple[Tensor, Tensor, int]:
-    """Mixture parameters (1, n, P) and values (1, n * C) of hidden tokens that go through the layers; the images."""
+def _predictions(net: Transformer, data: Dataset, seed: int) -> tuple[Tensor, Tensor]:
+    """Mixture parameters (1, n, P) and values (1, n * C) of hidden tokens that go through the layers."""
     config, generator, parts = net.config, np.random.default_rng(seed), []
     first = 1 if config.first_marginal else 0  # that token is not predicted
     for at in range(0, len(data.images), BATCH):
@@ -92,4 +92,4 @@ def _predictions(net: Transformer, data: Dataset, seed: int) -> tuple[Tensor, Te
         else:
             parts.append((net(images, start)[:, first:].flatten(0, 1), tokens[:, first:].flatten(0, 1)))
     parameters, values = (torch.cat(part) for part in zip(*parts, strict=True))
-    return parameters[None], values.flatten()[None], len(data.images)
+    return parameters[None], values.flatten()[None]
