@@ -20,17 +20,21 @@ base          settings, errors, metrics, logs, origins, listening, fault_rules: 
 static/       the web page, which uses only the API
 
 To follow one request, read these files in this order:
-  web/admission.py           makes a ticket when the head is read, and holds it until the answer has been sent; the
-                             ledger admits it
-  web/routes/images.py       checks the fields, with engine/answers/plan.py, and asks Ledger.admit for room
+  web/admission.py           makes a ticket when the head is read, and releases it, however the request ends
+  web/routes/images.py       has the fields checked, by web/requests/image_request.py and engine/answers/plan.py, and
+                             asks Ledger.admit for room
   web/requests/responses.py  submits the images, waits for them, and answers
   engine/ledger.py           all requests and how they end; engine/served_model.py decides whether a model has room
   engine/thread.py           the engine thread: runs the quanta of all models, and reports each to the ledger
   engine/batch.py            one quantum of one model; engine/schedule/scheduler.py says which images are in it
   engine/decode/compiled.py  one call through model/packing.py and csrc/ops.cpp; decoder.py beside it does the same in
                              torch, and choice.py selects one
-The event loop owns the ledger and the state of comparisons; the engine thread owns scheduler, slots and decoders. They
-share nothing that changes, and exchange the messages of engine/messages.py.
+The event loop owns the ledger and the state of comparisons; the engine thread owns scheduler, slots and decoders. Calls
+for the thread go through its inbox, and its reports are calls on the event loop (engine/thread.py). What they carry is
+in engine/messages.py, and for scores in engine/decode/scoring.py.
+
+engine/served_model.py refuses a deadline that cannot be met, and engine/ticket.py ends a request whose deadline passes.
+engine/decode/failures.py finds an image that fails; the report of that quantum ends its request.
 
 To add
   a route           a function in web/routes/ (a new file needs a line in app.py), and its answer in web/schemas.py;
@@ -40,11 +44,14 @@ To add
                     the last part of its path in ENDPOINTS of metrics.py
   an image option   a field in web/fields.py and web/requests/request_schemas.py, a flag in linpix/__main__.py, and a
                     parameter in cli/draw.py; web/requests/image_request.py, cli/commands.py and cli/draw.py pass it to
-                    engine/answers/plan.py, which checks it, and puts it into ImageSpec
+                    engine/answers/plan.py, which checks it, and puts it into ImageSpec. engine/decode/decoder.py
+                    keeps it for each slot, and compiled.py passes it on to csrc. If it changes the images, cli/bulk.py
+                    must not continue a run that has another value (_settings there)
   a metric          declare it in metrics.py, update it where it happens: engine/served_models.py (quanta),
                     engine/ledger.py (requests), web/middleware/ (HTTP), cluster/ (fronts, desk); and list it in
                     tests/server/test_dashboard.py
   an attention kind a file in model/attention/ and its line in model/attention/__init__.py; its name and options in
-                    model/config.py; if it draws, engine/catalogue.py says by which engines; to compare it, its name in
+                    model/config.py; if it draws, choose in model/packing.py says by which engine, and
+                    engine/catalogue.py with how many slots; to compare it, its name in
                     compare/backends.py, in linpix/__main__.py (compare --backends) and in static/race.js
 """
