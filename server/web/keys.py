@@ -161,11 +161,7 @@ class Keys:
         return matches[0] if matches else None  # after a comparison with every key: the time reveals nothing
 
     async def count(self, key: Key) -> None:
-        """As admit. Async, because keys that several processes share are counted in one of them."""
-        self.admit(key)
-
-    def admit(self, key: Key) -> None:
-        """Count a request of a key. Raises RateLimited."""
+        """Count a request of a key. Raises RateLimited. Async: keys that processes share are counted in one of them."""
         wait = key.bucket.take(self._clock()) if key.bucket else 0.0
         if wait:
             raise RateLimited(key.name, key.rate, math.ceil(wait))
