@@ -1,6 +1,7 @@
 """Pictures whose likelihood is computed, and the map that shows it: bright where the model did not expect a pixel."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,19 +10,20 @@ from PIL import Image
 from linpix.model.config import ModelConfig
 
 from .encode import Frame
-from .pictures import Occluded, PictureError, read_occluded
+from .pictures import Occluded, PictureError, decode, occluded
 
 WHITE_BITS = 8.0  # bits of a sub-pixel that is drawn white: the cost of a uniform guess among 256 values
 
 
 def read_scored(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: int | None) -> Occluded:
-    """As read_occluded, with values of hidden pixels; if nothing says what is hidden, all is. Raises PictureError."""
-    found = read_occluded(image, config, mask=mask, keep_rows=keep_rows, beneath=True)
+    """Decode an upload, with the values of hidden pixels; if nothing says what is hidden, all is. Raises PictureError."""
+    decoded = decode(image, config, mask=mask, keep_rows=keep_rows, unmarked=True)
+    found, whole = (occluded(one, config) for one in (decoded, replace(decoded, kept=np.ones_like(decoded.kept))))
     if found.known.all():  # one of them is given: without both, an opaque image is hidden as a whole
         param = "mask" if mask is not None else "keep_rows"
         raise PictureError(f"`{param}` hides nothing, so there is nothing to score: hide at least one pixel, or leave "
                            f"out `{param}` to score the whole picture", param)
-    return found
+    return replace(found, canvas=np.where(found.known, found.canvas, whole.canvas))
 
 
 def numbers(bits: NDArray[np.float64], config: ModelConfig) -> list[list[list[float | None]]]:

@@ -95,21 +95,6 @@ class Decoded:
     scale: int = 1                   # sides of the upload / sides of the decoded picture
 
 
-def read_occluded(
-    image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: int | None, beneath: bool = False
-) -> Occluded:
-    """Decode a PNG, JPEG or WebP, and find its holes, as `decode` does. Raises PictureError, or MemoryError.
-
-    beneath: keep the values under the holes, as means over whole pixels; if nothing says what is hidden, all is.
-    """
-    decoded = decode(image, config, mask=mask, keep_rows=keep_rows, unmarked=beneath)
-    found = occluded(decoded, config)
-    if not beneath:
-        return found
-    whole = occluded(replace(decoded, kept=np.ones_like(decoded.kept)), config)
-    return replace(found, canvas=np.where(found.known, found.canvas, whole.canvas))
-
-
 def occluded(decoded: Decoded, config: ModelConfig) -> Occluded:
     """Reduce a decoded upload to the model's size."""
     values, known = coverage.reduced(decoded.colours, decoded.kept, config.height, config.width)

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import strategies as st
 
 from linpix.model.config import ModelConfig
-from linpix.server.pictures.pictures import PictureError, read_occluded
+from linpix.server.pictures.pictures import PictureError
+from linpix.server.pictures.pictures import decode as opened
+from linpix.server.pictures.pictures import occluded as reduced
 from tests.fuzz.harness import Target
 from tests.fuzz.pictures import pictures
 
@@ -39,7 +41,8 @@ class Upload:
 
 def decode(upload: Upload) -> None:
     try:
-        occluded = read_occluded(upload.image, upload.config, mask=upload.mask, keep_rows=upload.keep_rows)
+        occluded = reduced(opened(upload.image, upload.config, mask=upload.mask, keep_rows=upload.keep_rows),
+                           upload.config)
     except PictureError as error:
         assert error.param in ("image", "mask", "keep_rows") and error.status in (400, 413, 415)
         assert str(error).startswith(error.param) or "it is not clear" in str(error)

@@ -4,7 +4,7 @@ import pytest
 
 from linpix.model.config import PRESETS
 from linpix.server.errors import OptionError, as_fields, as_flags
-from linpix.server.pictures.pictures import PictureError, read_occluded
+from linpix.server.pictures.pictures import PictureError, decode
 
 
 @pytest.mark.parametrize(("message", "fields", "flags"), [
@@ -19,7 +19,7 @@ def test_names_in_backticks_are_fields_or_flags(message, fields, flags):
 
 def test_bytes_of_a_file_are_no_options():
     with pytest.raises(PictureError, match=r"begin with b'\\x60mask\\x60'$") as caught:
-        read_occluded(b"`mask`", PRESETS["tiny"], mask=None, keep_rows=None)
+        decode(b"`mask`", PRESETS["tiny"], mask=None, keep_rows=None)
     assert caught.value.for_commands == str(caught.value)
 
 

@@ -114,8 +114,8 @@ class Oracle:
     def _canvas(self, seed: int, picture: Picture | None = None, temperature: float = 1.0):
         given: dict[str, Any] = {}
         if picture is not None:
-            occluded = pictures.read_occluded(picture.image, self.config, mask=picture.mask,
-                                              keep_rows=picture.keep_rows)
+            decoded = pictures.decode(picture.image, self.config, mask=picture.mask, keep_rows=picture.keep_rows)
+            occluded = pictures.occluded(decoded, self.config)
             given = {"canvas": occluded.canvas, "known": occluded.known}
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # two meet at barriers in every step, which take long on a busy machine

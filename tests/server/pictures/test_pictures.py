@@ -14,7 +14,7 @@ from PIL import ExifTags, Image
 from linpix.model.config import ModelConfig
 from linpix.server.pictures import pictures, uploads
 from linpix.server.pictures.encode import sizes
-from linpix.server.pictures.pictures import Occluded, PictureError, decode, png, read_occluded
+from linpix.server.pictures.pictures import Occluded, PictureError, decode, png
 from tests.fuzz.pictures import chunk, encode, png_of
 
 GREY = ModelConfig(height=8, width=8)
@@ -33,13 +33,13 @@ def with_alpha(colours: UINT8, alpha: UINT8) -> UINT8:
 
 def read(image: bytes, config: ModelConfig = GREY, *, mask: bytes | None = None,
          keep_rows: int | None = None) -> Occluded:
-    return read_occluded(image, config, mask=mask, keep_rows=keep_rows)
+    return pictures.occluded(decode(image, config, mask=mask, keep_rows=keep_rows), config)
 
 
 def refusal(image: bytes, config: ModelConfig = GREY, *, mask: bytes | None = None,
             keep_rows: int | None = None) -> PictureError:
     with pytest.raises(PictureError) as caught:
-        read_occluded(image, config, mask=mask, keep_rows=keep_rows)
+        decode(image, config, mask=mask, keep_rows=keep_rows)
     return caught.value
 
 
@@ -490,8 +490,8 @@ def test_pillows_warnings_stay_inside():
         spec = importlib.util.spec_from_file_location(f"{pictures.__name__}_again", pictures.__file__)
         fresh = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(fresh)
-        fresh.read_occluded(data, GREY, mask=None, keep_rows=4)
-        fresh.read_occluded(encode(noise(8, 8)), GREY, mask=None, keep_rows=4)
+        fresh.decode(data, GREY, mask=None, keep_rows=4)
+        fresh.decode(encode(noise(8, 8)), GREY, mask=None, keep_rows=4)
     assert not seen
 
 
