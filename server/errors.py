@@ -171,7 +171,7 @@ class BodyTimeout(ServiceError):
 
 
 class ClientLeft(ServiceError):
-    """The connection was closed before the body was complete, so this is never sent."""
+    """The connection was closed before the answer, so this is never sent."""
 
     status, type, code = 499, "invalid_request_error", "client_left"
 

@@ -1,6 +1,6 @@
 """The metrics for Prometheus. Label values come from finite sets, and every child exists from the start."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -135,7 +135,7 @@ class Metrics:
             self.comparison.labels(backend)
 
     def add_model(self, model: str, backend: str) -> None:
-        """Create the children of a model. They stay when it is removed; only the gauges of its slots go (set_slots)."""
+        """Create the children of a model. They stay when it is removed; only the gauges of its slots go."""
         self.pixels_generated.labels(model, backend)
         self.engine_step.labels(model, backend)
         self.prefill.labels(model)
@@ -147,13 +147,14 @@ class Metrics:
             self.images_completed.labels(model, backend, outcome)
         self.images_drawn_again.labels(model, backend)
 
-    def set_slots(self, model: str, slots: int, used: int) -> None:
-        """slots: of all models with this name, old ones that still run included; 0 removes the gauges."""
-        for gauge, value in ((self.state_slots, slots), (self.state_slots_used, used)):
-            if slots:
-                gauge.labels(model).set(value)
-            else:
-                gauge.remove(model)
+    def follow_slots(self, model: str, slots: Callable[[], float], used: Callable[[], float]) -> None:
+        """Have the gauges of a model's slots call these functions."""
+        self.state_slots.labels(model).set_function(slots)
+        self.state_slots_used.labels(model).set_function(used)
+
+    def forget_slots(self, model: str) -> None:
+        self.state_slots.remove(model)
+        self.state_slots_used.remove(model)
 
     def values(self, *names: str) -> dict[tuple[str, ...], float]:
         """As of Measured, with the values that /metrics would give."""

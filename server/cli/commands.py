@@ -148,7 +148,7 @@ def _produce(given: argparse.Namespace, batcher: Batcher, output: Output, planne
              occluded: Occluded | None = None, **facts: object) -> None:
     """Draw all images, choose the answers if there are candidates or particles, write them, and report."""
     engine, config = batcher.decoder, output.config
-    specs = planned.specs() if occluded is None else planned.specs(occluded.canvas, occluded.known)
+    specs = planned.specs(occluded)
     with preview.Progress(specs, config, sys.stderr, colours=_colours(given),
                           frames=animation.MAX_FRAMES if output.animated else 1) as progress:
 

@@ -175,7 +175,7 @@ def _draw(model: str, count: int, batch: int, folder: str | None, progress: bool
         given = _prepared(*given)
     occluded = None if given is None else _occluded(*given, config)
     known = None if occluded is None else occluded.known
-    specs = planned.specs(None if occluded is None else occluded.canvas, known)
+    specs = planned.specs(occluded)
     decoder = new_decoder(checkpoint, min(planned.images, max(batch, planned.group)))
     if planned.particles and known is not None:
         check_filter(decoder, known)

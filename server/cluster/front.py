@@ -48,7 +48,7 @@ class FrontLedger(Ledger):
                  ) -> None:
         super().__init__({}, metrics, EngineThread(), max_queue=settings.max_queue,  # a thread that never starts
                          request_timeout_s=settings.request_timeout, client_images=settings.client_images)
-        self.name, self._fleet, self._models = name, fleet, models
+        self.name, self._fleet, self.models = name, fleet, models
         self._hops = Histogram("linpix_hop_seconds", "Seconds from a front to a replica and back, for answers in one "
                                                      "piece.",
                                buckets=_HOPS_S, registry=metrics.registry)
@@ -64,10 +64,6 @@ class FrontLedger(Ledger):
     async def stop(self) -> None:
         self.draining = True
         self.fail_all(Draining())
-
-    @property
-    def models(self) -> dict[str, ServedModel]:
-        return self._models
 
     @property
     def ready(self) -> bool:

@@ -14,10 +14,10 @@ from .decode.decoder import Decoder
 from .decode.failures import EngineLost, NotFinite, Outcome, QuantumPlan, isolate
 from .decode.image_spec import ImageSpec
 from .decode.judging import Judging
-from .decode.particles import Estimate, ParticleFilters
+from .decode.particles import Estimate, ParticleFilter, filters_of, next_row
 from .decode.prefill import Judged, Prefills, PrefillsRun
 from .messages import ImageProgress, QuantumReport, Submission
-from .schedule.passes import PassesLearned, expected_passes
+from .schedule.passes import PassesLearned
 from .schedule.quantum import QUANTUM_S, QuantumLength
 from .schedule.scheduler import ScheduledImage, Scheduler
 
@@ -40,7 +40,7 @@ class Batcher:
         self._length = QuantumLength(decoder.stride, self.image_row)
         self._ended, self._went_on = 0.0, False     # when the last quantum ended, and whether there was more to do
         self._prefills = Prefills(decoder)
-        self._filters = ParticleFilters()
+        self._filters: list[ParticleFilter] = []    # of the answers that are being drawn by particles
         self._judging = Judging(decoder)
         self._decoded_s = QUANTUM_S  # decoding time of the last quantum
         self._advances: dict[int, tuple[int, int]] = {}  # in a quantum, by slot: new position, and passes
@@ -49,7 +49,7 @@ class Batcher:
 
     @property
     def busy(self) -> bool:
-        return bool(len(self.scheduler.waiting) or self.scheduler.running)
+        return bool(self.scheduler.running or len(self.scheduler.waiting))
 
     def submit(self, submission: Submission) -> None:
         """Append a request's images to the queue."""
@@ -83,13 +83,15 @@ class Batcher:
         saturated, began = self.decoder.saturated, time.perf_counter()
         outcome = self._decode(plan) if plan else Outcome()
         seconds = time.perf_counter() - began
-        failed |= self._failures(plan, outcome)
+        if outcome.not_finite or outcome.failed:
+            failed |= self._failures(plan, outcome)
         taken, passes = self._done(plan)
         finished = self._leave(taken)
-        if passes:
+        if outcome.retries:
             self._check_hope(taken, outcome)
-            if not outcome.retries:
-                self._length.learn(len(taken), seconds / passes)
+        elif passes:
+            self._failed_quanta = 0
+            self._length.learn(len(taken), seconds / passes)
         self._decoded_s = min(seconds, QUANTUM_S)
         self._ended, self._went_on = time.perf_counter(), self.busy
         report = QuantumReport(
@@ -147,7 +149,8 @@ class Batcher:
         for image in images:
             self._passes.begin(image.slot)
             self._judging.begin(image, specs[image.index])
-        self._filters.begin(images, specs)
+        if specs[0].particles:
+            self._filters += filters_of(images, specs)
         self._fold_in(images)
 
     def _fold_in(self, images: list[ScheduledImage]) -> None:
@@ -188,13 +191,17 @@ class Batcher:
 
     def _leave(self, plan: QuantumPlan) -> list[ImageProgress]:
         """After a quantum: finished images leave, and drawn ones wait to be judged. Returns the finished ones."""
-        finished = self.scheduler.advance(plan)
-        estimates = self._filters.advance(self.decoder)
-        for image in (drawn := self.scheduler.drawn):
-            self._prefills.judge(image)
-        if self.decoder.skips:
-            for image in drawn + [image for image in finished if not self._judging.has(image.slot)]:
+        finished: list[ScheduledImage] = []
+        estimates: dict[int, Estimate] = {}
+        for image in self.scheduler.advance(plan):
+            if self.decoder.skips and (image.held or image.slot not in self._judging.attempts):
                 self._passes.finish(image.slot, bool(self.decoder.conditioned[image.slot]))
+            if image.held:
+                self._prefills.judge(image)
+            else:
+                finished.append(image)
+        if self._filters:
+            self._filters, estimates = next_row(self._filters, self.decoder)
         if self.decoder.fill_freed_with_nan:
             for slot in self.scheduler.free:
                 self.decoder.pool.fill_with_nan(slot)
@@ -203,7 +210,7 @@ class Batcher:
     def _answer(self, image: ScheduledImage, estimate: Estimate | None) -> ImageProgress:
         """The report of a finished image."""
         canvas, label, recognised = self.decoder.image(image.slot), self.decoder.label(image.slot), None
-        if (attempts := self._judging.answer(image.slot)) is not None:
+        if (attempts := self._judging.attempts.pop(image.slot, None)) is not None:
             assert attempts.canvas is not None and attempts.best is not None, "it has been judged"
             canvas, label, recognised = attempts.canvas, attempts.best.label, attempts.best
         return ImageProgress(image.request, image.index, image.position, 0, canvas, label, estimate, recognised)
@@ -251,8 +258,6 @@ class Batcher:
 
     def _failures(self, plan: QuantumPlan, outcome: Outcome) -> dict[str, Exception]:
         """Requests that end because of an image in this quantum; their other images are cancelled."""
-        if not (outcome.not_finite or outcome.failed):
-            return {}
         error = NotFinite(f"model {self.name!r} produced NaN or infinite values for an image of this request")
         bad = dict.fromkeys(outcome.not_finite, error) | outcome.failed
         failed = {image.request: bad[image.slot] for image, _ in plan if image.slot in bad and not image.cancelled}
@@ -261,7 +266,7 @@ class Batcher:
         return failed
 
     def _check_hope(self, plan: QuantumPlan, outcome: Outcome) -> None:
-        """Raise EngineLost after MAX_FAILED_QUANTA quanta in a row without an image, or a test image in a free slot."""
+        """Raise EngineLost if MAX_FAILED_QUANTA quanta in a row decoded no image, nor a test image in a free slot."""
         failed = len(outcome.failed) == len(plan) and not self._decodes_a_test_image(self.scheduler.free[0])
         self._failed_quanta = self._failed_quanta + 1 if failed else 0
         if self._failed_quanta == MAX_FAILED_QUANTA:
@@ -286,14 +291,7 @@ class Batcher:
         for slot, image in self.scheduler.running.items():
             new_row = image.position // self.image_row > (image.position - steps.get(slot, 0)) // self.image_row
             shown = new_row and self._submissions[image.request].stream
-            left, spec = self._left(slot, image.position), self._submissions[image.request].specs[image.index]
-            if spec.attempts > 1:
-                left += self._judging.repeats * self._left(slot, self._prefix(spec))
-            running.append(ImageProgress(image.request, image.index, image.position, left,
+            running.append(ImageProgress(image.request, image.index, image.position,
+                                         self.decoder.left(slot, image.position),
                                          self.decoder.image(slot) if shown else None))
         return running
-
-    def _left(self, slot: int, position: int) -> float:
-        """Passes that the image of a slot probably needs from a position on, if it is not drawn again."""
-        return expected_passes(self._passes.ratios, self.decoder.left(slot, position), self.scheduler.length,
-                               bool(self.decoder.conditioned[slot]))

@@ -13,10 +13,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from linpix.model.likelihood import Scoring
 
 from .. import logs
-from ..errors import ClientLimit, DeadlinePassed, Draining, EngineFailed, EngineGone, Exhausted, ServiceError
+from ..errors import (
+    ClientLeft,
+    ClientLimit,
+    DeadlinePassed,
+    Draining,
+    EngineFailed,
+    EngineGone,
+    Exhausted,
+    ServiceError,
+)
 from ..metrics import Measured, Metrics
 from ..pictures.upload_slots import UploadSlots
 from .batch import Batcher
@@ -40,6 +52,7 @@ class Ledger:
         self._timeout_s, self._client_images = request_timeout_s, client_images
         self.uploads = UploadSlots()
         self.served_models = ServedModels(batchers, metrics, thread, max_queue, self.uploads.until)
+        self.models = self.served_models.models  # which requests are admitted to, by name
         self.tickets: dict[str, Ticket] = {}   # admitted requests, by id
         self._at: dict[str, ServedModel] = {}  # the model of each
         self.draining = False
@@ -58,11 +71,6 @@ class Ledger:
         self.draining = True
         self.fail_all(Draining())
         await asyncio.to_thread(self._thread.stop)
-
-    @property
-    def models(self) -> dict[str, ServedModel]:
-        """The models that requests are admitted to, by name."""
-        return self.served_models.models
 
     @property
     def ready(self) -> bool:
@@ -90,7 +98,7 @@ class Ledger:
                 self.check_open()
             yield ticket
         except Exception as error:
-            if ticket.outcome or isinstance(error, Exhausted):
+            if not isinstance(error, ClientLeft) and (ticket.outcome or isinstance(error, Exhausted)):
                 ticket.outcome = "failed"
             raise
         finally:
@@ -177,7 +185,8 @@ class Ledger:
             self._thread.cancel(served.batcher, ticket.id)
         if ticket.outcome and ticket.undone and not ticket.demand.scores:
             self.metrics.images_completed.labels(served.name, served.backend, ticket.outcome).inc(ticket.undone)
-        self.served_models.forget_idle()
+        if len(self.served_models.entries) > len(self.models):
+            self.served_models.forget_idle()
 
     async def measured(self) -> Measured:
         return self.metrics
@@ -202,8 +211,8 @@ class Ledger:
 
     def _check_client(self, ticket: Ticket, images: int) -> None:
         """Raise ClientLimit, with the time until there is room, if so many more images are too many for one client."""
-        undone = sum(served.undone for served in self.served_models.all())
-        if not self._client_images or undone + images <= self._client_images:
+        entries = self.served_models.entries.values()
+        if not self._client_images or images + sum(served.undone for served in entries) <= self._client_images:
             return  # all clients together have no more than that
         here = self._images_of(ticket.client)
         more = images - (ticket.demand.images if ticket.id in self.tickets else 0)
@@ -216,21 +225,27 @@ class Ledger:
 
     def quantum_done(self, batcher: Batcher, report: QuantumReport) -> None:
         """Send events to the requests of one quantum, and count it in the metrics."""
-        served = self.served_models.of(batcher)
+        served = self.served_models.entries.get(batcher)
         if served is None:  # the model is no longer served, and its last request has ended
             return
         metrics, now = self.metrics, time.monotonic()
         for request in report.joined:
-            if (ticket := served.ticket(request)) is not None:
+            if (ticket := served.queued.get(request)) is not None:
                 served.joined(ticket)
                 metrics.queue_wait.observe(report.joined_at - ticket.began)
         for image in (*report.running, *report.finished):
-            if ((ticket := served.ticket(image.request)) is not None
+            if ((ticket := served.queued.get(image.request)) is not None
                     and ticket.progressed(image, image.position // batcher.image_row)):
                 metrics.first_row.observe(now - ticket.began)
         for image in report.finished:
-            if (ticket := served.ticket(image.request)) is not None:
-                self._drawn(served, ticket, image)
+            if (ticket := served.queued.get(image.request)) is not None:
+                served.drawn(ticket)
+                if ticket.demand.ranked:
+                    assert image.canvas is not None
+                    scoring = Scoring(served.decoder.net, image.canvas, labels=[image.label])
+                    self._thread.score(ScoringJob(ticket.id, ticket.client, scoring, image))
+                else:
+                    self._done(served, ticket, image)
         for request, error in report.failed.items():
             self._failed(served, request, error)
         served.apply(report)
@@ -249,19 +264,10 @@ class Ledger:
         if (ticket := self.tickets.get(request)) is not None:
             ticket.send(EngineFailed(f"{error if not_finite else why}; {cure}"))
 
-    def _drawn(self, served: ServedModel, ticket: Ticket, image: ImageProgress) -> None:
-        """An image has left its slot: it is done, or waits to be scored."""
+    def _done(self, served: ServedModel, ticket: Ticket, image: ImageProgress,
+              log_probs: NDArray[np.float32] | None = None) -> None:
         assert image.canvas is not None
-        if not ticket.demand.ranked:
-            self._done(served, ticket, ImageDone(image.index, image.canvas, recognised=image.recognised,
-                                                 estimate=image.estimate))
-            return
-        served.drawn(ticket)
-        scoring = Scoring(served.decoder.net, image.canvas, labels=[image.label])
-        self._thread.score(ScoringJob(ticket.id, ticket.client, scoring, image))
-
-    def _done(self, served: ServedModel, ticket: Ticket, image: ImageDone) -> None:
-        ticket.send(image)
+        ticket.send(ImageDone(image.index, image.canvas, log_probs, image.recognised, image.estimate))
         served.finished(ticket)
         self.metrics.images_completed.labels(served.name, served.backend, "completed").inc()
 
@@ -271,21 +277,20 @@ class Ledger:
         served = self._at[score.request]
         if error is not None:
             self._failed(served, score.request, error, "try again, or with another model")
-        elif (image := score.drawn) is None or image.canvas is None:
+        elif score.drawn is None:
             ticket.send(Scored())
         else:
             served.scored(score.seconds)
-            self._done(served, ticket, ImageDone(image.index, image.canvas, score.scoring.log_probs[0].cpu().numpy()))
+            self._done(served, ticket, score.drawn, score.scoring.log_probs[0].cpu().numpy())
 
     def batch_lost(self, batcher: Batcher | None, requests: Sequence[str], error: ServiceError) -> None:
         self.metrics.engine_restarts.inc()
-        served = None if batcher is None else self.served_models.of(batcher)
+        served = None if batcher is None else self.served_models.entries.get(batcher)
         if served is None:
             return
         served.emptied()
-        self.served_models.count_slots(served.name)
         for request in requests:
-            if (ticket := served.ticket(request)) is not None:
+            if (ticket := served.queued.get(request)) is not None:
                 logger.error("a request of %s failed with its whole batch", served.name, extra=logs.of(request))
                 ticket.send(error)
 

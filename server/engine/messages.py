@@ -31,7 +31,7 @@ class ImageProgress:
     request: str
     index: int     # among the request's images
     position: int  # tokens done, known ones included
-    left: float    # passes through the layers that it probably still needs
+    left: int      # tokens still to be decoded
     canvas: NDArray[np.uint8] | None = None  # (T,): if it is finished, or streamed with a new image row
     label: int | None = None  # of a finished image: the class requested, or drawn first by the model
     estimate: Estimate | None = None  # of a finished particle that is the answer

@@ -30,7 +30,7 @@ class ServedModel:
         self.step_time, self.safety = StepTimeEstimate(), SafetyFactor()
         self._uploads_s, self._length = uploads_s, batcher.scheduler.length
         self._reserved: dict[str, Ticket] = {}  # admitted; to be scored, or their images are not known yet
-        self._queued: dict[str, Ticket] = {}    # their images wait or run, in the order they came
+        self.queued: dict[str, Ticket] = {}     # their images wait or run, in the order they came
         self._waiting = [0, 0]                  # images that have had no slot yet: interactive, bulk
         self._unscored = [0, 0]                 # images that wait for their score: they hold room, but need no slot
         self._in_slots = 0
@@ -44,17 +44,9 @@ class ServedModel:
         self._ratios = UNKNOWN
         self._in_progress: list[Remaining] | None = None  # what _running returned; None: to be computed again
 
-    def ticket(self, request: str) -> Ticket | None:
-        """The ticket of a request whose images wait or run."""
-        return self._queued.get(request)
-
     @property
     def idle(self) -> bool:
-        return not (self._reserved or self._queued)
-
-    def max_images(self, bulk: bool) -> int:
-        """The most images of one request of a class: as many as fit when there is no other request."""
-        return self.room.slots + self.room.queue_of(bulk)
+        return not (self._reserved or self.queued)
 
     def waiting(self, bulk: bool | None = None) -> int:
         """Images that have had no slot yet, of one class or of both."""
@@ -86,7 +78,7 @@ class ServedModel:
         """
         self.leave(ticket)
         images, bulk = demand.images, demand.bulk
-        if not self._queued and time.monotonic() - self._last_at > STALE_S:
+        if not self.queued and time.monotonic() - self._last_at > STALE_S:
             self.step_time.forget()
             self.safety = SafetyFactor()
         if images > self.room_left(bulk):
@@ -98,22 +90,22 @@ class ServedModel:
             raise QueueFull(waiting, images, limit, room_s)
         ticket.demand = demand
         ticket.promised = math.inf
-        (self._reserved if demand.known is None else self._queued)[ticket.id] = ticket
+        (self._reserved if demand.known is None else self.queued)[ticket.id] = ticket
         self._waiting[bulk] += images
         if check_deadline:
             self._predict(ticket)
 
     def queue(self, ticket: Ticket, known: int) -> None:
         """Queue an admitted ticket: its images are known now. Raises DeadlineUnreachable; the ticket then leaves."""
-        self._queued[ticket.id] = self._reserved.pop(ticket.id)
+        self.queued[ticket.id] = self._reserved.pop(ticket.id)
         ticket.demand = replace(ticket.demand, known=known)
         self._predict(ticket)
 
     def leave(self, ticket: Ticket) -> None:
         """Free what a ticket holds here."""
-        if (self._reserved.pop(ticket.id, None) or self._queued.pop(ticket.id, None)) is not None:
+        if (self._reserved.pop(ticket.id, None) or self.queued.pop(ticket.id, None)) is not None:
             self._waiting[ticket.demand.bulk] -= ticket.waiting
-            self._unscored[ticket.demand.bulk] -= ticket.unscored
+            self._unscored[ticket.demand.bulk] -= ticket.drawn - ticket.done
             if ticket.joined > ticket.drawn:
                 self._in_slots -= ticket.joined - ticket.drawn
                 self._in_progress = None
@@ -138,7 +130,7 @@ class ServedModel:
         if not self.step_time.confident(images, left_s):
             return
         longest = max(self._length * max(ratios) for ratios in self._ratios) * (1 + self._repeats)
-        group = max((other.demand.group for other in chain(self._queued.values(), self._reserved.values())), default=1)
+        group = max((other.demand.group for other in chain(self.queued.values(), self._reserved.values())), default=1)
         bound = latest_end(self.room.slots, longest, sum(image.steps for image in running), sum(self._waiting), group)
         if bound * self.step_time.slowest(self.room.slots) * factor <= left_s:  # nearly always
             return
@@ -155,13 +147,15 @@ class ServedModel:
 
         Decoding them all the same would also delay the tickets behind them.
         """
+        if not sum(self._waiting):
+            return []
         images = self.slots_used
         step_s, late = self.step_time(min(images + 1, self.room.slots)), []
-        for ticket in self._queued.values():
+        for ticket in self.queued.values():
             if ticket.joined or ticket.late:
                 continue
             left_s = ticket.left_s - QUANTUM_S  # the next report comes up to a quantum later
-            alone_s = self._passes(ticket.demand.known or 0, ticket) * step_s
+            alone_s = self._passes(ticket, ticket.demand.known or 0) * step_s
             if alone_s * MIN_FACTOR <= left_s:  # nearly always
                 continue
             if (self.step_time.confident(images + 1 if images else 0, left_s)
@@ -178,8 +172,8 @@ class ServedModel:
     @property
     def passes_left(self) -> float:
         """Passes that all images here will probably still need."""
-        waiting = sum(ticket.waiting * self._passes(ticket.demand.known or 0, ticket)
-                      for ticket in chain(self._queued.values(), self._reserved.values()) if not ticket.demand.scores)
+        waiting = sum(ticket.waiting * self._passes(ticket, ticket.demand.known or 0)
+                      for ticket in chain(self.queued.values(), self._reserved.values()) if not ticket.demand.scores)
         return waiting + sum(image.steps for image in self._running())
 
     # --- reports ---
@@ -191,7 +185,7 @@ class ServedModel:
         self._in_slots += 1
 
     def drawn(self, ticket: Ticket) -> None:
-        """One of a ticket's images has left its slot; if the ticket is ranked, the image waits for its score."""
+        """One of a ticket's images has left its slot, and holds room until it is finished."""
         ticket.drawn += 1
         self._in_slots -= 1
         self._unscored[ticket.demand.bulk] += 1
@@ -199,9 +193,7 @@ class ServedModel:
             self.settle(ticket)
 
     def finished(self, ticket: Ticket) -> None:
-        """One of a ticket's images is done: scored, if it is ranked, else drawn."""
-        if not ticket.demand.ranked:
-            self.drawn(ticket)
+        """One of a ticket's images, which was drawn, is done: it was scored, if the ticket is ranked."""
         ticket.done += 1
         self._unscored[ticket.demand.bulk] -= 1
 
@@ -238,18 +230,23 @@ class ServedModel:
         """The slots are empty: the engine thread was restarted."""
         self._last = self._in_progress = None
 
-    def _passes(self, known: int, ticket: Ticket) -> float:
-        """Passes that an image of a ticket will probably need if so many of its tokens are known."""
+    def _passes(self, ticket: Ticket, known: int, left: int | None = None) -> float:
+        """Passes that an image of a ticket will probably need if so many of its tokens are known.
+
+        left: tokens still to be decoded, of an image in a slot.
+        """
         conditioned = bool(known and self.decoder.config.patch)
         once = expected_passes(self._ratios, self._length - known, self._length, conditioned)
-        return once * (1 + self._repeats) if ticket.demand.attempts > 1 else once
+        now = once if left is None else expected_passes(self._ratios, left, self._length, conditioned)
+        return now + self._repeats * once if ticket.demand.attempts > 1 else now
 
     def _running(self) -> list[Remaining]:
         """Images in slots. Computed once per report, since every admission needs it."""
         if self._in_progress is None:
-            self._in_progress = [Remaining(image.request, image.left, ticket.demand.bulk)
+            self._in_progress = [Remaining(image.request, self._passes(ticket, ticket.demand.known or 0, image.left),
+                                           ticket.demand.bulk)
                                  for image in (self._last.running if self._last else [])
-                                 if (ticket := self._queued.get(image.request)) is not None]
+                                 if (ticket := self.queued.get(image.request)) is not None]
         return self._in_progress
 
     def _outlook(self, ticket: Ticket | None = None) -> Outlook:
@@ -258,13 +255,13 @@ class ServedModel:
         An upload that is not decoded yet counts as wholly hidden, but `ticket` itself as wholly known.
         """
         classes: tuple[list[Remaining], list[Remaining]] = ([], [])
-        for other in chain(self._queued.values(), self._reserved.values()):
+        for other in chain(self.queued.values(), self._reserved.values()):
             demand = other.demand
             if demand.scores:
                 continue
             known = demand.known if demand.known is not None else self._length if other is ticket else 0
             classes[demand.bulk].extend(
-                [Remaining(other.id, self._passes(known, other), demand.bulk, min(demand.group, other.waiting))]
+                [Remaining(other.id, self._passes(other, known), demand.bulk, min(demand.group, other.waiting))]
                 * other.waiting)
         overtaken = self._last.overtaken if self._last else 0
         return Outlook(self.room.slots, self._length, self._running(), queue_order(*classes, overtaken))

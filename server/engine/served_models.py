@@ -24,50 +24,42 @@ class ServedModels:
                  uploads_s: Callable[[int], float]) -> None:
         """max_queue: images of one model that may wait · uploads_s: as for ServedModel."""
         self._metrics, self._thread, self._max_queue, self._uploads_s = metrics, thread, max_queue, uploads_s
-        self.models: dict[str, ServedModel] = {}
-        self._leaving: list[ServedModel] = []  # no longer served, and decoded until their last request is over
+        self.models: dict[str, ServedModel] = {}      # by name; updated in place
+        self.entries: dict[Batcher, ServedModel] = {}  # these, and those that are decoded until their last request ends
         self.serve(batchers)
 
     def serve(self, batchers: dict[str, Batcher]) -> None:
         """Admit requests to these models from now on. Requests admitted to other models go on until they end."""
-        before = {served.batcher: served for served in self.models.values()}
-        self.models = {name: before.pop(batcher) if batcher in before else self._entry(batcher)
-                       for name, batcher in batchers.items()}
-        self._leaving += before.values()
+        for batcher in batchers.values():
+            if batcher not in self.entries:
+                self.entries[batcher] = ServedModel(batcher, self._max_queue, self._uploads_s)
+        self.models.clear()
+        self.models.update((name, self.entries[batcher]) for name, batcher in batchers.items())
         for name, served in self.models.items():
             self._metrics.add_model(name, served.backend)
+            self._metrics.follow_slots(name, partial(self._slots, name), partial(self._slots_used, name))
             for bulk, priority in enumerate(PRIORITIES):
                 self._metrics.images_waiting.labels(name, priority).set_function(
                     partial(self._images_waiting, name, bool(bulk)))
-        for name in {served.name for served in self.all()}:
-            self.count_slots(name)
-        self._thread.serve([served.batcher for served in self.all()])
+        self._thread.serve([*self.entries])
         self.forget_idle()
-
-    def _entry(self, batcher: Batcher) -> ServedModel:
-        return ServedModel(batcher, self._max_queue, self._uploads_s)
-
-    def all(self) -> list[ServedModel]:
-        return [*self.models.values(), *self._leaving]
-
-    def of(self, batcher: Batcher) -> ServedModel | None:
-        """The entry of a batcher, if it still has one."""
-        return next((served for served in self.all() if served.batcher is batcher), None)
 
     def until_drawn(self, images: int, tickets: list[Ticket]) -> float:
         """Seconds until so many images of these tickets are drawn, or all if there are fewer; 0 if there are none."""
-        ends = sorted(end for served in self.all() for end in served.ends(tickets))
+        ends = sorted(end for served in self.entries.values() for end in served.ends(tickets))
         return ends[min(images, len(ends)) - 1] if ends else 0.0
 
     def forget_idle(self) -> None:
         """Free the memory of models that are no longer served and have no requests."""
-        over = [served for served in self._leaving if served.idle]
+        serving = [*self.models.values()]
+        over = [served for served in self.entries.values() if served.idle and served not in serving]
         if not over:
             return
-        self._leaving = [served for served in self._leaving if not served.idle]
-        self._thread.serve([served.batcher for served in self.all()])
         for served in over:
-            self.count_slots(served.name)
+            del self.entries[served.batcher]
+        self._thread.serve([*self.entries])
+        for name in {served.name for served in over} - {served.name for served in self.entries.values()}:
+            self._metrics.forget_slots(name)
         gone = [weakref.ref(served.batcher) for served in over]
         asyncio.get_running_loop().call_later(COLLECT_S, self._give_back, gone, AGAIN_S)
 
@@ -77,8 +69,16 @@ class ServedModels:
         if left := [batcher for batcher in gone if batcher() is not None]:
             asyncio.get_running_loop().call_later(again_s, self._give_back, left, 2 * again_s)
 
+    # a model and the one that replaces it have the same name, and are counted together
+
+    def _slots(self, name: str) -> int:
+        return sum(served.room.slots for served in self.entries.values() if served.name == name)
+
+    def _slots_used(self, name: str) -> int:
+        return sum(served.slots_used for served in self.entries.values() if served.name == name)
+
     def _images_waiting(self, name: str, bulk: bool) -> int:
-        return sum(served.waiting(bulk) for served in self.all() if served.name == name)
+        return sum(served.waiting(bulk) for served in self.entries.values() if served.name == name)
 
     def count(self, served: ServedModel, report: QuantumReport) -> None:
         """Count in the metrics what a quantum did."""
@@ -94,10 +94,3 @@ class ServedModels:
         elif report.passes:
             metrics.engine_step.labels(*model).observe(report.seconds / report.passes)
             metrics.engine_step_batch_size.observe(report.images)
-        self.count_slots(served.name)
-
-    def count_slots(self, name: str) -> None:
-        """Set the slot gauges of a model's name, which a model and the one that replaces it may share."""
-        alike = [served for served in self.all() if served.name == name]
-        self._metrics.set_slots(name, sum(served.room.slots for served in alike),
-                                sum(served.slots_used for served in alike))

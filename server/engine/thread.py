@@ -126,7 +126,8 @@ class EngineThread:
 
     def _rounds(self) -> None:
         self._running, rounds = True, 0
-        while self._take_calls(wait=not self._has_work()):
+        live = True  # after a restart, there may be work
+        while self._take_calls(wait=not live and self._background is None):
             live = self._round()
             rounds += 1
             if self._background is not None and (not live or rounds % BACKGROUND_SHARE == 0):

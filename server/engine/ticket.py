@@ -97,11 +97,6 @@ class Ticket:
         """Images that have had no slot yet."""
         return self.demand.images - self.joined
 
-    @property
-    def unscored(self) -> int:
-        """Images that have left their slot, and wait for their score."""
-        return self.drawn - self.done
-
     def send(self, event: Event) -> None:
         self._events.put_nowait(event)
 
@@ -138,21 +133,6 @@ class Ticket:
         except TimeoutError:
             raise self._passed() from None
 
-    async def events(self, patience_s: float | None = None) -> AsyncIterator[RowsDone | ImageDone | None]:
-        """Events until the last image is finished. Raises the ServiceError that ended the request early.
-
-        patience_s: yield None after so many seconds without an event.
-        """
-        done = 0
-        while done < self.demand.images:
-            event: RowsDone | ImageDone | Scored | None = None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(patience_s):
-                    event = await self._next_event()
-            assert not isinstance(event, Scored)
-            done += isinstance(event, ImageDone)
-            yield event
-
     async def batches(self) -> AsyncIterator[list[Event]]:
         """Lists of all events there are, until the last image is finished or an error, the last event, ends them."""
         done = 0
@@ -171,11 +151,14 @@ class Ticket:
     async def scored(self) -> None:
         """Wait until the request's image is scored. Raises the ServiceError that ended the request early."""
         async with self.in_time():
-            await self._next_event()
+            await self.next_event()
 
-    async def _next_event(self) -> RowsDone | ImageDone | Scored:
-        """Raises the ServiceError that ended the request."""
-        event = await self._events.get()
+    async def next_event(self, patience_s: float | None = None) -> RowsDone | ImageDone | Scored | None:
+        """The next event; None after patience_s without one. Raises the ServiceError that ended the request early."""
+        event: Event | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                event = await self._events.get()
         if isinstance(event, ServiceError):
             self.late |= isinstance(event, DeadlinePassed)
             raise event

@@ -4,7 +4,8 @@ import inspect
 import json
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -16,8 +17,8 @@ from ..errors import InvalidRequest, shown
 from . import forms
 from .error_handlers import ANSWERED
 from .fields import Timeout
-from .middleware.bodies import LIKELIHOODS, UPLOADS, body_of
-from .service import service_of
+from .middleware.bodies import LIKELIHOODS, UPLOADS, Body
+from .service import Service
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 HEADER = "X-Request-Timeout"
@@ -42,7 +43,7 @@ class AdmittingRoute(APIRoute):
             handle = _directly(self.endpoint, TypeAdapter[Any](self.body_field.field_info.annotation or Any), handle)
 
         async def admitting(http: Request) -> Response:
-            return _Holding(http, handle, self.path)
+            return cast(Response, partial(_hold, http, handle, self.path))
 
         return admitting
 
@@ -64,38 +65,33 @@ def _directly(endpoint: Callable[..., Awaitable[Response]], body: TypeAdapter[An
     return handler
 
 
-class _Holding(Response):
-    """Makes the response and sends it; meanwhile the ticket holds the request's resources.
+async def _hold(http: Request, handle: Handler, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    """Make the response and send it; meanwhile the ticket holds the request's resources.
 
-    Errors raised before the first byte reach the error handlers, as errors of a route do.
+    FastAPI calls this as it calls a response. So errors raised before the first byte reach the error handlers, as
+    errors of a route do.
     """
-
-    def __init__(self, http: Request, handle: Callable[[Request], Awaitable[Response]], path: str) -> None:
-        self._http, self._handle, self._path = http, handle, path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        http, ledger, body = self._http, service_of(self._http).ledger, body_of(scope)
-        http.state.timeout_s = timeout_s = timeout_of(http)
-        endpoint = self._path.rsplit("/", 1)[1]
-        with ledger.holding(http.state.request_id, endpoint, http.state.client, timeout_s) as ticket:
-            http.state.ticket = ticket
-            body.until(ticket.deadline, ticket.timeout_s)
-            if self._path in UPLOADS:
-                if body.large and (body.take_place() or not ledger.has_room(ticket.client)):  # then reserve raises
-                    ledger.reserve(ticket, draws=self._path != LIKELIHOODS)
-                await forms.read(http)
-            try:
-                response = await self._handle(http)
-            except Exception as error:
-                if not isinstance(error, ANSWERED):  # a bug, which would be counted nowhere else
-                    ticket.outcome = "failed"
-                raise
-            await response(scope, receive, send)
+    service: Service = http.app.state.service
+    body: Body = scope["linpix.body"]
+    ledger, endpoint, timeout_s = service.ledger, path.rsplit("/", 1)[1], timeout_of(body.headers.get(HEADER.lower()))
+    with ledger.holding(http.state.request_id, endpoint, http.state.client, timeout_s) as ticket:
+        http.state.timeout_s, http.state.ticket = timeout_s, ticket
+        body.deadline, body.timeout_s = ticket.deadline, ticket.timeout_s  # reading ends at the deadline, too
+        if path in UPLOADS:
+            if body.large and (body.take_place() or not ledger.has_room(ticket.client)):  # then reserve raises
+                ledger.reserve(ticket, draws=path != LIKELIHOODS)
+            await forms.read(http)
+        try:
+            response = await handle(http)
+        except Exception as error:
+            if not isinstance(error, ANSWERED):  # a bug, which would be counted nowhere else
+                ticket.outcome = "failed"
+            raise
+        await response(scope, receive, send)
 
 
-def timeout_of(http: Request) -> float:
+def timeout_of(text: str | None) -> float:
     """The seconds that the header X-Request-Timeout allows; inf without it. Raises InvalidRequest."""
-    text = body_of(http.scope).headers.get(HEADER.lower())
     if text is None:
         return math.inf
     try:

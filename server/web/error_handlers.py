@@ -9,14 +9,26 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from ..errors import Exhausted, InvalidRequest, ModelNotFound, NotJson, ServiceError, in_seconds, shown
+from ..errors import (
+    Exhausted,
+    InvalidRequest,
+    ModelNotFound,
+    NotJson,
+    OptionError,
+    ServiceError,
+    TooLarge,
+    UnsupportedMedia,
+    in_seconds,
+    shown,
+)
 from ..metrics import Metrics
 
 logger = logging.getLogger("linpix")
 _BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
               415: "unsupported_media_type"}
 # Errors of a request; others are bugs. A client that has disconnected needs no answer.
-ANSWERED = ServiceError, RequestValidationError, HTTPException, ClientDisconnect
+ANSWERED = ServiceError, OptionError, RequestValidationError, HTTPException, ClientDisconnect
+_OPTION_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
 _MIN_RETRY_MS = 250  # smallest retry-after-ms: when a body gives back its place cannot be predicted
 
 
@@ -49,6 +61,10 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
         if error.status in (400, 413, 415) or (isinstance(error, ModelNotFound) and request.method == "POST"):
             metrics.requests_rejected.labels("too_large" if error.status == 413 else "invalid").inc()
         return response_of(error)
+
+    async def option_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, OptionError)
+        return await service_error(request, _OPTION_ERRORS[error.status](str(error), param=error.param))
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
@@ -103,6 +119,7 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
         return JSONResponse({"error": body}, error.status_code, headers)
 
     app.add_exception_handler(ServiceError, service_error)
+    app.add_exception_handler(OptionError, option_error)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http_error)
 

@@ -28,14 +28,9 @@ class Service:
         """Read the file of API keys again. Returns whether that was possible; if it was not, the old keys stay."""
         return self.keys is None or self.keys.reload()
 
-    @property
-    def default(self) -> str:
-        """The first model loaded."""
-        return next(iter(self.ledger.models))
-
     def find(self, model: str | None) -> ServedModel:
         """The loaded model with this name or alias (--alias); None means the default. Raises ModelNotFound."""
-        name = self.default if model is None else model
+        name = next(iter(self.ledger.models)) if model is None else model
         if name not in self.ledger.models:
             name = self.settings.aliases.get(name, name)
         if name not in self.ledger.models:
@@ -45,18 +40,13 @@ class Service:
     def max_images(self, *models: ServedModel, bulk: bool = False) -> int:
         """Images that one request may ask for, whichever of these models it names."""
         return min(self.settings.max_n, self.settings.client_images or self.settings.max_n,
-                   *(served.max_images(bulk) for served in models))
-
-
-def service_of(request: Request) -> Service:
-    service = request.app.state.service
-    assert isinstance(service, Service)
-    return service
+                   *(served.room.slots + served.room.queue_of(bulk) for served in models))
 
 
 async def _service(request: Request) -> Service:
     """Async, since FastAPI calls plain functions in threads: each request would wait for one."""
-    return service_of(request)
+    service: Service = request.app.state.service
+    return service
 
 
 ServiceDep = Annotated[Service, Depends(_service)]

@@ -12,6 +12,7 @@ from linpix.model.checkpoint import Checkpoint
 from linpix.model.philox import MAX_SEED
 
 from ...errors import OptionError, shown
+from ...pictures.pictures import Occluded
 from ..decode.image_spec import ImageSpec
 from ..decode.particles import MAX_PARTICLES, particle_seed
 
@@ -58,9 +59,10 @@ class Plan:
         return ImageSpec(seed=seed, temperature=self.temperature, label=self.label, attempts=self.attempts,
                          particles=self.particles, canvas=canvas, known=known)
 
-    def specs(self, canvas: NDArray[np.uint8] | None = None, known: NDArray[np.bool_] | None = None
-              ) -> list[ImageSpec]:
-        return [self.spec(index, canvas, known) for index in range(self.images)]
+    def specs(self, occluded: Occluded | None = None) -> list[ImageSpec]:
+        """Of all images; occluded: the picture to complete."""
+        given = () if occluded is None else (occluded.canvas, occluded.known)
+        return [self.spec(index, *given) for index in range(self.images)]
 
 
 def plan(checkpoint: Checkpoint, answers: int, *, completes: bool, label: int | None = None, seed: int | None = None,

@@ -55,8 +55,7 @@ class BitwiseDecoder(Decoder):
         if self.skips:
             most = self.config.length - where
         finite, taken, passes = self.decode(at, where, most, max(steps))
-        return Advance((where + taken).tolist(), passes.tolist(),
-                       [slot for slot, well in zip(slots, finite, strict=True) if not well])
+        return Advance((where + taken).tolist(), passes.tolist(), at[~finite].tolist())
 
     @abstractmethod
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
@@ -96,10 +95,11 @@ class CompiledDecoder(BitwiseDecoder):
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
                passes: int) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
         rows = (slots, positions, steps, self.start[slots], self.seed[slots], self.temperature[slots])
-        log_probs, finite, taken, passed = (part.numpy() for part in self.packed.decode(
+        log_probs, finite, taken, passed = map(Tensor.numpy, self.packed.decode(
             from_numpy(self.canvas), from_numpy(self.known), self.S, self.z, *map(from_numpy, rows), passes=passes,
             last=self.state.last, conditioned=from_numpy(self.conditioned[slots])))
-        self.weigh(slots, positions, taken, log_probs)
+        if self.weighed[slots].any():
+            self.weigh(slots, positions, taken, log_probs)
         return finite, taken, passed
 
 

@@ -17,15 +17,15 @@ class Judging:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._attempts: dict[int, Attempts] = {}  # by slot, from an image's first attempt to its answer
-        self.repeats = 0.0                        # mean redraws of an image that may be drawn again
+        self.attempts: dict[int, Attempts] = {}  # by slot, from an image's first attempt to its answer
+        self.repeats = 0.0                       # mean redraws of an image that may be drawn again
 
     def begin(self, image: ScheduledImage, spec: ImageSpec) -> None:
         """An image has got its slot."""
-        self._attempts.pop(image.slot, None)  # of an image that was cancelled
+        self.attempts.pop(image.slot, None)  # of an image that was cancelled
         image.held = spec.attempts > 0
         if image.held:
-            self._attempts[image.slot] = Attempts(spec.seed, spec.attempts)
+            self.attempts[image.slot] = Attempts(spec.seed, spec.attempts)
 
     def next_attempt(self, judged: Judged, spec: ImageSpec, position: int) -> ImageSpec | None:
         """The next attempt, to be drawn in an image's slot; None if its answer is known, and it leaves.
@@ -33,7 +33,7 @@ class Judging:
         position: where an attempt begins; at the end of the image nothing is left to draw.
         """
         image = judged.image
-        attempts = self._attempts[image.slot]
+        attempts = self.attempts[image.slot]
         again = attempts.add(self._decoder.image(image.slot), judged.found)
         if again and position < self._decoder.config.length:
             # a completion draws its class again: the last one may not have fitted what is known
@@ -43,11 +43,3 @@ class Judging:
         if spec.attempts > 1:
             self.repeats += FORGET * (attempts.made - 1 - self.repeats)
         return None
-
-    def answer(self, slot: int) -> Attempts | None:
-        """The attempts at an image that leaves; None if it was not judged."""
-        return self._attempts.pop(slot, None)
-
-    def has(self, slot: int) -> bool:
-        """Whether the image of a slot is judged."""
-        return slot in self._attempts

@@ -111,38 +111,29 @@ class ParticleFilter:
         return float(uniforms(np.array(self._seed), np.array(self._weighed), RESAMPLING_STREAM)[0])
 
 
-class ParticleFilters:
-    """The filters of all answers that are being drawn by particles."""
+def filters_of(images: Sequence[ScheduledImage], specs: Sequence[ImageSpec]) -> list[ParticleFilter]:
+    """A filter for each group of particles among a request's images, which have just got their slots."""
+    group = specs[0].particles
+    return [ParticleFilter(images[first:first + group], answer_seed(specs[images[first].index]))
+            for first in range(0, len(images), group)]
 
-    def __init__(self) -> None:
-        self._filters: list[ParticleFilter] = []
 
-    def __len__(self) -> int:
-        return len(self._filters)
+def next_row(filters: Sequence[ParticleFilter], decoder: Decoder) -> tuple[list[ParticleFilter], dict[int, Estimate]]:
+    """Weigh and resample particles whose image row has ended.
 
-    def clear(self) -> None:
-        self._filters.clear()
-
-    def begin(self, images: Sequence[ScheduledImage], specs: Sequence[ImageSpec]) -> None:
-        """Images of a request have got their slots: begin a filter for each group of particles among them."""
-        if group := specs[0].particles:
-            self._filters += [ParticleFilter(images[first:first + group], answer_seed(specs[images[first].index]))
-                              for first in range(0, len(images), group)]
-
-    def advance(self, decoder: Decoder) -> dict[int, Estimate]:
-        """Weigh and resample particles whose image row has ended. Returns estimates of the answers by slot."""
-        answers, going_on = {}, []
-        for particles in self._filters:
-            if particles.cancelled:
-                continue
-            particles.advance(decoder)
-            if particles.position < decoder.config.length:
-                going_on.append(particles)
-            else:
-                image, estimate = particles.answer()
-                answers[image.slot] = estimate
-        self._filters = going_on
-        return answers
+    Returns the filters that go on, and estimates of the answers by slot.
+    """
+    going_on, answers = [], {}
+    for particles in filters:
+        if particles.cancelled:
+            continue
+        particles.advance(decoder)
+        if particles.position < decoder.config.length:
+            going_on.append(particles)
+        else:
+            image, estimate = particles.answer()
+            answers[image.slot] = estimate
+    return going_on, answers
 
 
 def branch(decoder: Decoder, slots: Sequence[int], parents: NDArray[np.int64]) -> None:

@@ -48,20 +48,12 @@ class WaitQueue:
     def __iter__(self) -> Iterator[ScheduledImage]:
         return itertools.chain(self.interactive, self.bulk)
 
-    def append(self, image: ScheduledImage) -> None:
-        (self.bulk if image.bulk else self.interactive).append(image)
-
-    def _next(self) -> deque[ScheduledImage]:
-        """The class that gets the next slot."""
+    def next_class(self) -> deque[ScheduledImage]:
+        """The class whose first image gets the next slot; empty if no image waits."""
         return self.bulk if bulk_is_next(len(self.interactive), len(self.bulk), self.overtaken) else self.interactive
 
-    def first(self) -> ScheduledImage | None:
-        """The image that gets the next slot."""
-        return self._next()[0] if len(self) else None
-
-    def take(self) -> list[ScheduledImage]:
-        """Remove the first image and the others of its group, which now get slots."""
-        images = self._next()
+    def take(self, images: deque[ScheduledImage]) -> list[ScheduledImage]:
+        """Remove the first image of a class and the others of its group, which now get slots."""
         group = [images.popleft() for _ in range(images[0].group)]
         self.overtaken = 0 if group[0].bulk or not self.bulk else self.overtaken + len(group)
         return group
@@ -93,8 +85,7 @@ class Scheduler:
         group: a divisor of images, at most `slots`.
         """
         queued = [ScheduledImage(request, index, position, bulk=bulk, group=group) for index in range(images)]
-        for image in queued:
-            self.waiting.append(image)
+        (self.waiting.bulk if bulk else self.waiting.interactive).extend(queued)
         return queued
 
     def cancel(self, request: str) -> None:
@@ -112,10 +103,10 @@ class Scheduler:
         self.running = {slot: image for slot, image in self.running.items() if not image.cancelled}
         joined: list[ScheduledImage] = []
         free = self.free if self.waiting else []
-        while (first := self.waiting.first()) is not None and first.group <= len(free):
-            if joined and first.request != joined[0].request:
+        while (images := self.waiting.next_class()) and images[0].group <= len(free):
+            if joined and images[0].request != joined[0].request:
                 break
-            for image in self.waiting.take():
+            for image in self.waiting.take(images):
                 image.slot = free.pop(0)
                 self.running[image.slot] = image
                 joined.append(image)
@@ -126,30 +117,28 @@ class Scheduler:
         """Running images that may take steps."""
         return [image for image in self.running.values() if image.prefilled and not image.cancelled]
 
-    @property
-    def drawn(self) -> list[ScheduledImage]:
-        """Held images that are fully drawn, and are not being judged yet."""
-        return [image for image in self.running.values()
-                if image.held and image.prefilled and image.position >= self.length]
-
     def plan(self, quantum: int) -> list[tuple[ScheduledImage, int]]:
         """Each decoding image with its number of steps in the next quantum, most steps first.
 
         Images of a group go no further than the end of their image row.
         """
-        plan = [(image, min(quantum, self._until(image) - image.position)) for image in self.decoding
-                if image.position < self.length]
+        plan = []
+        for image in self.decoding:
+            if image.position < self.length:
+                end = self.length if image.group == 1 else (image.position // self.image_row + 1) * self.image_row
+                plan.append((image, min(quantum, end - image.position)))
         return sorted(plan, key=lambda part: (-part[1], part[0].slot))
 
-    def _until(self, image: ScheduledImage) -> int:
-        return self.length if image.group == 1 else (image.position // self.image_row + 1) * self.image_row
-
     def advance(self, plan: list[tuple[ScheduledImage, int]]) -> list[ScheduledImage]:
-        """Record that a plan was carried out; returns the finished images that were not cancelled meanwhile."""
+        """Record that a plan was carried out. Returns the drawn images that were not cancelled meanwhile.
+
+        Of these, held ones keep their slots until they are judged.
+        """
         for image, steps in plan:
             image.position += steps
         over = [image for image in self.running.values()
-                if image.cancelled or (image.position >= self.length and not image.held)]
+                if image.cancelled or (image.prefilled and image.position >= self.length)]
         for image in over:
-            del self.running[image.slot]
+            if image.cancelled or not image.held:
+                del self.running[image.slot]
         return [image for image in over if not image.cancelled]

@@ -109,7 +109,7 @@ class Body:
         self._received = 0
         self._loop = asyncio.get_running_loop()
         self._ends = math.inf                            # when --body-timeout is over
-        self._deadline, self._timeout_s = math.inf, math.inf  # of its request; timeout_s: in seconds after its head
+        self.deadline = self.timeout_s = math.inf        # of its request; timeout_s: in seconds after its head
         self._reading = self._place = False              # what it holds of BodyBudget's shares
         self._space = 0
         self._closing = False
@@ -139,10 +139,6 @@ class Body:
         """Take a place in the queue while the body is read. Returns whether one was left: there are few for uploads."""
         self._place = self._bodies.places.take(self._client) is None
         return self._place
-
-    def until(self, deadline: float, timeout_s: float) -> None:
-        """Have reading raise DeadlinePassed at this time of the loop's clock, unless all is read by then."""
-        self._deadline, self._timeout_s = deadline, timeout_s
 
     def end(self) -> None:
         """Give back what reading holds: nothing more of the body will be read."""
@@ -180,7 +176,7 @@ class Body:
             self._ends = self._loop.time() + self._bodies.settings.body_timeout
         stalls, drain = self._loop.time() + self._bodies.settings.body_timeout / STALL_SHARE, self._bodies.drain
         try:
-            async with asyncio.timeout_at(0.0 if drain.closed else min(stalls, self._ends, self._deadline)) as limit:
+            async with asyncio.timeout_at(0.0 if drain.closed else min(stalls, self._ends, self.deadline)) as limit:
                 drain.reading.add(limit)
                 try:
                     message = await self._receive()
@@ -208,9 +204,9 @@ class Body:
 
     def _late(self, stalls: float) -> ServiceError:
         """The error for the limit that passed first. stalls: the time by which the next bytes should have come."""
-        if self._deadline <= min(stalls, self._ends):
+        if self.deadline <= min(stalls, self._ends):
             self._bodies.metrics.deadlines_passed.labels("reading").inc()
-            return DeadlinePassed(self._timeout_s)
+            return DeadlinePassed(self.timeout_s)
         timeout_s, stalled = self._bodies.settings.body_timeout, stalls < self._ends
         return self._refused(BodyTimeout(self._received, timeout_s / STALL_SHARE if stalled else timeout_s,
                                          stalled=stalled), "body_timeout")
@@ -268,9 +264,3 @@ def _media(path: str, headers: Mapping[str, str]) -> ServiceError | None:
             return NotForm(kind)
         return None if charset.lower() in UTF8 else NotUtf8(charset)
     return None if JSON_MEDIA.fullmatch(kind) else NotJson(kind)
-
-
-def body_of(scope: Scope) -> Body:
-    body = scope["linpix.body"]
-    assert isinstance(body, Body)
-    return body

@@ -28,7 +28,7 @@ from ...metrics import Metrics
 from ...origins import Hosts, Origins
 from ..error_handlers import response_of
 from ..keys import Keys
-from .bodies import Body, BodyBudget, body_of
+from .bodies import Body, BodyBudget
 from .headers import SECURITY_HEADERS
 
 logger = logging.getLogger("linpix")
@@ -114,7 +114,8 @@ class HeadChecks:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            body, state = body_of(scope), scope["state"]
+            body: Body = scope["linpix.body"]
+            state = scope["state"]
             try:
                 if self.keys is not None and scope["path"].startswith("/v1/"):
                     state["client"] = await self._client(self.keys, body.headers.get("authorization", ""))

@@ -28,10 +28,6 @@ class Answer:
     _likelihoods: dict[int, dict[str, float]] = field(default_factory=dict)  # by index, if ranked by likelihoods
 
     @property
-    def size(self) -> str:
-        return self.frame.size if self.overlay is None else self.overlay.size
-
-    @property
     def shape(self) -> tuple[int, int, int]:
         """(H, W, channels) of a picture that is not laid back."""
         return self.frame.height, self.frame.width, self.config.channels

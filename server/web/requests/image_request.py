@@ -1,8 +1,6 @@
 """What generations, edits and likelihoods ask for, checked."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
@@ -11,17 +9,9 @@ from fastapi import Request
 from linpix.model.config import ModelConfig
 
 from ...engine.answers.plan import class_of, plan
-from ...engine.decode.image_spec import ImageSpec
 from ...engine.decode.particles import check_filter
 from ...engine.ticket import Demand
-from ...errors import (
-    InvalidRequest,
-    OptionError,
-    TooLarge,
-    UnsupportedMedia,
-    as_fields,
-    shown,
-)
+from ...errors import InvalidRequest, as_fields, shown
 from ...pictures import encode
 from ...pictures.pictures import Occluded
 from ...pictures.uploads import Upload, warnings_of
@@ -33,13 +23,13 @@ from .prompts import wish
 from .request_schemas import EditForm, ImageFields, PictureFields
 
 ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26  # largest answer that is an array: all its seeds are in one header
-_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
 
 
 class PictureRequest:
     """What every request about pictures asks for, checked: model, class, size and form of the answer, time."""
 
     def __init__(self, service: Service, http: Request, asked: PictureFields) -> None:
+        """Raises ServiceError or OptionError."""
         self.warnings: list[str] = []
         self.served = service.find(asked.model)
         self.config: ModelConfig = self.served.decoder.config
@@ -62,17 +52,15 @@ class PictureRequest:
         self.timeout_s = math.inf if asked.timeout is None else asked.timeout
         self.revised_prompt: str | None = None
         self.label = self._label(asked.label, asked.prompt)
-        if unknown := asked.unknown:
-            names = [sendable(name)[:40] for name in sorted(unknown)]
+        if asked.model_extra:
+            names = [sendable(name)[:40] for name in sorted(asked.model_extra)]
             more = f" and {len(names) - 20} more" if len(names) > 20 else ""
             self.warnings.append(f"ignored: {', '.join(names[:20])}{more}")
 
     def _label(self, label: int | str | None, prompt: str | None) -> int | None:
         """The class asked for by label, or by a prompt that names one."""
         checkpoint = self.served.decoder.checkpoint
-        names = checkpoint.class_names
-        with naming_fields():
-            chosen = class_of(label, checkpoint)
+        names, chosen = checkpoint.class_names, class_of(label, checkpoint)
         text = (prompt or "").strip()
         if not text:
             return chosen
@@ -102,10 +90,9 @@ class ImageRequest(PictureRequest):
         max_n = service.max_images(self.served, bulk=self.bulk)
         if not 1 <= n <= max_n:
             raise InvalidRequest(f"n must be 1..{max_n}, got {shown(asked.n)}", param="n")
-        with naming_fields():
-            self.plan = plan(checkpoint, n, completes=completes, label=self.label, seed=asked.seed,
-                             temperature=asked.temperature, candidates=asked.candidates, attempts=asked.attempts,
-                             method=method, particles=particles, limit=max_n, slots=self.served.room.slots)
+        self.plan = plan(checkpoint, n, completes=completes, label=self.label, seed=asked.seed,
+                         temperature=asked.temperature, candidates=asked.candidates, attempts=asked.attempts,
+                         method=method, particles=particles, limit=max_n, slots=self.served.room.slots)
         http.state.images = self.plan.images
         self.warnings += checkpoint.temperature_warnings(self.plan.temperature)
         self.stream = bool(asked.stream)
@@ -115,7 +102,8 @@ class ImageRequest(PictureRequest):
         self.array = self.accepted == encode.NPY  # all pictures are the answer, as one array
         self.format: encode.Format = self.alone or asked.output_format or "png"
         self.answer = Answer(self.plan, self.config, self.frame, self.format, self.array)
-        self._check_accepted(asked)
+        if self.alone or self.array:
+            self._check_accepted(asked)
         if self.plan.chooses and self.stream and asked.partial_images:
             raise InvalidRequest("with candidates or particles, a stream has no partial images, since the best are "
                                  "known only when all are drawn; leave out partial_images, got "
@@ -124,7 +112,7 @@ class ImageRequest(PictureRequest):
 
     def _check_accepted(self, asked: ImageFields) -> None:
         """Raise InvalidRequest for a media type that contradicts other fields."""
-        if (self.alone or self.array) and asked.output_format not in (None, self.alone):
+        if asked.output_format not in (None, self.alone):
             raise InvalidRequest(f"output_format {asked.output_format} contradicts Accept: {self.accepted}; send one "
                                  "of them", param="output_format")
         if self.alone and (self.plan.answers != 1 or self.stream):
@@ -152,12 +140,11 @@ class ImageRequest(PictureRequest):
                       group=planned.group, ranked=planned.candidates is not None and not planned.attempts,
                       attempts=planned.attempts)
 
-    def specs(self) -> list[ImageSpec]:
-        occluded = self.answer.occluded
-        return self.plan.specs() if occluded is None else self.plan.specs(occluded.canvas, occluded.known)
-
     def complete(self, upload: Upload, conditioning: Literal["prefix", "full"] | None = None) -> Occluded:
-        """Have the hidden part of an upload drawn. Returns it as the model gets it. conditioning: see fields."""
+        """Have the hidden part of an upload drawn. Returns it as the model gets it. conditioning: see fields.
+
+        Raises InvalidRequest or OptionError.
+        """
         self.warnings += map(as_fields, warnings_of(upload, self.served.decoder.checkpoint))
         occluded = upload.occluded
         if conditioning == "prefix":
@@ -170,8 +157,7 @@ class ImageRequest(PictureRequest):
                                  "since some come after hidden ones; choose a model that is conditional "
                                  "(GET /v1/models), or method=smc, or leave out conditioning", param="conditioning")
         if self.plan.particles:
-            with naming_fields():
-                check_filter(self.served.decoder, occluded.known)
+            check_filter(self.served.decoder, occluded.known)
         if upload.overlay is not None:
             if self.array:
                 raise InvalidRequest(f"lay_back returns pictures of the upload's size, but Accept: {encode.NPY} "
@@ -180,12 +166,3 @@ class ImageRequest(PictureRequest):
         self.answer = replace(self.answer, occluded=occluded, overlay=upload.overlay,
                               kept=None if occluded is upload.occluded else upload.occluded)
         return occluded
-
-
-@contextmanager
-def naming_fields() -> Iterator[None]:
-    """Raise a ServiceError for an OptionError raised in the block."""
-    try:
-        yield
-    except OptionError as error:
-        raise _ERRORS[error.status](str(error), param=error.param) from error

@@ -20,11 +20,6 @@ class PictureFields(BaseModel):
     label: fields.Label | None = None
     timeout: fields.Timeout | None = None
 
-    @property
-    def unknown(self) -> list[str]:
-        """Names of fields that this route does not have."""
-        return list(self.model_extra or {})
-
 
 class ImageFields(PictureFields):
     """The fields of routes that draw images."""

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
 from ...engine.ledger import Ledger
-from ...engine.ticket import ImageDone, RowsDone, Ticket
-from ...errors import ServiceError
+from ...engine.ticket import ImageDone, RowsDone, Scored, Ticket
+from ...errors import ClientLeft, ServiceError
 from ...pictures import encode
 from ..error_handlers import error_json
 from ..schemas import NO_USAGE
@@ -45,27 +45,16 @@ def partial_rows(partial_images: int | None, given: int, height: int) -> set[int
 async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: Ticket, kind: str,
                   facts: dict[str, Any]) -> Response:
     """Draw the images of an admitted request, and answer with them in the requested form. Raises ServiceError."""
-    if not await _submitted(ledger, http, request, ticket):
-        return Response(status_code=499)  # the client has disconnected
-    common = {"created": int(time.time()), **request.served.decoder.facts, "size": request.answer.size,
+    submitting = ledger.submit(ticket, request.plan.specs(request.answer.occluded))
+    await (while_connected(http, submitting) if request.stream else submitting)  # in a front, a stream waits here
+    shown = request.answer.overlay or request.answer.frame
+    common = {"created": int(time.time()), **request.served.decoder.facts, "size": shown.size,
               "output_format": request.format, "warnings": request.warnings, **facts}
     if request.stream:
         return Stream(stream_events(ledger, request, ticket, kind, common), ticket)
-    response = await unless_gone(http, in_one_piece(request, ticket, common))
-    if response is None:
-        return Response(status_code=499)  # the client has disconnected
+    response = await while_connected(http, in_one_piece(request, ticket, common))
     ledger.release(ticket, "completed")
     return response
-
-
-async def _submitted(ledger: Ledger, http: Request, request: ImageRequest, ticket: Ticket) -> bool:
-    """Submit the images of a request; False if its client left before: in a front, streams wait for a replica."""
-
-    async def submit() -> bool:
-        await ledger.submit(ticket, request.specs())
-        return True
-
-    return bool(await (unless_gone(http, submit()) if request.stream else submit()))
 
 
 async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, Any]) -> Response:
@@ -103,13 +92,16 @@ def _headers(request: ImageRequest, images: list[dict[str, int | float]]) -> dic
 
 async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | None = None
                    ) -> AsyncIterator[tuple[int, RowsDone | ImageDone | None]]:
-    """Events as in Ticket.events, but only of images in the answer, each with the image's place there.
+    """The events of images in the answer, each with the image's place there; as Ticket.next_event gives them.
 
     Of candidates, these are the best ones, once all are drawn and scored. Of particles, they are the chosen ones.
     """
-    plan = request.plan
+    plan, done = request.plan, 0
     drawn: list[ImageDone] = []
-    async for event in ticket.events(patience_s):
+    while done < plan.images:
+        event = await ticket.next_event(patience_s)
+        assert not isinstance(event, Scored)
+        done += isinstance(event, ImageDone)
         if plan.candidates is not None and isinstance(event, ImageDone):
             drawn.append(event)
         elif plan.particles and isinstance(event, ImageDone):
@@ -136,8 +128,8 @@ async def encoded(request: ImageRequest, ticket: Ticket, canvas: NDArray[np.uint
     return png
 
 
-async def unless_gone(http: Request, work: Awaitable[T]) -> T | None:
-    """The result of work, or None if the client closes its connection first."""
+async def while_connected(http: Request, work: Awaitable[T]) -> T:
+    """The result of work. Raises ClientLeft if the client closes its connection first."""
 
     async def watch() -> None:
         while (await http.receive())["type"] != "http.disconnect":
@@ -154,7 +146,7 @@ async def unless_gone(http: Request, work: Awaitable[T]) -> T | None:
     except TimeoutError:
         if not here.expired():
             raise
-        return None
+        raise ClientLeft("the client disconnected while it waited for its answer") from None
 
 
 async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, kind: str,

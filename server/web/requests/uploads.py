@@ -9,13 +9,13 @@ from fastapi import Request, UploadFile
 
 from ...engine.ledger import Ledger
 from ...engine.ticket import Ticket
-from ...errors import Exhausted, InvalidRequest, shown
+from ...errors import ClientLeft, Exhausted, InvalidRequest, shown
 from ...pictures import uploads
 from ...pictures.pictures import Occluded
-from ..middleware import bodies
-from .image_request import ImageRequest, naming_fields
+from ..middleware.bodies import Body
+from .image_request import ImageRequest
 from .request_schemas import EditForm, UploadFields
-from .responses import unless_gone
+from .responses import while_connected
 
 logger = logging.getLogger("linpix")
 T = TypeVar("T")
@@ -30,7 +30,7 @@ def only(form: UploadFields) -> UploadFile:
 
 
 def check_options(request: ImageRequest, form: EditForm) -> None:
-    """Raise InvalidRequest for options of an edit that do not go together, or do not fit its model."""
+    """Raise InvalidRequest or OptionError for options of an edit that contradict each other or do not fit its model."""
     if form.lay_back and request.frame.width != request.config.width:
         raise InvalidRequest("lay_back returns pictures of the upload's size; leave out size, got "
                              f"{shown(form.size)}", param="size")
@@ -38,28 +38,27 @@ def check_options(request: ImageRequest, form: EditForm) -> None:
         raise InvalidRequest("with lay_back, a stream has no partial images; leave out partial_images, got "
                              f"{shown(request.partial_images)}", param="partial_images")
     if form.prepare == "mnist":
-        with naming_fields():
-            uploads.check_preparable(request.config)
+        uploads.check_preparable(request.config)
 
 
 async def decoded(http: Request, ledger: Ledger, ticket: Ticket, read: Callable[[], T],
-                  held: Callable[[T], int] = lambda found: 0) -> T | None:
-    """The result of `read`, which reads the form's files; None if the client has disconnected. Closes the files.
+                  held: Callable[[T], int] = lambda found: 0) -> T:
+    """The result of `read`, which reads the form's files. Closes the files.
 
     read is called in a thread, so that waiting uploads stay in their files, and out of memory. held: bytes of the
-    result; they count from then on, in place of the upload's. Raises ServiceError.
+    result; they count from then on, in place of the upload's. Raises ServiceError, and what read raises.
     """
     try:
-        with naming_fields():
-            found = await unless_gone(http, ledger.decode_upload(ticket, read))
+        found = await while_connected(http, ledger.decode_upload(ticket, read))
+    except ClientLeft:
+        ticket.outcome = "cancelled"
+        raise
     except (OSError, MemoryError, RuntimeError) as error:  # from reading a file, or from starting a thread
         logger.exception("a picture could not be decoded")
         raise Exhausted() from error
-    if found is None:
-        ticket.outcome = "cancelled"
-        return None
     await http.close()  # closes its files: they are not needed while it waits for a slot
-    bodies.body_of(http.scope).keep(held(found))
+    body: Body = http.scope["linpix.body"]
+    body.keep(held(found))
     return found
 
 

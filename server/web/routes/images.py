@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, File, Request, Response
 
+from ...engine.ticket import Ticket
 from ...errors import (
     BodyTooLarge,
     Exhausted,
@@ -20,7 +21,7 @@ from ..requests.request_schemas import EDIT, GENERATE, EditForm, GenerateBody
 from ..requests.responses import respond
 from ..requests.uploads import check_options, decoded, facts_of, only
 from ..schemas import EditEvent, EditResponse, GenerationEvent, ImagesResponse
-from ..service import service_of
+from ..service import Service
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=AdmittingRoute)
 
@@ -45,7 +46,8 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
 
     Choose `image/png` as the media type of the response to see the picture itself.
     """
-    service, ticket = service_of(http), http.state.ticket
+    service: Service = http.app.state.service
+    ticket: Ticket = http.state.ticket
     request = ImageRequest(service, http, body)
     service.ledger.admit(ticket, request.served, request.demand(known=0), request.timeout_s)
     return await respond(service.ledger, http, request, ticket, "image_generation", {"candidates": body.candidates})
@@ -61,7 +63,8 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
 
     Choose `image/png` as the media type of the response to see the picture itself.
     """
-    service, ticket = service_of(http), http.state.ticket
+    service: Service = http.app.state.service
+    ticket: Ticket = http.state.ticket
     request = ImageRequest(service, http, form)
     upload, mask = only(form), form.mask
     check_options(request, form)
@@ -72,8 +75,6 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
                             keep_rows=form.keep_rows, preparation=form.prepare or "none", lay_back=bool(form.lay_back))
 
     found = await decoded(http, service.ledger, ticket, read, lambda found: found.held)
-    if found is None:
-        return Response(status_code=499)  # the client has disconnected
     occluded = request.complete(found, form.conditioning)
     facts = facts_of(occluded, found) | {"candidates": form.candidates, "method": form.method or "raster",
                                          "particles": request.plan.particles or None}

@@ -24,9 +24,9 @@ from ..likelihood_schemas import Likelihoods
 from ..openapi import BODY, DRAWING, PNG, error_responses, ok_response, png_headers
 from ..requests.image_request import PictureRequest
 from ..requests.request_schemas import LIKELIHOOD, LikelihoodForm
-from ..requests.responses import unless_gone
+from ..requests.responses import while_connected
 from ..requests.uploads import decoded, facts_of, only
-from ..service import service_of
+from ..service import Service
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=AdmittingRoute)
 
@@ -51,7 +51,8 @@ _RESPONSES = _OK | error_responses(
                  "Unknown fields are ignored and listed in the answer's warnings."}})
 async def likelihoods(form: Annotated[LikelihoodForm, File()], http: Request) -> Response:
     """Say how probable the hidden part of a picture is, given the known part; if none is known, the whole picture."""
-    service, ticket = service_of(http), http.state.ticket
+    service: Service = http.app.state.service
+    ticket: Ticket = http.state.ticket
     request = PictureRequest(service, http, form)
     http.state.images = 1  # for the log
     if form.response_format == "url":
@@ -67,15 +68,11 @@ async def likelihoods(form: Annotated[LikelihoodForm, File()], http: Request) ->
                            keep_rows=form.keep_rows)
 
     occluded = await decoded(http, service.ledger, ticket, read)
-    if occluded is None:
-        return Response(status_code=499)  # the client has disconnected
     request.warnings += map(as_fields, outside(occluded))
     scoring = scoring_of(checkpoint, occluded.canvas, occluded.known, request.label, every=every)
     await service.ledger.score(ticket, scoring)
     answer = partial(_answer, request, scoring, facts_of(occluded), every=every, drawn=form.response_format is not None)
-    response = await unless_gone(http, _when_scored(request, ticket, scoring, answer))
-    if response is None:
-        return Response(status_code=499)
+    response = await while_connected(http, _when_scored(request, ticket, scoring, answer))
     service.ledger.release(ticket, "completed")
     return response
 

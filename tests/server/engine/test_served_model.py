@@ -44,9 +44,10 @@ def run(model: ServedModel) -> list[str]:
     """Run a quantum and report it; returns a request for each finished image."""
     report = model.batcher.run_quantum()
     for request in report.joined:
-        model.joined(model.ticket(request))
+        model.joined(model.queued[request])
     for image in report.finished:
-        model.finished(model.ticket(image.request))
+        model.drawn(model.queued[image.request])
+        model.finished(model.queued[image.request])
     model.apply(report)
     for late in model.too_late():
         model.batcher.cancel(late.id)
@@ -292,7 +293,7 @@ def test_what_is_known_takes_time_of_its_own_until_it_is_folded_in(tiny):
         model = served(tiny, slots=2, max_queue=4)
         ask(model, "first")
         report = model.batcher.run_quantum()
-        model.joined(model.ticket("first"))
+        model.joined(model.queued["first"])
         model.apply(dataclasses.replace(report, prefilled=[Prefilled(64, 64 * prefill_s)] * 2))
         steps_take(model, 0.1)
         upload = ticket("upload", within_s=6.0)  # for 3.2 s of drawing, times 1.25

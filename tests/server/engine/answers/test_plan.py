@@ -10,6 +10,7 @@ from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from linpix.server.engine.answers.plan import PARTICLES, Plan, class_of, plan
 from linpix.server.errors import OptionError
+from linpix.server.pictures.pictures import Occluded
 
 CLASS_FIRST = dataclasses.replace(PRESETS["tiny"], patch=4, following=((0, 1, 0),),
                                   look_ups=("previous", "row", "column", "class"))
@@ -44,7 +45,7 @@ def test_images_answers_and_seeds():
 
 def test_every_image_has_the_picture_to_complete():
     canvas, known = np.arange(64, dtype=np.uint8), np.arange(64) < 8
-    [one, other] = planned(answers=2, label=1, seed=0).specs(canvas, known)
+    [one, other] = planned(answers=2, label=1, seed=0).specs(Occluded(canvas, known))
     assert one.canvas is other.canvas is canvas and one.known is known and (one.label, one.temperature) == (1, 0.8)
 
 

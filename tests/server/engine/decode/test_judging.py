@@ -1,6 +1,7 @@
 """Images that are drawn again in their slots until the model recognises their class."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +17,8 @@ from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.decode.judging import FORGET
 from linpix.server.engine.messages import ImageProgress, QuantumReport, Submission
 from linpix.server.engine.schedule.passes import expected_passes
+from linpix.server.engine.served_model import ServedModel
+from linpix.server.engine.ticket import Demand, Ticket
 from tests.server.engine.test_conditional import KNOWN, PICTURE
 
 NOTHING = np.zeros(64, np.bool_)
@@ -322,19 +325,22 @@ def test_reports_count_judging_repeats_and_the_sub_pixels_of_all_attempts(best):
 def test_what_is_left_of_an_image_counts_the_times_that_it_will_be_drawn_again(best):
     batcher, told = Batcher(best(3)), []
     drawn(batcher, a=[ImageSpec(seed=seed, attempts=3) for seed in range(6)])
-    batcher.submit(Submission("again", [ImageSpec(seed=7, attempts=3)]))
-    batcher.submit(Submission("edit", [ImageSpec(seed=7, attempts=3, **ASKED["a picture"])]))
-    batcher.submit(Submission("once", [ImageSpec(seed=7)]))
+    model = ServedModel(batcher, max_queue=8)
+    for name, spec in {"again": ImageSpec(seed=7, attempts=3), "once": ImageSpec(seed=7),
+                       "edit": ImageSpec(seed=7, attempts=3, **ASKED["a picture"])}.items():
+        known = spec.known_tokens(batcher.decoder.config)
+        model.admit(Ticket(name, "edits", "somebody", math.inf), Demand(1, known=known, attempts=spec.attempts))
+        batcher.submit(Submission(name, [spec]))
     before = batcher.run_quantum().repeats
     while batcher.busy:
-        report = batcher.run_quantum()
-        for image in report.running:
+        model.apply(report := batcher.run_quantum())
+        for image, remaining in zip(report.running, model._running(), strict=True):
             hidden = ~KNOWN if image.request == "edit" else WHOLE
             edited = image.request == "edit"
             left, whole = (expected_passes(report.ratios, int(hidden[begin:].sum()), 64, edited)
                            for begin in (image.position, 2 if edited else 0))
             repeats = 0 if image.request == "once" else report.repeats
-            assert image.left == pytest.approx(left + repeats * whole)
+            assert remaining.steps == pytest.approx(left + repeats * whole)
             told.append((image.request, image.position == 64))
     assert 0 < before < 2
     assert {("again", False), ("again", True), ("edit", False), ("edit", True), ("once", False)} <= set(told)

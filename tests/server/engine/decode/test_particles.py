@@ -30,6 +30,7 @@ from linpix.server.engine.decode.particles import (
 )
 from linpix.server.engine.messages import Submission
 from linpix.server.engine.schedule.quantum import QuantumLength
+from linpix.server.pictures.pictures import Occluded
 
 CANVAS = np.array([0, 255, 0, 0, 0, 255, 0, 0], np.uint8)
 KNOWN = np.array([False, True] * 4)  # the right column of 2 x 4 pixels
@@ -66,7 +67,7 @@ def planned(answers: int, particles: int, first=0) -> Plan:
 
 
 def specs(answers: int, particles: int, first=0) -> list[ImageSpec]:
-    return planned(answers, particles, first).specs(CANVAS * KNOWN, KNOWN)
+    return planned(answers, particles, first).specs(Occluded(CANVAS * KNOWN, KNOWN))
 
 
 def answers_of(drawn: Produced) -> list[tuple[bytes, float, float]]:
