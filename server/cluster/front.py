@@ -95,7 +95,7 @@ class FrontLedger(Ledger):
             here, limit = self._entered[ticket.client], self._client_images
             if limit and here + images > limit:
                 raise ClientLimit(here, images, limit, AGAIN_S)
-            unread = demand.known is None and not ticket.demand.images and not demand.scores
+            unread = demand.known is None and not ticket.demand.images and not demand.scored_only
             if self._fleet.replicas and unread and room < images:
                 raise QueueFull(max(0, allowed - room), images, allowed, AGAIN_S)
             if not self._fleet.replicas and (waiting := self._entered.total()) + images > allowed:

@@ -123,7 +123,7 @@ class Ledger:
         """
         ticket.timeout_s = min(ticket.timeout_s, timeout_s)
         ticket.check_time()
-        self._admit(ticket, served, demand, check_deadline=not demand.scores)
+        self._admit(ticket, served, demand, check_deadline=not demand.scored_only)
 
     def _admit(self, ticket: Ticket, served: ServedModel, demand: Demand, *, check_deadline: bool) -> None:
         with self._refusing(ticket):
@@ -183,7 +183,7 @@ class Ledger:
         served.leave(ticket)
         if ticket.outcome and ticket.undone:
             self._thread.cancel(served.batcher, ticket.id)
-        if ticket.outcome and ticket.undone and not ticket.demand.scores:
+        if ticket.outcome and ticket.undone and not ticket.demand.scored_only:
             self.metrics.images_completed.labels(served.name, served.backend, ticket.outcome).inc(ticket.undone)
         if len(self.served_models.entries) > len(self.models):
             self.served_models.forget_idle()
@@ -240,7 +240,7 @@ class Ledger:
         for image in report.finished:
             if (ticket := served.queued.get(image.request)) is not None:
                 served.drawn(ticket)
-                if ticket.demand.ranked:
+                if ticket.demand.scored_after:
                     assert image.canvas is not None
                     scoring = Scoring(served.decoder.net, image.canvas, labels=[image.label])
                     self._thread.score(ScoringJob(ticket.id, ticket.client, scoring, image))

@@ -122,7 +122,7 @@ class ServedModel:
         # the images that are drawn last, one in each slot, are scored or judged after all are drawn
         running = self._running()
         demand = ticket.demand
-        judged = demand.ranked or demand.attempts > 0
+        judged = demand.scored_after or demand.attempts > 0
         more_s = min(demand.images, self.room.slots) * self.score_s if judged else 0.0
         more_s += self.prefill_s(demand.known or 0) * (2 if running else 1)  # half of the time while others decode
         left_s, factor = ticket.left_s - more_s, self.safety.value
@@ -172,8 +172,9 @@ class ServedModel:
     @property
     def passes_left(self) -> float:
         """Passes that all images here will probably still need."""
+        tickets = chain(self.queued.values(), self._reserved.values())
         waiting = sum(ticket.waiting * self._passes(ticket, ticket.demand.known or 0)
-                      for ticket in chain(self.queued.values(), self._reserved.values()) if not ticket.demand.scores)
+                      for ticket in tickets if not ticket.demand.scored_only)
         return waiting + sum(image.steps for image in self._running())
 
     # --- reports ---
@@ -193,7 +194,7 @@ class ServedModel:
             self.settle(ticket)
 
     def finished(self, ticket: Ticket) -> None:
-        """One of a ticket's images, which was drawn, is done: it was scored, if the ticket is ranked."""
+        """One of a ticket's images, which was drawn, is done, also scored if its demand says so."""
         ticket.done += 1
         self._unscored[ticket.demand.bulk] -= 1
 
@@ -257,7 +258,7 @@ class ServedModel:
         classes: tuple[list[Remaining], list[Remaining]] = ([], [])
         for other in chain(self.queued.values(), self._reserved.values()):
             demand = other.demand
-            if demand.scores:
+            if demand.scored_only:
                 continue
             known = demand.known if demand.known is not None else self._length if other is ticket else 0
             classes[demand.bulk].extend(

@@ -51,8 +51,8 @@ class Demand:
     stream: bool = False
     known: int | None = None  # tokens of each image that need no step; None: upload not decoded yet
     group: int = 1            # images that get their slots at the same time
-    ranked: bool = False      # each image is scored once it is drawn, and holds room until then
-    scores: bool = False      # its image is scored, not drawn: it holds room in the queue, never a slot
+    scored_after: bool = False  # each image is scored after it is drawn, and holds room until then
+    scored_only: bool = False  # its image is not drawn: it holds room in the queue, never a slot
     attempts: int = 0         # for each image, as in ImageSpec
 
 
@@ -69,7 +69,7 @@ class Ticket:
     given: int = 0                 # image rows that are known from the start
     joined: int = 0                # images that have had a slot
     drawn: int = 0                 # images that have left their slot
-    done: int = 0                  # images that are finished: drawn and, if ranked, scored
+    done: int = 0                  # images that are finished: drawn and, where the demand says so, scored
     rows: list[int] = field(default_factory=list)  # image rows finished, by image
     outcome: str = ""              # "completed", "cancelled" or "failed": set as soon as it is to be counted
     promised: float = float("inf")     # predicted time of its end; inf: no prediction was needed

@@ -16,7 +16,7 @@ WHITE_BITS = 8.0  # bits of a sub-pixel that is drawn white: the cost of a unifo
 
 
 def read_scored(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: int | None) -> Occluded:
-    """Decode an upload, with the values of hidden pixels; if nothing says what is hidden, all is. Raises PictureError."""
+    """Decode an upload and the values of its hidden pixels; by default all are hidden. Raises PictureError."""
     decoded = decode(image, config, mask=mask, keep_rows=keep_rows, unmarked=True)
     found, whole = (occluded(one, config) for one in (decoded, replace(decoded, kept=np.ones_like(decoded.kept))))
     if found.known.all():  # one of them is given: without both, an opaque image is hidden as a whole

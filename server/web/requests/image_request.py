@@ -137,7 +137,7 @@ class ImageRequest(PictureRequest):
         """What it needs. known: tokens that need no step; None: its picture is not decoded yet."""
         planned = self.plan
         return Demand(planned.images, bulk=self.bulk, stream=self.stream and not planned.chooses, known=known,
-                      group=planned.group, ranked=planned.candidates is not None and not planned.attempts,
+                      group=planned.group, scored_after=planned.candidates is not None and not planned.attempts,
                       attempts=planned.attempts)
 
     def complete(self, upload: Upload, conditioning: Literal["prefix", "full"] | None = None) -> Occluded:

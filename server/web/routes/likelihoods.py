@@ -61,7 +61,7 @@ async def likelihoods(form: Annotated[LikelihoodForm, File()], http: Request) ->
     if every and not checkpoint.class_names:
         raise InvalidRequest(f"labels=all needs a model with classes, and {request.served.name} has none; leave it out",
                              param="labels")
-    service.ledger.admit(ticket, request.served, Demand(1, scores=True), request.timeout_s)
+    service.ledger.admit(ticket, request.served, Demand(1, scored_only=True), request.timeout_s)
 
     def read() -> Occluded:
         return read_scored(upload.file.read(), request.config, mask=None if mask is None else mask.file.read(),

@@ -35,7 +35,7 @@ def ask(model: ServedModel, name: str, images: int = 1, within_s: float = math.i
         ranked: bool = False) -> Ticket:
     """Admit a request, and submit it."""
     asked = ticket(name, within_s)
-    model.admit(asked, Demand(images, bulk=bulk, known=0, ranked=ranked))
+    model.admit(asked, Demand(images, bulk=bulk, known=0, scored_after=ranked))
     model.batcher.submit(Submission(name, [ImageSpec(seed=seed) for seed in range(images)], bulk))
     return asked
 
@@ -210,7 +210,7 @@ def test_the_scores_of_candidates_take_time_of_their_own(tiny):
     for name, scored in (("plain", False), ("ranked too", True)):
         asked = ticket(name, within_s=21.0)  # for 15.5 s of drawing, times 1.25, and 4 s of scoring
         with pytest.raises(DeadlineUnreachable, match="within 21 s") if scored else contextlib.nullcontext():
-            model.admit(asked, Demand(2, known=0, ranked=scored))
+            model.admit(asked, Demand(2, known=0, scored_after=scored))
         model.leave(asked)
 
 
@@ -220,7 +220,7 @@ def test_only_the_scores_that_are_left_after_the_last_drawing_take_time(tiny):
     ask(model, "first", 1)
     steps_take(model, 0.1)
     asked = ticket("ranked", within_s=40.0)  # for 27.2 s of drawing, times 1.25, and 4 s of scoring, not 10 s
-    model.admit(asked, Demand(5, known=0, ranked=True))
+    model.admit(asked, Demand(5, known=0, scored_after=True))
 
 
 def test_the_time_of_a_score_is_smoothed_and_forgotten_when_nothing_is_scored(tiny, monkeypatch):
@@ -328,7 +328,7 @@ def drawn_again(model: ServedModel, repeats: float) -> None:
 
 def test_what_is_only_scored_needs_room_but_no_steps(tiny):
     model = served(tiny, slots=1, max_queue=4)
-    model.admit(ticket("scored"), Demand(1, scores=True))
+    model.admit(ticket("scored"), Demand(1, scored_only=True))
     assert (model.room_left(), model.passes_left) == (4, 0)
     model.admit(asked := ticket("drawn"), Demand(1, known=0))
     steps_take(model, 0.1)
