@@ -1,8 +1,8 @@
 """The service: a map of its packages. Each imports only its own files, base files, and packages below it in this list.
 
 cli/          the commands, most of which work without a server: serve, sample, complete, score, compare, doctor, key
-cluster/      several processes that serve as one, on Ray Serve: fronts for HTTP, replicas that decode, and a desk with
-              the counts that all fronts need
+cluster/      several processes that serve as one, on Ray Serve: fronts for HTTP, with a ledger of their own, replicas
+              that decode, and a desk with the counts that all fronts need
 app, serve    app.py adds routes and middleware to core.py, which decodes; serve.py runs them until a signal ends it
 web/          HTTP: requests, admission, answers
   middleware/   checks of every request before its route
@@ -16,7 +16,7 @@ engine/       the ledger of admitted requests (on the event loop), and the engin
   schedule/     plain Python: which images wait and run, how long a step takes, when each image will be done
 pictures/     uploads in, picture files out: size, orientation, occlusion, photographed digits; uploads are decoded two
               at a time, shared fairly among clients
-base          settings, errors, metrics, logs, origins, listening, fault_rules: every package may use these files
+base          settings, errors, metrics, logs, memory, origins, listening, fault_rules: every package may use them
 static/       the web page, which uses only the API
 
 To follow one request, read these files in this order:
@@ -24,7 +24,8 @@ To follow one request, read these files in this order:
   web/routes/images.py       has the fields checked, by web/requests/image_request.py and engine/answers/plan.py, and
                              asks Ledger.admit for room
   web/requests/responses.py  submits the images, waits for them, and answers
-  engine/ledger.py           all requests and how they end; engine/served_model.py decides whether a model has room
+  engine/ledger.py           all requests, from their head to their end; local_ledger.py beside it gives them room if
+                             local_model.py has some, and takes the engine thread's reports
   engine/thread.py           the engine thread: runs the quanta of all models, and reports each to the ledger
   engine/batch.py            one quantum of one model; engine/schedule/scheduler.py says which images are in it
   engine/decode/compiled.py  one call through model/packing.py and csrc/ops.cpp; decoder.py beside it does the same in
@@ -33,7 +34,7 @@ The event loop owns the ledger and the state of comparisons; the engine thread o
 for the thread go through its inbox, and its reports are calls on the event loop (engine/thread.py). What they carry is
 in engine/messages.py, and for scores in engine/decode/scoring.py.
 
-engine/served_model.py refuses a deadline that cannot be met, and engine/ticket.py ends a request whose deadline passes.
+engine/local_model.py refuses a deadline that cannot be met, and engine/ticket.py ends a request whose deadline passes.
 engine/decode/failures.py finds an image that fails; the report of that quantum ends its request.
 
 To add
@@ -48,7 +49,7 @@ To add
                     keeps it for each slot, and compiled.py passes it on to csrc. If it changes the images, cli/bulk.py
                     must not continue a run that has another value (_settings there)
   a metric          declare it in metrics.py, update it where it happens: engine/served_models.py (quanta),
-                    engine/ledger.py (requests), web/middleware/ (HTTP), cluster/ (fronts, desk); and list it in
+                    engine/local_ledger.py (requests), web/middleware/ (HTTP), cluster/ (fronts, desk); and list it in
                     tests/server/test_dashboard.py
   an attention kind a file in model/attention/ and its line in model/attention/__init__.py; its name and options in
                     model/config.py; if it draws, choose in model/packing.py says by which engine, and

@@ -20,7 +20,7 @@ def create_app(settings: Settings) -> FastAPI:
     """The application that serves the models of the settings. Raises before any request is read."""
     keys = Keys(settings.api_keys) if settings.api_keys else None  # before the wait for models: the file may be bad
     core = Core(settings)
-    return application(Service(settings, core.ledger, core.comparisons, core.catalogue, BodyDrain(), keys))
+    return application(Service(settings, core.ledger, core.comparisons, core.reload_models, BodyDrain(), keys))
 
 
 def application(service: Service) -> FastAPI:

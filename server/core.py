@@ -9,7 +9,7 @@ from .compare.backends import BACKENDS
 from .compare.jobs import LocalComparisons
 from .engine.catalogue import Catalogue
 from .engine.decode.faults import Faults
-from .engine.ledger import Ledger
+from .engine.local_ledger import LocalLedger
 from .engine.thread import EngineThread
 from .metrics import Metrics
 from .settings import Settings
@@ -35,14 +35,18 @@ class Core:
         faults = Faults(settings.faults) if settings.faults else None
         if faults is not None:
             logger.warning("THIS SERVICE INJECTS FAULTS, because --faults (LINPIX_FAULTS) is set: %s", settings.faults)
-        self.catalogue = Catalogue(settings, faults, share=share)
-        batchers = self.catalogue.read()
+        self._catalogue = Catalogue(settings, faults, share=share)
+        batchers = self._catalogue.read()
         engines = {(batcher.decoder.name, batcher.decoder.device) for batcher in batchers.values()}
         self.kernel = ("cuda" if ("compiled", "cuda") in engines else
                        ops.kernel() if ("compiled", "cpu") in engines else "eager")
         metrics = Metrics([(batcher.name, batcher.backend) for batcher in batchers.values()], BACKENDS, release(),
                           self.kernel)
         self.thread = EngineThread(settings.watchdog_timeout)
-        self.ledger = Ledger(batchers, metrics, self.thread, max_queue=settings.max_queue,
+        self.ledger = LocalLedger(batchers, metrics, self.thread, max_queue=settings.max_queue,
                              request_timeout_s=settings.request_timeout, client_images=settings.client_images)
         self.comparisons = LocalComparisons(self.ledger, self.thread)
+
+    async def reload_models(self) -> None:
+        """Serve the models that the settings name now."""
+        await self._catalogue.reload(self.ledger)

@@ -17,9 +17,9 @@ from fastapi import FastAPI
 
 from . import logs
 from .app import create_app
-from .engine.memory import collect
 from .errors import Draining
 from .listening import AT_ONCE, WAITING, listen, log_refused_connections, url_of
+from .memory import collect
 from .origins import Hosts, Origins, is_loopback
 from .settings import Settings, misspelt
 from .web import error_handlers
@@ -146,10 +146,10 @@ class Server(uvicorn.Server):
         """Reload checkpoints, one reload at a time. A signal during a reload causes another one after it."""
         async with self._reloading:
             self._stale = False
-            if self._service.catalogue is None:
+            if self._service.reload_models is None:
                 return
             try:
-                await self._service.catalogue.reload(self._ledger)
+                await self._service.reload_models()
             except Exception:
                 logger.exception("SIGHUP: the reload failed; the models that are served do not change")
 

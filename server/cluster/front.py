@@ -12,9 +12,7 @@ from prometheus_client import Histogram
 from linpix.model.likelihood import Scoring
 
 from ..engine.decode.image_spec import ImageSpec
-from ..engine.ledger import Ledger
-from ..engine.served_model import ServedModel
-from ..engine.thread import EngineThread
+from ..engine.ledger import Ledger, ServedModel
 from ..engine.ticket import Demand, Ticket
 from ..errors import (
     ClientLimit,
@@ -25,6 +23,7 @@ from ..errors import (
     ServiceError,
 )
 from ..metrics import Measured, Metrics
+from ..pictures.upload_slots import UploadSlots
 from ..settings import Settings
 from .desk import Together
 from .messages import Answer, Fleet, Hidden, Likelihood, Order, ReplicaLost, Took
@@ -46,9 +45,10 @@ class FrontLedger(Ledger):
 
     def __init__(self, name: str, models: dict[str, ServedModel], metrics: Metrics, fleet: Fleet, settings: Settings
                  ) -> None:
-        super().__init__({}, metrics, EngineThread(), max_queue=settings.max_queue,  # a thread that never starts
-                         request_timeout_s=settings.request_timeout, client_images=settings.client_images)
-        self.name, self._fleet, self.models = name, fleet, models
+        super().__init__(models, metrics, UploadSlots(), request_timeout_s=settings.request_timeout,
+                         client_images=settings.client_images)
+        self.name, self._fleet = name, fleet
+        self._at: dict[str, ServedModel] = {}  # the model of each admitted request, by id
         self._hops = Histogram("linpix_hop_seconds", "Seconds from a front to a replica and back, for answers in one "
                                                      "piece.",
                                buckets=_HOPS_S, registry=metrics.registry)
@@ -61,13 +61,8 @@ class FrontLedger(Ledger):
     def start(self) -> None:
         """Do nothing: the replicas have started."""
 
-    async def stop(self) -> None:
-        self.draining = True
-        self.fail_all(Draining())
-
     @property
     def ready(self) -> bool:
-        """Whether a replica can be reached."""
         return self._fleet.replicas > 0
 
     @property

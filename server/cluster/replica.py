@@ -15,9 +15,9 @@ from linpix.model.likelihood import Scoring
 from .. import logs
 from ..compare.jobs import Job
 from ..core import Core
-from ..engine.memory import collect
 from ..engine.ticket import Scored, Ticket
 from ..errors import EngineFailed, EngineGone, ServiceError
+from ..memory import collect
 from ..settings import Settings
 from .desk import Snapshot
 from .messages import Answer, Description, Likelihood, Load, Order, Took

@@ -18,8 +18,7 @@ from ..compare.comparison import ComparisonPlan
 from ..compare.jobs import Comparisons, Job
 from ..core import release
 from ..engine.decode.decoder import Decoder
-from ..engine.schedule.forecast import Room
-from ..engine.served_model import ServedModel
+from ..engine.ledger import ServedModel
 from ..errors import RateLimited
 from ..listening import listen
 from ..metrics import Metrics
@@ -57,15 +56,12 @@ class _Elsewhere(Decoder):
 class FarModel(ServedModel):
     """A model that replicas serve: its limits, but no queue, since each replica has its own."""
 
-    def __init__(self, name: str, decoder: Decoder, backend: str, max_queue: int, fleet: Fleet) -> None:
-        self.name, self.decoder, self.backend, self._fleet = name, decoder, backend, fleet
-        self.room = Room(decoder.slots, max_queue)
+    def __init__(self, name: str, backend: str, decoder: Decoder, max_queue: int, fleet: Fleet) -> None:
+        super().__init__(name, backend, decoder, max_queue)
+        self._fleet = fleet
 
     def room_left(self, bulk: bool = False) -> int:
         return self._fleet.room
-
-    def waiting(self, bulk: bool | None = None) -> int:
-        return 0
 
 
 def models_of(described: dict[str, Description], settings: Settings, fleet: Fleet) -> dict[str, ServedModel]:
@@ -76,7 +72,7 @@ def models_of(described: dict[str, Description], settings: Settings, fleet: Flee
         if source.digest != about.facts["checkpoint"]:
             raise checkpoint.CheckpointError(f"{name}: this front has read another checkpoint than its replicas; give "
                                              "all of them the same --checkpoints, and restart them")
-        found[name] = FarModel(name, _Elsewhere(source, about), about.backend, settings.max_queue, fleet)
+        found[name] = FarModel(name, about.backend, _Elsewhere(source, about), settings.max_queue, fleet)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from linpix.model.checkpoint import Checkpoint
 
-from ..engine.ledger import Ledger
+from ..engine.local_ledger import LocalLedger
 from ..engine.thread import EngineThread
 from ..errors import ComparisonNotFound, Conflict, JustCancelled, ModelNotFound
 from .checkpoints import find_twins
@@ -77,7 +77,7 @@ class Comparisons(ABC):
 class LocalComparisons(Comparisons):
     """Comparisons in this process. Used on the event loop, except for what says otherwise."""
 
-    def __init__(self, ledger: Ledger, thread: EngineThread) -> None:
+    def __init__(self, ledger: LocalLedger, thread: EngineThread) -> None:
         self._ledger, self._thread = ledger, thread
         self._jobs: dict[str, Job] = {}
         self._ids = itertools.count(1)

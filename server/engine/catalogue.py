@@ -10,12 +10,12 @@ from linpix.model.checkpoint import Checkpoint, CheckpointError
 from linpix.model.cuda import StateFormat
 from linpix.model.packing import choose
 
+from ..memory import free_bytes
 from ..settings import Settings
 from .batch import Batcher
 from .decode.choice import new_decoder
 from .decode.faults import Faults, with_faults
-from .ledger import Ledger
-from .memory import free_bytes
+from .local_ledger import LocalLedger
 
 logger = logging.getLogger("linpix")
 _FIRST = ("mnist", "mnist-conditional", "mnist-small")  # the default model, the first of these that exists
@@ -46,7 +46,7 @@ class Catalogue:
         for folder in self._folders():
             checkpoint.config_of(folder)
 
-    async def reload(self, ledger: Ledger) -> None:
+    async def reload(self, ledger: LocalLedger) -> None:
         """Serve what the folders hold now; digests show what has changed. On the event loop, but reads in a thread.
 
         A checkpoint is read while the model before it is served, and replaces it once it is complete. One that cannot
@@ -75,14 +75,14 @@ class Catalogue:
                 self._put(ledger, name, fresh, list(folders))
         self._remove(ledger, [name for name in ledger.models if name not in folders])
 
-    def _put(self, ledger: Ledger, name: str, fresh: Batcher, order: list[str]) -> None:
+    def _put(self, ledger: LocalLedger, name: str, fresh: Batcher, order: list[str]) -> None:
         outcome = "replaced" if name in ledger.models else "added"
         serving = _batchers(ledger) | {name: fresh}
         ledger.served_models.serve({model: serving[model] for model in [*order, *serving] if model in serving})
         logger.warning("SIGHUP: %s is %s: checkpoint %s", name, outcome, fresh.decoder.checkpoint.digest[:16])
         ledger.metrics.reloads.labels(outcome).inc()
 
-    def _remove(self, ledger: Ledger, gone: list[str]) -> None:
+    def _remove(self, ledger: LocalLedger, gone: list[str]) -> None:
         none_left = len(gone) == len(ledger.models)
         for name in gone:
             folder = ledger.models[name].decoder.checkpoint.folder
@@ -99,7 +99,7 @@ class Catalogue:
                 logger.warning("SIGHUP: %s was removed", name)
                 ledger.metrics.reloads.labels("removed").inc()
 
-    def _refuse(self, ledger: Ledger, why: str, *, exc_info: bool = False) -> None:
+    def _refuse(self, ledger: LocalLedger, why: str, *, exc_info: bool = False) -> None:
         logger.error("SIGHUP: refused: %s", why, exc_info=exc_info)
         ledger.metrics.reloads.labels("refused").inc()
 
@@ -167,7 +167,7 @@ class Catalogue:
             raise
 
 
-def _batchers(ledger: Ledger) -> dict[str, Batcher]:
+def _batchers(ledger: LocalLedger) -> dict[str, Batcher]:
     return {name: served.batcher for name, served in ledger.models.items()}
 
 

@@ -5,11 +5,11 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 
+from ..memory import collect
 from ..metrics import PRIORITIES, Metrics
 from .batch import Batcher
-from .memory import collect
+from .local_model import LocalModel
 from .messages import QuantumReport
-from .served_model import ServedModel
 from .thread import EngineThread
 from .ticket import Ticket
 
@@ -22,17 +22,17 @@ class ServedModels:
 
     def __init__(self, batchers: dict[str, Batcher], metrics: Metrics, thread: EngineThread, max_queue: int,
                  uploads_s: Callable[[int], float]) -> None:
-        """max_queue: images of one model that may wait · uploads_s: as for ServedModel."""
+        """max_queue: images of one model that may wait · uploads_s: as for LocalModel."""
         self._metrics, self._thread, self._max_queue, self._uploads_s = metrics, thread, max_queue, uploads_s
-        self.models: dict[str, ServedModel] = {}      # by name; updated in place
-        self.entries: dict[Batcher, ServedModel] = {}  # these, and those that are decoded until their last request ends
+        self.models: dict[str, LocalModel] = {}      # by name; updated in place
+        self.entries: dict[Batcher, LocalModel] = {}  # these, and those that are decoded until their last request ends
         self.serve(batchers)
 
     def serve(self, batchers: dict[str, Batcher]) -> None:
         """Admit requests to these models from now on. Requests admitted to other models go on until they end."""
         for batcher in batchers.values():
             if batcher not in self.entries:
-                self.entries[batcher] = ServedModel(batcher, self._max_queue, self._uploads_s)
+                self.entries[batcher] = LocalModel(batcher, self._max_queue, self._uploads_s)
         self.models.clear()
         self.models.update((name, self.entries[batcher]) for name, batcher in batchers.items())
         for name, served in self.models.items():
@@ -80,7 +80,7 @@ class ServedModels:
     def _images_waiting(self, name: str, bulk: bool) -> int:
         return sum(served.waiting(bulk) for served in self.entries.values() if served.name == name)
 
-    def count(self, served: ServedModel, report: QuantumReport) -> None:
+    def count(self, served: LocalModel, report: QuantumReport) -> None:
         """Count in the metrics what a quantum did."""
         metrics, model = self._metrics, (served.name, served.backend)
         if report.passes:

@@ -1,14 +1,13 @@
 """What the routes share: the settings, the ledger, and which model is the default."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from ..compare.jobs import Comparisons
-from ..engine.catalogue import Catalogue
-from ..engine.ledger import Ledger
-from ..engine.served_model import ServedModel
+from ..engine.ledger import Ledger, ServedModel
 from ..errors import ModelNotFound
 from ..settings import Settings
 from .keys import Keys
@@ -20,7 +19,7 @@ class Service:
     settings: Settings
     ledger: Ledger
     comparisons: Comparisons
-    catalogue: Catalogue | None  # read again on SIGHUP; None: this process has no models of its own
+    reload_models: Callable[[], Awaitable[None]] | None  # on SIGHUP; None: this process has no models of its own
     body_drain: BodyDrain
     keys: Keys | None = None  # None: no key is required
 

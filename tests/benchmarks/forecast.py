@@ -23,8 +23,8 @@ from linpix.model.config import ModelConfig
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.image_spec import ImageSpec
+from linpix.server.engine.local_model import LocalModel
 from linpix.server.engine.messages import Submission
-from linpix.server.engine.served_model import ServedModel
 from linpix.server.engine.ticket import Demand, Ticket
 from linpix.training import datasets
 from tests.benchmarks.decode import machine
@@ -46,7 +46,7 @@ def errors(name: str, images: np.ndarray, clients: int, seconds: float) -> tuple
     """Of requests for whole images, and of completions."""
     chance = random.Random(0)
     batcher = Batcher(new_decoder(checkpoint.read(checkpoint.find(name)), SLOTS))
-    model, config = ServedModel(batcher, 256), batcher.decoder.config
+    model, config = LocalModel(batcher, 256), batcher.decoder.config
     open_: dict[str, tuple[Ticket, float, bool]] = {}
     found: tuple[list[float], list[float]] = ([], [])
     began, number = time.perf_counter(), 0

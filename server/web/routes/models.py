@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from ...engine.served_model import ServedModel
+from ...engine.ledger import ServedModel
 from ...errors import ModelNotFound
 from ...pictures import encode
 from .. import fields

@@ -4,7 +4,7 @@ import time
 
 from fastapi import APIRouter, Response
 
-from ...engine.served_model import ServedModel
+from ...engine.ledger import ServedModel
 from ...errors import Starting
 from ..openapi import LEAVING, error_responses, ok_response
 from ..service import ServiceDep

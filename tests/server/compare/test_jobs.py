@@ -17,7 +17,7 @@ from linpix.server.compare.comparison import Comparison, ComparisonPlan
 from linpix.server.compare.jobs import Job, LocalComparisons
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.ledger import Ledger
+from linpix.server.engine.local_ledger import LocalLedger
 from linpix.server.engine.thread import EngineThread
 from linpix.server.errors import Conflict, JustCancelled
 from linpix.server.metrics import Metrics
@@ -42,7 +42,7 @@ async def beginning(family: Path) -> AsyncIterator[tuple[LocalComparisons, Calla
     checkpoint = checkpoints.read(family / "small")
     batcher, thread = Batcher(new_decoder(checkpoint, 1)), EngineThread()
     metrics = Metrics([(batcher.name, batcher.backend)], BACKENDS, "1", "eager")
-    ledger = Ledger({"small": batcher}, metrics, thread, max_queue=8)
+    ledger = LocalLedger({"small": batcher}, metrics, thread, max_queue=8)
     ledger.start()
     under_way = LocalComparisons(ledger, thread)
     try:

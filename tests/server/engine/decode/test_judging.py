@@ -15,9 +15,9 @@ from linpix.server.engine.decode.decoder import Decoder
 from linpix.server.engine.decode.faults import Faults, with_faults
 from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.decode.judging import FORGET
+from linpix.server.engine.local_model import LocalModel
 from linpix.server.engine.messages import ImageProgress, QuantumReport, Submission
 from linpix.server.engine.schedule.passes import expected_passes
-from linpix.server.engine.served_model import ServedModel
 from linpix.server.engine.ticket import Demand, Ticket
 from tests.server.engine.test_conditional import KNOWN, PICTURE
 
@@ -325,7 +325,7 @@ def test_reports_count_judging_repeats_and_the_sub_pixels_of_all_attempts(best):
 def test_what_is_left_of_an_image_counts_the_times_that_it_will_be_drawn_again(best):
     batcher, told = Batcher(best(3)), []
     drawn(batcher, a=[ImageSpec(seed=seed, attempts=3) for seed in range(6)])
-    model = ServedModel(batcher, max_queue=8)
+    model = LocalModel(batcher, max_queue=8)
     for name, spec in {"again": ImageSpec(seed=7, attempts=3), "once": ImageSpec(seed=7),
                        "edit": ImageSpec(seed=7, attempts=3, **ASKED["a picture"])}.items():
         known = spec.known_tokens(batcher.decoder.config)

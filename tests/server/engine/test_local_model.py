@@ -12,26 +12,26 @@ from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.decode.prefill import Prefilled
+from linpix.server.engine.local_model import LocalModel
 from linpix.server.engine.messages import Submission
-from linpix.server.engine.served_model import ServedModel
 from linpix.server.engine.ticket import Demand, Ticket
 from linpix.server.errors import DeadlineUnreachable, QueueFull
 
 
 @pytest.fixture
-def one_slot(tiny) -> ServedModel:
+def one_slot(tiny) -> LocalModel:
     return served(tiny, 1, 8)
 
 
-def served(tiny, slots: int, max_queue: int) -> ServedModel:
-    return ServedModel(Batcher(new_decoder(checkpoint.read(tiny), slots, "eager")), max_queue)
+def served(tiny, slots: int, max_queue: int) -> LocalModel:
+    return LocalModel(Batcher(new_decoder(checkpoint.read(tiny), slots, "eager")), max_queue)
 
 
 def ticket(name: str, within_s: float = math.inf) -> Ticket:
     return Ticket(name, "generations", "somebody", within_s)
 
 
-def ask(model: ServedModel, name: str, images: int = 1, within_s: float = math.inf, bulk: bool = False,
+def ask(model: LocalModel, name: str, images: int = 1, within_s: float = math.inf, bulk: bool = False,
         ranked: bool = False) -> Ticket:
     """Admit a request, and submit it."""
     asked = ticket(name, within_s)
@@ -40,7 +40,7 @@ def ask(model: ServedModel, name: str, images: int = 1, within_s: float = math.i
     return asked
 
 
-def run(model: ServedModel) -> list[str]:
+def run(model: LocalModel) -> list[str]:
     """Run a quantum and report it; returns a request for each finished image."""
     report = model.batcher.run_quantum()
     for request in report.joined:
@@ -56,7 +56,7 @@ def run(model: ServedModel) -> list[str]:
     return [image.request for image in report.finished]
 
 
-def steps_take(model: ServedModel, seconds: float, times: int = 2) -> None:
+def steps_take(model: LocalModel, seconds: float, times: int = 2) -> None:
     for _ in range(times):
         model.step_time.learn(1, 64, 64 * seconds)  # 64 steps are an image
 
@@ -317,7 +317,7 @@ def test_how_long_a_prefill_takes_is_forgotten_when_there_are_none(tiny, monkeyp
 
 # --- images that may be drawn again ---
 
-def drawn_again(model: ServedModel, repeats: float) -> None:
+def drawn_again(model: LocalModel, repeats: float) -> None:
     """Tell a model that images of several attempts are drawn again so often."""
     ask(model, "first")
     while model.batcher.busy:

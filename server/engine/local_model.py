@@ -1,4 +1,4 @@
-"""One served model as the event loop knows it: its room, its requests, and when they will be done."""
+"""One model of this process as the event loop knows it: its room, its requests, and when they will be done."""
 
 import math
 import time
@@ -8,8 +8,9 @@ from itertools import chain
 
 from ..errors import DeadlineUnreachable, QueueFull
 from .batch import Batcher
+from .ledger import ServedModel
 from .messages import QuantumReport
-from .schedule.forecast import Outlook, Remaining, Room, latest_end, queue_order
+from .schedule.forecast import Outlook, Remaining, latest_end, queue_order
 from .schedule.passes import UNKNOWN, expected_passes
 from .schedule.quantum import QUANTUM_S
 from .schedule.step_time import MIN_FACTOR, SafetyFactor, StepTimeEstimate
@@ -19,14 +20,14 @@ STALE_S = 5.0  # seconds without use after which measurements of a model, of sco
                # if they were wrong and every request was refused because of them, nothing would correct them
 
 
-class ServedModel:
+class LocalModel(ServedModel):
     """Used on the event loop only. Images are counted here as the reports say, at most a quantum late."""
 
     def __init__(self, batcher: Batcher, max_queue: int, uploads_s: Callable[[int], float] = lambda uploads: 0.0
                  ) -> None:
         """uploads_s: seconds until so many uploads are decoded, of those that hold room in the queue."""
-        self.batcher, self.decoder, self.name, self.backend = batcher, batcher.decoder, batcher.name, batcher.backend
-        self.room = Room(batcher.decoder.slots, max_queue)
+        super().__init__(batcher.name, batcher.backend, batcher.decoder, max_queue)
+        self.batcher = batcher
         self.step_time, self.safety = StepTimeEstimate(), SafetyFactor()
         self._uploads_s, self._length = uploads_s, batcher.scheduler.length
         self._reserved: dict[str, Ticket] = {}  # admitted; to be scored, or their images are not known yet
@@ -62,7 +63,6 @@ class ServedModel:
         return self._in_slots + self._queue()[0]
 
     def room_left(self, bulk: bool = False) -> int:
-        """Images of a class that would be admitted now."""
         return self.room.left(bulk, self.room.slots - self._in_slots, *self._queue())
 
     def _queue(self) -> tuple[int, int]:

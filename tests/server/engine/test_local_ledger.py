@@ -5,7 +5,7 @@ import pytest
 from linpix.model import checkpoint
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.ledger import Ledger
+from linpix.server.engine.local_ledger import LocalLedger
 from linpix.server.engine.thread import EngineThread
 from linpix.server.engine.ticket import Demand
 from linpix.server.errors import ClientLimit
@@ -15,7 +15,7 @@ from linpix.server.metrics import Metrics
 def test_a_client_with_too_many_images_is_refused_when_its_upload_holds_room_for_one_and_needs_a_group(tiny):
     batcher = Batcher(new_decoder(checkpoint.read(tiny), 4, "eager"))
     metrics = Metrics([(batcher.name, batcher.backend)], [batcher.backend], version="0", kernel="eager")
-    ledger = Ledger({batcher.name: batcher}, metrics, EngineThread(), max_queue=8, client_images=6)
+    ledger = LocalLedger({batcher.name: batcher}, metrics, EngineThread(), max_queue=8, client_images=6)
     served = ledger.models[batcher.name]
     with ledger.holding("first", "edits", "somebody") as first, ledger.holding("upload", "edits", "somebody") as upload:
         ledger.admit(first, served, Demand(4, group=4))
