@@ -9,14 +9,15 @@ web/          HTTP: requests, admission, answers
   routes/       one file for each group of routes
   requests/     requests of the images routes: their fields, pictures and answers
 compare/      the benchmark of attention kinds, live and from the command line
-engine/       the ledger of admitted requests (on the event loop), and the engine thread, which decodes their images
+engine/       the engine thread, which decodes the images of all models
+  ledger/       admitted requests, from their head to their end, and the room of each model (on the event loop)
   answers/      the images that a request or a command draws, by its options, and which of its candidates are answers
   decode/       one quantum: prefill, decode, and what happens when an image fails; likelihoods between quanta;
                 particles, for known pixels after a hole
   schedule/     plain Python: which images wait and run, how long a step takes, when each image will be done
 pictures/     uploads in, picture files out: size, orientation, occlusion, photographed digits; uploads are decoded two
               at a time, shared fairly among clients
-base          settings, errors, metrics, logs, memory, origins, listening, fault_rules: every package may use them
+base          settings, errors, metrics, logs, origins, listening, fault_rules: every package may use these files
 static/       the web page, which uses only the API
 
 To follow one request, read these files in this order:
@@ -24,8 +25,8 @@ To follow one request, read these files in this order:
   web/routes/images.py       has the fields checked, by web/requests/image_request.py and engine/answers/plan.py, and
                              asks Ledger.admit for room
   web/requests/responses.py  submits the images, waits for them, and answers
-  engine/ledger.py           all requests, from their head to their end; local_ledger.py beside it gives them room if
-                             local_model.py has some, and takes the engine thread's reports
+  engine/ledger/ledger.py    what routes call; local_ledger.py beside it gives requests room if local_model.py has some,
+                             and takes the engine thread's reports
   engine/thread.py           the engine thread: runs the quanta of all models, and reports each to the ledger
   engine/batch.py            one quantum of one model; engine/schedule/scheduler.py says which images are in it
   engine/decode/compiled.py  one call through model/packing.py and csrc/ops.cpp; decoder.py beside it does the same in
@@ -34,8 +35,9 @@ The event loop owns the ledger and the state of comparisons; the engine thread o
 for the thread go through its inbox, and its reports are calls on the event loop (engine/thread.py). What they carry is
 in engine/messages.py, and for scores in engine/decode/scoring.py.
 
-engine/local_model.py refuses a deadline that cannot be met, and engine/ticket.py ends a request whose deadline passes.
-engine/decode/failures.py finds an image that fails; the report of that quantum ends its request.
+A deadline that cannot be met is refused by engine/ledger/local_model.py, and a deadline that passes ends its request in
+engine/ledger/ticket.py. engine/decode/failures.py finds an image that fails; the report of that quantum ends its
+request.
 
 To add
   a route           a function in web/routes/ (a new file needs a line in app.py), and its answer in web/schemas.py;
@@ -48,9 +50,9 @@ To add
                     engine/answers/plan.py, which checks it, and puts it into ImageSpec. engine/decode/decoder.py
                     keeps it for each slot, and compiled.py passes it on to csrc. If it changes the images, cli/bulk.py
                     must not continue a run that has another value (_settings there)
-  a metric          declare it in metrics.py, update it where it happens: engine/served_models.py (quanta),
-                    engine/local_ledger.py (requests), web/middleware/ (HTTP), cluster/ (fronts, desk); and list it in
-                    tests/server/test_dashboard.py
+  a metric          declare it in metrics.py, update it where it happens: engine/ledger/served_models.py (quanta),
+                    engine/ledger/local_ledger.py (requests), web/middleware/ (HTTP), cluster/ (fronts, desk); and list
+                    it in tests/server/test_dashboard.py
   an attention kind a file in model/attention/ and its line in model/attention/__init__.py; its name and options in
                     model/config.py; if it draws, choose in model/packing.py says by which engine, and
                     engine/catalogue.py with how many slots; to compare it, its name in

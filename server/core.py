@@ -9,7 +9,7 @@ from .compare.backends import BACKENDS
 from .compare.jobs import LocalComparisons
 from .engine.catalogue import Catalogue
 from .engine.decode.faults import Faults
-from .engine.local_ledger import LocalLedger
+from .engine.ledger.local_ledger import LocalLedger
 from .engine.thread import EngineThread
 from .metrics import Metrics
 from .settings import Settings

@@ -17,9 +17,9 @@ from fastapi import FastAPI
 
 from . import logs
 from .app import create_app
+from .engine.memory import collect
 from .errors import Draining
 from .listening import AT_ONCE, WAITING, listen, log_refused_connections, url_of
-from .memory import collect
 from .origins import Hosts, Origins, is_loopback
 from .settings import Settings, misspelt
 from .web import error_handlers

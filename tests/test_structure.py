@@ -133,7 +133,7 @@ BELOW = {  # a room of the server imports its own files, base files, and these r
     "pictures": set(), "engine": {"pictures"}, "compare": {"engine"}, "web": {"compare", "engine", "pictures"},
     "cluster": {"app", "compare", "core", "engine", "pictures", "serve", "web"},
     "cli": {"cluster", "compare", "engine", "pictures", "web", "serve"}}
-BASE = {"errors", "fault_rules", "listening", "logs", "memory", "metrics", "origins", "settings"}
+BASE = {"errors", "fault_rules", "listening", "logs", "metrics", "origins", "settings"}
 
 
 def server_room(module: str) -> str:

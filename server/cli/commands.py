@@ -110,7 +110,7 @@ def complete(given: argparse.Namespace) -> None:
                                 "particles": planned.particles or None}
     batcher = _batcher(given, checkpoint, planned)
     if planned.particles:
-        check_filter(batcher.decoder, occluded.known)
+        check_filter(batcher.decoder.checkpoint, batcher.decoder.device, occluded.known)
     if upload.prepared is not None:
         facts["prepared"] = {"inverted": upload.prepared.inverted, "box": upload.box}
     _produce(given, batcher, dataclasses.replace(output, overlay=upload.overlay), planned, occluded,

@@ -178,7 +178,7 @@ def _draw(model: str, count: int, batch: int, folder: str | None, progress: bool
     specs = planned.specs(occluded)
     decoder = new_decoder(checkpoint, min(planned.images, max(batch, planned.group)))
     if planned.particles and known is not None:
-        check_filter(decoder, known)
+        check_filter(checkpoint, decoder.device, known)
     todo = len(specs) * (config.subpixels - specs[0].prefix)
     with tqdm(total=todo, unit="sub-pixel", unit_scale=True, disable=None if progress is None else not progress,
               file=sys.stderr) as bar:

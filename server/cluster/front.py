@@ -12,8 +12,8 @@ from prometheus_client import Histogram
 from linpix.model.likelihood import Scoring
 
 from ..engine.decode.image_spec import ImageSpec
-from ..engine.ledger import Ledger, ServedModel
-from ..engine.ticket import Demand, Ticket
+from ..engine.ledger.ledger import Ledger, ServedModel
+from ..engine.ledger.ticket import Demand, Ticket
 from ..errors import (
     ClientLimit,
     DeadlinePassed,
@@ -104,7 +104,7 @@ class FrontLedger(Ledger):
         Raises DeadlinePassed, ClientLimit, and for a stream any error of the replica.
         """
         served, first = self._at[ticket.id], specs[0]
-        config = served.decoder.config
+        config = served.config
         ticket.check_time()
         ticket.demand = dataclasses.replace(ticket.demand, known=first.known_tokens(config))
         ticket.given = first.known_rows(config)
@@ -120,10 +120,10 @@ class FrontLedger(Ledger):
                      hidden: Hidden | None = None, scoring: Scoring | None = None) -> None:
         with self._refusing(ticket):
             await self._enter(ticket)
-        loop, tokens = asyncio.get_running_loop(), served.decoder.config.length - (ticket.demand.known or 0)
-        work = float(ticket.demand.images * tokens * served.decoder.net.multiplications)
+        loop, tokens = asyncio.get_running_loop(), served.config.length - (ticket.demand.known or 0)
+        work = float(ticket.demand.images * tokens * served.checkpoint.net.multiplications)
         order = Order(id=ticket.id, endpoint=ticket.endpoint, client=ticket.client, model=served.name,
-                      facts=served.decoder.facts, demand=ticket.demand, work=work, timeout_s=ticket.timeout_s,
+                      facts=served.facts, demand=ticket.demand, work=work, timeout_s=ticket.timeout_s,
                       spent_s=0.0, specs=specs, hidden=hidden)
         ticket.expiry = loop.call_at(ticket.deadline + LATE_S, self._expire, ticket)
         admitted: asyncio.Future[None] = loop.create_future()

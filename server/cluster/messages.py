@@ -1,4 +1,4 @@
-"""Messages between fronts and replicas: orders, and answers, most of which are the events of engine/ticket.py."""
+"""Messages between fronts and replicas: orders, and answers, most of them events as in engine/ledger/ticket.py."""
 
 import math
 from collections.abc import AsyncIterator, Sequence
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..compare.jobs import Job
 from ..engine.decode.image_spec import ImageSpec
-from ..engine.ticket import Demand, Event
+from ..engine.ledger.ticket import Demand, Event
 from .desk import Snapshot
 
 
@@ -65,7 +65,6 @@ class Description:
     facts: dict[str, str]  # of Decoder
     backend: str
     slots: int
-    skips: bool            # whether some sub-pixels skip the layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from linpix.model.likelihood import Scoring
 from .. import logs
 from ..compare.jobs import Job
 from ..core import Core
-from ..engine.ticket import Scored, Ticket
+from ..engine.ledger.ticket import Scored, Ticket
+from ..engine.memory import collect
 from ..errors import EngineFailed, EngineGone, ServiceError
-from ..memory import collect
 from ..settings import Settings
 from .desk import Snapshot
 from .messages import Answer, Description, Likelihood, Load, Order, Took
@@ -51,8 +51,7 @@ class Replica:
     def describe(self) -> tuple[Settings, str, dict[str, Description]]:
         """The settings, the kernel in use, and the models, the default one first."""
         return self._settings, self._core.kernel, {
-            name: Description(facts=served.decoder.facts, backend=served.backend, slots=served.decoder.slots,
-                              skips=served.decoder.skips)
+            name: Description(facts=served.facts, backend=served.backend, slots=served.room.slots)
             for name, served in self._core.ledger.models.items()}
 
     def snapshot(self) -> Snapshot:
@@ -61,12 +60,12 @@ class Replica:
     def load(self) -> Load:
         """The work left, and the pace: of the model with the fewest multiplications a second with full slots."""
         served = self._core.ledger.models.values()
-        paces = [one.room.slots * one.decoder.net.multiplications / step_s for one in served
+        paces = [one.room.slots * one.checkpoint.net.multiplications / step_s for one in served
                  if (step_s := one.step_time(one.room.slots))]
-        ahead = sum(one.passes_left * one.decoder.net.multiplications for one in served)
+        ahead = sum(one.passes_left * one.checkpoint.net.multiplications for one in served)
         load = Load(at=time.time(), ahead=ahead, pace=min(paces, default=0.0),
                     room=max(one.room_left() for one in served),
-                    facts={one.name: one.decoder.facts for one in served}, since=self._since)
+                    facts={one.name: one.facts for one in served}, since=self._since)
         # if nothing is new, Serve need not tell the fronts
         if ahead or replace(load, at=self._reported.at) != self._reported:
             self._reported = load
@@ -101,12 +100,12 @@ class Replica:
         with ledger.holding(order.id, order.endpoint, order.client, order.timeout_s) as ticket:
             ticket.began -= order.spent_s
             served = ledger.models.get(order.model)
-            if served is None or served.decoder.facts != order.facts:  # replicas are replaced one after the other
+            if served is None or served.facts != order.facts:  # replicas are replaced one after the other
                 raise EngineGone("this replica serves other models, weights or precisions than the front that sent the "
                                  "request")
             ledger.admit(ticket, served, order.demand)
             if order.hidden is not None:
-                async for answers in self._scored(ticket, Scoring(served.decoder.net, order.hidden.canvas,
+                async for answers in self._scored(ticket, Scoring(served.checkpoint.net, order.hidden.canvas,
                                                                   order.hidden.known, order.hidden.labels)):
                     yield answers
             else:

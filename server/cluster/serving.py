@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from linpix.model import checkpoint
 from linpix.model.checkpoint import Checkpoint
@@ -17,8 +17,8 @@ from ..compare.backends import BACKENDS
 from ..compare.comparison import ComparisonPlan
 from ..compare.jobs import Comparisons, Job
 from ..core import release
-from ..engine.decode.decoder import Decoder
-from ..engine.ledger import ServedModel
+from ..engine.ledger.ledger import ServedModel
+from ..engine.schedule.forecast import Room
 from ..errors import RateLimited
 from ..listening import listen
 from ..metrics import Metrics
@@ -34,30 +34,11 @@ from .messages import Description, Fleet
 logger = logging.getLogger("linpix")
 
 
-class _Elsewhere(Decoder):
-    """What a front knows of a decoder in other processes. It holds no slots, and draws nothing."""
-
-    def __init__(self, source: Checkpoint, described: Description) -> None:
-        self.checkpoint, self.net, self.config = source, source.net, source.net.config
-        self.slots, self.skips, self._engine = described.slots, described.skips, described.facts["engine"]
-        self.precision, self.device, self.state_format = (described.facts[name]
-                                                          for name in ("precision", "device", "state"))
-
-    @property
-    def name(self) -> str:
-        return self._engine
-
-    def _nothing(self, *about: Any) -> Any:
-        raise NotImplementedError("a front does not draw images")
-
-    prefill = keep = restore = quantum = cast(Any, _nothing)
-
-
 class FarModel(ServedModel):
     """A model that replicas serve: its limits, but no queue, since each replica has its own."""
 
-    def __init__(self, name: str, backend: str, decoder: Decoder, max_queue: int, fleet: Fleet) -> None:
-        super().__init__(name, backend, decoder, max_queue)
+    def __init__(self, source: Checkpoint, described: Description, max_queue: int, fleet: Fleet) -> None:
+        super().__init__(source, described.facts, described.backend, Room(described.slots, max_queue))
         self._fleet = fleet
 
     def room_left(self, bulk: bool = False) -> int:
@@ -72,7 +53,7 @@ def models_of(described: dict[str, Description], settings: Settings, fleet: Flee
         if source.digest != about.facts["checkpoint"]:
             raise checkpoint.CheckpointError(f"{name}: this front has read another checkpoint than its replicas; give "
                                              "all of them the same --checkpoints, and restart them")
-        found[name] = FarModel(name, about.backend, _Elsewhere(source, about), settings.max_queue, fleet)
+        found[name] = FarModel(source, about, settings.max_queue, fleet)
     return found
 
 
@@ -147,7 +128,7 @@ class FrontServer(Server):
     @property
     def facts(self) -> dict[str, dict[str, str]]:
         """How images are made, as answers report it, by model."""
-        return {name: served.decoder.facts for name, served in self._front.models.items()}
+        return {name: served.facts for name, served in self._front.models.items()}
 
     def snapshot(self) -> Snapshot:
         return list(self._front.metrics.registry.collect())

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from linpix.model.checkpoint import Checkpoint
 
-from ..engine.local_ledger import LocalLedger
+from ..engine.ledger.local_ledger import LocalLedger
 from ..engine.thread import EngineThread
 from ..errors import ComparisonNotFound, Conflict, JustCancelled, ModelNotFound
 from .checkpoints import find_twins
@@ -96,7 +96,7 @@ class LocalComparisons(Comparisons):
         job = Job(f"cmp-{next(self._ids)}", model, plan.budget_s)
         self._jobs = dict(list(self._jobs.items())[-15:])  # the last 16 stay readable
         self._jobs[job.id] = job
-        self._making = asyncio.get_running_loop().create_task(self._make(job, served.decoder.checkpoint, plan))
+        self._making = asyncio.get_running_loop().create_task(self._make(job, served.checkpoint, plan))
         return job
 
     async def find(self, id: str) -> Job:
@@ -132,7 +132,7 @@ class LocalComparisons(Comparisons):
 
     async def _make(self, job: Job, checkpoint: Checkpoint, plan: ComparisonPlan) -> None:
         """Read and hash twins, and build networks, both in a thread; then have the engine thread compare them."""
-        served = [served.decoder.checkpoint for served in self._ledger.models.values()]
+        served = [served.checkpoint for served in self._ledger.models.values()]
         try:
             twins = await asyncio.to_thread(find_twins, checkpoint, checkpoint.folder.parent, [*served, *self._twins])
             self._twins = [twin for twin in twins if not any(twin is one for one in served)]

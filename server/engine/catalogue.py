@@ -10,12 +10,12 @@ from linpix.model.checkpoint import Checkpoint, CheckpointError
 from linpix.model.cuda import StateFormat
 from linpix.model.packing import choose
 
-from ..memory import free_bytes
 from ..settings import Settings
 from .batch import Batcher
 from .decode.choice import new_decoder
 from .decode.faults import Faults, with_faults
-from .local_ledger import LocalLedger
+from .ledger.local_ledger import LocalLedger
+from .memory import free_bytes
 
 logger = logging.getLogger("linpix")
 _FIRST = ("mnist", "mnist-conditional", "mnist-small")  # the default model, the first of these that exists

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from ..compare.jobs import Comparisons
-from ..engine.ledger import Ledger, ServedModel
+from ..engine.ledger.ledger import Ledger, ServedModel
 from ..errors import ModelNotFound
 from ..settings import Settings
 from .keys import Keys

@@ -33,7 +33,7 @@ from linpix.model.team import usable_cores
 from linpix.model.transformer import Transformer
 from linpix.server.cluster.choosing import Backlogs, by_end
 from linpix.server.cluster.messages import Load, Order
-from linpix.server.engine.ticket import Demand
+from linpix.server.engine.ledger.ticket import Demand
 from tests.benchmarks.decode import machine
 from tests.benchmarks.simulation import Costs, Served, served, simulate
 from tests.benchmarks.spending import Spent, ask, steps_of_all

@@ -23,9 +23,9 @@ from linpix.model.config import ModelConfig
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.image_spec import ImageSpec
-from linpix.server.engine.local_model import LocalModel
+from linpix.server.engine.ledger.local_model import LocalModel
+from linpix.server.engine.ledger.ticket import Demand, Ticket
 from linpix.server.engine.messages import Submission
-from linpix.server.engine.ticket import Demand, Ticket
 from linpix.training import datasets
 from tests.benchmarks.decode import machine
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from linpix.server.cluster.choosing import Backlogs, by_end
 from linpix.server.cluster.messages import Load, Order
+from linpix.server.engine.ledger.ticket import Demand
 from linpix.server.engine.schedule.quantum import QUANTUM_S
-from linpix.server.engine.ticket import Demand
 
 Call = Callable[[], None]
 STATS_S = 0.5  # time between two reports of a replica's load to the fronts: server/cluster/deployments.py

@@ -11,9 +11,10 @@ Files without a test of their own name, and where they are tested:
   compare/backends, compare/checkpoints, compare/measure, compare/results         compare/test_comparison.py
   compare/paper, compare/plot                                                     compare/test_report.py
   engine/batch, engine/messages, engine/decode/choice, engine/decode/compiled     engine/decode/test_decoder.py
-  engine/decode/image_spec                                engine/decode/test_decoder.py, engine/test_local_ledger.py
-  engine/ledger, engine/thread                            engine/test_local_ledger.py, cluster/test_front.py
-  engine/served_models                                                            engine/test_catalogue.py
+  engine/decode/image_spec                        engine/decode/test_decoder.py, engine/ledger/test_local_ledger.py
+  engine/ledger/ledger                                    engine/ledger/test_local_ledger.py, cluster/test_front.py
+  engine/ledger/served_models                                                     engine/test_catalogue.py
+  engine/thread                                                                   engine/ledger/test_local_ledger.py
   pictures/likelihoods, web/likelihood_schemas                                    web/routes/test_likelihoods.py
   pictures/overlay                                                                pictures/test_prepare.py
   web/fields, web/requests/request_schemas                                        web/test_forms.py

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from linpix.model.checkpoint import Checkpoint
 from linpix.model.generate import RESAMPLING_STREAM
 from linpix.model.inputs import first_hole
 from linpix.model.philox import MAX_SEED, uniforms
@@ -48,16 +49,16 @@ def answer_seed(image: ImageSpec) -> int:
     return image.seed & MAX_SEED
 
 
-def check_filter(decoder: Decoder, known: NDArray[np.bool_]) -> None:
-    """Raise OptionError if this decoder cannot complete a picture by particles, or does not need to. known: (T,)."""
-    name = decoder.checkpoint.name
-    if decoder.net.patches is not None:
+def check_filter(checkpoint: Checkpoint, device: str, known: NDArray[np.bool_]) -> None:
+    """Raise OptionError if a model cannot complete a picture by particles on a device, or need not. known: (T,)."""
+    name = checkpoint.name
+    if checkpoint.net.patches is not None:
         raise OptionError(f"{name} reads all known pixels before it draws, so it does not need `method=smc`; leave out "
                           "`method`", "method")
-    if decoder.skips:
+    if checkpoint.net.config.background is not None:
         raise OptionError(f"`method=smc` needs a model that computes every sub-pixel, but {name} skips the "
                           "background; leave out `method`, or choose another model", "method")
-    if decoder.device == "cuda":
+    if device == "cuda":
         raise OptionError(f"`method=smc` needs a model that decodes on a CPU, but {name} decodes on a GPU; leave out "
                           "`method`, or use --device cpu", "method")
     if not known[first_hole(known):].any():

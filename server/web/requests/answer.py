@@ -9,7 +9,7 @@ from linpix.model.config import ModelConfig
 
 from ...engine.answers.plan import Plan
 from ...engine.answers.ranking import best, likelihoods, recognised
-from ...engine.ticket import ImageDone, RowsDone
+from ...engine.ledger.ticket import ImageDone, RowsDone
 from ...pictures import encode
 from ...pictures.overlay import Overlay
 from ...pictures.pictures import Occluded

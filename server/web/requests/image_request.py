@@ -10,7 +10,7 @@ from linpix.model.config import ModelConfig
 
 from ...engine.answers.plan import class_of, plan
 from ...engine.decode.particles import check_filter
-from ...engine.ticket import Demand
+from ...engine.ledger.ticket import Demand
 from ...errors import InvalidRequest, as_fields, shown
 from ...pictures import encode
 from ...pictures.pictures import Occluded
@@ -32,7 +32,7 @@ class PictureRequest:
         """Raises ServiceError or OptionError."""
         self.warnings: list[str] = []
         self.served = service.find(asked.model)
-        self.config: ModelConfig = self.served.decoder.config
+        self.config: ModelConfig = self.served.config
         http.state.model = self.served.name  # for the log
         if asked.response_format not in (None, "b64_json", "url"):
             raise InvalidRequest(f"response_format must be b64_json or url, got {shown(asked.response_format)}",
@@ -59,7 +59,7 @@ class PictureRequest:
 
     def _label(self, label: int | str | None, prompt: str | None) -> int | None:
         """The class asked for by label, or by a prompt that names one."""
-        checkpoint = self.served.decoder.checkpoint
+        checkpoint = self.served.checkpoint
         names, chosen = checkpoint.class_names, class_of(label, checkpoint)
         text = (prompt or "").strip()
         if not text:
@@ -84,7 +84,7 @@ class ImageRequest(PictureRequest):
         n = 1 if asked.n is None else asked.n
         http.state.images = asked.candidates or n  # for the log, if the request is refused
         super().__init__(service, http, asked)
-        checkpoint, completes = self.served.decoder.checkpoint, isinstance(asked, EditForm)
+        checkpoint, completes = self.served.checkpoint, isinstance(asked, EditForm)
         method, particles = (asked.method, asked.particles) if isinstance(asked, EditForm) else (None, None)
         self.bulk = asked.priority == "bulk"
         max_n = service.max_images(self.served, bulk=self.bulk)
@@ -145,7 +145,7 @@ class ImageRequest(PictureRequest):
 
         Raises InvalidRequest or OptionError.
         """
-        self.warnings += map(as_fields, warnings_of(upload, self.served.decoder.checkpoint))
+        self.warnings += map(as_fields, warnings_of(upload, self.served.checkpoint))
         occluded = upload.occluded
         if conditioning == "prefix":
             if self.plan.particles:
@@ -157,7 +157,7 @@ class ImageRequest(PictureRequest):
                                  "since some come after hidden ones; choose a model that is conditional "
                                  "(GET /v1/models), or method=smc, or leave out conditioning", param="conditioning")
         if self.plan.particles:
-            check_filter(self.served.decoder, occluded.known)
+            check_filter(self.served.checkpoint, self.served.facts["device"], occluded.known)
         if upload.overlay is not None:
             if self.array:
                 raise InvalidRequest(f"lay_back returns pictures of the upload's size, but Accept: {encode.NPY} "

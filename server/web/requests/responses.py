@@ -17,8 +17,8 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
-from ...engine.ledger import Ledger
-from ...engine.ticket import ImageDone, RowsDone, Scored, Ticket
+from ...engine.ledger.ledger import Ledger
+from ...engine.ledger.ticket import ImageDone, RowsDone, Scored, Ticket
 from ...errors import ClientLeft, ServiceError
 from ...pictures import encode
 from ..error_handlers import error_json
@@ -48,7 +48,7 @@ async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: 
     submitting = ledger.submit(ticket, request.plan.specs(request.answer.occluded))
     await (while_connected(http, submitting) if request.stream else submitting)  # in a front, a stream waits here
     shown = request.answer.overlay or request.answer.frame
-    common = {"created": int(time.time()), **request.served.decoder.facts, "size": shown.size,
+    common = {"created": int(time.time()), **request.served.facts, "size": shown.size,
               "output_format": request.format, "warnings": request.warnings, **facts}
     if request.stream:
         return Stream(stream_events(ledger, request, ticket, kind, common), ticket)
@@ -83,7 +83,7 @@ async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, 
 
 def _headers(request: ImageRequest, images: list[dict[str, int | float]]) -> dict[str, str]:
     """Headers with the facts that JSON has beside its pictures. Commas separate the values of several images."""
-    headers = {name: quote(value, safe="+") for name, value in request.served.decoder.facts.items()}
+    headers = {name: quote(value, safe="+") for name, value in request.served.facts.items()}
     headers |= {name: ",".join(quote(str(facts[name]), safe="+") for facts in images) for name in images[0]}
     if request.warnings:
         headers["warnings"] = quote("; ".join(request.warnings), safe=READABLE)

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from fastapi import Request, UploadFile
 
-from ...engine.ledger import Ledger
-from ...engine.ticket import Ticket
+from ...engine.ledger.ledger import Ledger
+from ...engine.ledger.ticket import Ticket
 from ...errors import ClientLeft, Exhausted, InvalidRequest, shown
 from ...pictures import uploads
 from ...pictures.pictures import Occluded

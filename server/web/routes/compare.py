@@ -49,7 +49,7 @@ async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=CO
     """Compare attention backends on this machine, between live requests; one comparison at a time."""
     served = service.find(body.model or _comparable(service))
     service.ledger.check_open()
-    if obstacle := not_compared(served.decoder.checkpoint):
+    if obstacle := not_compared(served.checkpoint):
         raise InvalidRequest(obstacle, param="model")
     if body.budget > service.settings.compare_budget:
         raise InvalidRequest(f"budget must be at most {service.settings.compare_budget:g} seconds, "
@@ -65,7 +65,7 @@ async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=CO
 def _comparable(service: Service) -> str | None:
     """The first model that can be compared, as the default one may not be; None if there is none."""
     return next((served.name for served in service.ledger.models.values()
-                 if not not_compared(served.decoder.checkpoint)), None)
+                 if not not_compared(served.checkpoint)), None)
 
 
 @router.get("/v1/compare/{id}", summary="Watch a comparison", response_model=Comparison, operation_id="comparison",

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, File, Request, Response
 
-from ...engine.ticket import Ticket
+from ...engine.ledger.ticket import Ticket
 from ...errors import (
     BodyTooLarge,
     Exhausted,

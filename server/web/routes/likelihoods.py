@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from linpix.model.likelihood import Scoring
 
 from ...engine.decode.scoring import likelihood, scoring_of
-from ...engine.ticket import Demand, Ticket
+from ...engine.ledger.ticket import Demand, Ticket
 from ...errors import BodyTooLarge, Exhausted, Impossible, InvalidRequest, ModelNotFound, UnsupportedMedia, as_fields
 from ...pictures.likelihoods import map_png, numbers, read_scored
 from ...pictures.pictures import Occluded
@@ -57,7 +57,7 @@ async def likelihoods(form: Annotated[LikelihoodForm, File()], http: Request) ->
     http.state.images = 1  # for the log
     if form.response_format == "url":
         raise InvalidRequest("response_format must be b64_json here, or absent, got 'url'", param="response_format")
-    checkpoint, every, upload, mask = request.served.decoder.checkpoint, form.labels == "all", only(form), form.mask
+    checkpoint, every, upload, mask = request.served.checkpoint, form.labels == "all", only(form), form.mask
     if every and not checkpoint.class_names:
         raise InvalidRequest(f"labels=all needs a model with classes, and {request.served.name} has none; leave it out",
                              param="labels")
@@ -89,7 +89,7 @@ async def _when_scored(request: PictureRequest, ticket: Ticket, scoring: Scoring
 
 def _answer(request: PictureRequest, scoring: Scoring, facts: dict[str, Any], *, every: bool, drawn: bool) -> Response:
     """drawn: whether the JSON has the map as a PNG too."""
-    checkpoint = request.served.decoder.checkpoint
+    checkpoint = request.served.checkpoint
     bits, found = likelihood(scoring, request.label, checkpoint, every=every)
     source = {"model": checkpoint.name, "checkpoint": checkpoint.digest, "precision": "fp32"}
     alone = request.alone == "png"  # only PNG: maps have transparent parts, and exact values

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from ...engine.ledger import ServedModel
+from ...engine.ledger.ledger import ServedModel
 from ...errors import ModelNotFound
 from ...pictures import encode
 from .. import fields
@@ -15,18 +15,18 @@ router = APIRouter(tags=["models"])
 
 def card_of(served: ServedModel, aliases: dict[str, str]) -> ModelCard:
     """aliases: the model that each alias (--alias) stands for."""
-    engine, config, facts = served.decoder, served.decoder.config, served.decoder.facts
+    source, config, facts = served.checkpoint, served.config, served.facts
     return ModelCard(
-        id=served.name, created=int(engine.checkpoint.provenance.get("created", 0)), checkpoint=facts["checkpoint"],
-        bits_per_dim=engine.checkpoint.provenance.get("bits_per_dim") or {}, engine=facts["engine"],
+        id=served.name, created=int(source.provenance.get("created", 0)), checkpoint=facts["checkpoint"],
+        bits_per_dim=source.provenance.get("bits_per_dim") or {}, engine=facts["engine"],
         precision=facts["precision"], device=facts["device"], state=facts["state"], attention=config.attention,
         width=config.width, height=config.height, channels=config.channels, conditional=bool(config.patch),
-        classes=list(engine.checkpoint.class_names), sizes=encode.sizes(config),
-        temperature=engine.checkpoint.temperature, temperature_range=list(engine.checkpoint.temperature_range),
-        attempts=engine.checkpoint.attempts, limits=engine.checkpoint.limits,
-        class_agreement=engine.checkpoint.class_agreement,
+        classes=list(source.class_names), sizes=encode.sizes(config),
+        temperature=source.temperature, temperature_range=list(source.temperature_range),
+        attempts=source.attempts, limits=source.limits,
+        class_agreement=source.class_agreement,
         aliases=[alias for alias, name in aliases.items() if name == served.name],
-        state_bytes=engine.checkpoint.net.attention.state_bytes, slots=engine.slots)
+        state_bytes=source.net.attention.state_bytes, slots=served.room.slots)
 
 
 @router.get("/v1/models", summary="List the models",

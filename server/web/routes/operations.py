@@ -4,7 +4,7 @@ import time
 
 from fastapi import APIRouter, Response
 
-from ...engine.ledger import ServedModel
+from ...engine.ledger.ledger import ServedModel
 from ...errors import Starting
 from ..openapi import LEAVING, error_responses, ok_response
 from ..service import ServiceDep
@@ -57,7 +57,7 @@ async def status(service: ServiceDep) -> Status:
 
 
 def _status_of(served: ServedModel, values: dict[tuple[str, ...], float]) -> ModelStatus:
-    name, backend, facts = served.name, served.backend, served.decoder.facts
+    name, backend, facts = served.name, served.backend, served.facts
     return ModelStatus(
         id=name, backend=backend, engine=facts["engine"], precision=facts["precision"], device=facts["device"],
         slots=int(values["linpix_state_slots", name]), slots_used=int(values["linpix_state_slots_used", name]),

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from linpix.server.cluster.choosing import LOADS, ORDER_S, Backlogs, by_end, load_of, oldest_first
 from linpix.server.cluster.messages import Load, Order
 from linpix.server.cluster.scaling import by_images
-from linpix.server.engine.ticket import Demand
+from linpix.server.engine.ledger.ticket import Demand
 
 
 class Clock:

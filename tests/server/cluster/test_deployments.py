@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from linpix.server.cluster.messages import Order
-from linpix.server.engine.ticket import Demand
+from linpix.server.engine.ledger.ticket import Demand
 from linpix.server.errors import EngineGone
 
 pytest.importorskip("ray.serve", reason="the extra is not installed: pip install '.[ray]'")

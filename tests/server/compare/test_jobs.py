@@ -17,7 +17,7 @@ from linpix.server.compare.comparison import Comparison, ComparisonPlan
 from linpix.server.compare.jobs import Job, LocalComparisons
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.local_ledger import LocalLedger
+from linpix.server.engine.ledger.local_ledger import LocalLedger
 from linpix.server.engine.thread import EngineThread
 from linpix.server.errors import Conflict, JustCancelled
 from linpix.server.metrics import Metrics

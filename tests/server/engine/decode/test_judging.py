@@ -15,10 +15,10 @@ from linpix.server.engine.decode.decoder import Decoder
 from linpix.server.engine.decode.faults import Faults, with_faults
 from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.decode.judging import FORGET
-from linpix.server.engine.local_model import LocalModel
+from linpix.server.engine.ledger.local_model import LocalModel
+from linpix.server.engine.ledger.ticket import Demand, Ticket
 from linpix.server.engine.messages import ImageProgress, QuantumReport, Submission
 from linpix.server.engine.schedule.passes import expected_passes
-from linpix.server.engine.ticket import Demand, Ticket
 from tests.server.engine.test_conditional import KNOWN, PICTURE
 
 NOTHING = np.zeros(64, np.bool_)

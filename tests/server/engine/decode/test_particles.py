@@ -243,18 +243,17 @@ def test_particles_have_seeds_that_nothing_else_has():
 
 
 def test_models_and_pictures_that_need_no_filter_are_told_so():
-    model = decoder(slots=1)
-    check_filter(model, KNOWN)
+    model = decoder(slots=1).checkpoint
+    check_filter(model, "cpu", KNOWN)
     for known in (np.ones(8, bool), np.zeros(8, bool), np.arange(8) < 5):
         with pytest.raises(OptionError, match="known pixels after the first hole, but there are none"):
-            check_filter(model, known)
+            check_filter(model, "cpu", known)
     background = {"background": 0, "background_dim": 16, "look_ups": ("previous", "row", "column", "class")}
     for options, words in ((background, "skips the background"), ({**background, "patch": 4, "following": ((0, 1, 0),)},
                                                                   "reads all known pixels before it draws")):
         net = Transformer(dataclasses.replace(PRESETS["tiny"], **options))
         source = checkpoint.Checkpoint("other", net, {}, "", tuple("0123456789"))
         with pytest.raises(OptionError, match=words):
-            check_filter(new_decoder(source, 1, "eager"), np.arange(64) % 2 > 0)
-    model.device = "cuda"
+            check_filter(source, "cpu", np.arange(64) % 2 > 0)
     with pytest.raises(OptionError, match="decodes on a GPU"):
-        check_filter(model, KNOWN)
+        check_filter(model, "cuda", KNOWN)

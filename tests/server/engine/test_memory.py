@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from linpix.server import memory
+from linpix.server.engine import memory
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def test_free_memory_is_what_every_group_around_us_leaves(tmp_path, files, mib):
 
 
 def test_free_memory_is_what_the_address_space_leaves():
-    code = ("import resource; from linpix.server.memory import free_bytes\n"
+    code = ("import resource; from linpix.server.engine.memory import free_bytes\n"
             "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
             f"resource.setrlimit(resource.RLIMIT_AS, (used + {100 * MIB},) * 2)\n"
             "print(free_bytes())")

@@ -5,9 +5,9 @@ import pytest
 from linpix.model import checkpoint
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.local_ledger import LocalLedger
+from linpix.server.engine.ledger.local_ledger import LocalLedger
+from linpix.server.engine.ledger.ticket import Demand
 from linpix.server.engine.thread import EngineThread
-from linpix.server.engine.ticket import Demand
 from linpix.server.errors import ClientLimit
 from linpix.server.metrics import Metrics
 

@@ -11,26 +11,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from linpix.model.checkpoint import Checkpoint
 from linpix.model.likelihood import Scoring
 
-from ..errors import ClientLeft, Draining, EngineGone, Exhausted, ServiceError
-from ..metrics import Measured, Metrics
-from ..pictures.upload_slots import UploadSlots
-from .decode.decoder import Decoder
-from .decode.image_spec import ImageSpec
-from .schedule.forecast import Room
+from ...errors import ClientLeft, Draining, EngineGone, Exhausted, ServiceError
+from ...metrics import Measured, Metrics
+from ...pictures.upload_slots import UploadSlots
+from ..decode.image_spec import ImageSpec
+from ..schedule.forecast import Room
 from .ticket import Demand, Ticket
 
 T = TypeVar("T")
 
 
 class ServedModel(ABC):
-    """A model that requests may ask for."""
+    """A model that requests may ask for, decoded in this process or elsewhere."""
 
-    def __init__(self, name: str, backend: str, decoder: Decoder, max_queue: int) -> None:
-        """backend: its attention, as metrics name it · max_queue: images that may wait."""
-        self.name, self.backend, self.decoder = name, backend, decoder
-        self.room = Room(decoder.slots, max_queue)
+    def __init__(self, checkpoint: Checkpoint, facts: dict[str, str], backend: str, room: Room) -> None:
+        """facts: of Decoder · backend: its attention, as metrics name it."""
+        self.checkpoint, self.facts, self.backend, self.room = checkpoint, facts, backend, room
+        self.name, self.config = checkpoint.name, checkpoint.net.config
 
     @abstractmethod
     def room_left(self, bulk: bool = False) -> int:

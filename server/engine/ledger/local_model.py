@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 
-from ..errors import DeadlineUnreachable, QueueFull
-from .batch import Batcher
+from ...errors import DeadlineUnreachable, QueueFull
+from ..batch import Batcher
+from ..messages import QuantumReport
+from ..schedule.forecast import Outlook, Remaining, Room, latest_end, queue_order
+from ..schedule.passes import UNKNOWN, expected_passes
+from ..schedule.quantum import QUANTUM_S
+from ..schedule.step_time import MIN_FACTOR, SafetyFactor, StepTimeEstimate
 from .ledger import ServedModel
-from .messages import QuantumReport
-from .schedule.forecast import Outlook, Remaining, latest_end, queue_order
-from .schedule.passes import UNKNOWN, expected_passes
-from .schedule.quantum import QUANTUM_S
-from .schedule.step_time import MIN_FACTOR, SafetyFactor, StepTimeEstimate
 from .ticket import Demand, Ticket
 
 STALE_S = 5.0  # seconds without use after which measurements of a model, of scoring or of prefill are forgotten:
@@ -26,8 +26,9 @@ class LocalModel(ServedModel):
     def __init__(self, batcher: Batcher, max_queue: int, uploads_s: Callable[[int], float] = lambda uploads: 0.0
                  ) -> None:
         """uploads_s: seconds until so many uploads are decoded, of those that hold room in the queue."""
-        super().__init__(batcher.name, batcher.backend, batcher.decoder, max_queue)
-        self.batcher = batcher
+        decoder = batcher.decoder
+        super().__init__(decoder.checkpoint, decoder.facts, batcher.backend, Room(decoder.slots, max_queue))
+        self.batcher, self.decoder = batcher, decoder
         self.step_time, self.safety = StepTimeEstimate(), SafetyFactor()
         self._uploads_s, self._length = uploads_s, batcher.scheduler.length
         self._reserved: dict[str, Ticket] = {}  # admitted; to be scored, or their images are not known yet
@@ -212,7 +213,7 @@ class LocalModel(ServedModel):
         """Seconds that prefill takes for a request with so many known tokens; 0 if none was measured lately."""
         if not known or time.monotonic() - self._prefilled_at > STALE_S:
             return 0.0
-        return self._prefill_s * (1 if self.decoder.config.patch else known)
+        return self._prefill_s * (1 if self.config.patch else known)
 
     def apply(self, report: QuantumReport) -> None:
         """Learn from what a report says of all images together."""
@@ -236,7 +237,7 @@ class LocalModel(ServedModel):
 
         left: tokens still to be decoded, of an image in a slot.
         """
-        conditioned = bool(known and self.decoder.config.patch)
+        conditioned = bool(known and self.config.patch)
         once = expected_passes(self._ratios, self._length - known, self._length, conditioned)
         now = once if left is None else expected_passes(self._ratios, left, self._length, conditioned)
         return now + self._repeats * once if ticket.demand.attempts > 1 else now

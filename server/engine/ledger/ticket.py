@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from linpix.model.attempts import Recognised
 
-from ..errors import DeadlinePassed, ServiceError
-from .decode.particles import Estimate
-from .messages import ImageProgress
+from ...errors import DeadlinePassed, ServiceError
+from ..decode.particles import Estimate
+from ..messages import ImageProgress
 
 
 @dataclass(frozen=True, slots=True)

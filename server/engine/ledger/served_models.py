@@ -5,12 +5,12 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 
+from ...metrics import PRIORITIES, Metrics
+from ..batch import Batcher
 from ..memory import collect
-from ..metrics import PRIORITIES, Metrics
-from .batch import Batcher
+from ..messages import QuantumReport
+from ..thread import EngineThread
 from .local_model import LocalModel
-from .messages import QuantumReport
-from .thread import EngineThread
 from .ticket import Ticket
 
 COLLECT_S = 1.0  # seconds from the last request of a model that is no longer served until its memory is freed

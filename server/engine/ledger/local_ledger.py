@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 
 from linpix.model.likelihood import Scoring
 
-from .. import logs
-from ..errors import ClientLimit, DeadlinePassed, EngineFailed, ServiceError
-from ..metrics import Measured, Metrics
-from ..pictures.upload_slots import UploadSlots
-from .batch import Batcher
-from .decode.image_spec import ImageSpec
-from .decode.scoring import ScoringJob
+from ... import logs
+from ...errors import ClientLimit, DeadlinePassed, EngineFailed, ServiceError
+from ...metrics import Measured, Metrics
+from ...pictures.upload_slots import UploadSlots
+from ..batch import Batcher
+from ..decode.image_spec import ImageSpec
+from ..decode.scoring import ScoringJob
+from ..messages import ImageProgress, QuantumReport, Submission
+from ..thread import EngineThread
 from .ledger import Ledger, ServedModel
 from .local_model import LocalModel
-from .messages import ImageProgress, QuantumReport, Submission
 from .served_models import ServedModels
-from .thread import EngineThread
 from .ticket import Demand, ImageDone, Scored, Ticket
 
 logger = logging.getLogger("linpix")
@@ -77,12 +77,11 @@ class LocalLedger(Ledger):
     async def submit(self, ticket: Ticket, specs: Sequence[ImageSpec]) -> None:
         """Hand an admitted request's images to the engine thread. Raises DeadlinePassed or DeadlineUnreachable."""
         served, first = self._at[ticket.id], specs[0]
-        config = served.decoder.config
         ticket.check_time()
         if ticket.demand.known is None:
             with self._refusing(ticket):
-                served.queue(ticket, first.known_tokens(config))
-        ticket.given = first.known_rows(config)
+                served.queue(ticket, first.known_tokens(served.config))
+        ticket.given = first.known_rows(served.config)
         ticket.rows = [ticket.given] * len(specs)
         ticket.outcome = "cancelled"  # unless something else ends it
         ticket.expiry = asyncio.get_running_loop().call_at(
@@ -159,7 +158,7 @@ class LocalLedger(Ledger):
                 served.drawn(ticket)
                 if ticket.demand.scored_after:
                     assert image.canvas is not None
-                    scoring = Scoring(served.decoder.net, image.canvas, labels=[image.label])
+                    scoring = Scoring(served.checkpoint.net, image.canvas, labels=[image.label])
                     self._thread.score(ScoringJob(ticket.id, ticket.client, scoring, image))
                 else:
                     self._done(served, ticket, image)

@@ -5,8 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
+from linpix.server.engine.ledger.ticket import Demand, RowsDone, Ticket
 from linpix.server.engine.messages import ImageProgress
-from linpix.server.engine.ticket import Demand, RowsDone, Ticket
 from linpix.server.errors import DeadlinePassed
 
 
