@@ -35,9 +35,9 @@ The event loop owns the ledger and the state of comparisons; the engine thread o
 for the thread go through its inbox, and its reports are calls on the event loop (engine/thread.py). What they carry is
 in engine/messages.py, and for scores in engine/decode/scoring.py.
 
-A deadline that cannot be met is refused by engine/ledger/local_model.py, and a deadline that passes ends its request in
-engine/ledger/ticket.py. engine/decode/failures.py finds an image that fails; the report of that quantum ends its
-request.
+Deadlines: engine/ledger/local_model.py refuses one that cannot be met; local_ledger.py beside it sets the timer that
+ends a request whose images are not done, ticket.py ends other work for it, and web/middleware/bodies.py the reading.
+Failures: engine/decode/failures.py finds an image that fails, and the report of that quantum ends its request.
 
 To add
   a route           a function in web/routes/ (a new file needs a line in app.py), and its answer in web/schemas.py;
@@ -51,8 +51,8 @@ To add
                     keeps it for each slot, and compiled.py passes it on to csrc. If it changes the images, cli/bulk.py
                     must not continue a run that has another value (_settings there)
   a metric          declare it in metrics.py, update it where it happens: engine/ledger/served_models.py (quanta),
-                    engine/ledger/local_ledger.py (requests), web/middleware/ (HTTP), cluster/ (fronts, desk); and list
-                    it in tests/server/test_dashboard.py
+                    engine/ledger/ (requests), web/middleware/ and web/error_handlers.py (HTTP), cluster/ (fronts,
+                    desk); and list it in tests/server/test_dashboard.py
   an attention kind a file in model/attention/ and its line in model/attention/__init__.py; its name and options in
                     model/config.py; if it draws, choose in model/packing.py says by which engine, and
                     engine/catalogue.py with how many slots; to compare it, its name in

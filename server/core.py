@@ -44,7 +44,7 @@ class Core:
                           self.kernel)
         self.thread = EngineThread(settings.watchdog_timeout)
         self.ledger = LocalLedger(batchers, metrics, self.thread, max_queue=settings.max_queue,
-                             request_timeout_s=settings.request_timeout, client_images=settings.client_images)
+                                  request_timeout_s=settings.request_timeout, client_images=settings.client_images)
         self.comparisons = LocalComparisons(self.ledger, self.thread)
 
     async def reload_models(self) -> None:

@@ -14,7 +14,7 @@ from .decode.decoder import Decoder
 from .decode.failures import EngineLost, NotFinite, Outcome, QuantumPlan, isolate
 from .decode.image_spec import ImageSpec
 from .decode.judging import Judging
-from .decode.particles import Estimate, ParticleFilter, filters_of, next_row
+from .decode.particles import Estimate, ParticleFilter, filters_of, reweighed
 from .decode.prefill import Judged, Prefills, PrefillsRun
 from .messages import ImageProgress, QuantumReport, Submission
 from .schedule.passes import PassesLearned
@@ -201,7 +201,7 @@ class Batcher:
             else:
                 finished.append(image)
         if self._filters:
-            self._filters, estimates = next_row(self._filters, self.decoder)
+            self._filters, estimates = reweighed(self._filters, self.decoder)
         if self.decoder.fill_freed_with_nan:
             for slot in self.scheduler.free:
                 self.decoder.pool.fill_with_nan(slot)

@@ -43,7 +43,7 @@ class AdmittingRoute(APIRoute):
             handle = _directly(self.endpoint, TypeAdapter[Any](self.body_field.field_info.annotation or Any), handle)
 
         async def admitting(http: Request) -> Response:
-            return cast(Response, partial(_hold, http, handle, self.path))
+            return cast(Response, partial(_hold, http, handle, self.path))  # FastAPI only calls it
 
         return admitting
 
@@ -68,7 +68,7 @@ def _directly(endpoint: Callable[..., Awaitable[Response]], body: TypeAdapter[An
 async def _hold(http: Request, handle: Handler, path: str, scope: Scope, receive: Receive, send: Send) -> None:
     """Make the response and send it; meanwhile the ticket holds the request's resources.
 
-    FastAPI calls this as it calls a response. So errors raised before the first byte reach the error handlers, as
+    It is called as FastAPI calls a response. So errors raised before the first byte reach the error handlers, as
     errors of a route do.
     """
     service: Service = http.app.state.service

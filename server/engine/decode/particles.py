@@ -119,7 +119,7 @@ def filters_of(images: Sequence[ScheduledImage], specs: Sequence[ImageSpec]) -> 
             for first in range(0, len(images), group)]
 
 
-def next_row(filters: Sequence[ParticleFilter], decoder: Decoder) -> tuple[list[ParticleFilter], dict[int, Estimate]]:
+def reweighed(filters: Sequence[ParticleFilter], decoder: Decoder) -> tuple[list[ParticleFilter], dict[int, Estimate]]:
     """Weigh and resample particles whose image row has ended.
 
     Returns the filters that go on, and estimates of the answers by slot.

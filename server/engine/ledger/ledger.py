@@ -94,7 +94,7 @@ class Ledger(ABC):
             yield ticket
         except Exception as error:
             if not isinstance(error, ClientLeft) and (ticket.outcome or isinstance(error, Exhausted)):
-                ticket.outcome = "failed"
+                ticket.outcome = "failed"  # if the client left, it stays "cancelled"
             raise
         finally:
             self.release(ticket)

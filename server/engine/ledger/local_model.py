@@ -34,7 +34,7 @@ class LocalModel(ServedModel):
         self._reserved: dict[str, Ticket] = {}  # admitted; to be scored, or their images are not known yet
         self.queued: dict[str, Ticket] = {}     # their images wait or run, in the order they came
         self._waiting = [0, 0]                  # images that have had no slot yet: interactive, bulk
-        self._unscored = [0, 0]                 # images that wait for their score: they hold room, but need no slot
+        self._unfinished = [0, 0]               # images that are drawn, and hold room until they are finished
         self._in_slots = 0
         self._score_s = 0.0                     # to score one candidate or judge one image, smoothed
         self._scored_at = -math.inf             # when this was last measured
@@ -61,14 +61,14 @@ class LocalModel(ServedModel):
     @property
     def undone(self) -> int:
         """Images of all tickets here that are not done."""
-        return self._in_slots + self._queue()[0]
+        return self._in_slots + self._held()[0]
 
     def room_left(self, bulk: bool = False) -> int:
-        return self.room.left(bulk, self.room.slots - self._in_slots, *self._queue())
+        return self.room.left(bulk, self.room.slots - self._in_slots, *self._held())
 
-    def _queue(self) -> tuple[int, int]:
+    def _held(self) -> tuple[int, int]:
         """Images that hold room in the queue, and how many of them are bulk."""
-        return sum(self._waiting) + sum(self._unscored), self._waiting[True] + self._unscored[True]
+        return sum(self._waiting) + sum(self._unfinished), self._waiting[True] + self._unfinished[True]
 
     # --- admission ---
 
@@ -84,7 +84,7 @@ class LocalModel(ServedModel):
             self.safety = SafetyFactor()
         if images > self.room_left(bulk):
             limit = self.room.queue_of(bulk)
-            queue, waiting = self._queue()
+            queue, waiting = self._held()
             if images > self.room_left():  # in either class
                 waiting, limit = queue, self.room.max_queue
             room_s = max(self._outlook().until_room(self.room, images, bulk, self.step_time), self._uploads_s(images))
@@ -106,7 +106,7 @@ class LocalModel(ServedModel):
         """Free what a ticket holds here."""
         if (self._reserved.pop(ticket.id, None) or self.queued.pop(ticket.id, None)) is not None:
             self._waiting[ticket.demand.bulk] -= ticket.waiting
-            self._unscored[ticket.demand.bulk] -= ticket.drawn - ticket.done
+            self._unfinished[ticket.demand.bulk] -= ticket.drawn - ticket.done
             if ticket.joined > ticket.drawn:
                 self._in_slots -= ticket.joined - ticket.drawn
                 self._in_progress = None
@@ -190,14 +190,15 @@ class LocalModel(ServedModel):
         """One of a ticket's images has left its slot, and holds room until it is finished."""
         ticket.drawn += 1
         self._in_slots -= 1
-        self._unscored[ticket.demand.bulk] += 1
+        self._unfinished[ticket.demand.bulk] += 1
         if ticket.drawn == ticket.demand.images:
             self.settle(ticket)
 
     def finished(self, ticket: Ticket) -> None:
         """One of a ticket's images, which was drawn, is done, also scored if its demand says so."""
+        assert ticket.done < ticket.drawn
         ticket.done += 1
-        self._unscored[ticket.demand.bulk] -= 1
+        self._unfinished[ticket.demand.bulk] -= 1
 
     def scored(self, seconds: float) -> None:
         """One image was scored, or judged. seconds: what its own pieces took."""

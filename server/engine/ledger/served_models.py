@@ -24,7 +24,7 @@ class ServedModels:
                  uploads_s: Callable[[int], float]) -> None:
         """max_queue: images of one model that may wait · uploads_s: as for LocalModel."""
         self._metrics, self._thread, self._max_queue, self._uploads_s = metrics, thread, max_queue, uploads_s
-        self.models: dict[str, LocalModel] = {}      # by name; updated in place
+        self.models: dict[str, LocalModel] = {}       # by name; updated in place
         self.entries: dict[Batcher, LocalModel] = {}  # these, and those that are decoded until their last request ends
         self.serve(batchers)
 

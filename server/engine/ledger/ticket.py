@@ -49,11 +49,11 @@ class Demand:
     images: int
     bulk: bool = False
     stream: bool = False
-    known: int | None = None  # tokens of each image that need no step; None: upload not decoded yet
-    group: int = 1            # images that get their slots at the same time
+    known: int | None = None    # tokens of each image that need no step; None: upload not decoded yet
+    group: int = 1              # images that get their slots at the same time
     scored_after: bool = False  # each image is scored after it is drawn, and holds room until then
-    scored_only: bool = False  # its image is not drawn: it holds room in the queue, never a slot
-    attempts: int = 0         # for each image, as in ImageSpec
+    scored_only: bool = False   # its image is not drawn: it holds room in the queue, never a slot
+    attempts: int = 0           # for each image, as in ImageSpec
 
 
 @dataclass(slots=True, eq=False)

@@ -47,8 +47,8 @@ async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: 
     """Draw the images of an admitted request, and answer with them in the requested form. Raises ServiceError."""
     submitting = ledger.submit(ticket, request.plan.specs(request.answer.occluded))
     await (while_connected(http, submitting) if request.stream else submitting)  # in a front, a stream waits here
-    shown = request.answer.overlay or request.answer.frame
-    common = {"created": int(time.time()), **request.served.facts, "size": shown.size,
+    sized = request.answer.overlay or request.answer.frame
+    common = {"created": int(time.time()), **request.served.facts, "size": sized.size,
               "output_format": request.format, "warnings": request.warnings, **facts}
     if request.stream:
         return Stream(stream_events(ledger, request, ticket, kind, common), ticket)
