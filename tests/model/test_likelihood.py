@@ -217,6 +217,6 @@ def test_a_mixture_of_classes_has_their_mean_likelihood_sub_pixel_by_sub_pixel()
 @pytest.mark.parametrize("name", ["mnist-small", "mnist-conditional"])
 def test_shipped_models_have_the_bits_per_dim_of_evaluate(data, name):
     net = checkpoint.read(checkpoint.find(name)).net
-    images = load(data / "mnist", "test", net.config).images[:32]
+    images = load(data / "mnist", "test", net.config).images[:12]
     found = [-bits_per_dim(Scoring(net, image).complete().mixed.sum(), net.config) for image in images]
     assert np.abs(np.array(found) - bits_of(net, images).numpy()).max() < 1e-5
