@@ -492,8 +492,9 @@ void callers_on_several_threads_take_turns() {
 }  // namespace
 }  // namespace linpix
 
-int main() {
+int main(int arguments, char**) {
   using namespace linpix;
+  const bool few = arguments > 1;  // any argument: half of the slowest test, for emulators
   philox_gives_its_published_vectors();
   functions_are_those_of_the_library();
   for (const auto& [D, M] : {std::pair{8, 8}, {32, 32}, {5, 7}, {17, 48}, {33, 65}, {1, 1}})
@@ -507,7 +508,8 @@ int main() {
     for (int columns : {16, 32, 48, 64})
       for (bool largest : {false, true}) products_of_bytes_are_exact(rows, columns, 512, largest);
   a_row_of_bytes_is_near_the_row();
-  for (const auto& [bf16, int8] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}})
+  for (const auto& [bf16, int8] : {std::pair{false, false}, {true, true}, {true, false}, {false, true}}) {
+    if (few && bf16 != int8) continue;
     for (Shape shape : {Shape{2, 2, 8, 8, 16, 32, 3, true, true, bf16}, {3, 3, 5, 7, 48, 37, 17, false, false, bf16},
                         {1, 4, 16, 16, 128, 160, 10, false, true, bf16}, {1, 1, 8, 8, 16, 16, 300, true, true, bf16},
                         {2, 3, 5, 7, 48, 37, 17, false, true, bf16, true},
@@ -515,6 +517,7 @@ int main() {
       shape.int8 = int8;
       an_image_is_the_same_alone_and_in_a_batch(shape);
     }
+  }
   threads_that_keep_each_other_waiting_stop_at_the_same_step();
   for (bool background : {false, true}) what_is_left_when_sharing_is_given_up_is_dealt_out(background);
   callers_on_several_threads_take_turns();
