@@ -95,7 +95,7 @@ struct Rows {
   int64_t* passes;    // (count): of these, those that went through the layers
   const int64_t *slots, *positions, *steps, *start, *seeds;  // (count)
   const float* temperatures;                                 // (count)
-  float* log_probs;  // (count, most_steps, token_size)
+  float* log_probs;  // (count, most_steps, token_size); null: not wanted
   bool* finite;      // (count)
   // Only of read, whose tokens are not looked up: inputs of the first layer, row after row.
   const float* inputs;     // (offsets[count], d_model)

@@ -109,16 +109,18 @@ LINPIX_FUNCTION uint8_t draw_marginal(const double* cumulative, float u0) {
 }
 
 // Draws the sub-pixels of one row's token, one after the other, unless they are known, and writes their
-// log-probabilities. parameters: of the token, whose means are changed in place. scratch: K floats.
+// log-probabilities if they are wanted: most of the work is theirs. parameters: of the token, whose means are changed
+// in place. scratch: K floats.
 LINPIX_FUNCTION void finish_token(const Model& m, const Rows& rows, int row, int64_t step, float* parameters,
                                   float* scratch) {
   const int size = m.token_size;
   const int64_t first = (rows.positions[row] + step) * size, slot = rows.slots[row];
   uint8_t* pixel = rows.canvas + slot * m.subpixels + first;
   const bool known = rows.known[slot * m.subpixels + first];
-  float* log_probs = rows.log_probs + (row * rows.most_steps + step) * size;
+  float* log_probs = rows.log_probs ? rows.log_probs + (row * rows.most_steps + step) * size : nullptr;
   if (m.marginal && first == 0) {
     if (!known) *pixel = draw_marginal(m.marginal, uniform(noise(rows.seeds[row], 0).word[0]));
+    if (!log_probs) return;
     const double mass = m.marginal[*pixel] - (*pixel ? m.marginal[*pixel - 1] : 0);
     *log_probs = (float)natural_log(mass / m.marginal[255]);
     return;
@@ -129,13 +131,15 @@ LINPIX_FUNCTION void finish_token(const Model& m, const Rows& rows, int row, int
   const float temperature = rows.temperatures[row];
   Words words = noise(rows.seeds[row], first);
   const int picked = known ? 0 : pick(p, uniform(words.word[0]), temperature, scratch);
-  normalise(p.logits(), scratch, p.K);  // log-probability of each component, given the sub-pixels so far
+  if (log_probs) normalise(p.logits(), scratch, p.K);  // log-probability of each component, given the sub-pixels so far
   for (int c = 0; c < size; ++c) {
     if (c) words = noise(rows.seeds[row], first + c);
     if (!known)
       pixel[c] = draw(p.means(c)[picked], p.log_scales(c)[picked], uniform(words.word[1]), temperature, m.elu_scale);
-    add_log_probabilities(p, c, pixel[c], scratch);
-    log_probs[c] = normalise(scratch, scratch, p.K);
+    if (log_probs) {
+      add_log_probabilities(p, c, pixel[c], scratch);
+      log_probs[c] = normalise(scratch, scratch, p.K);
+    }
     move_means(p, c, pixel[c]);
   }
 }

@@ -184,7 +184,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
     Maybe tokens, const Maybe& conditioned, const Tensor& slots, const Tensor& positions, const Tensor& steps,
     const Tensor& start, const Tensor& seeds, const Tensor& temperatures, const std::vector<Tensor>& weights,
     const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t most_passes, int64_t threads,
-    double patience) {
+    double patience, bool with_log_probs) {
   const char* op = "decode_quantum";
   check_not_deferred(op, pairs, scale, saturated, tokens);
   const Parts parts(op, weights, sizes, eps);
@@ -203,10 +203,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
   rows.most_passes = std::min(most, most_passes);
   for (int64_t i = 0; i < B; ++i)
     STD_TORCH_CHECK(real[i] <= most, op, ": row ", i, " takes ", real[i], " steps, but `most` is ", most);
-  Tensor log_probs = torch::stable::new_zeros(temperatures, {B, rows.most_steps * m.token_size});
+  Tensor log_probs = torch::stable::new_zeros(temperatures, {B, with_log_probs ? most * m.token_size : 0});
   Tensor finite = torch::stable::new_empty(known, {B});
   Tensor taken = torch::stable::new_zeros(steps, {B}), passes = torch::stable::new_zeros(steps, {B});
-  rows.log_probs = (float*)log_probs.data_ptr();
+  rows.log_probs = with_log_probs ? (float*)log_probs.data_ptr() : nullptr;
   rows.finite = (bool*)finite.data_ptr();
   rows.taken = (int64_t*)taken.data_ptr();
   rows.passes = (int64_t*)passes.data_ptr();

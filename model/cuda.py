@@ -253,7 +253,7 @@ class GpuPool:
             self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated, self.last, self.tokens,
             rows.conditioned if skips else None, slots, positions, steps, start, seeds, rows.temperatures,
             packed.weights, packed.sizes, packed.eps, self.config.length if skips else self.stride, self.stride, 1,
-            math.inf)
+            math.inf, False)
         rows.finite &= finite
         rows.passes += passes
         positions += taken

@@ -24,7 +24,7 @@ GPU_HEADS = (8, 16, 32)  # sizes that the CUDA kernels support, with equal key a
 GPU_MAX_HEAD = 64  # largest key or value dim for attention over whole sequences
 SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 # increased with every change of a schema below or of the packed layout, so that a library for another is not loaded
-SCHEMAS = 13
+SCHEMAS = 14
 
 _library = torch.library.Library("linpix", "DEF")
 RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"
@@ -38,11 +38,12 @@ RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Te
 # most: the largest number of steps, or tokens, of a row; an argument, since reading it from a GPU would mean waiting.
 # most_passes: a row stops after this many passes, or when its steps are taken; a row that skips has fewer passes than
 # steps. patience: seconds per pass; threads that share columns and take longer on average go on without sharing.
+# log_probs: whether log-probabilities are computed; else the first result has no columns.
 DECODE_QUANTUM = (
     "decode_quantum(Tensor(a!) canvas, Tensor known, Tensor(b!) S, Tensor(c!) z, Tensor(d!)? pairs, Tensor? scale,"
     " Tensor(e!)? saturated, Tensor(f!)? last, Tensor(g!)? tokens, Tensor? conditioned, Tensor slots, Tensor positions,"
     " Tensor steps, Tensor start, Tensor seeds, Tensor temperatures, Tensor[] weights, int[] sizes, float eps,"
-    " int most, int most_passes, int threads, float patience) -> (Tensor, Tensor, Tensor, Tensor)")
+    " int most, int most_passes, int threads, float patience, bool log_probs) -> (Tensor, Tensor, Tensor, Tensor)")
 PREFILL = (
     "prefill(Tensor canvas, Tensor known, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor? scale,"
     " Tensor(d!)? saturated, Tensor(e!)? last, Tensor(f!)? tokens, Tensor? conditioned, Tensor slots, Tensor positions,"
@@ -221,9 +222,9 @@ def _decode_quantum_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, p
                           conditioned: Tensor | None, slots: Tensor, positions: Tensor, steps: Tensor, start: Tensor,
                           seeds: Tensor, temperatures: Tensor, weights: list[Tensor], sizes: list[int], eps: float,
                           most: int, most_passes: int, threads: int,
-                          patience: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return (temperatures.new_empty(slots.shape[0], most), known.new_empty(slots.shape[0]), steps.new_empty(steps.shape),
-            steps.new_empty(steps.shape))
+                          patience: float, log_probs: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (temperatures.new_empty(slots.shape[0], most if log_probs else 0), known.new_empty(slots.shape[0]),
+            steps.new_empty(steps.shape), steps.new_empty(steps.shape))
 
 
 @torch.library.register_fake("linpix::prefill")

@@ -106,7 +106,8 @@ class Packed:
 
     def decode(self, canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor,
                steps: Tensor, start: Tensor, seeds: Tensor, temperatures: Tensor, *, last: Tensor | None = None,
-               conditioned: Tensor | None = None, passes: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+               conditioned: Tensor | None = None, passes: int | None = None,
+               log_probs: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Advance each of B rows from its position by its number of steps. Positions and steps count tokens.
 
         passes: a row stops earlier, before the step that would be its (passes + 1)-th through the layers.
@@ -116,18 +117,19 @@ class Packed:
         no slot twice except 0, whose rows are not computed · temperatures (B,) float32 · conditioned (B,) bool, whether
         a row's known sub-pixels were read, and are skipped; none if absent.
         Returns the log-probability of each sub-pixel at temperature 1, (B, sub-pixels in the largest number of steps)
-        float32 in nats, 0 after a row's last one; (B,) bool, false where a row's parameters were not finite; and, (B,)
-        int64 each, the steps that each row took, and how many of them went through the layers.
+        float32 in nats, 0 after a row's last one, or (B, 0) unless log_probs asks for them; (B,) bool, false where a
+        row's parameters were not finite; and, (B,) int64 each, the steps that each row took, and how many of them went
+        through the layers.
         """
         most = int(steps.numpy()[slots.numpy() != 0].max(initial=0))  # not torch's: see server/engine/decode/decoder.py
         threads, patience = self.team.choose(len(slots))
         began = time.perf_counter()
-        log_probs, finite, taken, passed = torch.ops.linpix.decode_quantum(
+        found, finite, taken, passed = torch.ops.linpix.decode_quantum(
             canvas, known, S, z, None, None, None, last, None, conditioned, slots, positions, steps, start, seeds,
             temperatures, self.weights, self.sizes, self.eps, most, most if passes is None else passes, threads,
-            patience)
+            patience, log_probs)
         self.team.learn(len(slots), threads, int(passed.numpy().max(initial=0)), time.perf_counter() - began)
-        return log_probs, finite, taken, passed
+        return found, finite, taken, passed
 
     def prefill(self, canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor,
                 steps: Tensor, start: Tensor, *, last: Tensor | None = None, conditioned: Tensor | None = None) -> None:

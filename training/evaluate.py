@@ -110,7 +110,8 @@ def _stepped_nats(net: Transformer, packed: Packed, images: Tensor, start: Tenso
     nothing = torch.zeros(rows, dtype=torch.int64)
     log_probs, finite, *_ = packed.decode(
         canvas, torch.ones_like(canvas, dtype=torch.bool), state.S, state.z, torch.arange(1, rows + 1), nothing,
-        torch.full_like(nothing, net.config.length), start, nothing, torch.ones(rows), last=state.last)
+        torch.full_like(nothing, net.config.length), start, nothing, torch.ones(rows), last=state.last,
+        log_probs=True)
     if not bool(finite.all()):
         raise FloatingPointError("the model's parameters are not finite; evaluate another checkpoint")
     return -log_probs.double().sum(1)

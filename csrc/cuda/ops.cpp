@@ -159,7 +159,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
     Tensor canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated, Maybe last,
     Maybe tokens, const Maybe& conditioned, const Tensor& slots, const Tensor& positions, const Tensor& steps,
     const Tensor& start, const Tensor& seeds, const Tensor& temperatures, const std::vector<Tensor>& weights,
-    const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t most_passes, int64_t, double) {
+    const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t most_passes, int64_t, double,
+    bool with_log_probs) {
   const char* op = "decode_quantum";
   const Device device(S);
   Call call(op, canvas, known, S, z, pairs, scale, saturated, last, tokens, conditioned, slots, positions, steps, start,
@@ -170,10 +171,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
   rows.seeds = checked<int64_t>(seeds, op, "seeds", ScalarType::Long, {B});
   rows.temperatures = checked<float>(temperatures, op, "temperatures", ScalarType::Float, {B});
   rows.most_steps = most;
-  Tensor log_probs = torch::stable::new_zeros(temperatures, {B, most * call.pass.model.token_size});
+  Tensor log_probs =
+      torch::stable::new_zeros(temperatures, {B, with_log_probs ? most * call.pass.model.token_size : 0});
   Tensor finite = torch::stable::fill_(torch::stable::new_empty(known, {B}), 1);
   Tensor taken = torch::stable::new_zeros(steps, {B}), passes = torch::stable::new_zeros(steps, {B});
-  rows.log_probs = (float*)log_probs.data_ptr();
+  rows.log_probs = with_log_probs ? (float*)log_probs.data_ptr() : nullptr;
   rows.finite = (bool*)finite.data_ptr();
   rows.taken = (int64_t*)taken.data_ptr();
   rows.passes = (int64_t*)passes.data_ptr();

@@ -99,7 +99,7 @@ def log_probs(pool: GpuPool, images: Tensor, slots: list[int]) -> tuple[Tensor, 
     found, finite, *_ = pool._operators.decode_quantum(
         pool.canvas, pool.known, pool.S, pool.z, pool.pairs, pool.scale, pool._saturated, pool.last, pool.tokens,
         None, at, at * 0, at * 0 + steps, at * 0 + START, at, torch.ones(len(slots), device=pool.device),
-        pool._packed.weights, pool._packed.sizes, pool._packed.eps, steps, steps, 1, math.inf)
+        pool._packed.weights, pool._packed.sizes, pool._packed.eps, steps, steps, 1, math.inf, True)
     return found.cpu(), finite.cpu()
 
 
@@ -430,11 +430,28 @@ def test_what_was_read_elsewhere_is_loaded_and_decoded_on(place, shape, format_)
     found, *_ = pool._operators.decode_quantum(
         pool.canvas, pool.known, pool.S, pool.z, pool.pairs, pool.scale, pool._saturated, pool.last, pool.tokens,
         at > 0, at, at * 0, at * 0 + steps, at * 0 + START, at, torch.ones(3, device=pool.device), pool._packed.weights,
-        pool._packed.sizes, pool._packed.eps, steps, steps, 1, math.inf)
+        pool._packed.sizes, pool._packed.eps, steps, steps, 1, math.inf, True)
     drawn = pool.images([1, 2, 3])
     assert torch.equal(drawn[known], images[known]) and pool.saturated() == 0
     exact = mixture.log_likelihood(net.double().predict(net.sequences(drawn, start, known)).parameters, drawn)
     assert float((found.cpu() - exact)[~known].abs().max()) < (1e-4 if format_ == "fp32" else 1e-1)
+
+
+@pytest.mark.parametrize("shape", ["tiny", "no start token", "background", "pixels"])
+def test_an_image_is_the_same_without_log_probabilities(place, shape):
+    config = SHAPES[shape]
+    at, steps = torch.tensor([1, 2], device=place.get("device", "cuda")), config.length
+    found = []
+    for asked in (True, False):
+        pool = GpuPool(net_of(config), 2, **place)
+        pool.put([1], images_of(config, 1)[0], torch.arange(config.subpixels) < 30)
+        log_probs, finite, *counts = pool._operators.decode_quantum(
+            pool.canvas, pool.known, pool.S, pool.z, pool.pairs, pool.scale, pool._saturated, pool.last, pool.tokens,
+            None, at, at * 0, at * 0 + steps, at * 0 + START, at, torch.ones(2, device=pool.device),
+            pool._packed.weights, pool._packed.sizes, pool._packed.eps, steps, steps, 1, math.inf, asked)
+        assert log_probs.shape == (2, config.subpixels if asked else 0)
+        found.append([pool.canvas, pool.S[1:], pool.z[1:], finite, *counts])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -658,8 +675,7 @@ def test_tensors_that_do_not_fit_are_refused(emulated, change, message):
              "saturated": None, "last": None, "tokens": None, "conditioned": None, "slots": one, "positions": one * 0,
              "steps": one, "start": one + 255, "seeds": one,
              "temperatures": torch.ones(1), "weights": pool._packed.weights, "sizes": pool._packed.sizes, "eps": 1e-6,
-             "most": 1, "most_passes": 1, "threads": 1,
-             "patience": math.inf}
+             "most": 1, "most_passes": 1, "threads": 1, "patience": math.inf, "log_probs": True}
     [(name, how)] = change.items()
     with pytest.raises(RuntimeError, match=message):
         emulated.operators.decode_quantum(*(given | {name: how(given[name])}).values())

@@ -77,11 +77,12 @@ class Pool:
 
     def decode(self, slots: list[int], positions: list[int], steps: list[int], seeds: list[int], *,
                start: int = START, temperatures: list[float] | None = None,
-               passes: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+               passes: int | None = None, log_probs: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         at = torch.tensor(slots)
         return self.packed.decode(self.canvas, self.known, self.S, self.z, at, torch.tensor(positions),
                                   torch.tensor(steps), torch.full_like(at, start), torch.tensor(seeds),
-                                  torch.tensor(temperatures or [1.0] * len(slots)), last=self.last, passes=passes)
+                                  torch.tensor(temperatures or [1.0] * len(slots)), last=self.last, passes=passes,
+                                  log_probs=log_probs)
 
     def prefill(self, slots: list[int], lengths: list[int], positions: list[int] | None = None) -> None:
         at, begin = torch.tensor(slots), torch.tensor(positions or [0] * len(slots))
@@ -158,6 +159,21 @@ def test_temperature_0_draws_the_likeliest_components_mean():
     pool = Pool(TINY, pack(net, torch.float32), 2)
     pool.decode([1, 2], [0, 0], [64, 64], [3, 4], temperatures=[0.0, 0.0])
     assert float((pool.canvas[1:] == expected).float().mean()) > 0.95
+
+
+@pytest.mark.parametrize("shape", EXACT)
+def test_an_image_is_the_same_without_log_probabilities(shape):
+    config = SHAPES[shape]
+    packed, slots, length = pack(net_of(config), torch.float32), [1, 2, 3], config.length
+    pools = [Pool(config, packed, 3) for _ in range(2)]
+    found = []
+    for pool, asked in zip(pools, (True, False), strict=True):
+        pool.known[1, 30:60] = True
+        found.append(pool.decode(slots, [0] * 3, [length] * 3, slots, log_probs=asked))
+    assert found[0][0].shape == (3, config.subpixels) and found[1][0].shape == (3, 0)
+    assert same(found[0][1:], found[1][1:])
+    assert torch.equal(pools[0].canvas, pools[1].canvas)
+    assert all(same(pools[0].holds(slot), pools[1].holds(slot)) for slot in slots)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -495,7 +511,7 @@ def arguments(shape="tiny", **changes):
              "saturated": None, "last": None, "tokens": None, "conditioned": None, "slots": torch.tensor([1, 5, 3]),
              "positions": row, "steps": row + 4, "start": row + START, "seeds": row, "temperatures": torch.ones(3),
              "weights": packed.weights, "sizes": packed.sizes, "eps": 1e-6, "most": 4, "most_passes": 4,
-             "threads": 2, "patience": math.inf}
+             "threads": 2, "patience": math.inf, "log_probs": True}
     return given | {name: change(given[name]) for name, change in changes.items()}
 
 

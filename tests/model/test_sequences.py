@@ -221,7 +221,8 @@ def test_the_compiled_engine_gives_what_is_hidden_its_probability_given_what_is_
         hidden[slots] = known
         found, finite, _, passes = packed.decode(drawn, hidden, state.S, state.z, slots, nothing,
                                                  torch.full_like(nothing, config.subpixels), start, torch.arange(6),
-                                                 torch.ones(6), last=state.last, conditioned=conditioned)
+                                                 torch.ones(6), last=state.last, conditioned=conditioned,
+                                                 log_probs=True)
     finally:
         torch.set_num_threads(before)
     assert bool(finite.all())
