@@ -229,8 +229,8 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     exporting.add_argument("--twin-of", help="name of the model to compare it with; default: the one given in training")
     exporting.add_argument("--fp32", action="store_true", help="keep all weights in float32, not only the "
                                                                     "head and the norm before it")
-    exporting.add_argument("--calibrate", action="store_true", help="correct overconfidence: fit two numbers to the "
-                           "images that the training held out, and multiply them into the head; for runs that saw "
+    exporting.add_argument("--calibrate", action="store_true", help="correct overconfidence: fit one or two numbers to "
+                           "the images that the training held out, and multiply them into the head; for runs that saw "
                            "each image many times")
 
     importing = command("linpix.training", "import", "convert a checkpoint of the published reference implementation",
@@ -335,7 +335,7 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
 
 def _train_flags(parser: argparse.ArgumentParser) -> None:
     _imported("linpix.training.run")
-    from linpix.model.config import PRESETS, AttentionKind, FeatureMap
+    from linpix.model.config import PRESETS, AttentionKind, FeatureMap, Head
     from linpix.training.run import TrainConfig
 
     parser.add_argument("preset", nargs="?", metavar="PRESET", help="architecture: auto, "
@@ -354,6 +354,9 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lsh-rounds", type=_number(int, 1), default=1, help="hashing rounds of lsh attention")
     parser.add_argument("--layers", type=_number(int, 1), help="number of layers; default: the preset's. If "
                         "the model of --init has fewer layers, the new ones change nothing at first")
+    parser.add_argument("--head", choices=get_args(Head), help="what predicts a value: a mixture of logistics, or "
+                        "(categorical) 256 logits for grey pictures; default: the preset's. With --init, another kind "
+                        "of head begins at random")
     parser.add_argument("--reversible", action="store_true",
                         help="reversible residuals with pre-norm: memory use does not grow with the number of layers")
     parser.add_argument("--twin-of", default="", help="name of the model to compare this one with")

@@ -15,6 +15,7 @@ LookUp = Literal["previous", "position", "row", "column", "channel", "class"]
 Neighbour = tuple[int, int, int]
 ScaleTransform = Literal["exp", "elu"]
 Tokens = Literal["sub-pixel", "pixel"]
+Head = Literal["mixture", "categorical"]
 
 # Limits far above any model in use. They keep a configuration of 100 bytes from asking for 100 gigabytes of memory.
 MAX_SIZE = 2**20         # largest value of each size
@@ -38,6 +39,7 @@ class ModelConfig:
     value_dim: int = 32                     # M, per head
     d_model: int = 256
     d_ff: int = 1024
+    head: Head = "mixture"                  # of each token: K logistics, or 256 logits for one channel: see heads.py
     mixtures: int = 10                      # K, components per token
     attention: AttentionKind = "linear"
     feature_map: FeatureMap = "elu+1"       # of queries and keys of linear attention: see features.py
@@ -79,7 +81,7 @@ class ModelConfig:
             raise ValueError(f"classes must be at most {MAX_SIZE}, got {_short(self.classes)}")
         for name, kind in (("attention", AttentionKind), ("feature_map", FeatureMap), ("norm", Norm),
                            ("residual", ResidualKind), ("activation", Activation), ("scale_transform", ScaleTransform),
-                           ("tokens", Tokens)):
+                           ("tokens", Tokens), ("head", Head)):
             if (value := getattr(self, name)) not in get_args(kind):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {_short(value)}")
         if self.residual == "reversible" and self.norm != "pre":
@@ -107,6 +109,9 @@ class ModelConfig:
                 raise ValueError(f"following neighbour {neighbour} is not strictly later in raster order")
         if self.tokens == "pixel":
             self._check_pixels()
+        if self.head == "categorical" and (self.channels != 1 or self.first_marginal):
+            raise ValueError("a categorical head needs 1 channel and a start token; got "
+                             f"channels={self.channels} and {'no' if self.first_marginal else 'a'} start token")
         looked_up = 1 + len(self.neighbours) + len(self.following)
         if (places := self.subpixels * looked_up) > MAX_LOOKED_UP:
             raise ValueError(f"height * width * channels * (1 + {looked_up - 1} neighbours) must be at most "
@@ -192,6 +197,11 @@ class ModelConfig:
     def image_shape(self) -> tuple[int, ...]:
         """(H, W) of grey images, (H, W, 3) of images in colour."""
         return (self.height, self.width) if self.channels == 1 else (self.height, self.width, self.channels)
+
+    @property
+    def ground(self) -> int:
+        """The value whose probability a temperature leaves as it is, in a model with a categorical head."""
+        return self.background or 0
 
     @property
     def token_size(self) -> int:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .attention import attention_for
 from .config import ModelConfig
+from .heads import draw
 from .inputs import START, check_known
-from .mixture import draw
 from .philox import uniforms
 from .transformer import Transformer
 
@@ -114,7 +114,7 @@ def noise_of(config: ModelConfig, seeds: NDArray[np.int64], t: NDArray[np.int64]
 def draw_token(net: Transformer, parameters: Tensor, t: Tensor, u: Tensor, temperature: Tensor) -> Tensor:
     """Draw the tokens at t. parameters: (B, P) · t, temperature: (B,) · u: (B, C, 2) · returns (B, C) uint8."""
     config = net.config
-    values = draw(parameters, u, temperature, config.scale_transform)
+    values = draw(config, parameters, u, temperature)
     if config.first_marginal and bool((t == 0).any()):  # no start token: sub-pixel 0 has its marginal
         cumulative = torch.tensor(config.first_marginal, dtype=torch.float64).cumsum(0)
         first = torch.searchsorted(cumulative, u[..., 0].double() * cumulative[-1], right=True).clamp(max=255)

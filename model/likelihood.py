@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from . import mixture
 from .attention import State
+from .heads import log_likelihood
 from .inputs import check_known
 from .transformer import PREFILL_TOKENS, Transformer
 
@@ -109,7 +109,7 @@ class Scoring:
             parameters = net.parameters_between(canvas, begin, end, start, state, slots, known)
         at = slice(begin * net.config.token_size, end * net.config.token_size)
         hidden, values = self.hidden[at], canvas[:, at]
-        log_probs = mixture.log_likelihood(parameters, values)
+        log_probs = log_likelihood(net.config, parameters, values)
         finite = log_probs.isfinite() | ~hidden
         if net.config.first_marginal and begin == 0:  # no start token: sub-pixel 0 has the training set's marginal
             log_probs[:, 0], finite[:, 0] = torch.tensor(net.config.first_marginal).log()[values[:, 0].long()], True

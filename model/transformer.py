@@ -15,8 +15,8 @@ from . import reversible
 from .attention import PADDING_SLOT, State, attention_for
 from .background import BackgroundHead
 from .config import ModelConfig
+from .heads import head_of
 from .inputs import START, InputEmbedding, PatchEmbedding
-from .mixture import groups
 from .sequences import Sequences, sequences_of
 
 PREFILL_TOKENS = 32  # tokens of an image that go through the layers together; fixed, as other numbers round differently
@@ -114,7 +114,7 @@ def _run_reversibly(layers: Iterable[nn.Module], x: Tensor, attend: Attend, *, c
 class Prediction:
     """A model's predictions for B images."""
 
-    parameters: Tensor           # (B, n, P): mixture parameters of each token; 0 for known tokens (not predicted)
+    parameters: Tensor           # (B, n, P): parameters of each token; 0 for known tokens (not predicted)
     class_scores: Tensor | None  # (n, classes): unnormalised log-probabilities, for images with any known sub-pixel
 
 
@@ -123,7 +123,7 @@ class Transformer(nn.Module):
 
     In a conditional model (with a patch), the distribution is given all earlier and all known tokens. The tokens of an
     image are its T sub-pixels or, depending on `ModelConfig.tokens`, its pixels; n in shapes is their number. P is the
-    number of a token's mixture parameters, 3 * K or 10 * K (see mixture.py).
+    number of a token's parameters: 3 * K or 10 * K of a mixture (see mixture.py), or 256 logits (categorical.py).
     """
 
     def __init__(self, config: ModelConfig, *, feed_forward_chunks: int = 1) -> None:
@@ -133,7 +133,7 @@ class Transformer(nn.Module):
         self.inputs = InputEmbedding(config)
         self.layers = nn.ModuleList(Layer(config, feed_forward_chunks) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.d_model)
-        self.head = nn.Linear(config.d_model, groups(config.token_size) * config.mixtures)
+        self.head = head_of(config)
         self.patches = PatchEmbedding(config) if config.patch else None
         self.class_head = nn.Linear(config.d_model, config.classes) if config.patch and config.classes else None
         self.background = BackgroundHead(config) if config.background is not None else None
@@ -152,7 +152,7 @@ class Transformer(nn.Module):
         return torch.stack([x, x]) if self.config.residual == "reversible" else x
 
     def output_head(self, x: Tensor) -> Tensor:
-        """Mixture parameters from the last layer's output; from the mean of the two streams, if there are two."""
+        """Parameters from the last layer's output; from the mean of the two streams, if there are two."""
         with torch.autocast(x.device.type, enabled=False):  # bf16 rounding would move a mean by a grey level
             return self.head(self.norm(x.mean(0) if self.config.residual == "reversible" else x))
 
@@ -174,7 +174,7 @@ class Transformer(nn.Module):
         return START + 1 + label
 
     def forward(self, images: Tensor, start: Tensor | None = None) -> Tensor:
-        """The parallel form: mixture parameters of every token, each from earlier tokens only.
+        """The parallel form: parameters of every token, each from earlier tokens only.
 
         images: (B, T) uint8 · start: (B,) int64 start indices, unconditional if absent ·
         returns (B, n, P); NaN at position 0 for a model without a start token.
@@ -238,7 +238,7 @@ class Transformer(nn.Module):
 
     @torch.inference_mode()
     def parameters_of(self, images: Tensor | np.ndarray, label: int | None = None) -> Tensor:
-        """Mixture parameters of whole images, (B, T) uint8: (B, n, P) float32. Raises ValueError.
+        """Parameters of whole images, (B, T) uint8: (B, n, P) float32. Raises ValueError.
 
         label: their class; None for the unconditional start, which a model that draws the class first does not have.
         """
@@ -303,7 +303,7 @@ class Transformer(nn.Module):
     @torch.inference_mode()
     def parameters_between(self, canvas: Tensor, begin: int, end: int, start: Tensor, state: State, slots: Tensor,
                            known: Tensor | None = None) -> Tensor:
-        """The parallel form by pieces: return mixture parameters of tokens begin .. end - 1, and fold these into slots.
+        """The parallel form by pieces: return parameters of tokens begin .. end - 1, and fold these into slots.
 
         canvas: (B, T) uint8, known before token `end` · start: (B,) · slots: (B,), clear if begin is 0, else as left by
         the call that ended at `begin` · known: (B, T) bool, sub-pixels that a conditional model reads first; nothing if
@@ -356,7 +356,7 @@ class Transformer(nn.Module):
     @torch.inference_mode()
     def step(self, canvas: Tensor, t: Tensor, start: Tensor, state: State, slots: Tensor,
              known: Tensor | None = None) -> Tensor:
-        """Advance B images by one token; return the mixture parameters of the token at t.
+        """Advance B images by one token; return the parameters of the token at t.
 
         canvas: (B, T) uint8, known before token t; from t on, read only where `known`
         t:      (B,) int64, the positions being predicted; rows may be at different positions

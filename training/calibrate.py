@@ -1,8 +1,9 @@
-"""Calibration: two numbers that make a network less sure of what it predicts, fitted on images that it has not seen.
+"""Calibration: numbers that make a network less sure of what it predicts, fitted on images that it has not seen.
 
 A network that has seen every image dozens of times predicts them better than others, and is too sure of others. One
-number multiplies the logits of a mixture's components (1 / temperature in Guo et al. 2017, section 4.2), the other the
-scales of all logistics. Both become part of the head, so they cost nothing when drawing.
+number multiplies the logits of values, or of a mixture's components (1 / temperature in Guo et al. 2017, section 4.2).
+In a mixture, another one multiplies the scales of all logistics. Both become part of the head, so they cost nothing
+when drawing.
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from linpix.model import mixture
 from linpix.model.config import bits_per_dim
+from linpix.model.heads import log_likelihood
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 
@@ -28,31 +29,34 @@ MAX_ITERATIONS = 30
 class Calibration:
     images: int
     masked: bool         # whether half of the images had known pixels
-    logit_factor: float  # of the components' logits
-    scale_factor: float  # of the logistics' scales
+    logit_factor: float  # of the logits
+    scale_factor: float | None  # of the logistics' scales; None without logistics
     before: float        # bits/dim of the hidden tokens that go through the layers
     after: float
 
     def __str__(self) -> str:
         return (f"Its head was calibrated on {self.images:,} images that this training had held out"
-                f"{', half of them with known pixels' if self.masked else ''}: logits times {self.logit_factor:.3f}, "
-                f"scales times {self.scale_factor:.3f}.")
+                f"{', half of them with known pixels' if self.masked else ''}: logits times {self.logit_factor:.3f}"
+                f"{'' if self.scale_factor is None else f', scales times {self.scale_factor:.3f}'}.")
 
 
 def calibrate(net: Transformer, data: Dataset, *, seed: int = 0) -> Calibration:
-    """Fit both numbers to images with their labels, by L-BFGS, and change net's head accordingly.
+    """Fit these numbers to images with their labels, by L-BFGS, and change net's head accordingly.
 
     If net reads known pixels, half of the images have some, under masks as in training.
     """
     parameters, values = _predictions(net, data, seed)
     K, C = net.config.mixtures, net.config.token_size
     logits, scales = torch.zeros(2, parameters.shape[-1])
-    logits[:K], scales[K * (1 + C):K * (1 + 2 * C)] = 1, 1
+    if has_scales := net.config.head == "mixture":
+        logits[:K], scales[K * (1 + C):K * (1 + 2 * C)] = 1, 1
+    else:
+        logits[:] = 1
     log_logit_factor, log_scale_factor = fitted = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
 
     def bits() -> Tensor:
         changed = parameters * (1 + logits * (log_logit_factor.exp() - 1)) + scales * log_scale_factor
-        return -mixture.log_likelihood(changed, values).sum() / len(data.images) * bits_per_dim(1.0, net.config)
+        return -log_likelihood(net.config, changed, values).sum() / len(data.images) * bits_per_dim(1.0, net.config)
 
     def step() -> float:
         optimizer.zero_grad()
@@ -68,12 +72,12 @@ def calibrate(net: Transformer, data: Dataset, *, seed: int = 0) -> Calibration:
         net.head.weight.mul_(factors[:, None])
         net.head.bias.mul_(factors).add_(scales * log_scale_factor)
         return Calibration(len(data.images), bool(net.config.patch), float(log_logit_factor.exp()),
-                           float(log_scale_factor.exp()), before, float(bits()))
+                           float(log_scale_factor.exp()) if has_scales else None, before, float(bits()))
 
 
 @torch.no_grad()
 def _predictions(net: Transformer, data: Dataset, seed: int) -> tuple[Tensor, Tensor]:
-    """Mixture parameters (1, n, P) and values (1, n * C) of hidden tokens that go through the layers."""
+    """Parameters (1, n, P) and values (1, n * C) of hidden tokens that go through the layers."""
     config, generator, parts = net.config, np.random.default_rng(seed), []
     first = 1 if config.first_marginal else 0  # that token is not predicted
     for at in range(0, len(data.images), BATCH):

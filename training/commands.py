@@ -113,7 +113,8 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
         data = _data(given.data, "train", preset)
     config = dataclasses.replace(preset, attention=given.attention, twin_of=given.twin_of,
                                  feature_map=given.feature_map, lsh_rounds=given.lsh_rounds,
-                                 layers=given.layers or preset.layers, classes=len(data.classes), look_ups=tuple(
+                                 layers=given.layers or preset.layers, head=given.head or preset.head,
+                                 classes=len(data.classes), look_ups=tuple(
                                      name for name in preset.look_ups if data.classes or name != "class"))
     light = bool(data.images.mean() > 127.5)  # dark ink on paper; digits are light on dark
     if light:
@@ -125,10 +126,12 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
                          "first; leave it out")
     changes = {field.name: getattr(given, field.name) for field in dataclasses.fields(TrainConfig)
                if getattr(given, field.name) is not None}
+    if config.head == "categorical" and not state.exists():
+        changes.setdefault("head_share", 1.0)  # a smaller rate is for means, which oscillate
     if "betas" in changes:
         changes["betas"] = tuple(changes["betas"])
     if state.exists():
-        run = Run.resumed(state, config, changes, layers=given.layers)
+        run = Run.resumed(state, config, changes, layers=given.layers, head=given.head)
     else:
         run = Run(config, TrainConfig(**changes))
         if given.init:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from linpix.model import mixture
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import bits_per_dim
+from linpix.model.heads import log_likelihood
 from linpix.model.inputs import START
 from linpix.model.likelihood import uniform_prior
 from linpix.model.packing import Packed
@@ -96,7 +96,7 @@ def _nats(net: Transformer, images: NDArray[np.uint8], starts: NDArray[np.int64]
 @torch.inference_mode()
 def _parallel_nats(net: Transformer, images: Tensor, start: Tensor) -> Tensor:
     """Nats of images (B, T) under start (B,), by the parallel form; returns (B,) float64."""
-    nats = -mixture.log_likelihood(net(images, start.to(net.device)), images)
+    nats = -log_likelihood(net.config, net(images, start.to(net.device)), images)
     if net.config.first_marginal:  # no start token: sub-pixel 0 is coded by the training set's marginal
         marginal = torch.tensor(net.config.first_marginal)
         nats[:, 0] = -torch.log(marginal[images[:, 0].long()])

@@ -97,12 +97,13 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
         use.append("Where no class is asked for, it draws one first, and its bits/dim are those of the mixture.")
     use.append("It draws images like those it was trained on and knows nothing else." if attention.steps_as else
                "It has no step-by-step form, so it draws no images.")
+    predicted = "by 256 logits" if config.head == "categorical" else f"as a mixture of {config.mixtures} logistics"
     facts = "".join(f"| {name} | {value} |\n" for name, value in attention.facts.items())
     figures = "\n".join([figures, *(f"| {name} | {value} |" for name, value in drawing_rows(source).items())]).strip()
     return f"""# {name}
 {picture}
 An autoregressive model of {colours} images of {config.width} x {config.height}: a transformer with {config.attention}
-attention that predicts each {config.tokens} from {whom}, as a mixture of {config.mixtures} logistics.
+attention that predicts each {config.tokens} from {whom}, {predicted}.
 
 | | |
 |---|---|

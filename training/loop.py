@@ -20,8 +20,9 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 from torch.nn import functional as F
 
-from linpix.model import checkpoint, mixture
+from linpix.model import checkpoint
 from linpix.model.config import ModelConfig, bits_per_dim
+from linpix.model.heads import log_likelihood
 from linpix.model.inputs import START
 from linpix.model.sequences import Sequences
 from linpix.model.team import usable_cores
@@ -56,13 +57,14 @@ def loss_function(net: Transformer, config: TrainConfig) -> Callable[..., Tensor
     def dense(images: Tensor, start: Tensor) -> Tensor:
         with torch.autocast(net.device.type, torch.bfloat16, enabled=bf16):
             parameters = net(images, start)
-        likelihood = mixture.log_likelihood(parameters[:, first:], images[:, first:])
+        likelihood = log_likelihood(net.config, parameters[:, first:], images[:, first:])
         return -likelihood.sum(1).mean() * bits_per_dim(1.0, net.config)
 
     def packed(sequences: Sequences) -> Tensor:
         with torch.autocast(net.device.type, torch.bfloat16, enabled=bf16):
             prediction = net.predict(sequences)
-        nats = -mixture.log_likelihood(prediction.parameters, sequences.canvas).masked_fill(sequences.known, 0).sum()
+        likelihood = log_likelihood(net.config, prediction.parameters, sequences.canvas)
+        nats = -likelihood.masked_fill(sequences.known, 0).sum()
         if prediction.class_scores is not None:
             classes = sequences.start[sequences.query_image] - START - 1  # -1 without a label
             nats = nats + config.class_weight * F.cross_entropy(prediction.class_scores, classes, reduction="sum",

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.config import PRESETS, ModelConfig
+from linpix.model.config import PRESETS, Head, ModelConfig
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 
@@ -64,7 +64,8 @@ class TrainConfig:
                                  "need less memory and give the same gradients")
     optimizer: Optimizer = setting("muon", "adamw, radam or muon (Muon for the layers' matrices, AdamW for the rest)")
     learning_rate: float = setting(1.5e-3, "peak learning rate")
-    head_share: float = setting(0.1, "learning rate of the head and its norm, relative to the others")
+    head_share: float = setting(0.1, "learning rate of the head and its norm, relative to the others; 1 for a "
+                                     "categorical head unless given")
     final_learning_rate: float = setting(0.02, "final learning rate, relative to the peak (cosine decay)")
     warmup_images: int = setting(8_000, "number of images during the linear rise to the peak")
     weight_decay: float = setting(0.05, "weight decay of the layers' matrices; other parameters have none")
@@ -193,10 +194,10 @@ class Run:
     def start_from(self, other: Checkpoint, batch: Batch | None = None, *, invert: bool = False) -> None:
         """Begin with the weights of a checkpoint; its images, steps and minutes count towards `history`.
 
-        Its architecture must be the same, except for classes, fewer layers, and heads, d_model and d_ff that are all
-        the same fraction of those here, such as half. batch: (images, start, known or None),
-        on which the norms of new layers are fitted (see grow); without it no layers are added · invert: convert the
-        weights to draw in negative. Raises ValueError if the architectures differ.
+        Its architecture must be the same, except for classes, a mixture where a categorical head begins anew, fewer
+        layers, and heads, d_model and d_ff that are all the same fraction of those here, such as half. batch: (images,
+        start, known or None), on which the norms of new layers are fitted (see grow); without it no layers are added ·
+        invert: convert the weights to draw in negative. Raises ValueError if the architectures differ.
         """
         net = other.net
         times = {getattr(self.model, name) / getattr(net.config, name) for name in ("heads", "d_model", "d_ff")}
@@ -238,11 +239,12 @@ class Run:
         os.replace(temporary, path)
 
     @classmethod
-    def resumed(cls, path: Path, model: ModelConfig, changes: dict[str, Any], *, layers: int | None = None) -> "Run":
+    def resumed(cls, path: Path, model: ModelConfig, changes: dict[str, Any], *, layers: int | None = None,
+                head: Head | None = None) -> "Run":
         """Continue from a save with its settings, except for changes. Raises ValueError if that is not possible.
 
         model: must equal the saved one, except for its background, which was chosen by looking at the pictures, and its
-        layers · layers: the requested number, which must be the saved one; None for no request.
+        layers and head · layers, head: the requested ones, which must be the saved ones; None for no request.
         """
         try:
             state = torch.load(path, weights_only=True, map_location="cpu")
@@ -250,7 +252,7 @@ class Run:
             was = ModelConfig.from_json(json.loads(state["model"]))
             if None not in (model.background, was.background):
                 model = replace(model, background=was.background)
-            model = replace(model, layers=layers or was.layers)
+            model = replace(model, layers=layers or was.layers, head=head or was.head)
             same = state["version"] == STATE_VERSION and was == model
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
             raise ValueError(f"{path} is damaged ({type(error).__name__}); restore it, or start again with another "

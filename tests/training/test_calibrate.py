@@ -37,7 +37,10 @@ def drawing(config: ModelConfig) -> Transformer:
     torch.manual_seed(0)
     net = Transformer(config).eval().requires_grad_(False)
     net.head.weight *= 4
-    net.head.bias[config.mixtures * (1 + config.token_size):config.mixtures * (1 + 2 * config.token_size)] = -2
+    if config.head == "mixture":
+        net.head.bias[config.mixtures * (1 + config.token_size):config.mixtures * (1 + 2 * config.token_size)] = -2
+    else:
+        net.head.weight *= 20  # which begin near 0
     return net
 
 
@@ -68,6 +71,16 @@ def test_it_takes_back_what_made_a_head_too_sure(config, monkeypatch):
     assert (found.logit_factor, found.scale_factor) == (pytest.approx(0.5, rel=0.1), pytest.approx(2, rel=0.1))
     assert found.after < found.before
     assert evaluate(net, data.images[:50]).bits_per_dim - well < 0.05 * (sure - well)
+
+
+def test_logits_of_values_have_one_factor():
+    net = drawing(dataclasses.replace(TINY, head="categorical"))
+    data = drawn_by(net)
+    net.head.weight *= 2
+    net.head.bias *= 2
+    found = calibrate(net, data)
+    assert found.logit_factor == pytest.approx(0.5, rel=0.1) and found.scale_factor is None
+    assert str(found).endswith(f"logits times {found.logit_factor:.3f}.")
 
 
 def test_half_of_the_images_have_known_pixels_which_are_not_predicted(monkeypatch):

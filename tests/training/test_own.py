@@ -16,8 +16,8 @@ from linpix.__main__ import main
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.generate import generate
+from linpix.model.heads import log_likelihood
 from linpix.model.likelihood import class_log_probs_of
-from linpix.model.mixture import log_likelihood
 from linpix.model.packing import choose, pack
 from linpix.model.transformer import Transformer
 from linpix.training import commands
@@ -63,33 +63,35 @@ def test_weights_for_other_classes_draw_unconditionally_as_the_old_ones_do(confi
 
 
 @pytest.mark.parametrize("config", [TINY, dataclasses.replace(
-    TINY, channels=3, tokens="pixel", look_ups=("previous", "row", "column"), neighbours=((-1, 0, 0), (0, -2, 1)))])
+    TINY, channels=3, tokens="pixel", look_ups=("previous", "row", "column"), neighbours=((-1, 0, 0), (0, -2, 1))),
+    dataclasses.replace(TINY, head="categorical")])
 def test_inverted_weights_give_the_negative_the_probability_of_the_picture(config):
     torch.manual_seed(0)
     old, new = Transformer(config), Transformer(config)
     new.load_state_dict(inverted(old.state_dict(), config))
     images, start = torch.randint(0, 256, (2, config.subpixels), dtype=torch.uint8), torch.tensor([256, 258])
-    torch.testing.assert_close(log_likelihood(new(255 - images, start), 255 - images),
-                               log_likelihood(old(images, start), images), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(log_likelihood(config, new(255 - images, start), 255 - images),
+                               log_likelihood(config, old(images, start), images), rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="without first marginal"):
         inverted(old.state_dict(), dataclasses.replace(TINY, classes=0, first_marginal=(1.0,) + (0.0,) * 255))
 
 
-def test_so_they_do_of_what_is_known_and_where_background_skips_the_layers():
-    config = dataclasses.replace(CONDITIONAL, background=3, background_dim=16)
+@pytest.mark.parametrize("head", ["mixture", "categorical"])
+def test_so_they_do_of_what_is_known_and_where_background_skips_the_layers(head):
+    config = dataclasses.replace(CONDITIONAL, background=3, background_dim=16, head=head)
     torch.manual_seed(0)
     old, new = Transformer(config), Transformer(negative(config))
     for parameter in old.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     new.load_state_dict(inverted(old.state_dict(), config))
-    images = torch.where(torch.rand(3, 64) < 0.3, torch.randint(0, 256, (3, 64)), 3).to(torch.uint8)
+    images = torch.where(torch.rand(3, 64) < 0.1, torch.randint(0, 256, (3, 64)), 3).to(torch.uint8)
     known, start = torch.rand(3, 64) < torch.tensor([[0.0], [0.5], [0.9]]), torch.tensor([257, 259, 260])
     expected = old.predict(old.sequences(images, start, known))
     found = new.predict(new.sequences(255 - images, start, known))
     torch.testing.assert_close(found.class_scores, expected.class_scores, rtol=1e-4, atol=1e-4)
     hidden = ~known
-    torch.testing.assert_close(log_likelihood(found.parameters, 255 - images)[hidden],
-                               log_likelihood(expected.parameters, images)[hidden], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(log_likelihood(new.config, found.parameters, 255 - images)[hidden],
+                               log_likelihood(config, expected.parameters, images)[hidden], rtol=1e-3, atol=1e-3)
     assert len(old.sequences(images, start, known).skipped_t) > 10
 
 
@@ -114,6 +116,18 @@ def test_the_same_classes_keep_their_weights():
     assert all(torch.equal(found[name], weight) for name, weight in old.state_dict().items())
 
 
+def test_a_categorical_head_begins_anew_on_the_weights_of_a_mixture():
+    there = dataclasses.replace(CONDITIONAL, background=0, background_dim=16)
+    here = dataclasses.replace(there, head="categorical")
+    old, new = Transformer(there), Transformer(here)
+    assert not differences(there, here)
+    assert differences(here, there) == ["head: 'categorical' in the checkpoint, 'mixture' here"]
+    found = inherited(old.state_dict(), there, new.state_dict(), here)
+    own = {name for name, weight in found.items() if torch.equal(weight, new.state_dict()[name])
+           and not (name in old.state_dict() and torch.equal(weight, old.state_dict()[name]))}
+    assert own == {"head.weight", "head.bias", "background.head.weight", "background.head.bias"}
+
+
 def test_an_error_names_only_what_differs(tiny, tmp_path):
     assert differences(TINY, dataclasses.replace(TINY, classes=3, twin_of="x")) == []
     assert differences(TINY, dataclasses.replace(TINY, layers=3, norm="post")) == [
@@ -124,13 +138,15 @@ def test_an_error_names_only_what_differs(tiny, tmp_path):
         run.start_from(checkpoint.read(tiny))
 
 
-def test_a_run_goes_on_with_the_layers_and_the_background_that_it_began_with(tmp_path):
+def test_a_run_goes_on_with_the_layers_the_head_and_the_background_that_it_began_with(tmp_path):
     config = dataclasses.replace(CONDITIONAL, background=0, background_dim=16, layers=3)
     Run(config, TrainConfig(compile=False)).save(tmp_path / "state.pt")
-    now = dataclasses.replace(config, background=255, layers=2)
+    now = dataclasses.replace(config, background=255, layers=2, head="categorical")
     assert Run.resumed(tmp_path / "state.pt", now, {}).model == config
     with pytest.raises(ValueError, match="another architecture"):
         Run.resumed(tmp_path / "state.pt", now, {}, layers=2)
+    with pytest.raises(ValueError, match="another architecture"):
+        Run.resumed(tmp_path / "state.pt", now, {}, head="categorical")
 
 
 # --- signs of life ---

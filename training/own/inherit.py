@@ -1,4 +1,4 @@
-"""Weights of one architecture, converted for another that differs only in its classes, or draws in negative."""
+"""Weights of one architecture, converted for another that differs only in its classes or head, or draws in negative."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -14,13 +14,17 @@ _TABLE, _PATCHES, _SKIPPED = "inputs.table", "patches.linear.weight", "backgroun
 
 
 def differences(there: ModelConfig, here: ModelConfig) -> list[str]:
-    """Fields whose difference keeps weights from fitting, one text each; classes and twin_of may differ."""
+    """Fields whose difference keeps weights from fitting, one text each.
+
+    classes and twin_of may differ, and a categorical head may follow a mixture, whose weights it cannot use.
+    """
     found = []
+    anew = ("head", "mixtures") if here.head == "categorical" else ()
     for field in dataclasses.fields(ModelConfig):
         old, new = getattr(there, field.name), getattr(here, field.name)
         if field.name == "look_ups":
             old, new = (tuple(name for name in names if name != "class") for names in (old, new))
-        if field.name not in ("classes", "twin_of") and old != new:
+        if field.name not in ("classes", "twin_of", *anew) and old != new:
             found.append(f"{field.name}: {_short(old)} in the checkpoint, {_short(new)} here")
     return found
 
@@ -30,9 +34,11 @@ def inherited(old: dict[str, Tensor], there: ModelConfig, new: dict[str, Tensor]
     """The old weights where they fit, new ones elsewhere. old, new: state_dicts of configs `there` and `here`.
 
     If the numbers of classes differ, class c begins as the old class c, whatever that was, because the network can
-    already distinguish the old classes. Additional classes begin as their mean, and the class head as in `new`.
+    already distinguish the old classes. Additional classes begin as their mean, and the class head as in `new`. So does
+    a head of another kind.
     """
-    found = {name: old[name] if name in old and old[name].shape == weight.shape else weight
+    anew = ("head.", "background.head.") if there.head != here.head else ()
+    found = {name: weight if name.startswith(anew) or name not in old or old[name].shape != weight.shape else old[name]
              for name, weight in new.items()}
     if there.classes == here.classes and there.look_ups == here.look_ups:
         return found
@@ -64,9 +70,9 @@ def _of_classes(rows: Tensor, count: int) -> Tensor:
 def inverted(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Weights that give 255 - v the probability that these give v: for ink on paper instead of light on dark.
 
-    The conversion is exact. Look-ups of values are in reverse order, and means change their sign. In a patch, the
-    input v / 255 of a known sub-pixel becomes 1 - v / 255, where 1 is its known flag: so weights of values change their
-    sign, and are added to those of the flags. The result is for the config that `negative` gives.
+    The conversion is exact. Look-ups of values, and logits, are in reverse order, and means change their sign. In a
+    patch, the input v / 255 of a known sub-pixel becomes 1 - v / 255, where 1 is its known flag: so weights of values
+    change their sign, and are added to those of the flags. The result is for the config that `negative` gives.
     """
     if config.first_marginal:
         raise ValueError("only models without first marginal can be inverted")
@@ -77,8 +83,9 @@ def inverted(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tenso
     means = slice(config.mixtures, config.mixtures * (1 + config.token_size))
     heads = ("head", "background.head") if config.background is not None else ("head",)
     for name in (f"{head}.{part}" for head in heads for part in ("weight", "bias")):
-        found[name] = weights[name].clone()
-        found[name][means] *= -1
+        found[name] = weights[name].clone() if config.head == "mixture" else weights[name].flip(0)
+        if config.head == "mixture":
+            found[name][means] *= -1
     if config.patch:
         values, known = weights[_PATCHES].chunk(2, 1)
         found[_PATCHES] = torch.cat([-values, known + values], 1)

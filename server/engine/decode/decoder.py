@@ -17,9 +17,9 @@ from linpix.model.attention import PADDING_SLOT, SlotPool, State, attention_for
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.generate import decode_threads, draw_token, noise_of, starts_of
+from linpix.model.heads import log_likelihood
 from linpix.model.inputs import START, check_known
 from linpix.model.likelihood import class_log_probs
-from linpix.model.mixture import log_likelihood
 from linpix.model.transformer import PREFILL_TOKENS
 
 from .image_spec import ImageSpec
@@ -268,7 +268,7 @@ class EagerDecoder(Decoder):
         drawn = draw_token(self.net, parameters, t, noise, temperature)
         canvas.scatter_(1, here, torch.where(given, canvas.gather(1, here), drawn))
         if log_probs is not None:
-            log_probs[:] = log_likelihood(parameters[:, None], canvas.gather(1, here))
+            log_probs[:] = log_likelihood(self.config, parameters[:, None], canvas.gather(1, here))
         # sub-pixel 0 without a start token is NaN by design
         unpredicted = was_read | (t < (1 if self.config.first_marginal else 0))
         return parameters.isfinite().all(-1) | unpredicted
