@@ -2,7 +2,8 @@
 //
 // ops.cpp checks torch's tensors and makes plain pointers of them; after it nothing is checked again. decode.cpp
 // divides the rows among threads (team.h). kernels.cpp runs the steps of some rows: pass.h takes tokens through the
-// layers, with product.h for the matrices and attention.h for the recurrent state, and drawing.h draws the sub-pixels.
+// layers, with product.h for the matrices and attention.h for the recurrent state, and drawing.h draws the sub-pixels
+// (categorical.h those of a head of 256 logits).
 // The GPU has kernels of its own: see cuda/kernels.h.
 //
 // Why decode is fast on a processor:
@@ -60,12 +61,13 @@ struct Layer {
 
 struct Model {
   int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures, classes;
+  bool categorical;  // the head gives 256 logits, as one group of parameters, instead of K logistics
   int subpixels, tokens, token_size;  // T = tokens * token_size; the first sub-pixel of token t is t * token_size
   bool pre_norm, gelu, elu_scale, bf16, exceeds_cache;  // bf16: layers, where not int8; else float
   float eps;
   const Layer* layer;
   Norm norm;
-  Matrix head;  // always float: in bfloat16 a mean would be off by a grey level; groups: see Mixture in drawing.h
+  Matrix head;  // always float: in bfloat16 a mean would be off by a grey level; groups: see Mixture in drawing.h, or 1 of logits
   // A token's input is a sum of look-ups in one table: of `values` other sub-pixels, of `places` of the token, and of
   // the class unless class_rows is 0. The first value is the previous sub-pixel. The last `following` values come after
   // the token, all others before it.

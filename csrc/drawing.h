@@ -1,9 +1,7 @@
 // Sampling: from mixture parameters to the sub-pixels of a token and their log-probabilities. See model/mixture.py.
 #pragma once
 
-#include "decode.h"
-#include "functions.h"
-#include "philox.h"
+#include "categorical.h"
 
 namespace linpix::LINPIX_ISA {
 namespace {
@@ -21,12 +19,6 @@ struct Mixture {
     return group + (1 + 2 * size + later * (later - 1) / 2 + c) * stride;
   }
 };
-
-LINPIX_FUNCTION bool all_finite(const float* x, int n) {
-  bool finite = true;
-  for (int i = 0; i < n; ++i) finite &= x[i] - x[i] == 0;
-  return finite;
-}
 
 // The component that u picks, with the probabilities that were trained, or the likeliest one if the temperature is 0.
 // Other temperatures do not sharpen this choice, since the likeliest value of nearly every sub-pixel is background.
@@ -81,7 +73,6 @@ LINPIX_FUNCTION float place_of(int value) { return (float)value / 127.5f - 1; }
 
 // Adds to to[j] the log-probability that component j gives to this value of sub-pixel c.
 LINPIX_FUNCTION void add_log_probabilities(const Mixture& p, int c, int value, float* to) {
-  const auto log_sigmoid = [](Floats a) { return at_most(a, 0.0f) - log1p(exp(-magnitude(a))); };
   const float centre = place_of(value), half = 1.0f / 255;
   for (int j = 0; j < p.K; j += LANES) {
     const Floats inverse = exp(-at_least(load(p.log_scales(c) + j), -7.0f));
@@ -110,9 +101,10 @@ LINPIX_FUNCTION uint8_t draw_marginal(const double* cumulative, float u0) {
 
 // Draws the sub-pixels of one row's token, one after the other, unless they are known, and writes their
 // log-probabilities if they are wanted: most of the work is theirs. parameters: of the token, whose means are changed
-// in place. scratch: K floats.
+// in place. scratch: K floats. amid_background, compute_others: see finish_categorical.
+template <class Compute>
 LINPIX_FUNCTION void finish_token(const Model& m, const Rows& rows, int row, int64_t step, float* parameters,
-                                  float* scratch) {
+                                  float* scratch, bool amid_background, Compute compute_others) {
   const int size = m.token_size;
   const int64_t first = (rows.positions[row] + step) * size, slot = rows.slots[row];
   uint8_t* pixel = rows.canvas + slot * m.subpixels + first;
@@ -125,6 +117,9 @@ LINPIX_FUNCTION void finish_token(const Model& m, const Rows& rows, int row, int
     *log_probs = (float)natural_log(mass / m.marginal[255]);
     return;
   }
+  if (m.categorical)
+    return finish_categorical(m, rows, row, pixel, known, first, log_probs, parameters, scratch, amid_background,
+                              compute_others);
   const Mixture p = {parameters, m.mixtures, m.head.columns, size};
   for (int group = 0; group < m.head.groups; ++group)
     if (!all_finite(parameters + group * p.stride, p.K)) rows.finite[row] = false;

@@ -25,7 +25,7 @@ void run_ahead(const Model& m, const Rows& rows, int row, Pass<T>& pass) {
     const Token k = token_of(m, rows, row);
     if (was_read(m, k)) continue;
     if (!amid_background(m, k, rows.canvas + k.slot * m.subpixels)) return;
-    finish_token(m, rows, row, taken, pass.skip(k), pass.scratch);
+    finish_token(m, rows, row, taken, pass.skip(k), pass.scratch, true, [&] { pass.skip_others(); });
   }
 }
 
@@ -49,7 +49,7 @@ int64_t decode(const Model& m, const Rows& rows, Piece piece, int most, Share sh
       for (int row = piece.first; row < piece.last; ++row) {
         if (rows.taken[row] >= rows.steps[row]) continue;
         ++rows.passes[row];
-        finish_token(m, rows, row, rows.taken[row]++, pass.parameters + r++ * width, pass.scratch);
+        finish_token(m, rows, row, rows.taken[row]++, pass.parameters + r++ * width, pass.scratch, false, [] {});
         run_ahead(m, rows, row, pass);
       }
     }

@@ -20,7 +20,7 @@ constexpr size_t CACHE_BYTES = 16 << 20;
 class Parts {
  public:
   Parts(const char* op, const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps) : op_(op) {
-    STD_TORCH_CHECK(sizes.size() == 14, op, ": sizes must hold 14 integers, got ", sizes.size());
+    STD_TORCH_CHECK(sizes.size() == 15, op, ": sizes must hold 15 integers, got ", sizes.size());
     constexpr size_t first = 13, each = 12;
     STD_TORCH_CHECK(weights.size() >= first + each && (weights.size() - first) % each == 0, op, ": weights must hold ",
                     first, " tensors and ", each, " per layer, got ", weights.size());
@@ -42,6 +42,7 @@ class Parts {
     model.class_rows = (int)sizes[11];
     model.background = (int)sizes[12];
     model.token_size = (int)sizes[13];
+    model.categorical = sizes[14];
     model.eps = (float)eps;
     model.layers = (int)((weights.size() - first) / each);
     constexpr int unit = ON_GPU ? 8 : TILE;
@@ -66,6 +67,8 @@ class Parts {
                     op, ": following, class_rows and background are ", sizes[10], ", ", sizes[11], " and ", sizes[12]);
     STD_TORCH_CHECK(sizes[13] == 1 || (sizes[13] == 3 && !model.marginal && sizes[12] < 0), op,
                     ": a token must have 1 sub-pixel, or 3 with a start token and no background; got ", sizes[13]);
+    STD_TORCH_CHECK(!sizes[14] || (sizes[5] == 256 && sizes[13] == 1 && !model.marginal), op, ": a categorical head must "
+                    "have 256 logits, 1 sub-pixel in a token and a start token; got ", sizes[5], " and ", sizes[13]);
     if (!ON_GPU) check_look_ups();  // on a GPU this would have to wait; pack made them from a valid configuration
     for (size_t i : {0, 2, 6, 8}) model.bf16 |= weights[first + i].scalar_type() == ScalarType::BFloat16;
     model.head = head(weights[7], weights[8], "head", model.d_model);
@@ -123,9 +126,9 @@ class Parts {
     return {checked<void>(w, op_, name, type, {all * depth}),
             checked<float>(bias, op_, name, ScalarType::Float, {(int8 ? 3 : 1) * all}), groups, columns, depth, int8};
   }
-  // Gives the parameters of Mixture in drawing.h. On a GPU k follows k, without padding: a lane takes a column.
+  // Gives the parameters of Mixture in drawing.h, or logits. On a GPU k follows k, without padding: a lane takes a column.
   Matrix head(const Tensor& w, const Tensor& bias, const char* name, int depth) {
-    const int size = model.token_size, groups = 1 + 2 * size + size * (size - 1) / 2;
+    const int size = model.token_size, groups = model.categorical ? 1 : 1 + 2 * size + size * (size - 1) / 2;
     if (!ON_GPU) return matrix(w, bias, name, groups, model.mixtures, depth, false);
     const int64_t columns = groups * model.mixtures;
     return {checked<float>(w, op_, name, ScalarType::Float, {depth, columns}),

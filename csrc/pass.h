@@ -101,7 +101,7 @@ class Pass {
     }
   }
 
-  // Mixture parameters of every token, from x.
+  // Parameters of every token, from x.
   void head() {
     const int width = m.head.groups * m.head.columns;
     for (int r = 0; r < tokens; ++r) normalise(x + r * m.d_model, m.norm, features + r * m.d_model);
@@ -118,7 +118,8 @@ class Pass {
     return found;
   }
 
-  // Mixture parameters of a sub-pixel amid background, as in model/background.py; they stay in `skipped`.
+  // Parameters of a sub-pixel amid background, as in model/background.py; they stay in `skipped`. With a categorical
+  // head only the ground's and its neighbours': the others are seldom needed, and skip_others computes them.
   float* skip(const Token& k) {
     const uint8_t* image = rows.canvas + k.slot * m.subpixels;
     const int n = m.project.columns;
@@ -126,12 +127,21 @@ class Pass {
     for (int i = 0; i < m.values; ++i) following += is_known_background(m, k, image, i);
     float* found = skipped + n;
     for (int c = 0; c < n; c += LANES) store(skipped + c, skipped_feature(m, k, following, rows.last + k.slot * n, c));
-    product(skipped, n, 1, m.skipped_head, 0, m.skipped_head.groups * panels_of(m.skipped_head.columns),
-            [&](int, int c, Floats s) { store(found + c, s); });
+    const int panel = m.background / (Matrix::PANEL * LANES);  // all panels of 256 columns are of the same width
+    if (m.categorical)
+      skip_panels(panel, panel + 1);
+    else
+      skip_others();
     return found;
   }
+  void skip_others() { skip_panels(0, m.skipped_head.groups * panels_of(m.skipped_head.columns)); }
 
  private:
+  void skip_panels(int first, int last) {
+    const int n = m.project.columns;
+    product(skipped, n, 1, m.skipped_head, first, last, [&](int, int c, Floats s) { store(skipped + n + c, s); });
+  }
+
   // Projects the final features of the tokens from `first` on, and keeps them in rows.last.
   void keep(int first) {
     product(features + first * m.d_model, m.d_model, tokens - first, m.project, 0, panels_of(m.project.columns),

@@ -24,7 +24,7 @@ GPU_HEADS = (8, 16, 32)  # sizes that the CUDA kernels support, with equal key a
 GPU_MAX_HEAD = 64  # largest key or value dim for attention over whole sequences
 SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 # increased with every change of a schema below or of the packed layout, so that a library for another is not loaded
-SCHEMAS = 14
+SCHEMAS = 15
 
 _library = torch.library.Library("linpix", "DEF")
 RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"

@@ -8,9 +8,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from . import ops
+from . import categorical, ops
 from .config import ModelConfig
-from .mixture import groups
+from .heads import parameters_per_token
 from .team import Team
 from .transformer import Layer, Transformer
 
@@ -87,7 +87,8 @@ class Packed:
     project, table, head (weight, bias), else four empty tensors; and for each layer qkv, out, norm1, up, down, norm2
     (weight, bias each). sizes: H, D, M, d_model, d_ff, K, classes; as 0 or 1, whether the model is pre-norm, has gelu,
     and draws with the published sampler's scale; the number of following neighbours; the first row of the classes'
-    table, or 0; the background, or -1; and the sub-pixels per token.
+    table, or 0; the background, or -1; the sub-pixels per token; and, as 0 or 1, whether the head is categorical, with
+    256 logits for K.
     """
 
     weights: list[Tensor]
@@ -192,9 +193,10 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
         return weight.T.contiguous() if gpu else pack_matrix(weight, groups, torch.float32)
 
     def head(linear: nn.Linear) -> list[Tensor]:
-        bias, count = linear.bias.detach().float(), groups(config.token_size)
+        bias, count = linear.bias.detach().float(), parameters_per_token(config) // mixtures
         return [exact(linear.weight, count), bias.clone() if gpu else pack_bias(bias, count)]
 
+    mixtures = categorical.VALUES if config.head == "categorical" else config.mixtures
     skipped = [torch.empty(0)] * 4
     if (background := net.background) is not None:
         skipped = [exact(background.project.weight, 1), background.table.detach().float().clone(),
@@ -209,10 +211,10 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
         weights += [*matrix(by_head, bias, config.heads), *matrix(layer.out.weight, layer.out.bias), *norm(layer.norm1),
                     *matrix(layer.up.weight, layer.up.bias, dtype=feed_forward),
                     *matrix(layer.down.weight, layer.down.bias, dtype=feed_forward), *norm(layer.norm2)]
-    sizes = [config.heads, config.key_dim, config.value_dim, config.d_model, config.d_ff, config.mixtures,
+    sizes = [config.heads, config.key_dim, config.value_dim, config.d_model, config.d_ff, mixtures,
              config.classes, config.norm == "pre", config.activation == "gelu", config.scale_transform == "elu",
              len(config.following), inputs.class_rows, -1 if config.background is None else config.background,
-             config.token_size]
+             config.token_size, config.head == "categorical"]
     return Packed(weights, [int(size) for size in sizes], config.eps)
 
 

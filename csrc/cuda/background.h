@@ -66,7 +66,7 @@ struct RunAhead {
       });
       threads.barrier();
       threads.each([&](int i) {
-        if (i == 0) finish_token(m, p.rows, (int)row, taken, parameters, parameters + width);
+        if (i == 0) finish_token(m, p.rows, (int)row, taken, parameters, parameters + width, true, [] {});
       });
       threads.barrier();  // the next token may look up what was drawn
     }

@@ -121,7 +121,7 @@ struct Finish {
       float* parameters = own_floats(i) + n;
       if (i % WARP || !live(i)) return;
       const int64_t row = row_of(i);
-      finish_token(m, p.rows, (int)row, p.rows.taken[row], parameters, own_floats(i) + n + width);
+      finish_token(m, p.rows, (int)row, p.rows.taken[row], parameters, own_floats(i) + n + width, false, [] {});
       ++p.rows.taken[row];
       ++p.rows.passes[row];
       if (p.pools.tokens) ++p.pools.tokens[p.rows.slots[row]];

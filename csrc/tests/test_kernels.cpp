@@ -271,6 +271,7 @@ struct Shape {
   bool pre_norm, gelu, bf16, background = false;  // background: skips layers, and looks up a following neighbour
   int token_size = 1;                             // sub-pixels
   bool int8 = false;                              // all products but the first and last layer's feed-forwards
+  bool categorical = false;                       // with 256 logits for mixtures
 };
 
 constexpr int HEIGHT = 6, WIDTH = 6, PIXELS = HEIGHT * WIDTH, CLASSES = 3;
@@ -292,7 +293,9 @@ class Net {
     }
     m.layer = layers_.data();
     m.norm = norm();
-    m.head = matrix(s.token_size == 3 ? 10 : 3, s.mixtures, s.d_model, false);
+    m.categorical = s.categorical;
+    const int groups = s.categorical ? 1 : s.token_size == 3 ? 10 : 3;
+    m.head = matrix(groups, s.mixtures, s.d_model, false);
     m.values = 2 + s.background, m.following = s.background, m.places = 1, m.classes = CLASSES;
     const int rows = 3 * 258 + CLASSES + PIXELS;
     m.table = keep(numbers((size_t)rows * s.d_model, 0.5f));
@@ -307,7 +310,7 @@ class Net {
     if (!s.background) return;
     constexpr int DIM = 2 * TILE;
     m.background = 0;
-    m.project = matrix(1, DIM, s.d_model, false), m.skipped_head = matrix(3, s.mixtures, DIM, false);
+    m.project = matrix(1, DIM, s.d_model, false), m.skipped_head = matrix(groups, s.mixtures, DIM, false);
     m.skipped_table = keep(numbers((size_t)(PIXELS + CLASSES + 1 + m.following + 1) * DIM));
   }
   Model m{};
@@ -513,7 +516,8 @@ int main(int arguments, char**) {
     for (Shape shape : {Shape{2, 2, 8, 8, 16, 32, 3, true, true, bf16}, {3, 3, 5, 7, 48, 37, 17, false, false, bf16},
                         {1, 4, 16, 16, 128, 160, 10, false, true, bf16}, {1, 1, 8, 8, 16, 16, 300, true, true, bf16},
                         {2, 3, 5, 7, 48, 37, 17, false, true, bf16, true},
-                        {3, 3, 5, 7, 48, 37, 17, true, true, bf16, false, 3}}) {
+                        {3, 3, 5, 7, 48, 37, 17, true, true, bf16, false, 3},
+                        {1, 2, 8, 8, 16, 32, 256, true, true, bf16, true, 1, false, true}}) {
       shape.int8 = int8;
       an_image_is_the_same_alone_and_in_a_batch(shape);
     }

@@ -70,6 +70,10 @@ SHAPES = {
                                   neighbours=((-1, 0, 0), (0, -1, 1), (-1, 1, 2)), mixtures=40),
     "pixels, conditional": dataclasses.replace(TINY, channels=3, tokens="pixel", look_ups=("previous", "row", "class"),
                                                neighbours=((-1, 0, 1),), following=((0, 1, 0), (1, 0, 2)), patch=4),
+    "logits": dataclasses.replace(TINY, head="categorical"),
+    "logits, conditional": dataclasses.replace(
+        WIDER, head="categorical", background=200, background_dim=20, norm="post", patch=4,
+        look_ups=("previous", "row", "column", "class"), following=((0, 1, 0), (1, 0, 0))),
 }
 PLAIN, DEFERRED, HALF = StateFormat(), StateFormat(defer=3), StateFormat(precision="fp16", defer=8)
 FORMATS = {"fp32": PLAIN, "deferred": DEFERRED, "fp16": HALF}

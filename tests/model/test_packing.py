@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linpix.model import mixture, ops
+from linpix.model import heads, ops
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.generate import generate
@@ -50,10 +50,15 @@ SHAPES = {
                                        neighbours=((-1, 0, 0), (0, -1, 2), (0, 0, -1)),
                                        following=((0, 0, 1), (0, 1, -1), (1, 0, 0))),
     "published scale": dataclasses.replace(TINY, scale_transform="elu"),
+    "logits": dataclasses.replace(TINY, head="categorical"),
+    "logits, conditional": dataclasses.replace(
+        WIDER, head="categorical", background=200, background_dim=48, norm="post", patch=4,
+        look_ups=("previous", "row", "column", "class"), following=((0, 1, 0), (1, 0, 0))),
 }
 
 # those compared bit for bit
-EXACT = ("tiny", "post-norm", "odd sizes", "no start token", "background", "conditional", "pixels")
+EXACT = ("tiny", "post-norm", "odd sizes", "no start token", "background", "conditional", "pixels", "logits",
+         "logits, conditional")
 
 
 def net_of(config: ModelConfig) -> Transformer:
@@ -112,7 +117,7 @@ def images_of(config: ModelConfig, count: int) -> Tensor:
 
 def log_probs_of(net: Transformer, images: Tensor) -> Tensor:
     """By the parallel form in float64."""
-    found = mixture.log_likelihood(net.double()(images).double(), images)
+    found = heads.log_likelihood(net.config, net.double()(images).double(), images)
     net.float()
     if net.config.first_marginal:
         found[:, 0] = torch.tensor(net.config.first_marginal).double()[images[:, 0].long()].log()
@@ -214,7 +219,7 @@ def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precis
         assert same(pool.holds(slot), alone.holds(1))
 
 
-@pytest.mark.parametrize("shape", ["tiny", "background", "conditional"])
+@pytest.mark.parametrize("shape", ["tiny", "background", "conditional", "logits, conditional"])
 def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(shape):
     config, rows = SHAPES[shape], 5
     T, slots, packed = config.subpixels, list(range(1, rows + 1)), pack(net_of(config), torch.float32)
@@ -341,7 +346,7 @@ def test_invalid_arguments_of_reading_are_an_error_that_says_what_was_given(chan
         torch.ops.linpix.read(*given.values(), pool.packed.weights, pool.packed.sizes, 1e-6, 2)
 
 
-@pytest.mark.parametrize("shape", ["tiny", "pixels", "pixels, published scale"])
+@pytest.mark.parametrize("shape", ["tiny", "pixels", "pixels, published scale", "logits"])
 def test_what_is_known_is_kept_and_log_probabilities_are_those_of_the_whole_image(shape):
     """Drawn tokens, and known ones between them: by the parallel form of what came out, in float64."""
     config = SHAPES[shape]
@@ -356,12 +361,12 @@ def test_what_is_known_is_kept_and_log_probabilities_are_those_of_the_whole_imag
     assert float((found - log_probs_of(net, drawn)).abs().max()) < 1e-4
 
 
-@pytest.mark.parametrize("shape", ["tiny", "pixels"])
+@pytest.mark.parametrize("shape", ["tiny", "pixels", "logits"])
 def test_every_parameter_that_is_not_finite_is_reported(shape):
     config = SHAPES[shape]
     for parameter in range(0, net_of(config).head.out_features, config.mixtures):
         net = net_of(config)
-        net.head.bias[parameter + config.mixtures - 1] = torch.nan
+        net.head.bias[min(parameter + config.mixtures, net.head.out_features) - 1] = torch.nan
         _, finite, *_ = Pool(config, pack(net, torch.float32), 2).decode([1, 2], [0, 0], [1, 0], [0, 0])
         assert finite.tolist() == [False, True]
 
@@ -541,13 +546,14 @@ def arguments(shape="tiny", **changes):
     ("weights", lambda x: [*x[:13], x[13].half(), *x[14:]], "qkv must have dtype Float, got Half"),
     ("weights", lambda x: [*x[:13], x[13].char(), *x[14:]], r"qkv must have shape \(192\), got \(64\)"),
     ("weights", lambda x: [*x[:7], x[7].char(), *x[8:]], "head must have dtype Float, got Char"),
-    ("sizes", lambda x: x[:-1], "sizes must hold 14 integers, got 13"),
+    ("sizes", lambda x: x[:-1], "sizes must hold 15 integers, got 14"),
+    ("sizes", lambda x: [*x[:14], 1], "a categorical head must have 256 logits, .*; got 3 and 1"),
     ("sizes", lambda x: [x[0] + 1, *x[1:]], "must have shape"),
     ("sizes", lambda x: [2**15, 2**15, *x[2:]], "must be at most 2\\^24, got heads 32768, key_dim 32768"),
     ("sizes", lambda x: [-1, *x[1:]], r"sizes\[0\] is -1"),
     ("sizes", lambda x: [*x[:10], 11, *x[11:]], "following, class_rows and background are 11, 0 and -1"),
-    ("sizes", lambda x: [*x[:12], 0, 1], "the background's table must have a multiple of 16 columns"),
-    ("sizes", lambda x: [*x[:13], 2], "a token must have 1 sub-pixel, or 3 with a start token and no .*; got 2"),
+    ("sizes", lambda x: [*x[:12], 0, 1, 0], "the background's table must have a multiple of 16 columns"),
+    ("sizes", lambda x: [*x[:13], 2, 0], "a token must have 1 sub-pixel, or 3 with a start token and no .*; got 2"),
     ("conditioned", lambda x: torch.ones(2, dtype=torch.bool), r"conditioned must have shape \(3\)"),
     ("pairs", lambda x: torch.zeros(1), "must be None on the CPU"),
     ("tokens", lambda x: torch.zeros(6), "must be None on the CPU"),
