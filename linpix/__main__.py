@@ -135,24 +135,24 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
         sub.set_defaults(module=f"{room}.{module}", function=function or name)
         return sub
 
-    serving = command("linpix.server.cli", "serve", "serve models over HTTP")
+    serving = command("linpix.cli", "serve", "serve models over HTTP")
     if wanted == ["serve"]:
         _serve_flags(serving)
-    keying = command("linpix.server.cli", "key", "make an API key, and its line for the key file (`serve --api-keys`)",
+    keying = command("linpix.cli", "key", "make an API key, and its line for the key file (`serve --api-keys`)",
                      module="keys")
     keying.add_argument("name", help="name of the client that gets the key; the log and the limits use it")
     keying.add_argument("--rate", help="limit of requests, such as 10/s, 600/min or 5000/h; without it, there is no "
                                        "limit")
     keying.add_argument("--file", help="append the line to this file; a new file gets mode 600")
     keying.add_argument("--json", action="store_true", help="print one JSON object")
-    drawing = command("linpix.server.cli", "sample", "draw images without a server")
+    drawing = command("linpix.cli", "sample", "draw images without a server")
     _drawing_flags(drawing)
     drawing.add_argument("--shards", type=_number(int, 1, 1_000_000), help="for bulk work: number of parts in which "
                          "the images are written to --out, each a tar for WebDataset; the same command, run again, "
                          "draws the missing images")
     drawing.add_argument("--shard-format", choices=("tar", "png"), help="with --shards: tar (default); or png, which "
                          "writes a folder with the same files instead of each tar")
-    completing = command("linpix.server.cli", "complete", "fill in the holes of a picture")
+    completing = command("linpix.cli", "complete", "fill in the holes of a picture")
     completing.add_argument("image", help="PNG, JPEG or WebP; transparent pixels are filled in")
     _drawing_flags(completing)
     completing.add_argument("--mask", help="picture whose transparent pixels are filled in")
@@ -167,7 +167,7 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     completing.add_argument("--lay-back", action="store_true", help="write the given picture at its own size (at most "
                             "1024 pixels a side), with its hidden parts filled in; --out must be a folder")
 
-    scoring = command("linpix.server.cli", "score", "compute how probable a picture is, or its hidden part given the "
+    scoring = command("linpix.cli", "score", "compute how probable a picture is, or its hidden part given the "
                       "rest", module="score", function="run")
     scoring.add_argument("image", help="PNG, JPEG or WebP; its transparent pixels are hidden; if it has none, all are")
     _model_flags(scoring)
@@ -180,7 +180,7 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     scoring.add_argument("--out", help="write the map to this .png file: black is 0 bits, white is 8 bits or more")
     scoring.add_argument("--scale", type=_number(int, 1, 64), default=1, help="enlarge the map by this factor")
 
-    comparing = command("linpix.server.cli", "compare", "measure attention backends side by side")
+    comparing = command("linpix.cli", "compare", "measure attention backends side by side")
     _model_flags(comparing)
     which = comparing.add_mutually_exclusive_group()
     which.add_argument("--backends", help="comma-separated list of linear, softmax, stateful-softmax, lsh-1 and "
@@ -247,7 +247,7 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     if wanted == ["experiment"]:
         _experiment_flags(trying)
 
-    examining = command("linpix.server.cli", "doctor", "show which kernels run on this machine, and why")
+    examining = command("linpix.cli", "doctor", "show which kernels run on this machine, and why")
     examining.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

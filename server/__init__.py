@@ -1,6 +1,5 @@
 """The service: a map of its packages. Each imports only its own files, base files, and packages below it in this list.
 
-cli/          the commands, most of which work without a server: serve, sample, complete, score, compare, doctor, key
 cluster/      several processes that serve as one, on Ray Serve: fronts for HTTP, with a ledger of their own, replicas
               that decode, and a desk with the counts that all fronts need
 app, serve    app.py adds routes and middleware to core.py, which decodes; serve.py runs them until a signal ends it
@@ -46,10 +45,10 @@ To add
                     web/middleware/bodies.py. If it needs room in a queue, route_class=AdmittingRoute, and
                     the last part of its path in ENDPOINTS of metrics.py
   an image option   a field in web/fields.py and web/requests/request_schemas.py, a flag in linpix/__main__.py, and a
-                    parameter in cli/draw.py; web/requests/image_request.py, cli/commands.py and cli/draw.py pass it to
-                    engine/answers/plan.py, which checks it, and puts it into ImageSpec. engine/decode/decoder.py
-                    keeps it for each slot, and compiled.py passes it on to csrc. If it changes the images, cli/bulk.py
-                    must not continue a run that has another value (_settings there)
+                    parameter in linpix/cli/draw.py; web/requests/image_request.py, and commands.py and draw.py in
+                    linpix/cli/, pass it to engine/answers/plan.py, which checks it, and puts it into ImageSpec.
+                    engine/decode/decoder.py keeps it for each slot, and compiled.py passes it on to csrc. If it changes
+                    the images, linpix/cli/bulk.py must not continue a run that has another value (_settings there)
   a metric          declare it in metrics.py, update it where it happens: engine/ledger/served_models.py (quanta),
                     engine/ledger/ (requests), web/middleware/ and web/error_handlers.py (HTTP), cluster/ (fronts,
                     desk); and list it in tests/server/test_dashboard.py

@@ -1,10 +1,11 @@
-"""Fixtures that several rooms need: real data, golden vectors, a tiny checkpoint, an emulated GPU."""
+"""Fixtures that several rooms need: real data, golden vectors, small checkpoints, a server, an emulated GPU."""
 
 import ctypes
 import dataclasses
 import fcntl
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
+from tests.server.conftest import Process, serving
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -70,6 +72,24 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
                   "command": "tests/conftest.py", "bits_per_dim": {}}
     checkpoint.save(folder, net, provenance, "# tiny\n\nRandom weights, for tests.\n")
     return folder
+
+
+@pytest.fixture(scope="session")
+def server(tiny: Path) -> Iterator[Process]:
+    """One server for the tests that leave it as they found it."""
+    with serving(tiny.parent) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one checkpoint, `slow`: mnist-small with random weights. EAGER: most of a second an image."""
+    folder = tmp_path_factory.mktemp("slow") / "slow"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(PRESETS["mnist-small"])
+    checkpoint.save(folder, net, {"data": "random weights", "class_names": list("0123456789")}, "# slow\n")
+    return folder.parent
 
 
 def _compile_emulated(folder: Path, library: Path) -> None:

@@ -28,7 +28,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DECISIONS = ROOT / "DECISIONS.md"
 LOGS = sorted((ROOT / "docs" / "log").glob("*.md"))
 LINKED = [*PAGES, DECISIONS, ROOT / "CHANGELOG.md", *LOGS]
-FOLDERS = ("csrc", "deploy", "docs", "examples", "model", "server", "tests", "training")
+FOLDERS = ("csrc", "deploy", "docs", "examples", "linpix", "model", "server", "tests", "training")
 NOT_RUN = [
     ("README.md", "git clone ADDRESS linpix && cd linpix   # ADDRESS: of this repository"),
     ("run.md", "make run"),

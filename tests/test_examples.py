@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.linpix.test_main import pixels
 from tests.server.conftest import ROOT, serving
 from tests.server.web.test_openai import OLD_CLIENT
-from tests.test_linpix import pixels
 
 FOLDER = ROOT / "examples"
 NODE_MODULES = Path(sys.prefix) / "node_modules"  # where `make test` puts the openai package of npm

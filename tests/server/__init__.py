@@ -3,8 +3,6 @@
 Files without a test of their own name, and where they are tested:
   app, core, serve, web/service, web/routes/models, web/routes/operations         test_service.py
   metrics                                                                         test_dashboard.py
-  cli/keys                                                                        web/test_keys.py
-  cli/output                                                                      cli/test_commands.py
   cluster/messages, cluster/replica, cluster/serving                              cluster/test_front.py
   cluster/router                                                                  cluster/test_deployments.py
   cluster/scaling                                                                 cluster/test_choosing.py

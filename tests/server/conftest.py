@@ -13,15 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
-import pytest
-import torch
-
-from linpix.model import checkpoint
-from linpix.model.config import PRESETS
-from linpix.model.transformer import Transformer
 
 ROOT = Path(__file__).resolve().parents[2]
-EAGER = ("--engine", "eager")  # flags that make `slow` slow
+EAGER = ("--engine", "eager")  # flags that make the checkpoint `slow` slow
 
 
 class Process:
@@ -92,24 +86,6 @@ def serving(checkpoints: Path, *flags: str, **options) -> Iterator[Process]:
         yield process
     finally:
         process.stop()
-
-
-@pytest.fixture(scope="session")
-def server(tiny: Path) -> Iterator[Process]:
-    """One server for the tests that leave it as they found it."""
-    with serving(tiny.parent) as process:
-        yield process
-
-
-@pytest.fixture(scope="session")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one checkpoint, `slow`: mnist-small with random weights. EAGER: most of a second an image."""
-    folder = tmp_path_factory.mktemp("slow") / "slow"
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(PRESETS["mnist-small"])
-    checkpoint.save(folder, net, {"data": "random weights", "class_names": list("0123456789")}, "# slow\n")
-    return folder.parent
 
 
 def when_possible(ask: Callable[[], httpx.Response]) -> httpx.Response:

@@ -12,8 +12,8 @@ import httpx
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
+from linpix.cli.draw import produce
 from linpix.model import checkpoint
-from linpix.server.cli.draw import produce
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.image_spec import ImageSpec

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from linpix.cli.draw import produce
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool, StateFormat
 from linpix.model.generate import generate
 from linpix.model.sharing import SharedWeights
 from linpix.model.transformer import Transformer
-from linpix.server.cli.draw import produce
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CudaDecoder

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from linpix.cli.draw import Produced, produce
 from linpix.model import checkpoint, mixture, ops
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
-from linpix.server.cli.draw import Produced, produce
 from linpix.server.engine.answers.plan import Plan
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder

@@ -17,11 +17,11 @@ import torch
 import webdataset
 
 from linpix.__main__ import main
+from linpix.cli import bulk
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
-from linpix.server.cli import bulk
-from tests.server.cli.test_commands import on_terminal
+from tests.linpix.cli.test_commands import on_terminal
 
 KERNELS = pytest.mark.skipif(not ops.compiled, reason="there are no kernels")
 ENGINES = [pytest.param("compiled", marks=KERNELS), "eager"]

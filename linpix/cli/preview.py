@@ -15,9 +15,9 @@ from PIL import Image
 from tqdm import tqdm
 
 from linpix.model.config import ModelConfig
+from linpix.server.engine.decode.image_spec import ImageSpec
+from linpix.server.engine.messages import QuantumReport
 
-from ..engine.decode.image_spec import ImageSpec
-from ..engine.messages import QuantumReport
 from .animation import Film, Picture, grid
 
 REDRAWN_S = 0.1                  # least time between pictures on a terminal

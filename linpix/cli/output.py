@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from linpix.model.config import ModelConfig
+from linpix.server.pictures import pictures
+from linpix.server.pictures.overlay import Overlay
 
-from ..pictures import pictures
-from ..pictures.overlay import Overlay
 from . import animation
 
 Kind = Literal["PNG", "GIF", "WEBP"]

@@ -10,12 +10,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from linpix.model.checkpoint import find, read
 from linpix.model.team import limit_threads
+from linpix.server.engine.answers.plan import class_of
+from linpix.server.engine.decode.scoring import likelihood, scoring_of
+from linpix.server.pictures.encode import enlarged
+from linpix.server.pictures.likelihoods import map_png, numbers, read_scored
+from linpix.server.pictures.uploads import outside
 
-from ..engine.answers.plan import class_of
-from ..engine.decode.scoring import likelihood, scoring_of
-from ..pictures.encode import enlarged
-from ..pictures.likelihoods import map_png, numbers, read_scored
-from ..pictures.uploads import outside
 from .draw import flattened, naming_flags, warn
 
 

@@ -18,18 +18,17 @@ from linpix.model.config import ModelConfig
 from linpix.model.likelihood import Scoring
 from linpix.model.team import limit_threads
 from linpix.model.transformer import Transformer
-
-from ..engine.answers.plan import class_of, plan
-from ..engine.answers.ranking import best, likelihoods, recognised
-from ..engine.batch import Batcher
-from ..engine.decode.choice import new_decoder
-from ..engine.decode.failures import NotFinite
-from ..engine.decode.image_spec import ImageSpec
-from ..engine.decode.particles import Estimate, check_filter
-from ..engine.messages import QuantumReport, Submission
-from ..errors import OptionError, as_flags
-from ..pictures import pictures
-from ..pictures.uploads import Preparation, check_preparable, reduce_and_prepare
+from linpix.server.engine.answers.plan import class_of, plan
+from linpix.server.engine.answers.ranking import best, likelihoods, recognised
+from linpix.server.engine.batch import Batcher
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.failures import NotFinite
+from linpix.server.engine.decode.image_spec import ImageSpec
+from linpix.server.engine.decode.particles import Estimate, check_filter
+from linpix.server.engine.messages import QuantumReport, Submission
+from linpix.server.errors import OptionError, as_flags
+from linpix.server.pictures import pictures
+from linpix.server.pictures.uploads import Preparation, check_preparable, reduce_and_prepare
 
 Method = Literal["raster", "smc"]
 Pictures = NDArray[np.uint8]  # (N, height, width), or (N, height, width, 3) of colour models

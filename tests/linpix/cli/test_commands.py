@@ -1,4 +1,4 @@
-"""sample and complete: what they write and show, read back. The other commands are in tests/test_linpix.py."""
+"""sample and complete: what they write and show, read back. The other commands are in tests/linpix/test_main.py."""
 
 import dataclasses
 import fcntl
@@ -20,19 +20,19 @@ import torch
 from PIL import Image
 
 from linpix.__main__ import main
+from linpix.cli.animation import UNDRAWN
+from linpix.cli.draw import produce
+from linpix.cli.preview import Progress
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.likelihood import class_log_probs_of
 from linpix.model.transformer import Transformer
-from linpix.server.cli.animation import UNDRAWN
-from linpix.server.cli.draw import produce
-from linpix.server.cli.preview import Progress
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.image_spec import ImageSpec
-from tests.server.cli.test_animation import enlarged, frames_of
-from tests.server.cli.test_preview import read_half_blocks, screen_pixels
-from tests.test_linpix import pixels
+from tests.linpix.cli.test_animation import enlarged, frames_of
+from tests.linpix.cli.test_preview import read_half_blocks, screen_pixels
+from tests.linpix.test_main import pixels
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +18,9 @@ from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
-from tests.server.conftest import Process, serving
 from tests.server.web.routes.test_images import encode, images_of, occluded
 
 GENERATE = "/v1/images/generations"
-
-
-@pytest.fixture(scope="module")
-def server(tiny: Path) -> Iterator[Process]:
-    with serving(tiny.parent) as process:
-        yield process
 
 
 def test_load_gives_the_transformer_of_a_folder(tiny):

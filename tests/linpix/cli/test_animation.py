@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
+from linpix.cli import animation
+from linpix.cli.animation import MAX_FRAMES, UNDRAWN, Film
 from linpix.model.config import PRESETS
-from linpix.server.cli import animation
-from linpix.server.cli.animation import MAX_FRAMES, UNDRAWN, Film
 
 TINY, DIGITS, COLOURS = PRESETS["tiny"], PRESETS["mnist-small"], PRESETS["cifar10-conditional"]
 RNG = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from linpix.model import checkpoint, ops
 
 ENGINE = "compiled" if ops.compiled else "eager"  # of --engine auto
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def linpix(*arguments, **environment):

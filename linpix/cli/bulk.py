@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from linpix.model import ops
+from linpix.server.engine.answers.plan import Plan
+from linpix.server.engine.batch import Batcher
+from linpix.server.engine.messages import Submission
+from linpix.server.pictures import pictures
 
-from ..engine.answers.plan import Plan
-from ..engine.batch import Batcher
-from ..engine.messages import Submission
-from ..pictures import pictures
 from .draw import quantum_of
 
 SETTINGS = "linpix.json"

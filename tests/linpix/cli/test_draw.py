@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from linpix.__main__ import main
+from linpix.cli import animation
 from linpix.model.config import PRESETS
-from linpix.server.cli import animation
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_scoring_names_flags_too(tiny, picture, capsys):
 @pytest.mark.parametrize(("scale", "terminal", "factor"), [
     ((), False, 1), ((), True, 29), (("--scale", "auto"), False, 29), (("--scale", "2"), True, 2)])
 def test_a_grid_is_enlarged_where_it_is_to_be_seen(tiny, tmp_path, capsys, monkeypatch, scale, terminal, factor):
-    monkeypatch.setattr("linpix.server.cli.commands.sys.stdout.isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr("linpix.cli.commands.sys.stdout.isatty", lambda: terminal, raising=False)
     arguments = ["sample", "--model", str(tiny), "--count", "2", "--seed", "1", "--out", str(tmp_path / "grid.png")]
     assert main([*arguments, *scale]) == 0
     capsys.readouterr()

@@ -20,19 +20,19 @@ from linpix.model import checkpoint as checkpoints
 from linpix.model import ops
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.cuda import StateFormat
+from linpix.server import serve as service
+from linpix.server.compare import report
+from linpix.server.compare.backends import BACKENDS
+from linpix.server.compare.checkpoints import find_twins
+from linpix.server.compare.comparison import Comparison, ComparisonPlan
+from linpix.server.engine.answers.plan import Plan, class_of, plan
+from linpix.server.engine.batch import Batcher
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.particles import check_filter
+from linpix.server.pictures import uploads
+from linpix.server.pictures.pictures import Occluded
+from linpix.server.settings import Settings
 
-from .. import serve as service
-from ..compare import report
-from ..compare.backends import BACKENDS
-from ..compare.checkpoints import find_twins
-from ..compare.comparison import Comparison, ComparisonPlan
-from ..engine.answers.plan import Plan, class_of, plan
-from ..engine.batch import Batcher
-from ..engine.decode.choice import new_decoder
-from ..engine.decode.particles import check_filter
-from ..pictures import uploads
-from ..pictures.pictures import Occluded
-from ..settings import Settings
 from . import animation, bulk, preview
 from .draw import naming_flags, produce, ranked, warn
 from .output import Output, check_output, kind_of, scale_of
@@ -48,7 +48,7 @@ def serve(given: argparse.Namespace) -> None:
         raise ValueError(f"--{name.replace('_', '-')} (LINPIX_{name.upper()}): "
                          f"{first['msg'].removeprefix('Value error, ')}, got {first['input']!r:.80}") from invalid
     if settings.replicas:
-        from ..cluster import local  # its dependencies are an extra
+        from linpix.server.cluster import local  # its dependencies are an extra
 
         local.serve(settings)
     else:

@@ -8,9 +8,9 @@ import numpy as np
 import pyte
 import pytest
 
-from linpix.server.cli import animation, preview
-from linpix.server.cli.preview import TRUE_COLOURS, Preview
-from tests.server.cli.test_animation import COLOURS, DIGITS, RNG, TINY, noise
+from linpix.cli import animation, preview
+from linpix.cli.preview import TRUE_COLOURS, Preview
+from tests.linpix.cli.test_animation import COLOURS, DIGITS, RNG, TINY, noise
 
 
 def read_half_blocks(lines) -> np.ndarray:

@@ -8,7 +8,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from ..web.keys import KEY_NAME, bucket_of, open_private, parse
+from linpix.server.web.keys import KEY_NAME, bucket_of, open_private, parse
 
 
 def key(given: argparse.Namespace) -> None:

@@ -1,1 +1,0 @@
-"""The commands, most of which work without a server."""
