@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from tqdm import tqdm
 
-from linpix.model import checkpoint as checkpoints
 from linpix.model.attempts import Recognised
+from linpix.model.checkpoint import find, read
 from linpix.model.config import ModelConfig
 from linpix.model.likelihood import Scoring
 from linpix.model.team import limit_threads
@@ -24,14 +24,11 @@ from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.failures import NotFinite
 from linpix.server.engine.decode.image_spec import ImageSpec
-from linpix.server.engine.decode.particles import Estimate, check_filter
+from linpix.server.engine.decode.particles import Estimate
 from linpix.server.engine.messages import QuantumReport, Submission
 from linpix.server.errors import OptionError, as_flags
 from linpix.server.pictures import pictures
 from linpix.server.pictures.uploads import Preparation, check_preparable, reduce_and_prepare
-
-Method = Literal["raster", "smc"]
-Pictures = NDArray[np.uint8]  # (N, height, width), or (N, height, width, 3) of colour models
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,42 +108,6 @@ def warn(command: str, warnings: Iterable[str]) -> None:
         print(f"linpix {command}: {as_flags(warning)}", file=sys.stderr)
 
 
-def sample(model: str, count: int = 1, *, label: int | str | None = None, seed: int | None = None,
-           temperature: float | None = None, batch: int = 64, checkpoints: str | None = None,
-           progress: bool | None = None, candidates: int | None = None, attempts: int | None = None) -> Pictures:
-    """Draw images, uint8 (count, height, width), or (count, height, width, 3) of colour models.
-
-    model: a name under checkpoints/, or a checkpoint folder · label: a class, by name or number; None: any · seed: of
-    the first image; image i has seed + i, and a server gives the same image for it · temperature: 1 as trained, lower
-    for calmer images; None: the model's own · batch: most images drawn together · checkpoints: folder of models, if
-    not that of LinPix · progress: a bar on standard error; None: on a terminal or in a notebook only · candidates: draw
-    this many, and return the `count` best · attempts: most attempts at an image, which is drawn again until the model
-    recognises its class; None: the model's own number, 1 for most models.
-    Raises ValueError, of which CheckpointError is one.
-    """
-    return _draw(model, count, batch, checkpoints, progress, None, label=label, seed=seed, temperature=temperature,
-                 candidates=candidates, attempts=attempts)
-
-
-def complete(model: str, image: ArrayLike, known: ArrayLike, count: int = 1, *, label: int | str | None = None,
-             seed: int | None = None, temperature: float | None = None, batch: int = 64, checkpoints: str | None = None,
-             progress: bool | None = None, prepare: Preparation = "none", candidates: int | None = None,
-             attempts: int | None = None,
-             method: Method | None = None, particles: int | None = None) -> Pictures:
-    """Complete an image: known pixels stay, and the others are drawn `count` times. All else is as in `sample`.
-
-    image: uint8 (height, width), or (height, width, 3) of colour models, of the model's size · known: bool
-    (height, width) · prepare: "mnist" takes a photographed digit, grey of any size, brings it to MNIST's size and
-    place, and completes that · method: "smc" lets known pixels influence what is drawn before them too, for models
-    that are not conditional · particles: with "smc", drawn for each image; None: 16.
-    """
-    if prepare not in get_args(Preparation):
-        raise ValueError(f"prepare must be none or mnist, got {prepare!r}")
-    return _draw(model, count, batch, checkpoints, progress, (np.asarray(image), np.asarray(known)), prepare,
-                 label=label, seed=seed, temperature=temperature, candidates=candidates, attempts=attempts,
-                 method=method, particles=particles)
-
-
 def _prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Bring a grey picture of any size to MNIST's form; returns it and what of it is known. Raises ValueError."""
     if image.dtype != np.uint8 or image.ndim != 2:
@@ -158,40 +119,38 @@ def _prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[N
     return found.canvas, found.known
 
 
-def _draw(model: str, count: int, batch: int, folder: str | None, progress: bool | None,
-          given: tuple[NDArray[np.generic], NDArray[np.generic]] | None, prepare: Preparation = "none", *,
-          label: int | str | None, **options: Any) -> Pictures:
-    """given: an image to complete, and what of it is known · options: as of plan."""
+def draw(model: str | Path, count: int, given: tuple[ArrayLike, ArrayLike] | None, prepare: Preparation = "none", *,
+         label: int | str | None, batch: int, checkpoints: str | Path | None, progress: bool | None, **options: Any
+         ) -> NDArray[np.uint8]:
+    """`linpix.sample`, `linpix.complete`. given: an image to complete, and which pixels are known · options: plan's."""
     for name, value in (("count", count), ("batch", batch)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    if prepare not in get_args(Preparation):
+        raise ValueError(f"prepare must be none or mnist, got {prepare!r}")
     limit_threads()
-    checkpoint = checkpoints.read(checkpoints.find(str(model), None if folder is None else Path(folder)))
+    checkpoint = read(find(str(model), None if checkpoints is None else Path(checkpoints)))
     config = checkpoint.net.config
     planned = plan(checkpoint, count, completes=given is not None, label=class_of(label, checkpoint), **options)
-    if given is not None and prepare == "mnist":
-        check_preparable(config)
-        given = _prepared(*given)
-    occluded = None if given is None else _occluded(*given, config)
-    known = None if occluded is None else occluded.known
+    occluded = None
+    if given is not None:
+        image, known = np.asarray(given[0]), np.asarray(given[1])
+        if prepare == "mnist":
+            check_preparable(config)
+            image, known = _prepared(image, known)
+        values, flat = flattened(image, known, config)
+        occluded = pictures.Occluded(np.where(flat, values, np.uint8(0)), flat)
     specs = planned.specs(occluded)
-    decoder = new_decoder(checkpoint, min(planned.images, max(batch, planned.group)))
-    if planned.particles and known is not None:
-        check_filter(checkpoint, decoder.device, known)
+    decoder = new_decoder(checkpoint, min(planned.images, batch))
     todo = len(specs) * (config.subpixels - specs[0].prefix)
     with tqdm(total=todo, unit="sub-pixel", unit_scale=True, disable=None if progress is None else not progress,
               file=sys.stderr) as bar:
         produced = produce(Batcher(decoder), specs, advanced=lambda report: bar.update(
             report.subpixels - report.again * todo // len(specs)))
-    images = [produced.images[index] for index in produced.estimates] or produced.images
+    images = produced.images
     if planned.candidates is not None:
-        images = [images[index] for index in ranked(checkpoint.net, produced, known, count)]
+        images = [images[index] for index in ranked(checkpoint.net, produced, specs[0].known, count)]
     return np.stack(images).reshape(count, *config.image_shape)
-
-
-def _occluded(image: NDArray[np.generic], known: NDArray[np.generic], config: ModelConfig) -> pictures.Occluded:
-    values, flat = flattened(image, known, config)
-    return pictures.Occluded(np.where(flat, values, np.uint8(0)), flat)
 
 
 def flattened(image: NDArray[np.generic], known: NDArray[np.generic], config: ModelConfig

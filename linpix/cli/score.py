@@ -27,18 +27,11 @@ class Score:
     posterior: dict[str, float]    # of each class, the most probable first; empty unless asked for
 
 
-def score(model: str, image: ArrayLike, known: ArrayLike | None = None, *, label: int | str | None = None,
-          posterior: bool = False, checkpoints: str | None = None) -> Score:
-    """How probable an image is, or its hidden part given the known one.
-
-    model, label, checkpoints: as for `sample` · image: uint8 (height, width), or (height, width, 3) of colour models,
-    of the model's size, hidden pixels too · known: bool (height, width); None: all is hidden · posterior: compute the
-    likelihood under every class; without a label, the score is then that of their mixture, as it always is for models
-    that draw a class first.
-    Raises ValueError, of which CheckpointError is one, and Impossible if a checkpoint cannot draw such an image.
-    """
+def score(model: str | Path, image: ArrayLike, known: ArrayLike | None, label: int | str | None, posterior: bool,
+          folder: str | Path | None) -> Score:
+    """`linpix.score`."""
     limit_threads()
-    checkpoint = read(find(str(model), None if checkpoints is None else Path(checkpoints)))
+    checkpoint = read(find(str(model), None if folder is None else Path(folder)))
     config, number = checkpoint.net.config, class_of(label, checkpoint)
     if posterior and not checkpoint.class_names:
         raise ValueError(f"posterior needs a model with classes, and {checkpoint.name} has none; leave it out")

@@ -1,10 +1,14 @@
 """`import linpix`: load, sample, complete and score from Python, and the one name that an installation takes."""
 
 import dataclasses
+import inspect
 import json
+import pydoc
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +22,24 @@ from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
+from tests.server.conftest import ROOT
 from tests.server.web.routes.test_images import encode, images_of, occluded
 
 GENERATE = "/v1/images/generations"
+
+
+@pytest.mark.parametrize("function", [linpix.load, linpix.sample, linpix.complete, linpix.score])
+def test_every_option_of_a_function_has_a_name_and_a_type_and_is_explained(function):
+    parameters = inspect.signature(function).parameters.values()
+    assert all(one.kind is not one.VAR_KEYWORD and one.annotation is not one.empty for one in parameters)
+    told = pydoc.render_doc(function) + ("" if function is not linpix.complete else pydoc.render_doc(linpix.sample))
+    assert function is linpix.load or all(re.search(rf"^ +{one.name}: ", told, re.M) or one.name == "count"
+                                          for one in parameters)
+
+
+def test_a_type_checker_reads_the_types_of_an_installation():
+    files = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["linpix"]
+    assert all((ROOT / "linpix" / name).is_file() for name in files) and "py.typed" in files
 
 
 def test_load_gives_the_transformer_of_a_folder(tiny):
@@ -81,20 +100,6 @@ def test_the_best_candidates_are_those_of_a_server(tiny, server):
     assert np.array_equal(drawn, images_of(answer))
     with pytest.raises(ValueError, match="candidates must be at least 2, got 1; the best 2 are returned"):
         linpix.complete(str(tiny), picture, known, 2, candidates=1)
-
-
-def test_answers_of_particles_are_those_of_a_server(tiny, server):
-    picture, known = np.arange(64, dtype=np.uint8).reshape(8, 8), np.ones((8, 8), bool)
-    known[2:4] = False
-    drawn = linpix.complete(str(tiny), picture, known, 2, seed=7, method="smc", particles=6, batch=5)
-    alpha = encode(np.stack([picture, known.astype(np.uint8) * 255], -1))
-    answer = server.client().post("/v1/images/edits", files={"image": ("a.png", alpha)},
-                                  data={"n": "2", "seed": "7", "method": "smc", "particles": "6"})
-    assert np.array_equal(drawn, images_of(answer)) and (drawn[:, known] == picture[known]).all()
-    with pytest.raises(ValueError, match="method must be raster or smc, got 'gibbs'"):
-        linpix.complete(str(tiny), picture, known, method="gibbs")
-    with pytest.raises(ValueError, match="known pixels after the first hole, but there are none"):
-        linpix.complete(str(tiny), picture, np.arange(64).reshape(8, 8) < 20, method="smc")
 
 
 @pytest.fixture(scope="module")
