@@ -189,7 +189,8 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     comparing.add_argument("--batch", type=_integers, default=[1, 16, 64], help="comma-separated batch sizes")
     comparing.add_argument("--budget", type=_number(float, 1), default=60.0, help="time for the measurement, in "
                            "seconds")
-    comparing.add_argument("--out", help="folder for report.json, report.md and report.svg")
+    comparing.add_argument("--out", help="folder for report.json, report.md and report.svg (a chart, which "
+                           "needs matplotlib)")
 
     teaching = command("linpix.training", "train", "train a preset; this writes a checkpoint folder")
     if wanted == ["train"]:

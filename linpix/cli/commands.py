@@ -21,7 +21,7 @@ from linpix.model import ops
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.cuda import StateFormat
 from linpix.server import serve as service
-from linpix.server.compare import report
+from linpix.server.compare import chart, report
 from linpix.server.compare.backends import BACKENDS
 from linpix.server.compare.checkpoints import find_twins
 from linpix.server.compare.comparison import Comparison, ComparisonPlan
@@ -206,6 +206,7 @@ def compare(given: argparse.Namespace) -> None:
     result = comparison.report
     if given.out:
         report.write(result, Path(given.out))
+        warn("compare", [] if chart.drawable() else [chart.MISSING])
     _say(given, result, report.table(result))
 
 

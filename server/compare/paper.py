@@ -71,6 +71,15 @@ def results_of(results: list[Result], backend: str, engine: str) -> list[Result]
     return [result for result in results if (result["backend"], result["engine"]) == (backend, engine)]
 
 
+def rows_of(report: Report) -> list[tuple[str, str, str]]:
+    """Name, backend and engine of each row, in the paper's order; engine is "" if a backend did not run here."""
+    results = report["results"]
+    engines = sorted({result["engine"] for result in results})
+    return [(f"{backend} ({ENGINES[engine]})" if engine and len(engines) > 1 else backend, backend, engine)
+            for backend in order_of(report)
+            for engine in [engine for engine in engines if results_of(results, backend, engine)] or [""]]
+
+
 def factor(x: float | None, base: float | None) -> str:
     """x / base in words. Bases are from the same engine, so that a factor compares attention alone."""
     return f" ({figure(x / base)}x)" if x and base else ""

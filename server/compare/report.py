@@ -1,4 +1,4 @@
-"""A comparison's findings for readers: a table for the terminal, report.md and report.svg beside report.json.
+"""A comparison's findings for readers: a table for the terminal, and report.md beside report.json (chart.py draws).
 
 This module measures nothing, and does not need torch.
 """
@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+from . import chart
 from .paper import (
     DATASETS,
     ENGINES,
@@ -18,18 +19,20 @@ from .paper import (
     figure,
     listed,
     machine_of,
-    order_of,
     results_of,
+    rows_of,
     title_of,
 )
-from .plot import svg
 
 
 def write(report: Report, folder: Path) -> None:
-    """Write report.json, report.md and report.svg, each under a temporary name and then renamed."""
+    """Write report.json, report.md and, if matplotlib is installed, report.svg: renamed once they are complete."""
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {"report.json": json.dumps(report, indent=2, allow_nan=False) + "\n",
-             "report.md": markdown(report), "report.svg": svg(report)}
+    texts = {"report.json": json.dumps(report, indent=2, allow_nan=False) + "\n", "report.md": markdown(report)}
+    if chart.drawable():
+        texts["report.svg"] = chart.svg(report)
+    else:
+        (folder / "report.svg").unlink(missing_ok=True)  # of another report
     for name, text in texts.items():
         new = folder / f".{name}.{os.getpid()}.new"
         new.write_text(text, encoding="utf-8")
@@ -97,7 +100,7 @@ def markdown(report: Report) -> str:
             "stateful-softmax keeps all keys and values.",
             *_remarks(report))),
         "",
-        "![time of a step, and images per second](report.svg)",
+        "![images per second, and time of a step](report.svg)" if chart.drawable() else chart.MISSING,
         ""])
 
 
@@ -106,7 +109,7 @@ def _throughput(report: Report) -> list[list[str]]:
     paper, batches = report["paper"][dataset_of(report)[0]], sorted({r["batch"] for r in report["results"]})
     grid = [["backend", "bits/dim", *(f"images/s, B = {batch}" for batch in batches),
              "paper: bits/dim", "paper: images/s"]]
-    for name, backend, engine in _rows(report):
+    for name, backend, engine in rows_of(report):
         ours = [_at(report, backend, engine, batch) for batch in batches]
         bases = [_at(report, "softmax", engine, batch).get("images_per_second") for batch in batches]
         theirs = paper.get(backend, {})
@@ -120,7 +123,7 @@ def _alone(report: Report) -> list[list[str]]:
     """Seconds for one image, with factors against linear."""
     paper = report["paper"][dataset_of(report)[0]]
     grid = [["backend", "seconds", "paper: CPU", "paper: GPU"]]
-    for name, backend, engine in _rows(report):
+    for name, backend, engine in rows_of(report):
         base = _at(report, "linear", engine, 1).get("seconds_per_image")
         grid.append([name, _measured(_at(report, backend, engine, 1), "seconds_per_image", base),
                      *(_printed(paper.get(backend, {}), device, paper["linear"])
@@ -130,7 +133,7 @@ def _alone(report: Report) -> list[list[str]]:
 
 def _steps(report: Report) -> list[list[str]]:
     grid = [["backend", "B", "first step", "middle step", "last step", "last / first tenth", "state per image"]]
-    for name, backend, engine in _rows(report):
+    for name, backend, engine in rows_of(report):
         for result in results_of(report["results"], backend, engine):
             points = result["step_seconds"]
             chosen = (points[0], points[len(points) // 2], points[-1]) if points else ()
@@ -138,15 +141,6 @@ def _steps(report: Report) -> list[list[str]]:
                          *([duration(point["seconds"]) for point in chosen] or ["-"] * 3),
                          _ratio(result["tail_over_head"]), _size(result["state_bytes"])])
     return grid
-
-
-def _rows(report: Report) -> list[tuple[str, str, str]]:
-    """Name, backend and engine of each row, in the paper's order; engine is "" if a backend did not run here."""
-    results = report["results"]
-    engines = sorted({result["engine"] for result in results})
-    return [(f"{backend} ({ENGINES[engine]})" if engine and len(engines) > 1 else backend, backend, engine)
-            for backend in order_of(report)
-            for engine in [engine for engine in engines if results_of(results, backend, engine)] or [""]]
 
 
 def _at(report: Report, backend: str, engine: str, batch: int) -> Result:

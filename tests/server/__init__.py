@@ -7,7 +7,7 @@ Files without a test of their own name, and where they are tested:
   cluster/router                                                                  cluster/test_deployments.py
   cluster/scaling                                                                 cluster/test_choosing.py
   compare/backends, compare/checkpoints, compare/measure, compare/results         compare/test_comparison.py
-  compare/paper, compare/plot                                                     compare/test_report.py
+  compare/chart, compare/paper                                                    compare/test_report.py
   engine/batch, engine/messages, engine/decode/choice, engine/decode/compiled     engine/decode/test_decoder.py
   engine/decode/image_spec                        engine/decode/test_decoder.py, engine/ledger/test_local_ledger.py
   engine/ledger/ledger                                    engine/ledger/test_local_ledger.py, cluster/test_front.py
