@@ -157,11 +157,6 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     _drawing_flags(completing)
     completing.add_argument("--mask", help="picture whose transparent pixels are filled in")
     completing.add_argument("--keep-rows", type=_number(int, 0), help="image rows to keep; those below are filled in")
-    completing.add_argument("--method", choices=("raster", "smc"), help="raster (default): known pixels influence "
-                            "only the pixels that are drawn after them; smc (sequential Monte Carlo): they also "
-                            "influence the pixels before them; only for models that are not conditional")
-    completing.add_argument("--particles", type=_number(int, 2, 1023), help="with --method smc: images drawn together "
-                            "for each answer; default: 16")
     completing.add_argument("--prepare", choices=("none", "mnist"), default="none", help="mnist: find the digit in a "
                             "photograph or scan, and give it the size and position of MNIST digits")
     completing.add_argument("--lay-back", action="store_true", help="write the given picture at its own size (at most "

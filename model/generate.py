@@ -18,9 +18,7 @@ from .inputs import START, check_known
 from .philox import uniforms
 from .transformer import Transformer
 
-# Streams of Philox, besides stream 0 for an image's tokens
-CLASS_STREAM = 1       # the class of an image that was requested without one
-RESAMPLING_STREAM = 2  # which particles go on, and which one is the answer
+CLASS_STREAM = 1  # of Philox, for the class of an image that was requested without one; stream 0 is for its tokens
 SMALL = 10**8  # multiplications in a step; below this, waking a second thread costs more than it saves
 READING = 5    # a multiplication with keys and values, which rows do not share, takes this many times one with weights
 

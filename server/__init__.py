@@ -11,8 +11,7 @@ compare/      the benchmark of attention kinds, live and from the command line
 engine/       the engine thread, which decodes the images of all models
   ledger/       admitted requests, from their head to their end, and the room of each model (on the event loop)
   answers/      the images that a request or a command draws, by its options, and which of its candidates are answers
-  decode/       one quantum: prefill, decode, and what happens when an image fails; likelihoods between quanta;
-                particles, for known pixels after a hole
+  decode/       one quantum: prefill, decode, and what happens when an image fails; likelihoods between quanta
   schedule/     plain Python: which images wait and run, how long a step takes, when each image will be done
 pictures/     uploads in, picture files out: size, orientation, occlusion, photographed digits; uploads are decoded two
               at a time, shared fairly among clients

@@ -111,7 +111,7 @@ class _Drawing:
             self._bar.update(report.subpixels / decoder.config.subpixels - report.again)
         canvas, label = self._finished.pop(index)
         names = decoder.checkpoint.class_names
-        facts = {"seed": self._plan.seed_of(index), "label": label,
+        facts = {"seed": self._plan.seed + index, "label": label,
                  "class": None if label is None or label >= len(names) else names[label],
                  "temperature": self._plan.temperature, "attempts": max(1, self._plan.attempts),
                  "model": decoder.checkpoint.name,

@@ -28,7 +28,6 @@ from linpix.server.compare.comparison import Comparison, ComparisonPlan
 from linpix.server.engine.answers.plan import Plan, class_of, plan
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.particles import check_filter
 from linpix.server.pictures import uploads
 from linpix.server.pictures.pictures import Occluded
 from linpix.server.settings import Settings
@@ -101,16 +100,13 @@ def complete(given: argparse.Namespace) -> None:
         raise ValueError("--lay-back writes one PNG per image at the size of the picture: give a folder as --out, and "
                          "leave out --scale")
     checkpoint, output = _opened(given)
-    planned = _planned(given, checkpoint, completes=True, method=given.method, particles=given.particles)
+    planned = _planned(given, checkpoint, completes=True)
     upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
                           preparation=given.prepare, lay_back=given.lay_back)
     occluded = upload.occluded
     warn("complete", checkpoint.temperature_warnings(planned.temperature) + uploads.warnings_of(upload, checkpoint))
-    facts: dict[str, object] = {"crop": upload.crop, "method": given.method or "raster",
-                                "particles": planned.particles or None}
+    facts: dict[str, object] = {"crop": upload.crop}
     batcher = _batcher(given, checkpoint, planned)
-    if planned.particles:
-        check_filter(batcher.decoder.checkpoint, batcher.decoder.device, occluded.known)
     if upload.prepared is not None:
         facts["prepared"] = {"inverted": upload.prepared.inverted, "box": upload.box}
     _produce(given, batcher, dataclasses.replace(output, overlay=upload.overlay), planned, occluded,
@@ -126,16 +122,14 @@ def _opened(given: argparse.Namespace) -> tuple[Checkpoint, Output]:
     return loaded, Output(given.out, kind, scale, config)
 
 
-def _planned(given: argparse.Namespace, checkpoint: Checkpoint, *, completes: bool, method: str | None = None,
-             particles: int | None = None) -> Plan:
+def _planned(given: argparse.Namespace, checkpoint: Checkpoint, *, completes: bool) -> Plan:
     return plan(checkpoint, given.count, completes=completes, label=class_of(given.label, checkpoint), seed=given.seed,
-                temperature=given.temperature, candidates=given.candidates, attempts=given.attempts, method=method,
-                particles=particles)
+                temperature=given.temperature, candidates=given.candidates, attempts=given.attempts)
 
 
 def _batcher(given: argparse.Namespace, checkpoint: Checkpoint, planned: Plan) -> Batcher:
-    return Batcher(new_decoder(checkpoint, min(planned.images, max(given.batch, planned.group)), given.engine,
-                               given.precision, device=given.device,
+    return Batcher(new_decoder(checkpoint, min(planned.images, given.batch), given.engine, given.precision,
+                               device=given.device,
                                state=StateFormat(precision=given.state, defer=given.defer)))
 
 
@@ -146,22 +140,19 @@ def _colours(given: argparse.Namespace) -> int:
 
 def _produce(given: argparse.Namespace, batcher: Batcher, output: Output, planned: Plan,
              occluded: Occluded | None = None, **facts: object) -> None:
-    """Draw all images, choose the answers if there are candidates or particles, write them, and report."""
+    """Draw all images, choose the answers if there are candidates, write them, and report."""
     engine, config = batcher.decoder, output.config
     specs = planned.specs(occluded)
     with preview.Progress(specs, config, sys.stderr, colours=_colours(given),
                           frames=animation.MAX_FRAMES if output.animated else 1) as progress:
 
         def done(index: int, image: NDArray[np.uint8]) -> None:
-            if not output.kind and not planned.chooses:  # at once: an interruption then loses only unfinished images
-                output.write_one(index, planned.seed_of(index), image)
+            if not output.kind and planned.candidates is None:  # at once: an interruption loses only unfinished images
+                output.write_one(index, planned.seed + index, image)
             progress.done(index, image)
 
         produced = produce(batcher, specs, done, progress.advanced)
-    kept, seconds = [*(produced.estimates or range(len(specs)))], produced.seconds
-    if estimates := produced.estimates.values():
-        facts |= {"effective_sample_sizes": [one.effective_sample_size for one in estimates],
-                  "log_evidences": [one.log_evidence for one in estimates]}
+    kept, seconds = [*range(len(specs))], produced.seconds
     if planned.attempts > 1:
         facts |= {"attempts": [one.attempts for one in produced.recognised.values()],
                   "confidences": [one.confidence for one in produced.recognised.values()]}
@@ -178,14 +169,14 @@ def _produce(given: argparse.Namespace, batcher: Batcher, output: Output, planne
                                   [rows[kept] for rows in progress.film.moments], specs[0].known)
         if output.animated:
             facts["frames"], text = frames, f"{text} ({frames} frames)"
-    elif planned.chooses:
+    elif planned.candidates is not None:
         for place, index in enumerate(kept):
-            output.write_one(place, planned.seed_of(index), produced.images[index])
-    files = list(dict.fromkeys(output.file(place, planned.seed_of(index)) for place, index in enumerate(kept)))
+            output.write_one(place, planned.seed + index, produced.images[index])
+    files = list(dict.fromkeys(output.file(place, planned.seed + index) for place, index in enumerate(kept)))
     result = {"images": len(kept), "seconds": seconds, "images_per_second": len(kept) / seconds, "drawn": len(specs),
-              **engine.facts, "seeds": [planned.seed_of(index) for index in kept], "files": files, **facts}
-    what = f"{'' if planned.candidates is None else 'the best '}{len(kept)} of them " if planned.chooses else ""
-    ranking = "" if planned.candidates is None else " with their ranking"
+              **engine.facts, "seeds": [planned.seed + index for index in kept], "files": files, **facts}
+    what = "" if planned.candidates is None else f"the best {len(kept)} of them "
+    ranking = " with their ranking" if what else ""
     drawn = "1 image" if len(specs) == 1 else f"{len(specs)} images"
     _say(given, result, f"{drawn} in {seconds:.2f} s{ranking} ({len(specs) / seconds:.2f} images/s, "
          f"{engine.name} engine, {engine.precision}), seeds from {planned.seed}, {what}written to {text}")

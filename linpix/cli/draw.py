@@ -24,7 +24,6 @@ from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.failures import NotFinite
 from linpix.server.engine.decode.image_spec import ImageSpec
-from linpix.server.engine.decode.particles import Estimate
 from linpix.server.engine.messages import QuantumReport, Submission
 from linpix.server.errors import OptionError, as_flags
 from linpix.server.pictures import pictures
@@ -36,7 +35,6 @@ class Produced:
     images: list[NDArray[np.uint8]]  # (T,) each, in the order asked for
     labels: list[int | None]         # their classes, asked for or drawn first
     seconds: float                   # of decoding, prefills included
-    estimates: dict[int, Estimate]   # of the particles that are answers, by index
     recognised: dict[int, Recognised]  # of images whose class was judged, by index
 
 
@@ -51,7 +49,6 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
     batcher.submit(Submission("all", specs, stream=True))
     images: dict[int, NDArray[np.uint8]] = {}
     labels: dict[int, int | None] = {}
-    estimates: dict[int, Estimate] = {}
     judged: dict[int, Recognised] = {}
     seconds = 0.0
     while batcher.busy:
@@ -61,15 +58,13 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
         for image in report.finished:
             assert image.canvas is not None
             images[image.index], labels[image.index] = image.canvas, image.label
-            if image.estimate is not None:
-                estimates[image.index] = image.estimate
             if image.recognised is not None:
                 judged[image.index] = image.recognised
             done(image.index, image.canvas)
         advanced(report)
     order = range(len(specs))
     return Produced([images[index] for index in order], [labels[index] for index in order], seconds,
-                    dict(sorted(estimates.items())), dict(sorted(judged.items())))
+                    dict(sorted(judged.items())))
 
 
 def quantum_of(batcher: Batcher) -> QuantumReport:

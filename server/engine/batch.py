@@ -14,7 +14,6 @@ from .decode.decoder import Decoder
 from .decode.failures import EngineLost, NotFinite, Outcome, QuantumPlan, isolate
 from .decode.image_spec import ImageSpec
 from .decode.judging import Judging
-from .decode.particles import Estimate, ParticleFilter, filters_of, reweighed
 from .decode.prefill import Judged, Prefills, PrefillsRun
 from .messages import ImageProgress, QuantumReport, Submission
 from .schedule.passes import PassesLearned
@@ -34,13 +33,12 @@ class Batcher:
         self.name, self.backend = decoder.checkpoint.name, decoder.checkpoint.net.attention.steps_as
         self.beat: Callable[[], None] = lambda: None  # called before each call of the engine
         self.image_row = config.row_length  # tokens; also the longest quantum, so that streams show each image row
-        self.scheduler = Scheduler(decoder.slots, config.length, self.image_row)
+        self.scheduler = Scheduler(decoder.slots, config.length)
         self._submissions: dict[str, Submission] = {}
         self._unreported: Counter[str] = Counter()  # images of each request not yet reported as finished
         self._length = QuantumLength(decoder.stride, self.image_row)
         self._ended, self._went_on = 0.0, False     # when the last quantum ended, and whether there was more to do
         self._prefills = Prefills(decoder)
-        self._filters: list[ParticleFilter] = []    # of the answers that are being drawn by particles
         self._judging = Judging(decoder)
         self._decoded_s = QUANTUM_S  # decoding time of the last quantum
         self._advances: dict[int, tuple[int, int]] = {}  # in a quantum, by slot: new position, and passes
@@ -55,9 +53,8 @@ class Batcher:
         """Append a request's images to the queue."""
         self._submissions[submission.request] = submission
         self._unreported[submission.request] = len(submission.specs)
-        first = submission.specs[0]
-        self.scheduler.enqueue(submission.request, len(submission.specs), self._prefix(first), submission.bulk,
-                               max(1, first.particles))
+        self.scheduler.enqueue(submission.request, len(submission.specs), self._prefix(submission.specs[0]),
+                               submission.bulk)
 
     def cancel(self, request: str) -> None:
         """Forget a request, or do nothing if it is not here. Its slots are free when the next quantum begins."""
@@ -111,7 +108,6 @@ class Batcher:
         """After an exception from run_quantum: empty every slot. Returns the requests that lost an image."""
         self.scheduler.running.clear()
         self._prefills.clear()
-        self._filters.clear()
         self._went_on = False
         waiting = Counter(image.request for image in self.scheduler.waiting)
         lost = [request for request, images in self._unreported.items() if waiting[request] < images]
@@ -149,8 +145,6 @@ class Batcher:
         for image in images:
             self._passes.begin(image.slot)
             self._judging.begin(image, specs[image.index])
-        if specs[0].particles:
-            self._filters += filters_of(images, specs)
         self._fold_in(images)
 
     def _fold_in(self, images: list[ScheduledImage]) -> None:
@@ -192,7 +186,6 @@ class Batcher:
     def _leave(self, plan: QuantumPlan) -> list[ImageProgress]:
         """After a quantum: finished images leave, and drawn ones wait to be judged. Returns the finished ones."""
         finished: list[ScheduledImage] = []
-        estimates: dict[int, Estimate] = {}
         for image in self.scheduler.advance(plan):
             if self.decoder.skips and (image.held or image.slot not in self._judging.attempts):
                 self._passes.finish(image.slot, bool(self.decoder.conditioned[image.slot]))
@@ -200,20 +193,18 @@ class Batcher:
                 self._prefills.judge(image)
             else:
                 finished.append(image)
-        if self._filters:
-            self._filters, estimates = reweighed(self._filters, self.decoder)
         if self.decoder.fill_freed_with_nan:
             for slot in self.scheduler.free:
                 self.decoder.pool.fill_with_nan(slot)
-        return [self._answer(image, estimates.get(image.slot)) for image in finished]
+        return [self._answer(image) for image in finished]
 
-    def _answer(self, image: ScheduledImage, estimate: Estimate | None) -> ImageProgress:
+    def _answer(self, image: ScheduledImage) -> ImageProgress:
         """The report of a finished image."""
         canvas, label, recognised = self.decoder.image(image.slot), self.decoder.label(image.slot), None
         if (attempts := self._judging.attempts.pop(image.slot, None)) is not None:
             assert attempts.canvas is not None and attempts.best is not None, "it has been judged"
             canvas, label, recognised = attempts.canvas, attempts.best.label, attempts.best
-        return ImageProgress(image.request, image.index, image.position, 0, canvas, label, estimate, recognised)
+        return ImageProgress(image.request, image.index, image.position, 0, canvas, label, recognised)
 
     def _prefix(self, spec: ImageSpec) -> int:
         """Known tokens of an image before its first unknown one."""

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from linpix.model.attempts import Recognised
 
 from .decode.image_spec import ImageSpec
-from .decode.particles import Estimate
 from .decode.prefill import Prefilled
 from .schedule.passes import Ratios
 
@@ -34,7 +33,6 @@ class ImageProgress:
     left: int      # tokens still to be decoded
     canvas: NDArray[np.uint8] | None = None  # (T,): if it is finished, or streamed with a new image row
     label: int | None = None  # of a finished image: the class requested, or drawn first by the model
-    estimate: Estimate | None = None  # of a finished particle that is the answer
     recognised: Recognised | None = None  # of a finished image that the model has judged
 
 

@@ -45,15 +45,6 @@ Attempts = Annotated[int, Field(ge=1, le=MAX_ATTEMPTS, description="draw an imag
                                 "model recognises its class; only for models that draw the class first; default: the "
                                 "model's own, in /v1/models; 1 with candidates and at temperature 0",
                                 examples=[1]), Plain]
-Method = Annotated[Literal["raster", "smc"],
-                   Field(description="raster (the default): known pixels influence only the pixels that are drawn "
-                         "after them; smc (sequential Monte Carlo): they also influence the pixels before them; only "
-                         "for models that are not conditional",
-                         examples=["raster"])]
-Particles = Annotated[int, Field(ge=2, description="with method=smc: number of images that are drawn together for one "
-                                 "answer; n times particles may be neither above max_n of /v1/status nor above the "
-                                 "model's slots; default: 16, or fewer if these limits require it",
-                                 examples=[8]), Plain]
 Size = Annotated[str, Field(description="width x height in pixels: an integer multiple of the model's own size, "
                             "enlarged by nearest neighbour; or 256x256, 512x512 or 1024x1024, with the largest "
                             "multiple that fits in the middle; default, auto and native: the model's own "
@@ -95,8 +86,7 @@ LayBack = Annotated[bool, Field(description="answer with the upload at its own s
 Conditioning = Annotated[Literal["prefix", "full"],
                          Field(description="prefix: draw as if everything from the first hole on were hidden; the "
                                "answer still keeps the known pixels there; full: refuse the request if the model "
-                               "cannot use all known pixels (with method=smc, any model uses them); default: use all "
-                               "known pixels that the model can use",
+                               "cannot use all known pixels; default: use all known pixels that the model can use",
                                examples=["prefix"])]
 
 # --- answers, events and statuses ---
@@ -114,7 +104,7 @@ Slots = Annotated[int, Field(description="images that can be decoded at once", e
 Picture = Annotated[str, Field(description="the picture in base64, in the format of output_format",
                                examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABX..."])]
 DrawnSeed = Annotated[int, Field(description="seed that draws this image again, alone, with the same number of "
-                                 "attempts; with method smc, particles must be the same too", examples=[1])]
+                                 "attempts", examples=[1])]
 Score = Annotated[float, Field(description="natural logarithm of the probability of the known sub-pixels after the "
                                "first hole, given the sub-pixels drawn before them; candidates are weighted by it; "
                                "absent without candidates, and for models that draw the class first",
@@ -130,12 +120,6 @@ LabelDrawn = Annotated[int, Field(description="index of the class that the image
                                   "the one that the model drew first; present with confidence", examples=[7])]
 AttemptsMade = Annotated[int, Field(description="number of times that this image was drawn; absent if one attempt was "
                                     "requested", examples=[1])]
-SampleSize = Annotated[float, Field(description="effective sample size of the particles: the lowest value at the end "
-                                    "of any image row; near 1, one particle had nearly all the weight; absent without "
-                                    "method smc", examples=[3.2])]
-Evidence = Annotated[float, Field(description="estimate of the natural logarithm of the probability of the known "
-                                  "sub-pixels after the first hole, given those before it; absent without method smc",
-                                  examples=[-207.4])]
 ComparisonId = Annotated[str, Field(description="id from the answer of POST /v1/compare", examples=["cmp-1"])]
 Phase = Annotated[Literal["running", "completed", "cancelled", "failed"],
                   Field(description="running, or how it ended", examples=["running"])]

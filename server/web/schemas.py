@@ -67,8 +67,6 @@ class Chosen(BaseModel):
 
     score: fields.Score | None = Field(None, json_schema_extra=fields.never_null)
     log_likelihood: fields.LogLikelihood | None = Field(None, json_schema_extra=fields.never_null)
-    effective_sample_size: fields.SampleSize | None = Field(None, json_schema_extra=fields.never_null)
-    log_evidence: fields.Evidence | None = Field(None, json_schema_extra=fields.never_null)
 
 
 class EditData(Chosen, ImageData):
@@ -128,7 +126,8 @@ class Conditioning(BaseModel):
     conditioning: Literal["prefix", "full", "partial"] = Field(
         description="prefix: all known pixels come before the first hole, so they influence all drawn pixels; full: "
                     "some come later, but a conditional model reads all of them before it draws; partial: some come "
-                    "later, and known pixels influence only the pixels after them, except with method smc")
+                    "later, and known pixels influence only the pixels after them; warnings then name a loaded model "
+                    "that uses all of them")
     known: int = Field(description="known sub-pixels", examples=[392])
     known_before_first_hole: int = Field(description="known sub-pixels before the first hole; they influence all drawn "
                                                      "pixels", examples=[392])
@@ -143,9 +142,6 @@ class UploadFacts(Conditioning):
                         "pixels, after the rotation that its EXIF data ask for; with prepare it may extend beyond the "
                         "upload", examples=[[0, 0, 28, 28]])
     prepared: Prepared | None = Field(None, description="null without prepare")
-    method: fields.Method = Field("raster", description="the method that was requested")
-    particles: int | None = Field(None, description="number of images that were drawn together for each image of the "
-                                  "answer; null without method smc", examples=[16])
 
 
 class ImagesResponse(Drawn):

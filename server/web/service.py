@@ -6,6 +6,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from linpix.model.config import ModelConfig
+
 from ..compare.jobs import Comparisons
 from ..engine.ledger.ledger import Ledger, ServedModel
 from ..errors import ModelNotFound
@@ -35,6 +37,11 @@ class Service:
         if name not in self.ledger.models:
             raise ModelNotFound(name, self.ledger.models)
         return self.ledger.models[name]
+
+    def instead_of(self, served: ServedModel, able: Callable[[ModelConfig], bool]) -> str | None:
+        """A loaded model that can do what `served` cannot, with pictures of the same shape; None if there is none."""
+        return next((name for name, other in self.ledger.models.items()
+                     if able(other.config) and other.config.image_shape == served.config.image_shape), None)
 
     def max_images(self, *models: ServedModel, bulk: bool = False) -> int:
         """Images that one request may ask for, whichever of these models it names."""

@@ -1,15 +1,14 @@
-"""What `candidates` and particles bring: images and completions, one against the chosen one.
+"""What `candidates` bring: images and completions, one against the chosen one.
 
     python -m tests.benchmarks.candidates --data DIR [--models mnist-small,mnist-conditional] [--count 200]
-                                          [--particles 16] [--checkpoints DIR]
+                                          [--checkpoints DIR]
 
 Models of digits that draw the class first are asked for --count images of every class in turn, and for as many of any
 class; an image keeps its class if a CNN gives it the one asked for. Each picture is asked for once over HTTP, with n
 and candidates of --candidates: the first image of the answer is the best, and the mean over all is what one drawn at
-random would have been. With --particles each is asked for once more, by method smc, of models that are not
-conditional. A completion keeps its class if the CNN gives it that of the original, and is sure at a probability above
-0.9. The CNN is that of tests/benchmarks/quality.py. Images are taken from the test set after the first 200, on which
-ranking.TEMPERATURE was chosen.
+random would have been. A completion keeps its class if the CNN gives it that of the original, and is sure at a
+probability above 0.9. The CNN is that of tests/benchmarks/quality.py. Images are taken from the test set after the
+first 200, on which ranking.TEMPERATURE was chosen.
 
 Models of other pictures (cifar10-conditional) have no judge: completions have the error and the seam of quality.py,
 which are better the less they are.
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from linpix.model import checkpoint
 from linpix.training import datasets
-from tests.benchmarks.occlusion import Asked, Images, error, from_first_hole_on, masks, seam
+from tests.benchmarks.occlusion import Asked, Images, error, masks, seam
 from tests.benchmarks.quality import SIDE, SURE, judged, trained_judge
 from tests.server.conftest import ROOT, serving
 
@@ -37,10 +36,9 @@ def main() -> None:
     parser.add_argument("--models", default="mnist-small,mnist-conditional", help="names, comma-separated")
     parser.add_argument("--count", type=int, default=200, help="test images")
     parser.add_argument("--candidates", type=int, default=8)
-    parser.add_argument("--particles", type=int, default=0)
     parser.add_argument("--checkpoints", type=Path, default=ROOT / "checkpoints", help="folder of the models")
     given = parser.parse_args()
-    models, ways, particles = given.models.split(","), given.candidates, given.particles
+    models, ways = given.models.split(","), given.candidates
     configs = {name: checkpoint.read(checkpoint.find(name, given.checkpoints)).net.config for name in models}
     config = configs[models[-1]]
     test = datasets.load(given.data, "test", config)
@@ -48,9 +46,8 @@ def main() -> None:
     judge = trained_judge(given.data) if digits else None
     images, labels_of = test.images[SEEN:SEEN + given.count], test.labels[SEEN:SEEN + given.count].astype(np.int64)
     print(f"{len(images)} images; {'kept and sure' if digits else 'error and seam'}: of one at random, of the best of "
-          f"{ways}, of {'any' if digits else 'the least'} of {ways}"
-          + (f"; with {particles} particles" if particles else ""))
-    with serving(given.checkpoints, "--models", given.models, "--max-n", str(max(16, ways, particles))) as server:
+          f"{ways}, of {'any' if digits else 'the least'} of {ways}")
+    with serving(given.checkpoints, "--models", given.models, "--max-n", str(max(16, ways))) as server:
         for model in models:
             asked = Asked(server.url, model, config)
 
@@ -79,14 +76,6 @@ def main() -> None:
                 tell(name, as_judged(drawn, labels_of) if digits else
                      [found.reshape(-1, ways) for found in (error(images.repeat(ways, 0), drawn, holes),
                                                             seam(drawn, holes, config))], began)
-                if particles and not configs[model].patch and (hidden != from_first_hole_on(hidden)).any():
-                    drawn = asked.completed(images, hidden, particles=particles)
-                    if judge is None:
-                        found = [error(images, drawn, hidden).mean(), seam(drawn, hidden, config).mean()]
-                    else:
-                        of, sure = judged(judge, drawn)
-                        found = [(of == labels_of).mean(), (sure > SURE).mean()]
-                    print(f"{'':18}by particles    {found[0]:.3f}   {found[1]:.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -79,19 +79,16 @@ class Asked:
                              json={"model": self.model, "seed": seed + candidates * index} | label | ranked)
         return np.concatenate(self._all(one, images_of, len(labels), candidates))
 
-    def completed(self, originals: Images, hidden: Hidden, n: int = 1, seed: int = 0, candidates: int | None = None,
-                  particles: int = 0) -> Images:
-        """n completions of each picture, (n * N, T); of candidates, the best, the best one first; by so many
-        particles each, by method smc."""
-        chosen: dict[str, int | str] = {} if candidates is None else {"candidates": candidates}
-        if particles:
-            chosen = {"method": "smc", "particles": particles}
+    def completed(self, originals: Images, hidden: Hidden, n: int = 1, seed: int = 0, candidates: int | None = None
+                  ) -> Images:
+        """n completions of each picture, (n * N, T); of candidates, the best, the best one first."""
+        chosen = {} if candidates is None else {"candidates": candidates}
 
         def one(http: httpx.Client, index: int) -> httpx.Response:
             return http.post("/v1/images/edits",
                              files={"image": upload(originals[index], hidden[index], self.config)},
                              data={"model": self.model, "n": n, "seed": seed + (candidates or n) * index} | chosen)
-        return np.concatenate(self._all(one, images_of, len(originals), candidates or n * max(1, particles)))
+        return np.concatenate(self._all(one, images_of, len(originals), candidates or n))
 
     def bits_per_dim(self, originals: Images, hidden: Hidden) -> float:
         """Of the hidden sub-pixels of each picture given the known ones: the mean over pictures."""

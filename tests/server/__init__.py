@@ -25,7 +25,7 @@ Files without a test of their own name, and where they are tested:
 
 Tests that are not about one file:
   engine/test_conditional.py, engine/test_pixels.py         kinds of models in slots
-  web/test_attempts.py, web/test_candidates.py, web/test_colours.py, web/test_completions.py, web/test_smc.py
+  web/test_attempts.py, web/test_candidates.py, web/test_colours.py, web/test_completions.py
                                                             what a request can ask for
   web/test_openai.py, web/test_schemas.py                   stock clients; everything that /openapi.json says
   test_alerts.py, test_balancer.py, test_deployment.py, cluster/test_deploy.py, cluster/test_serve_deploy.py

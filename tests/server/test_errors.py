@@ -24,6 +24,6 @@ def test_bytes_of_a_file_are_no_options():
 
 
 def test_an_error_keeps_both():
-    error = OptionError("`method` must be raster or smc", "method")
-    assert (str(error), error.for_commands) == ("method must be raster or smc", "--method must be raster or smc")
-    assert (error.param, error.status) == ("method", 400)
+    error = OptionError("`seed` must be at least 0", "seed")
+    assert (str(error), error.for_commands) == ("seed must be at least 0", "--seed must be at least 0")
+    assert (error.param, error.status) == ("seed", 400)

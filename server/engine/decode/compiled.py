@@ -95,12 +95,9 @@ class CompiledDecoder(BitwiseDecoder):
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
                passes: int) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
         rows = (slots, positions, steps, self.start[slots], self.seed[slots], self.temperature[slots])
-        weighed = bool(self.weighed[slots].any())
-        log_probs, finite, taken, passed = map(Tensor.numpy, self.packed.decode(
+        _, finite, taken, passed = map(Tensor.numpy, self.packed.decode(
             from_numpy(self.canvas), from_numpy(self.known), self.S, self.z, *map(from_numpy, rows), passes=passes,
-            last=self.state.last, conditioned=from_numpy(self.conditioned[slots]), log_probs=weighed))
-        if weighed:
-            self.weigh(slots, positions, taken, log_probs)
+            last=self.state.last, conditioned=from_numpy(self.conditioned[slots])))
         return finite, taken, passed
 
 

@@ -17,7 +17,6 @@ from linpix.model.attention import PADDING_SLOT, SlotPool, State, attention_for
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.generate import decode_threads, draw_token, noise_of, starts_of
-from linpix.model.heads import log_likelihood
 from linpix.model.inputs import START, check_known
 from linpix.model.likelihood import class_log_probs
 from linpix.model.transformer import PREFILL_TOKENS
@@ -62,8 +61,6 @@ class Decoder(ABC):
         self.conditioned = np.zeros(rows, np.bool_)  # whether the model reads all that is known before it draws
         self.start, self.seed = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         self.temperature = np.ones(rows, np.float32)
-        self.weighed = np.zeros(rows, np.bool_)  # whether log_probs are kept: for particles
-        self.log_probs = np.zeros((rows, self.config.subpixels), np.float32)  # of each sub-pixel, in nats
 
     @property
     def facts(self) -> dict[str, str]:
@@ -89,7 +86,6 @@ class Decoder(ABC):
         self.start[at] = self.net.start_index(first.label)
         self.canvas[at] = 0 if first.canvas is None else first.canvas
         self.known[at] = False if first.known is None else first.known
-        self.weighed[at] = first.particles > 0
         self.conditioned[at] = self.net.patches is not None and self.known[slots[0]].any()
         if self.config.class_first and not self.conditioned[slots[0]]:
             self._set_classes(slots, torch.zeros(1, self.config.classes))
@@ -97,17 +93,6 @@ class Decoder(ABC):
     def copy(self, slots: Sequence[int]) -> None:
         """Copy what was prefilled in the first of these slots to the others."""
         self.pool.copy(slots[0], list(slots[1:]))
-
-    def branch(self, source: int, targets: Sequence[int]) -> None:
-        """Let the images in `targets` continue from the image in `source`, with their own seeds."""
-        self.canvas[targets] = self.canvas[source]
-        self.pool.copy(source, list(targets))
-
-    def weigh(self, slots: Numbers, positions: Numbers, steps: Numbers, log_probs: NDArray[np.float32]) -> None:
-        """Keep the log-probabilities of particles' sub-pixels. log_probs: (B, C * most steps), of a quantum."""
-        for row in np.flatnonzero(self.weighed[slots]):
-            begin, count = positions[row] * self.config.token_size, steps[row] * self.config.token_size
-            self.log_probs[slots[row], begin:begin + count] = log_probs[row, :count]
 
     @torch.inference_mode()
     def read(self, requests: Sequence[Sequence[int]]) -> None:
@@ -240,25 +225,20 @@ class EagerDecoder(Decoder):
         canvas, known, conditioned, start, temperature = (from_numpy(pool[index]) for pool in (
             self.canvas, self.known, self.conditioned, self.start, self.temperature))
         finite = torch.ones(len(slots), dtype=torch.bool)
-        log_probs = torch.empty(len(slots), steps[0], self.config.token_size) if self.weighed[index].any() else None
         for step in range(steps[0]):
             rows = sum(step < wanted for wanted in steps)
             with decode_threads(self.net, rows, max(positions[:rows]) + step):
                 finite[:rows] &= self.step(canvas[:rows], known[:rows], conditioned[:rows], start[:rows],
-                                           temperature[:rows], noise[:rows, step], t[:rows] + step, at[:rows],
-                                           None if log_probs is None else log_probs[:rows, step])
+                                           temperature[:rows], noise[:rows, step], t[:rows] + step, at[:rows])
         self.canvas[index] = canvas.numpy()
-        if log_probs is not None:
-            self.weigh(index, np.array(positions), np.array(steps), log_probs.flatten(1).numpy())
         return advanced(slots, positions, steps, finite.numpy())
 
     def step(self, canvas: Tensor, known: Tensor, conditioned: Tensor, start: Tensor, temperature: Tensor,
-             noise: Tensor, t: Tensor, slots: Tensor, log_probs: Tensor | None = None) -> Tensor:
+             noise: Tensor, t: Tensor, slots: Tensor) -> Tensor:
         """One token for every row: predict it, draw it, and keep the given one where it is known.
 
         canvas, known: (B, T), canvas changed in place · conditioned, start, temperature, t, slots: (B,) ·
-        noise: (B, C, 2) · log_probs: (B, C), changed in place to those of the sub-pixels, if they are wanted ·
-        returns (B,) bool, whether the row's parameters were finite.
+        noise: (B, C, 2) · returns (B,) bool, whether the row's parameters were finite.
         """
         here = t[:, None] * self.config.token_size + torch.arange(self.config.token_size)
         given = known.gather(1, here)
@@ -267,8 +247,6 @@ class EagerDecoder(Decoder):
                                    None if self.net.patches is None else known & conditioned[:, None])
         drawn = draw_token(self.net, parameters, t, noise, temperature)
         canvas.scatter_(1, here, torch.where(given, canvas.gather(1, here), drawn))
-        if log_probs is not None:
-            log_probs[:] = log_likelihood(self.config, parameters[:, None], canvas.gather(1, here))
         # sub-pixel 0 without a start token is NaN by design
         unpredicted = was_read | (t < (1 if self.config.first_marginal else 0))
         return parameters.isfinite().all(-1) | unpredicted

@@ -18,7 +18,6 @@ class ImageSpec:
     label: int | None = None               # None: the unconditional start
     canvas: NDArray[np.uint8] | None = None  # (T,), with `known` if an image is to be completed
     known: NDArray[np.bool_] | None = None   # (T,)
-    particles: int = 0                     # of its answer, if this image is a particle; 0: it is an answer itself
     attempts: int = 0                      # the most, until the model recognises its class; 0: it is not judged
 
     @property

@@ -183,7 +183,7 @@ class LocalLedger(Ledger):
     def _done(self, served: LocalModel, ticket: Ticket, image: ImageProgress,
               log_probs: NDArray[np.float32] | None = None) -> None:
         assert image.canvas is not None
-        ticket.send(ImageDone(image.index, image.canvas, log_probs, image.recognised, image.estimate))
+        ticket.send(ImageDone(image.index, image.canvas, log_probs, image.recognised))
         served.finished(ticket)
         self.metrics.images_completed.labels(served.name, served.backend, "completed").inc()
 

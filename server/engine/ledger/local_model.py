@@ -131,8 +131,7 @@ class LocalModel(ServedModel):
         if not self.step_time.confident(images, left_s):
             return
         longest = max(self._length * max(ratios) for ratios in self._ratios) * (1 + self._repeats)
-        group = max((other.demand.group for other in chain(self.queued.values(), self._reserved.values())), default=1)
-        bound = latest_end(self.room.slots, longest, sum(image.steps for image in running), sum(self._waiting), group)
+        bound = latest_end(self.room.slots, longest, sum(image.steps for image in running), sum(self._waiting))
         if bound * self.step_time.slowest(self.room.slots) * factor <= left_s:  # nearly always
             return
         needed_s = self._outlook(ticket).until_done(ticket.id, self.step_time)
@@ -263,8 +262,6 @@ class LocalModel(ServedModel):
             if demand.scored_only:
                 continue
             known = demand.known if demand.known is not None else self._length if other is ticket else 0
-            classes[demand.bulk].extend(
-                [Remaining(other.id, self._passes(other, known), demand.bulk, min(demand.group, other.waiting))]
-                * other.waiting)
+            classes[demand.bulk].extend([Remaining(other.id, self._passes(other, known), demand.bulk)] * other.waiting)
         overtaken = self._last.overtaken if self._last else 0
         return Outlook(self.room.slots, self._length, self._running(), queue_order(*classes, overtaken))

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from linpix.model.attempts import Recognised
 
 from ...errors import DeadlinePassed, ServiceError
-from ..decode.particles import Estimate
 from ..messages import ImageProgress
 
 
@@ -31,7 +30,6 @@ class ImageDone:
     canvas: NDArray[np.uint8]
     log_probs: NDArray[np.float32] | None = None  # (T,), as in Scoring with nothing known: if it was scored
     recognised: Recognised | None = None          # if the model has judged it
-    estimate: Estimate | None = None              # if it is the particle that was chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,6 @@ class Demand:
     bulk: bool = False
     stream: bool = False
     known: int | None = None    # tokens of each image that need no step; None: upload not decoded yet
-    group: int = 1              # images that get their slots at the same time
     scored_after: bool = False  # each image is scored after it is drawn, and holds room until then
     scored_only: bool = False   # its image is not drawn: it holds room in the queue, never a slot
     attempts: int = 0           # for each image, as in ImageSpec

@@ -43,7 +43,6 @@ class Remaining(NamedTuple):
     request: str
     steps: float
     bulk: bool = False
-    group: int = 1  # consecutive images that get their slots at the same time
 
 
 class End(NamedTuple):
@@ -65,11 +64,11 @@ def queue_order(interactive: Iterable[Remaining], bulk: Iterable[Remaining], ove
     i = j = 0
     while i < len(first) or j < len(second):
         if bulk_is_next(len(first) - i, len(second) - j, overtaken):
-            order += second[j:j + second[j].group]
-            j, overtaken = j + second[j].group, 0
+            order.append(second[j])
+            j, overtaken = j + 1, 0
         else:
-            order += first[i:i + first[i].group]
-            i, overtaken = i + first[i].group, overtaken + first[i].group if j < len(second) else 0
+            order.append(first[i])
+            i, overtaken = i + 1, overtaken + 1 if j < len(second) else 0
     return order
 
 
@@ -88,16 +87,10 @@ class Outlook:
         # the steps after which slots become free: as many slots as can matter
         free = [0.0] * min(self.slots - len(ends), len(self.waiting)) + [steps for steps, _ in ends]
         heapq.heapify(free)
-        waiting = iter(self.waiting)
-        for image in waiting:
-            for _ in range(image.group - 1):  # these slots stay free until the last of the group is
-                heapq.heappop(free)
-                next(waiting)
+        for image in self.waiting:
             end = free[0] + image.steps
             heapq.heapreplace(free, end)
-            for _ in range(image.group - 1):
-                heapq.heappush(free, end)
-            ends += [(end, image)] * image.group
+            ends.append((end, image))
         return ends
 
     def ends(self, step_time: StepTime = in_steps) -> Iterator[End]:
@@ -133,11 +126,10 @@ class Outlook:
         return at
 
 
-def latest_end(slots: int, length: float, running_steps: float, waiting: int, group: int = 1) -> float:
+def latest_end(slots: int, length: float, running_steps: float, waiting: int) -> float:
     """A bound on the steps after which all admitted images are done; much faster to compute than the replay.
 
-    running_steps: of all images in slots · waiting: images, each counted as a whole one · group: images in the largest
-    group; while it waits, up to group - 1 slots are free. The bound is the remaining work, shared by the other slots,
-    plus one image: Graham, "Bounds on multiprocessing timing anomalies", 1969.
+    running_steps: of all images in slots · waiting: images, each counted as a whole one. The bound is the remaining
+    work, shared by all slots, plus one image: Graham, "Bounds on multiprocessing timing anomalies", 1969.
     """
-    return length + (running_steps + length * waiting) / (slots - group + 1)
+    return length + (running_steps + length * waiting) / slots

@@ -22,7 +22,6 @@ class ScheduledImage:
     cancelled: bool = False
     bulk: bool = False
     prefilled: bool = True  # false while the inputs before its position are being folded in: it does not decode yet
-    group: int = 1        # consecutive images of its request that get slots at the same time, and stay at one position
     held: bool = False    # keeps its slot once it is fully drawn, since it may have to be drawn again
 
 
@@ -52,11 +51,11 @@ class WaitQueue:
         """The class whose first image gets the next slot; empty if no image waits."""
         return self.bulk if bulk_is_next(len(self.interactive), len(self.bulk), self.overtaken) else self.interactive
 
-    def take(self, images: deque[ScheduledImage]) -> list[ScheduledImage]:
-        """Remove the first image of a class and the others of its group, which now get slots."""
-        group = [images.popleft() for _ in range(images[0].group)]
-        self.overtaken = 0 if group[0].bulk or not self.bulk else self.overtaken + len(group)
-        return group
+    def take(self, images: deque[ScheduledImage]) -> ScheduledImage:
+        """Remove the first image of a class, which now gets a slot."""
+        image = images.popleft()
+        self.overtaken = 0 if image.bulk or not self.bulk else self.overtaken + 1
+        return image
 
     def remove(self, request: str) -> None:
         """Remove the images of a request."""
@@ -70,7 +69,6 @@ class Scheduler:
 
     slots: int
     length: int           # tokens
-    image_row: int = 1    # tokens; the images of a group wait for each other at the end of each image row
     waiting: WaitQueue = field(default_factory=WaitQueue)
     running: dict[int, ScheduledImage] = field(default_factory=dict)
 
@@ -78,13 +76,9 @@ class Scheduler:
     def free(self) -> list[int]:
         return [slot for slot in range(1, self.slots + 1) if slot not in self.running]
 
-    def enqueue(self, request: str, images: int, position: int, bulk: bool = False, group: int = 1
-                ) -> list[ScheduledImage]:
-        """Append a request's images, which all begin at `position`; returns them in order.
-
-        group: a divisor of images, at most `slots`.
-        """
-        queued = [ScheduledImage(request, index, position, bulk=bulk, group=group) for index in range(images)]
+    def enqueue(self, request: str, images: int, position: int, bulk: bool = False) -> list[ScheduledImage]:
+        """Append a request's images, which all begin at `position`; returns them in order."""
+        queued = [ScheduledImage(request, index, position, bulk=bulk) for index in range(images)]
         (self.waiting.bulk if bulk else self.waiting.interactive).extend(queued)
         return queued
 
@@ -97,19 +91,18 @@ class Scheduler:
     def join(self) -> list[ScheduledImage]:
         """Between quanta: free the slots of cancelled images, then give free slots to the next request.
 
-        Returns its images that got a slot. Call it again for the next request, until it returns none. A group for which
-        too few slots are free keeps those behind it waiting: otherwise smaller requests could overtake it for ever.
+        Returns its images that got a slot. Call it again for the next request, until it returns none.
         """
         self.running = {slot: image for slot, image in self.running.items() if not image.cancelled}
         joined: list[ScheduledImage] = []
         free = self.free if self.waiting else []
-        while (images := self.waiting.next_class()) and images[0].group <= len(free):
+        while free and (images := self.waiting.next_class()):
             if joined and images[0].request != joined[0].request:
                 break
-            for image in self.waiting.take(images):
-                image.slot = free.pop(0)
-                self.running[image.slot] = image
-                joined.append(image)
+            image = self.waiting.take(images)
+            image.slot = free.pop(0)
+            self.running[image.slot] = image
+            joined.append(image)
         return joined
 
     @property
@@ -118,15 +111,9 @@ class Scheduler:
         return [image for image in self.running.values() if image.prefilled and not image.cancelled]
 
     def plan(self, quantum: int) -> list[tuple[ScheduledImage, int]]:
-        """Each decoding image with its number of steps in the next quantum, most steps first.
-
-        Images of a group go no further than the end of their image row.
-        """
-        plan = []
-        for image in self.decoding:
-            if image.position < self.length:
-                end = self.length if image.group == 1 else (image.position // self.image_row + 1) * self.image_row
-                plan.append((image, min(quantum, end - image.position)))
+        """Each decoding image with its number of steps in the next quantum, most steps first."""
+        plan = [(image, min(quantum, self.length - image.position)) for image in self.decoding
+                if image.position < self.length]
         return sorted(plan, key=lambda part: (-part[1], part[0].slot))
 
     def advance(self, plan: list[tuple[ScheduledImage, int]]) -> list[ScheduledImage]:

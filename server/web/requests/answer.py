@@ -53,9 +53,7 @@ class Answer:
         return [drawn[index] for index in best(shown_images, [one.score for one in found], count)]
 
     def facts_of(self, image: RowsDone | ImageDone) -> dict[str, int | float]:
-        found: dict[str, int | float] = {"seed": self.plan.seed_of(image.index)}
-        if isinstance(image, ImageDone) and image.estimate is not None:
-            found |= image.estimate._asdict()
+        found: dict[str, int | float] = {"seed": self.plan.seed + image.index}
         if isinstance(image, ImageDone) and (recognised := image.recognised) is not None:
             found |= {"label": recognised.label, "confidence": recognised.confidence}
             if self.plan.attempts > 1:

@@ -9,7 +9,6 @@ from fastapi import Request
 from linpix.model.config import ModelConfig
 
 from ...engine.answers.plan import class_of, plan
-from ...engine.decode.particles import check_filter
 from ...engine.ledger.ticket import Demand
 from ...errors import InvalidRequest, as_fields, shown
 from ...pictures import encode
@@ -85,14 +84,13 @@ class ImageRequest(PictureRequest):
         http.state.images = asked.candidates or n  # for the log, if the request is refused
         super().__init__(service, http, asked)
         checkpoint, completes = self.served.checkpoint, isinstance(asked, EditForm)
-        method, particles = (asked.method, asked.particles) if isinstance(asked, EditForm) else (None, None)
         self.bulk = asked.priority == "bulk"
         max_n = service.max_images(self.served, bulk=self.bulk)
         if not 1 <= n <= max_n:
             raise InvalidRequest(f"n must be 1..{max_n}, got {shown(asked.n)}", param="n")
         self.plan = plan(checkpoint, n, completes=completes, label=self.label, seed=asked.seed,
                          temperature=asked.temperature, candidates=asked.candidates, attempts=asked.attempts,
-                         method=method, particles=particles, limit=max_n, slots=self.served.room.slots)
+                         limit=max_n)
         http.state.images = self.plan.images
         self.warnings += checkpoint.temperature_warnings(self.plan.temperature)
         self.stream = bool(asked.stream)
@@ -104,11 +102,11 @@ class ImageRequest(PictureRequest):
         self.answer = Answer(self.plan, self.config, self.frame, self.format, self.array)
         if self.alone or self.array:
             self._check_accepted(asked)
-        if self.plan.chooses and self.stream and asked.partial_images:
-            raise InvalidRequest("with candidates or particles, a stream has no partial images, since the best are "
-                                 "known only when all are drawn; leave out partial_images, got "
-                                 f"{shown(asked.partial_images)}", param="partial_images")
-        self.partial_images = 0 if self.plan.chooses else asked.partial_images
+        if asked.candidates is not None and self.stream and asked.partial_images:
+            raise InvalidRequest("with candidates, a stream has no partial images, since the best are known only when "
+                                 f"all are drawn; leave out partial_images, got {shown(asked.partial_images)}",
+                                 param="partial_images")
+        self.partial_images = asked.partial_images if asked.candidates is None else 0
 
     def _check_accepted(self, asked: ImageFields) -> None:
         """Raise InvalidRequest for a media type that contradicts other fields."""
@@ -136,11 +134,11 @@ class ImageRequest(PictureRequest):
     def demand(self, known: int | None = None) -> Demand:
         """What it needs. known: tokens that need no step; None: its picture is not decoded yet."""
         planned = self.plan
-        return Demand(planned.images, bulk=self.bulk, stream=self.stream and not planned.chooses, known=known,
-                      group=planned.group, scored_after=planned.candidates is not None and not planned.attempts,
-                      attempts=planned.attempts)
+        return Demand(planned.images, bulk=self.bulk, stream=self.stream and planned.candidates is None, known=known,
+                      scored_after=planned.candidates is not None and not planned.attempts, attempts=planned.attempts)
 
-    def complete(self, upload: Upload, conditioning: Literal["prefix", "full"] | None = None) -> Occluded:
+    def complete(self, service: Service, upload: Upload, conditioning: Literal["prefix", "full"] | None = None
+                 ) -> Occluded:
         """Have the hidden part of an upload drawn. Returns it as the model gets it. conditioning: see fields.
 
         Raises InvalidRequest or OptionError.
@@ -148,16 +146,17 @@ class ImageRequest(PictureRequest):
         self.warnings += map(as_fields, warnings_of(upload, self.served.checkpoint))
         occluded = upload.occluded
         if conditioning == "prefix":
-            if self.plan.particles:
-                raise InvalidRequest("method=smc uses the pixels that conditioning=prefix hides; send one of them",
-                                     param="conditioning")
             occluded = occluded.prefix_only()
-        elif conditioning == "full" and occluded.conditioning == "partial" and not self.plan.particles:
-            raise InvalidRequest(f"{self.served.name} cannot use all {occluded.known_count} known sub-pixels, "
-                                 "since some come after hidden ones; choose a model that is conditional "
-                                 "(GET /v1/models), or method=smc, or leave out conditioning", param="conditioning")
-        if self.plan.particles:
-            check_filter(self.served.checkpoint, self.served.facts["device"], occluded.known)
+        elif occluded.conditioning == "partial":
+            able = service.instead_of(self.served, lambda config: bool(config.patch))
+            if conditioning == "full":
+                raise InvalidRequest(f"{self.served.name} cannot use all {occluded.known_count} known sub-pixels, "
+                                     "since some come after hidden ones; choose "
+                                     f"{able or 'a model that is conditional'} (GET /v1/models), or leave out "
+                                     "conditioning", param="conditioning")
+            self.warnings.append(f"{self.served.name} does not use known pixels for what it draws before them; "
+                                 + (f"{able} uses all known pixels" if able else
+                                    "a model that is conditional would use all of them, but none is loaded here"))
         if upload.overlay is not None:
             if self.array:
                 raise InvalidRequest(f"lay_back returns pictures of the upload's size, but Accept: {encode.NPY} "

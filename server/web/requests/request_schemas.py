@@ -60,8 +60,6 @@ class EditForm(ImageFields, UploadFields):
     prepare: fields.Prepare | None = None
     lay_back: fields.LayBack | None = None
     conditioning: fields.Conditioning | None = None
-    method: fields.Method | None = None
-    particles: fields.Particles | None = None
 
 
 class LikelihoodForm(PictureFields, UploadFields):
@@ -94,7 +92,6 @@ EDIT: dict[str, Any] = {
     "the lower half": {"value": {"image": "seven.png", "keep_rows": 14, "seed": 5}},
     "the transparent part of a mask": {"value": {"image": "seven.png", "mask": "mask.png", "n": 2}},
     "the best two of eight": {"value": {"image": "seven.png", "keep_rows": 14, "n": 2, "candidates": 8}},
-    "known pixels after a hole count too": {"value": {"image": "seven.png", "mask": "band.png", "method": "smc"}},
 }
 LIKELIHOOD: dict[str, Any] = {
     "a whole picture, and its class": {"value": {"image": "seven.png", "labels": "all"}},

@@ -94,7 +94,7 @@ async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | No
                    ) -> AsyncIterator[tuple[int, RowsDone | ImageDone | None]]:
     """The events of images in the answer, each with the image's place there; as Ticket.next_event gives them.
 
-    Of candidates, these are the best ones, once all are drawn and scored. Of particles, they are the chosen ones.
+    Of candidates, these are the best ones, once all are drawn and scored.
     """
     plan, done = request.plan, 0
     drawn: list[ImageDone] = []
@@ -104,9 +104,6 @@ async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | No
         done += isinstance(event, ImageDone)
         if plan.candidates is not None and isinstance(event, ImageDone):
             drawn.append(event)
-        elif plan.particles and isinstance(event, ImageDone):
-            if event.estimate is not None:
-                yield event.index // plan.particles, event
         elif event is None or plan.candidates is None:
             yield event.index if event else 0, event
     if plan.candidates is not None:

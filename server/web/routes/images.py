@@ -75,8 +75,7 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
                             keep_rows=form.keep_rows, preparation=form.prepare or "none", lay_back=bool(form.lay_back))
 
     found = await decoded(http, service.ledger, ticket, read, lambda found: found.held)
-    occluded = request.complete(found, form.conditioning)
-    facts = facts_of(occluded, found) | {"candidates": form.candidates, "method": form.method or "raster",
-                                         "particles": request.plan.particles or None}
+    occluded = request.complete(service, found, form.conditioning)
+    facts = facts_of(occluded, found) | {"candidates": form.candidates}
     del found  # frees the megabytes of a prepared picture while its completions wait
     return await respond(service.ledger, http, request, ticket, "image_edit", facts)

@@ -151,41 +151,6 @@ def test_complete_keeps_the_best_candidates_and_tells_their_scores(succeeds, tin
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("out", ["out/", "out.png"])
-def test_complete_by_particles_writes_the_answers_of_all_that_was_drawn(succeeds, tiny, tmp_path, out):
-    picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
-    Image.fromarray(picture).save(tmp_path / "picture.png")
-    mask = np.full((8, 8, 2), 255, np.uint8)
-    mask[2:4] = 0
-    Image.fromarray(mask).save(tmp_path / "mask.png")
-    asked = ("complete", tmp_path / "picture.png", "--mask", tmp_path / "mask.png", "--model", tiny, "--method", "smc",
-             "--particles", 4, "--batch", 2, "--json", "--seed")
-    told = json.loads(succeeds(*asked, 3, "--count", 2, "--out", f"{tmp_path}/{out}")[0])
-    assert (told["images"], told["drawn"], told["method"], told["particles"]) == (2, 8, "smc", 4)
-    assert told["seeds"] == [3, 4]
-    assert all(1 <= size <= 4 for size in told["effective_sample_sizes"]) and max(told["log_evidences"]) < 0
-    if out == "out/":
-        assert told["files"] == [f"{tmp_path}/out/00000-3.png", f"{tmp_path}/out/00001-4.png"]
-        found = [pixels(file) for file in told["files"]]
-        assert [*map(str, sorted((tmp_path / out).iterdir()))] == told["files"]
-    else:
-        sheet = pixels(tmp_path / out)
-        found = [sheet[1:9, 1:9], sheet[1:9, 10:18]]
-    assert all(np.array_equal(image[mask[..., 1] > 0], picture[mask[..., 1] > 0]) for image in found)
-    [alone] = json.loads(succeeds(*asked, 4, "--out", f"{tmp_path}/alone/")[0])["files"]
-    assert np.array_equal(pixels(alone), found[1])
-
-
-def test_particles_that_would_change_nothing_are_refused(linpix, tiny, tmp_path):
-    Image.new("L", (8, 8)).save(tmp_path / "picture.png")
-    asked = ("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--out", f"{tmp_path}/out/")
-    for flags, words in ((("--method", "smc"), "known pixels after the first hole, but there are none"),
-                         (("--particles", 4), "--particles work only with --method smc, got 4 and no --method; leave "
-                                              "out --particles")):
-        status, _, said = linpix(*asked, *flags)
-        assert status and words in said
-
-
 # --- images that are drawn again ---
 
 @pytest.mark.parametrize("command", ["sample", "complete"])

@@ -184,6 +184,18 @@ def test_a_candidate_without_a_score_ends_its_request_alone(others):
     assert others.metric('linpix_images_waiting{model="broken",priority="interactive"}') == 0
 
 
+def test_a_model_that_cannot_use_later_pixels_names_one_that_can(others):
+    with others.client() as client:
+        answer = edit(client, HOLE, model="startless").json()
+        refused = edit(client, HOLE, model="startless", conditioning="full").json()["error"]
+        before = edit(client, HOLE, model="startless", conditioning="prefix").json()
+    assert (answer["conditioning"], before["conditioning"]) == ("partial", "prefix")
+    assert answer["warnings"] == ["startless does not use known pixels for what it draws before them; broken uses all "
+                                  "known pixels"]
+    assert before["warnings"] == [], "it was asked not to use them"
+    assert refused["param"] == "conditioning" and "choose broken (GET /v1/models)" in refused["message"]
+
+
 # --- beside other requests ---
 
 @pytest.fixture(scope="module")

@@ -36,8 +36,8 @@ SHARED = {"image", "image[]", "mask", "keep_rows", "model", "prompt", "size", "r
 
 
 @pytest.mark.parametrize(("path", "others"), [
-    (EDIT, {"n", "candidates", "attempts", "method", "particles", "output_format", "stream", "partial_images", "seed",
-            "temperature", "priority", "prepare", "lay_back", "conditioning"}),
+    (EDIT, {"n", "candidates", "attempts", "output_format", "stream", "partial_images", "seed", "temperature",
+            "priority", "prepare", "lay_back", "conditioning"}),
     ("/v1/images/likelihoods", {"labels"})])
 def test_the_fields_of_a_form_are_known_and_documented(client, path, others):
     schema = client.get("/openapi.json").json()

@@ -8,7 +8,7 @@ import pytest
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
-from linpix.server.engine.answers.plan import PARTICLES, Plan, class_of, plan
+from linpix.server.engine.answers.plan import Plan, class_of, plan
 from linpix.server.errors import OptionError
 from linpix.server.pictures.pictures import Occluded
 
@@ -28,19 +28,13 @@ def test_what_is_not_asked_for_is_the_models_own():
     assert planned(FIRST, seed=5).attempts == 4
     assert planned(FIRST, seed=5, temperature=0.0).attempts == 0
     assert planned(FIRST, seed=5, candidates=3).attempts == 1, "candidates are drawn once, and judged"
-    assert planned(completes=True, method="smc").temperature == 1
     assert len({planned().seed for _ in range(8)}) == 8
 
 
 def test_images_answers_and_seeds():
     several = planned(FIRST, 3, candidates=8, seed=10)
-    assert (several.images, several.group, several.chooses) == (8, 1, True)
-    assert [spec.seed for spec in several.specs()] == [several.seed_of(index) for index in range(8)] == [*range(10, 18)]
-    filtered = planned(answers=2, completes=True, method="smc", particles=3, seed=10)
-    assert (filtered.images, filtered.group, filtered.chooses) == (6, 3, True)
-    assert [filtered.seed_of(index) for index in range(6)] == [10, 10, 10, 11, 11, 11]
-    assert {spec.particles for spec in filtered.specs()} == {3}
-    assert not planned(answers=4).chooses
+    assert (several.answers, several.images) == (3, 8)
+    assert [spec.seed for spec in several.specs()] == [*range(10, 18)]
 
 
 def test_every_image_has_the_picture_to_complete():
@@ -49,21 +43,7 @@ def test_every_image_has_the_picture_to_complete():
     assert one.canvas is other.canvas is canvas and one.known is known and (one.label, one.temperature) == (1, 0.8)
 
 
-@pytest.mark.parametrize(("limits", "count"), [
-    ({}, PARTICLES), ({"limit": 64, "slots": 8}, 4), ({"limit": 12, "slots": 64}, 6)])
-def test_the_particles_of_all_answers_fit_the_slots(limits, count):
-    assert planned(answers=2, completes=True, method="smc", **limits).particles == count
-
-
 @pytest.mark.parametrize(("asked", "param", "words"), [
-    ({"method": "gibbs"}, "method", "raster or smc, got 'gibbs'"),
-    ({"particles": 4}, "particles", "got 4 and no method"),
-    ({"method": "smc", "candidates": 8}, "candidates", "got 8; leave out candidates"),
-    ({"method": "smc", "temperature": 0.5}, "temperature", "at temperature 1, got 0.5"),
-    ({"method": "smc", "particles": 1}, "particles", "2..1023, got 1"),
-    ({"method": "smc", "particles": 1024}, "particles", "2..1023, got 1024"),
-    ({"method": "smc", "particles": 16, "answers": 2, "limit": 16}, "particles",
-     "at most 16 here, got 16 particles and n=2"),
     ({"answers": 4, "candidates": 3}, "candidates", "at least 4, got 3; the best 4 are returned"),
     ({"answers": 4, "candidates": 17, "limit": 16}, "candidates", r"4\.\.16 here, got 17"),
     ({"temperature": -0.1}, "temperature", "at least 0, got -0.1"),
@@ -96,8 +76,6 @@ def test_the_largest_seeds_can_be_asked_for():
 @pytest.mark.parametrize("seed", [np.uint8(250), np.int32(250)])
 def test_seeds_of_numpy_do_not_overflow(seed):
     assert [spec.seed for spec in planned(answers=8, seed=seed).specs()] == [*range(250, 258)]
-    filtered = planned(completes=True, method="smc", particles=2, seed=seed)
-    assert [spec.seed for spec in filtered.specs()] == [250 + 2**53, 250 + 2**54]
     with pytest.raises(TypeError, match="float"):
         planned(seed=5.0)
 

@@ -77,19 +77,6 @@ def test_a_reservation_holds_its_room_until_it_leaves(tiny):
     ask(model, "other")
 
 
-def test_the_ends_of_a_group_are_predicted_from_when_it_has_all_its_slots(tiny):
-    model = served(tiny, slots=2, max_queue=4)
-    ask(model, "running")
-    run(model)
-    steps_take(model, 1.0)
-    for group in (1, 2):
-        asked = ticket("asked")
-        model.admit(asked, Demand(2, known=0, group=group))
-        first, second = model.ends([asked])
-        assert (first == second) == (group == 2) and first <= second
-        model.leave(asked)
-
-
 def test_a_ranked_image_gives_its_slot_away_when_it_is_drawn_and_its_place_when_it_is_scored(tiny):
     model = served(tiny, slots=2, max_queue=1)
     ranked = ask(model, "ranked", 3, ranked=True)

@@ -13,7 +13,7 @@ from tests.server.engine.schedule.test_scheduler import arrive, crowds, join, ro
 def outlook(s):
     """What a scheduler has, as the forecast sees it."""
     def left(images):
-        return [Remaining(image.request, s.length - image.position, image.bulk, image.group) for image in images]
+        return [Remaining(image.request, s.length - image.position, image.bulk) for image in images]
 
     running = left(image for image in s.running.values() if not image.cancelled)
     waiting = queue_order(left(s.waiting.interactive), left(s.waiting.bulk), s.waiting.overtaken)
@@ -87,27 +87,4 @@ def test_forecasts_come_true_when_no_other_request_arrives(crowd, slots, max_que
     ends, found = run_out(s, room, images, bulk)
     assert sorted(foretold) == sorted(ends)
     assert found == (until_room if fits else None)
-    assert not foretold or max(foretold)[0] <= bound
-
-
-@settings(max_examples=200, deadline=None)
-@given(crowds(), st.integers(1, 3), st.integers(0, 6), st.integers(1, 8), st.data())
-def test_forecasts_of_groups_come_true_when_no_other_request_arrives(crowd, slots, max_queue, images, data):
-    s, room, largest = scheduler(slots=slots), Room(slots, max_queue), 1
-    for number, (_, count, position, kind) in enumerate(crowd):
-        group = data.draw(st.integers(1, slots))
-        if count * group <= room_left(s, room, kind):
-            arrive(s, f"r{number}", count * group, position, kind, group)
-            largest = max(largest, group)
-        turn(s, 1)
-    join(s)
-    seen = outlook(s)
-    foretold = [(end.at, end.image.request) for end in seen.ends(in_steps)]
-    bound = latest_end(slots, s.length, sum(image.steps for image in seen.running), len(seen.waiting), largest)
-    until_room = seen.until_room(room, images)
-    for request in {request for _, request in foretold}:
-        assert seen.until_done(request) == max(at for at, other in foretold if other == request)
-    ends, found = run_out(s, room, images)
-    assert sorted(foretold) == sorted(ends)
-    assert found == (until_room if images <= slots + max_queue else None)
     assert not foretold or max(foretold)[0] <= bound

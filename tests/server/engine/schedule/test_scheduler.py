@@ -11,8 +11,8 @@ def scheduler(slots=2, length=10):
     return Scheduler(slots, length)
 
 
-def arrive(s, request, images=1, position=0, bulk=False, group=1):
-    return s.enqueue(request, images, position, bulk, group)
+def arrive(s, request, images=1, position=0, bulk=False):
+    return s.enqueue(request, images, position, bulk)
 
 
 def room_left(s, room, bulk=False):
@@ -189,39 +189,3 @@ def test_no_class_starves_and_each_is_served_in_its_order(crowd, slots, quantum)
     for bulk in (False, True):
         assert [(row.request, row.index) for row in given_ if row.bulk == bulk] == arrived[bulk]
     assert len(s.free) == slots
-
-
-# --- groups: images that get their slots at once ---
-
-def test_a_group_waits_until_it_has_all_its_slots_and_nobody_overtakes_it():
-    s = Scheduler(3, 10, image_row=5)
-    running = arrive(s, "a", position=8)
-    together, late = arrive(s, "b", 6, group=3), arrive(s, "c")
-    assert join(s) == running
-    assert turn(s) == ([], running)
-    assert [turn(s)[0] for _ in range(5)] == [together[:3], [], together[3:], [], late]
-
-
-def test_images_of_a_group_meet_where_an_image_row_ends_and_others_go_on():
-    s = Scheduler(3, 12, image_row=4)
-    alone, together = arrive(s, "a", position=3), arrive(s, "b", 2, position=3, group=2)
-    join(s)
-    seen = []
-    while s.running:
-        plan = s.plan(3)
-        seen.append({image.request: steps for image, steps in plan})
-        assert len({steps for image, steps in plan if image in together}) <= 1
-        s.advance(plan)
-    assert seen == [{"a": 3, "b": 1}, {"a": 3, "b": 3}, {"a": 3, "b": 1}, {"b": 3}, {"b": 1}]
-    assert {image.position for image in alone + together} == {12}
-
-
-def test_a_group_takes_its_slots_in_one_turn_of_its_class():
-    s = Scheduler(4, 10, image_row=10)
-    arrive(s, "bulk", 4, bulk=True, group=2)
-    arrive(s, "a", 4, group=4)
-    arrive(s, "b", 4)
-    order = []
-    while len(s.waiting):
-        order.append([image.request for image in turn(s, 10)[0]])
-    assert order == [["a"] * 4, ["bulk", "bulk", "b", "b"], ["b", "bulk", "bulk", "b"]]
