@@ -295,8 +295,7 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     _model_flags(parser)
     parser.add_argument("--count", type=_number(int, 1, 1_000_000), default=1, help="number of images")
     parser.add_argument("--candidates", type=_number(int, 1), help="draw this many images and keep the best --count of "
-                        "them; `linpix sample` needs a model that draws the class first; default: draw --count images "
-                        "and keep all")
+                        "them; only for models that draw the class first; default: draw --count images and keep all")
     parser.add_argument("--attempts", type=_number(int, 1, 16), help="draw an image up to this many times, until the "
                         "model recognises its class; only for models that draw the class first; default: the model's "
                         "own")

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from linpix.server.compare.backends import BACKENDS
 from linpix.server.compare.checkpoints import find_twins
 from linpix.server.compare.comparison import Comparison, ComparisonPlan
 from linpix.server.engine.answers.plan import Plan, class_of, plan
+from linpix.server.engine.answers.ranking import best
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.pictures import uploads
@@ -33,7 +33,7 @@ from linpix.server.pictures.pictures import Occluded
 from linpix.server.settings import Settings
 
 from . import animation, bulk, preview
-from .draw import naming_flags, produce, ranked, warn
+from .draw import naming_flags, produce, warn
 from .output import Output, check_output, kind_of, scale_of
 
 
@@ -62,7 +62,7 @@ def sample(given: argparse.Namespace) -> None:
     if given.shard_format:
         raise ValueError(f"--shard-format {given.shard_format} needs --shards, the number of shards")
     checkpoint, output = _opened(given)
-    planned = _planned(given, checkpoint, completes=False)
+    planned = _planned(given, checkpoint)
     warn("sample", checkpoint.temperature_warnings(planned.temperature))
     _produce(given, _batcher(given, checkpoint, planned), output, planned)
 
@@ -78,7 +78,7 @@ def _sample_shards(given: argparse.Namespace) -> None:
                          f"{given.count}; give fewer shards")
     given.preview = "never"
     checkpoint, _ = _opened(given)
-    planned = _planned(given, checkpoint, completes=False)
+    planned = _planned(given, checkpoint)
     order = bulk.BulkOrder(plan=planned, shards=given.shards, shard_format=given.shard_format or "tar",
                            seed_given=given.seed is not None, scale=given.scale or 1)
     warn("sample", checkpoint.temperature_warnings(planned.temperature))
@@ -100,7 +100,7 @@ def complete(given: argparse.Namespace) -> None:
         raise ValueError("--lay-back writes one PNG per image at the size of the picture: give a folder as --out, and "
                          "leave out --scale")
     checkpoint, output = _opened(given)
-    planned = _planned(given, checkpoint, completes=True)
+    planned = _planned(given, checkpoint)
     upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
                           preparation=given.prepare, lay_back=given.lay_back)
     occluded = upload.occluded
@@ -122,8 +122,8 @@ def _opened(given: argparse.Namespace) -> tuple[Checkpoint, Output]:
     return loaded, Output(given.out, kind, scale, config)
 
 
-def _planned(given: argparse.Namespace, checkpoint: Checkpoint, *, completes: bool) -> Plan:
-    return plan(checkpoint, given.count, completes=completes, label=class_of(given.label, checkpoint), seed=given.seed,
+def _planned(given: argparse.Namespace, checkpoint: Checkpoint) -> Plan:
+    return plan(checkpoint, given.count, label=class_of(given.label, checkpoint), seed=given.seed,
                 temperature=given.temperature, candidates=given.candidates, attempts=given.attempts)
 
 
@@ -157,12 +157,9 @@ def _produce(given: argparse.Namespace, batcher: Batcher, output: Output, planne
         facts |= {"attempts": [one.attempts for one in produced.recognised.values()],
                   "confidences": [one.confidence for one in produced.recognised.values()]}
     if planned.candidates is not None:
-        began = time.perf_counter()
-        best = ranked(engine.net, produced, specs[0].known, given.count)
-        kept, seconds = [*best], seconds + time.perf_counter() - began
-        first, *_ = best.values()
-        facts["candidates"] = planned.candidates
-        facts |= {f"{name}s": [one[name] for one in best.values()] for name in first}
+        kept = best([*produced.recognised.values()], given.count)
+        facts |= {"candidates": planned.candidates,
+                  "confidences": [produced.recognised[index].confidence for index in kept]}
     text = output.path
     if output.kind:
         frames = output.write_all(np.stack([produced.images[index] for index in kept]),
@@ -176,9 +173,8 @@ def _produce(given: argparse.Namespace, batcher: Batcher, output: Output, planne
     result = {"images": len(kept), "seconds": seconds, "images_per_second": len(kept) / seconds, "drawn": len(specs),
               **engine.facts, "seeds": [planned.seed + index for index in kept], "files": files, **facts}
     what = "" if planned.candidates is None else f"the best {len(kept)} of them "
-    ranking = " with their ranking" if what else ""
     drawn = "1 image" if len(specs) == 1 else f"{len(specs)} images"
-    _say(given, result, f"{drawn} in {seconds:.2f} s{ranking} ({len(specs) / seconds:.2f} images/s, "
+    _say(given, result, f"{drawn} in {seconds:.2f} s ({len(specs) / seconds:.2f} images/s, "
          f"{engine.name} engine, {engine.precision}), seeds from {planned.seed}, {what}written to {text}")
 
 

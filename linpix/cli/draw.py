@@ -15,11 +15,9 @@ from tqdm import tqdm
 from linpix.model.attempts import Recognised
 from linpix.model.checkpoint import find, read
 from linpix.model.config import ModelConfig
-from linpix.model.likelihood import Scoring
 from linpix.model.team import limit_threads
-from linpix.model.transformer import Transformer
 from linpix.server.engine.answers.plan import class_of, plan
-from linpix.server.engine.answers.ranking import best, likelihoods, recognised
+from linpix.server.engine.answers.ranking import best
 from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.failures import NotFinite
@@ -78,17 +76,6 @@ def quantum_of(batcher: Batcher) -> QuantumReport:
     return report
 
 
-def ranked(net: Transformer, produced: Produced, known: NDArray[np.bool_] | None, count: int
-           ) -> dict[int, dict[str, float]]:
-    """The best `count` of these images, the best first: the ranking figures of each, by its index. known: (T,)."""
-    if classes := [*produced.recognised.values()]:
-        return {index: {"confidence": classes[index].confidence} for index in recognised(classes, count)}
-    assert known is not None
-    found = [likelihoods(Scoring(net, image, labels=[label]).complete().log_probs[0].cpu().numpy(), known)
-             for image, label in zip(produced.images, produced.labels, strict=True)]
-    return {index: found[index]._asdict() for index in best(produced.images, [one.score for one in found], count)}
-
-
 @contextmanager
 def naming_flags() -> Iterator[None]:
     """For a command: its errors about pictures and options name flags. Raises ValueError."""
@@ -126,7 +113,7 @@ def draw(model: str | Path, count: int, given: tuple[ArrayLike, ArrayLike] | Non
     limit_threads()
     checkpoint = read(find(str(model), None if checkpoints is None else Path(checkpoints)))
     config = checkpoint.net.config
-    planned = plan(checkpoint, count, completes=given is not None, label=class_of(label, checkpoint), **options)
+    planned = plan(checkpoint, count, label=class_of(label, checkpoint), **options)
     occluded = None
     if given is not None:
         image, known = np.asarray(given[0]), np.asarray(given[1])
@@ -144,7 +131,7 @@ def draw(model: str | Path, count: int, given: tuple[ArrayLike, ArrayLike] | Non
             report.subpixels - report.again * todo // len(specs)))
     images = produced.images
     if planned.candidates is not None:
-        images = [images[index] for index in ranked(checkpoint.net, produced, specs[0].known, count)]
+        images = [images[index] for index in best([*produced.recognised.values()], count)]
     return np.stack(images).reshape(count, *config.image_shape)
 
 

@@ -1,6 +1,6 @@
 // The completion panel: a drawn or loaded picture, its holes filled in several ways, and one of these to continue from.
 import {call, formOf, json, key, Problem} from "./service.js";
-import {$, all, counted, duration, fieldsOf, models, restore, shapeOf, Task, write} from "./parts.js";
+import {$, all, counted, duration, fieldsOf, models, recognises, restore, shapeOf, Task, write} from "./parts.js";
 import {Board, GUIDE, pngOf} from "./editor.js";
 import {Gallery} from "./gallery.js";
 import {Likelihood} from "./likelihood.js";
@@ -63,15 +63,16 @@ export class Completion {
     this.board.colour = [r, g, b];
   }
 
-  /** Completions to draw where only the best n are shown. */
+  /** Completions to draw where only the best n are shown: n if the model does not recognise classes. */
   candidates(n) {
-    return Math.min(models.limits.max_n, 4 * n);
+    return recognises(models.chosen) ? Math.min(models.limits.max_n, 4 * n) : n;
   }
 
   invite() {
     const n = Math.min(models.limits.max_n, Math.max(1, this.form.elements.n.valueAsNumber || 1));
     $("better").nextElementSibling.textContent = `Draw ${this.candidates(n)}, show the best ${n}`;
     $("better").disabled = this.candidates(n) === n;
+    $("better").parentElement.hidden = !recognises(models.chosen);
     if (models.chosen) this.gallery.invite(n, models.chosen);
   }
 

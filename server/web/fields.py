@@ -39,8 +39,8 @@ Label = Annotated[int | str, Field(description="class to draw, by index or name;
 Count = Annotated[int, Field(ge=1, description="number of images, up to max_n of /v1/status; default: 1",
                              examples=[1]), Plain]
 Candidates = Annotated[int, Field(ge=1, description="draw this many images and answer with the best n of them; from n "
-                                  "to max_n of /v1/status; generations need a model that draws the class first; "
-                                  "default: draw n images without ranking", examples=[8]), Plain]
+                                  "to max_n of /v1/status; only for models that draw the class first; default: draw n "
+                                  "images and answer with all", examples=[8]), Plain]
 Attempts = Annotated[int, Field(ge=1, le=MAX_ATTEMPTS, description="draw an image up to this many times, until the "
                                 "model recognises its class; only for models that draw the class first; default: the "
                                 "model's own, in /v1/models; 1 with candidates and at temperature 0",
@@ -105,14 +105,6 @@ Picture = Annotated[str, Field(description="the picture in base64, in the format
                                examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABX..."])]
 DrawnSeed = Annotated[int, Field(description="seed that draws this image again, alone, with the same number of "
                                  "attempts", examples=[1])]
-Score = Annotated[float, Field(description="natural logarithm of the probability of the known sub-pixels after the "
-                               "first hole, given the sub-pixels drawn before them; candidates are weighted by it; "
-                               "absent without candidates, and for models that draw the class first",
-                               examples=[-207.4])]
-LogLikelihood = Annotated[float, Field(description="natural logarithm of the probability of all sub-pixels from the "
-                                       "first hole on, drawn or known; absent without candidates, and for models that "
-                                       "draw the class first",
-                                       examples=[-409.5])]
 Confidence = Annotated[float, Field(description="probability that the model gives to the image's class after it has "
                                     "drawn the whole image; present with candidates or attempts, for models that draw "
                                     "the class first", examples=[0.97])]

@@ -62,17 +62,6 @@ class ImageData(BaseModel):
     attempts: fields.AttemptsMade | None = Field(None, json_schema_extra=fields.never_null)
 
 
-class Chosen(BaseModel):
-    """Facts about one image, if it was chosen among several."""
-
-    score: fields.Score | None = Field(None, json_schema_extra=fields.never_null)
-    log_likelihood: fields.LogLikelihood | None = Field(None, json_schema_extra=fields.never_null)
-
-
-class EditData(Chosen, ImageData):
-    pass
-
-
 class UsageDetails(BaseModel):
     image_tokens: int = Field(0, description="always 0", examples=[0])
     text_tokens: int = Field(0, description="always 0", examples=[0])
@@ -151,7 +140,7 @@ class ImagesResponse(Drawn):
 
 
 class EditResponse(UploadFacts, ImagesResponse):
-    data: Sequence[EditData] = Field(description="the images, as in the answer of generations")
+    pass
 
 
 class ImageEvent(Drawn):
@@ -176,7 +165,7 @@ class GenerationEvent(ImageEvent):
                                                                                           "`event`")
 
 
-class EditEvent(UploadFacts, Chosen, ImageEvent):
+class EditEvent(UploadFacts, ImageEvent):
     type: Literal["image_edit.partial_image", "image_edit.completed"] = Field(description="as `event`")
 
 

@@ -1,14 +1,14 @@
 """What `candidates` bring: images and completions, one against the chosen one.
 
-    python -m tests.benchmarks.candidates --data DIR [--models mnist-small,mnist-conditional] [--count 200]
+    python -m tests.benchmarks.candidates --data DIR [--models mnist-conditional] [--count 200]
                                           [--checkpoints DIR]
 
-Models of digits that draw the class first are asked for --count images of every class in turn, and for as many of any
-class; an image keeps its class if a CNN gives it the one asked for. Each picture is asked for once over HTTP, with n
-and candidates of --candidates: the first image of the answer is the best, and the mean over all is what one drawn at
+The models draw the class first. Those of digits are asked for --count images of every class in turn, and for as many of
+any class; an image keeps its class if a CNN gives it the one asked for. Each picture is asked for once over HTTP, with
+n and candidates of --candidates: the first image of the answer is the best, and the mean over all is what one drawn at
 random would have been. A completion keeps its class if the CNN gives it that of the original, and is sure at a
 probability above 0.9. The CNN is that of tests/benchmarks/quality.py. Images are taken from the test set after the
-first 200, on which ranking.TEMPERATURE was chosen.
+first 200.
 
 Models of other pictures (cifar10-conditional) have no judge: completions have the error and the seam of quality.py,
 which are better the less they are.
@@ -33,7 +33,7 @@ SEEN = 200
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the models' data set")
-    parser.add_argument("--models", default="mnist-small,mnist-conditional", help="names, comma-separated")
+    parser.add_argument("--models", default="mnist-conditional", help="names, comma-separated")
     parser.add_argument("--count", type=int, default=200, help="test images")
     parser.add_argument("--candidates", type=int, default=8)
     parser.add_argument("--checkpoints", type=Path, default=ROOT / "checkpoints", help="folder of the models")
@@ -63,7 +63,7 @@ def main() -> None:
                 kept = np.zeros_like(sure) if right is None else of == right[:, None]
                 return [kept.astype(np.float64), (sure > SURE).astype(np.float64)]
 
-            if configs[model].class_first and digits:
+            if digits:
                 classes = np.arange(given.count) % 10
                 for name, right in (("label", classes), ("no label", None)):
                     began = time.monotonic()

@@ -66,7 +66,6 @@ def errors(name: str, images: np.ndarray, clients: int, seconds: float) -> tuple
         for request in report.joined:
             model.joined(open_[request][0])
         for image in report.finished:
-            model.drawn(open_[image.request][0])
             model.finished(open_[image.request][0])
         model.apply(report)
         now = time.perf_counter()

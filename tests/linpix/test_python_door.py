@@ -22,7 +22,7 @@ from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
-from tests.server.conftest import ROOT
+from tests.server.conftest import ROOT, serving
 from tests.server.web.routes.test_images import encode, images_of, occluded
 
 GENERATE = "/v1/images/generations"
@@ -91,15 +91,16 @@ def test_a_score_that_cannot_be_is_refused(tiny, known, options, message):
         linpix.score(str(tiny), np.zeros((8, 8), np.uint8), known, **options)
 
 
-def test_the_best_candidates_are_those_of_a_server(tiny, server):
+def test_the_best_candidates_are_those_of_a_server(thrice):
     picture = np.arange(64, dtype=np.uint8).reshape(8, 8)
     known = np.arange(8)[:, None].repeat(8, axis=1) < 3
-    drawn = linpix.complete(str(tiny), picture, known, 2, seed=7, candidates=6, label=2)
-    answer = server.client().post("/v1/images/edits", files={"image": ("a.png", occluded(3, picture))},
-                                  data={"n": "2", "seed": "7", "candidates": "6", "label": "2"})
+    drawn = linpix.complete(str(thrice), picture, known, 2, seed=7, candidates=6, label=2)
+    with serving(thrice.parent) as server:
+        answer = server.client().post("/v1/images/edits", files={"image": ("a.png", occluded(3, picture))},
+                                      data={"n": "2", "seed": "7", "candidates": "6", "label": "2"})
     assert np.array_equal(drawn, images_of(answer))
     with pytest.raises(ValueError, match="candidates must be at least 2, got 1; the best 2 are returned"):
-        linpix.complete(str(tiny), picture, known, 2, candidates=1)
+        linpix.complete(str(thrice), picture, known, 2, candidates=1)
 
 
 @pytest.fixture(scope="module")

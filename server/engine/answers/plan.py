@@ -44,13 +44,13 @@ class Plan:
         return [self.spec(index, *given) for index in range(self.images)]
 
 
-def plan(checkpoint: Checkpoint, answers: int, *, completes: bool, label: int | None = None, seed: int | None = None,
+def plan(checkpoint: Checkpoint, answers: int, *, label: int | None = None, seed: int | None = None,
          temperature: float | None = None, candidates: int | None = None, attempts: int | None = None,
-         limit: int | None = None) -> Plan:
+         limit: int | None = None, able: str = "mnist-conditional") -> Plan:
     """Check the options of images, and give those that are None their defaults. Raises OptionError.
 
-    completes: whether they complete a picture · seed: None is a random one · limit: the most images that a request may
-    draw.
+    seed: None is a random one · limit: the most images that a request may draw · able: the name of a model that draws
+    the class first.
     """
     if candidates is not None and not answers <= candidates <= (limit or candidates):
         allowed = f"at least {answers}" if limit is None else f"{answers}..{limit} here"
@@ -60,13 +60,19 @@ def plan(checkpoint: Checkpoint, answers: int, *, completes: bool, label: int | 
         raise OptionError(f"`temperature` must be a number of at least 0, got {temperature}", "temperature")
     if temperature is None:
         temperature = checkpoint.temperature
-    if candidates is not None and not completes and not checkpoint.net.config.class_first:
-        raise OptionError("`candidates` of generations need a model that can recognise classes, and "
-                          f"{checkpoint.name} cannot; leave out `candidates`, or use a model that draws the class "
-                          "first, such as mnist-conditional", "candidates")
+    if candidates is not None:
+        _check_recognises(checkpoint, "candidates", able)
+    elif attempts not in (None, 0, 1):
+        _check_recognises(checkpoint, "attempts", able)
     return Plan(answers=answers, seed=_first_seed(seed, candidates or answers), temperature=temperature,
                 attempts=_attempts(attempts, checkpoint, candidates=candidates, temperature=temperature), label=label,
                 candidates=candidates)
+
+
+def _check_recognises(checkpoint: Checkpoint, option: str, able: str) -> None:
+    if not checkpoint.net.config.class_first:
+        raise OptionError(f"`{option}` need a model that can recognise classes, and {checkpoint.name} cannot; leave "
+                          f"out `{option}`, or use a model that draws the class first, such as {able}", option)
 
 
 def _first_seed(seed: int | None, count: int) -> int:
@@ -94,18 +100,14 @@ def class_of(label: int | str | None, checkpoint: Checkpoint) -> int | None:
 
 
 def _attempts(attempts: int | None, checkpoint: Checkpoint, *, candidates: int | None, temperature: float) -> int:
-    """ImageSpec.attempts of the images; 0: drawn once, and not judged."""
+    """ImageSpec.attempts of the images; 0: drawn once, and not judged. Candidates are drawn once, and judged."""
     ranked = candidates is not None
     if attempts is None:
         attempts = 1 if ranked or temperature == 0 else checkpoint.attempts
     if attempts not in range(1, MAX_ATTEMPTS + 1):
         raise OptionError(f"`attempts` must be 1..{MAX_ATTEMPTS}, got {attempts}", "attempts")
     if attempts == 1:
-        return int(ranked and checkpoint.net.config.class_first)  # these candidates are judged
-    if not checkpoint.net.config.class_first:
-        raise OptionError(f"`attempts` need a model that can recognise classes, and {checkpoint.name} cannot; leave "
-                          "out `attempts`, or use a model that draws the class first, such as "
-                          "mnist-conditional", "attempts")
+        return int(ranked)
     if ranked:
         raise OptionError(f"`candidates` and `attempts` do not work together, got {candidates} candidates and "
                           f"{attempts} attempts; leave out one of them", "attempts")

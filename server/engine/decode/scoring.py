@@ -15,7 +15,6 @@ from linpix.model.likelihood import Scoring, posterior
 
 from ... import logs
 from ...errors import Impossible
-from ..messages import ImageProgress
 
 logger = logging.getLogger("linpix")
 
@@ -27,8 +26,6 @@ class ScoringJob:
     request: str
     client: str
     scoring: Scoring
-    drawn: ImageProgress | None = None  # the image, if the request drew it
-    seconds: float = 0.0           # that its pieces took so far
 
 
 class ScoringQueue:
@@ -71,7 +68,6 @@ class ScoringQueue:
             logger.exception("a likelihood could not be computed", extra=logs.of(scores[0].request))
             error = raised
         now = time.perf_counter()
-        scores[0].seconds += now - began
         self._rests_until = now + (now - began)
         if more:
             return None

@@ -10,9 +10,6 @@ import math
 import time
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from linpix.model.likelihood import Scoring
 
 from ... import logs
@@ -22,7 +19,7 @@ from ...pictures.upload_slots import UploadSlots
 from ..batch import Batcher
 from ..decode.image_spec import ImageSpec
 from ..decode.scoring import ScoringJob
-from ..messages import ImageProgress, QuantumReport, Submission
+from ..messages import QuantumReport, Submission
 from ..thread import EngineThread
 from .ledger import Ledger, ServedModel
 from .local_model import LocalModel
@@ -155,13 +152,10 @@ class LocalLedger(Ledger):
                 metrics.first_row.observe(now - ticket.began)
         for image in report.finished:
             if (ticket := served.queued.get(image.request)) is not None:
-                served.drawn(ticket)
-                if ticket.demand.scored_after:
-                    assert image.canvas is not None
-                    scoring = Scoring(served.checkpoint.net, image.canvas, labels=[image.label])
-                    self._thread.score(ScoringJob(ticket.id, ticket.client, scoring, image))
-                else:
-                    self._done(served, ticket, image)
+                assert image.canvas is not None
+                ticket.send(ImageDone(image.index, image.canvas, image.recognised))
+                served.finished(ticket)
+                metrics.images_completed.labels(served.name, served.backend, "completed").inc()
         for request, error in report.failed.items():
             self._failed(served, request, error)
         served.apply(report)
@@ -180,24 +174,13 @@ class LocalLedger(Ledger):
         if (ticket := self.tickets.get(request)) is not None:
             ticket.send(EngineFailed(f"{error if not_finite else why}; {cure}"))
 
-    def _done(self, served: LocalModel, ticket: Ticket, image: ImageProgress,
-              log_probs: NDArray[np.float32] | None = None) -> None:
-        assert image.canvas is not None
-        ticket.send(ImageDone(image.index, image.canvas, log_probs, image.recognised))
-        served.finished(ticket)
-        self.metrics.images_completed.labels(served.name, served.backend, "completed").inc()
-
     def score_done(self, score: ScoringJob, error: Exception | None) -> None:
         if (ticket := self.tickets.get(score.request)) is None:  # the request has ended meanwhile
             return
-        served = self._at[score.request]
-        if error is not None:
-            self._failed(served, score.request, error, "try again, or with another model")
-        elif score.drawn is None:
+        if error is None:
             ticket.send(Scored())
         else:
-            served.scored(score.seconds)
-            self._done(served, ticket, score.drawn, score.scoring.log_probs[0].cpu().numpy())
+            self._failed(self._at[score.request], score.request, error, "try again, or with another model")
 
     def batch_lost(self, batcher: Batcher | None, requests: Sequence[str], error: ServiceError) -> None:
         self.metrics.engine_restarts.inc()

@@ -16,7 +16,7 @@ from ..schedule.step_time import MIN_FACTOR, SafetyFactor, StepTimeEstimate
 from .ledger import ServedModel
 from .ticket import Demand, Ticket
 
-STALE_S = 5.0  # seconds without use after which measurements of a model, of scoring or of prefill are forgotten:
+STALE_S = 5.0  # seconds without use after which measurements of a model, of judging or of prefill are forgotten:
                # if they were wrong and every request was refused because of them, nothing would correct them
 
 
@@ -34,10 +34,9 @@ class LocalModel(ServedModel):
         self._reserved: dict[str, Ticket] = {}  # admitted; to be scored, or their images are not known yet
         self.queued: dict[str, Ticket] = {}     # their images wait or run, in the order they came
         self._waiting = [0, 0]                  # images that have had no slot yet: interactive, bulk
-        self._unfinished = [0, 0]               # images that are drawn, and hold room until they are finished
         self._in_slots = 0
-        self._score_s = 0.0                     # to score one candidate or judge one image, smoothed
-        self._scored_at = -math.inf             # when this was last measured
+        self._judge_s = 0.0                     # to judge one image, smoothed
+        self._judged_at = -math.inf             # when this was last measured
         self._prefill_s = 0.0                   # for one token of a prefill, or one reading, smoothed
         self._prefilled_at = -math.inf
         self._repeats = 0.0                     # mean redraws of an image that may be drawn again
@@ -61,14 +60,10 @@ class LocalModel(ServedModel):
     @property
     def undone(self) -> int:
         """Images of all tickets here that are not done."""
-        return self._in_slots + self._held()[0]
+        return self._in_slots + sum(self._waiting)
 
     def room_left(self, bulk: bool = False) -> int:
-        return self.room.left(bulk, self.room.slots - self._in_slots, *self._held())
-
-    def _held(self) -> tuple[int, int]:
-        """Images that hold room in the queue, and how many of them are bulk."""
-        return sum(self._waiting) + sum(self._unfinished), self._waiting[True] + self._unfinished[True]
+        return self.room.left(bulk, self.room.slots - self._in_slots, sum(self._waiting), self._waiting[True])
 
     # --- admission ---
 
@@ -84,9 +79,9 @@ class LocalModel(ServedModel):
             self.safety = SafetyFactor()
         if images > self.room_left(bulk):
             limit = self.room.queue_of(bulk)
-            queue, waiting = self._held()
+            waiting = self._waiting[bulk]
             if images > self.room_left():  # in either class
-                waiting, limit = queue, self.room.max_queue
+                waiting, limit = sum(self._waiting), self.room.max_queue
             room_s = max(self._outlook().until_room(self.room, images, bulk, self.step_time), self._uploads_s(images))
             raise QueueFull(waiting, images, limit, room_s)
         ticket.demand = demand
@@ -106,9 +101,8 @@ class LocalModel(ServedModel):
         """Free what a ticket holds here."""
         if (self._reserved.pop(ticket.id, None) or self.queued.pop(ticket.id, None)) is not None:
             self._waiting[ticket.demand.bulk] -= ticket.waiting
-            self._unfinished[ticket.demand.bulk] -= ticket.drawn - ticket.done
-            if ticket.joined > ticket.drawn:
-                self._in_slots -= ticket.joined - ticket.drawn
+            if ticket.joined > ticket.done:
+                self._in_slots -= ticket.joined - ticket.done
                 self._in_progress = None
 
     def settle(self, ticket: Ticket) -> None:
@@ -120,11 +114,10 @@ class LocalModel(ServedModel):
     def _predict(self, ticket: Ticket) -> None:
         """Raise DeadlineUnreachable if the ticket would probably not be done in time; the ticket then leaves."""
         ticket.promised = math.inf
-        # the images that are drawn last, one in each slot, are scored or judged after all are drawn
+        # the images that are drawn last, one in each slot, are judged after all are drawn
         running = self._running()
         demand = ticket.demand
-        judged = demand.scored_after or demand.attempts > 0
-        more_s = min(demand.images, self.room.slots) * self.score_s if judged else 0.0
+        more_s = min(demand.images, self.room.slots) * self.judge_s if demand.attempts else 0.0
         more_s += self.prefill_s(demand.known or 0) * (2 if running else 1)  # half of the time while others decode
         left_s, factor = ticket.left_s - more_s, self.safety.value
         images = min(self.room.slots, len(running) + sum(self._waiting)) if running else 0
@@ -185,29 +178,22 @@ class LocalModel(ServedModel):
         self._waiting[ticket.demand.bulk] -= 1
         self._in_slots += 1
 
-    def drawn(self, ticket: Ticket) -> None:
-        """One of a ticket's images has left its slot, and holds room until it is finished."""
-        ticket.drawn += 1
+    def finished(self, ticket: Ticket) -> None:
+        """One of a ticket's images is done, and has left its slot."""
+        ticket.done += 1
         self._in_slots -= 1
-        self._unfinished[ticket.demand.bulk] += 1
-        if ticket.drawn == ticket.demand.images:
+        if ticket.done == ticket.demand.images:
             self.settle(ticket)
 
-    def finished(self, ticket: Ticket) -> None:
-        """One of a ticket's images, which was drawn, is done, also scored if its demand says so."""
-        assert ticket.done < ticket.drawn
-        ticket.done += 1
-        self._unfinished[ticket.demand.bulk] -= 1
-
-    def scored(self, seconds: float) -> None:
-        """One image was scored, or judged. seconds: what its own pieces took."""
-        self._score_s = 0.7 * (self.score_s or seconds) + 0.3 * seconds
-        self._scored_at = time.monotonic()
+    def judged(self, seconds: float) -> None:
+        """One image was judged, in so many seconds."""
+        self._judge_s = 0.7 * (self.judge_s or seconds) + 0.3 * seconds
+        self._judged_at = time.monotonic()
 
     @property
-    def score_s(self) -> float:
-        """Seconds that scoring or judging one image takes; 0 if none was measured lately."""
-        return self._score_s if time.monotonic() - self._scored_at <= STALE_S else 0.0
+    def judge_s(self) -> float:
+        """Seconds that judging one image takes; 0 if none was measured lately."""
+        return self._judge_s if time.monotonic() - self._judged_at <= STALE_S else 0.0
 
     def prefill_s(self, known: int) -> float:
         """Seconds that prefill takes for a request with so many known tokens; 0 if none was measured lately."""
@@ -221,7 +207,7 @@ class LocalModel(ServedModel):
             self._prefill_s = 0.7 * (self._prefill_s or seconds / tokens) + 0.3 * seconds / tokens
             self._prefilled_at = time.monotonic()
         for seconds in report.judged_s:
-            self.scored(seconds)
+            self.judged(seconds)
         self._last, self._last_at, self._ratios = report, time.monotonic(), report.ratios
         self._repeats = report.repeats
         self._in_progress = None

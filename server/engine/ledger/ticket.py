@@ -28,8 +28,7 @@ class RowsDone:
 class ImageDone:
     index: int
     canvas: NDArray[np.uint8]
-    log_probs: NDArray[np.float32] | None = None  # (T,), as in Scoring with nothing known: if it was scored
-    recognised: Recognised | None = None          # if the model has judged it
+    recognised: Recognised | None = None  # if the model has judged it
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,6 @@ class Demand:
     bulk: bool = False
     stream: bool = False
     known: int | None = None    # tokens of each image that need no step; None: upload not decoded yet
-    scored_after: bool = False  # each image is scored after it is drawn, and holds room until then
     scored_only: bool = False   # its image is not drawn: it holds room in the queue, never a slot
     attempts: int = 0           # for each image, as in ImageSpec
 
@@ -65,8 +63,7 @@ class Ticket:
     demand: Demand = Demand(0)     # what it has room for
     given: int = 0                 # image rows that are known from the start
     joined: int = 0                # images that have had a slot
-    drawn: int = 0                 # images that have left their slot
-    done: int = 0                  # images that are finished: drawn and, where the demand says so, scored
+    done: int = 0                  # images that are finished, and have left their slot
     rows: list[int] = field(default_factory=list)  # image rows finished, by image
     outcome: str = ""              # "completed", "cancelled" or "failed": set as soon as it is to be counted
     promised: float = float("inf")     # predicted time of its end; inf: no prediction was needed

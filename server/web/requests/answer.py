@@ -1,6 +1,6 @@
 """What an answer has of the images drawn: the best of them, as pictures in the requested form, with their facts."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from linpix.model.config import ModelConfig
 
 from ...engine.answers.plan import Plan
-from ...engine.answers.ranking import best, likelihoods, recognised
+from ...engine.answers.ranking import best
 from ...engine.ledger.ticket import ImageDone, RowsDone
 from ...pictures import encode
 from ...pictures.overlay import Overlay
@@ -25,7 +25,6 @@ class Answer:
     occluded: Occluded | None = None  # the picture to complete, as the model gets it
     kept: Occluded | None = None    # the one that the answer keeps, if more of it is known
     overlay: Overlay | None = None  # the upload, in whose holes the pictures are laid
-    _likelihoods: dict[int, dict[str, float]] = field(default_factory=dict)  # by index, if ranked by likelihoods
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -38,19 +37,10 @@ class Answer:
         return self.overlay is None and self.frame.soon
 
     def best(self, drawn: list[ImageDone]) -> list[ImageDone]:
-        """The best of all candidates, the best first.
-
-        If they are ranked by likelihoods, `facts_of` includes these from then on.
-        """
-        drawn, count = sorted(drawn, key=lambda image: image.index), self.plan.answers
-        if self.config.class_first:
-            classes = [image.recognised for image in drawn if image.recognised is not None]
-            return [drawn[index] for index in recognised(classes, count)]
-        assert self.occluded is not None
-        found = [likelihoods(image.log_probs, self.occluded.known) for image in drawn if image.log_probs is not None]
-        self._likelihoods = {image.index: one._asdict() for image, one in zip(drawn, found, strict=True)}
-        shown_images = [self._with_kept(image.canvas) for image in drawn]
-        return [drawn[index] for index in best(shown_images, [one.score for one in found], count)]
+        """The best of all candidates, the best first."""
+        drawn = sorted(drawn, key=lambda image: image.index)
+        classes = [image.recognised for image in drawn if image.recognised is not None]
+        return [drawn[index] for index in best(classes, self.plan.answers)]
 
     def facts_of(self, image: RowsDone | ImageDone) -> dict[str, int | float]:
         found: dict[str, int | float] = {"seed": self.plan.seed + image.index}
@@ -58,7 +48,7 @@ class Answer:
             found |= {"label": recognised.label, "confidence": recognised.confidence}
             if self.plan.attempts > 1:
                 found["attempts"] = recognised.attempts
-        return found | self._likelihoods.get(image.index, {})
+        return found
 
     def encode(self, canvas: NDArray[np.uint8], rows: int | None) -> bytes:
         """In the requested format and size; for an array, its sub-pixels. `rows` has no effect if it is laid back."""

@@ -19,7 +19,7 @@ from ..error_handlers import sendable
 from ..service import Service, preferred
 from .answer import Answer
 from .prompts import wish
-from .request_schemas import EditForm, ImageFields, PictureFields
+from .request_schemas import ImageFields, PictureFields
 
 ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26  # largest answer that is an array: all its seeds are in one header
 
@@ -83,14 +83,16 @@ class ImageRequest(PictureRequest):
         n = 1 if asked.n is None else asked.n
         http.state.images = asked.candidates or n  # for the log, if the request is refused
         super().__init__(service, http, asked)
-        checkpoint, completes = self.served.checkpoint, isinstance(asked, EditForm)
+        checkpoint = self.served.checkpoint
         self.bulk = asked.priority == "bulk"
         max_n = service.max_images(self.served, bulk=self.bulk)
         if not 1 <= n <= max_n:
             raise InvalidRequest(f"n must be 1..{max_n}, got {shown(asked.n)}", param="n")
-        self.plan = plan(checkpoint, n, completes=completes, label=self.label, seed=asked.seed,
-                         temperature=asked.temperature, candidates=asked.candidates, attempts=asked.attempts,
-                         limit=max_n)
+        able = None if asked.candidates is asked.attempts is None else service.instead_of(
+            self.served, lambda config: config.class_first)
+        self.plan = plan(checkpoint, n, label=self.label, seed=asked.seed, temperature=asked.temperature,
+                         candidates=asked.candidates, attempts=asked.attempts, limit=max_n,
+                         able=able or "mnist-conditional")
         http.state.images = self.plan.images
         self.warnings += checkpoint.temperature_warnings(self.plan.temperature)
         self.stream = bool(asked.stream)
@@ -135,7 +137,7 @@ class ImageRequest(PictureRequest):
         """What it needs. known: tokens that need no step; None: its picture is not decoded yet."""
         planned = self.plan
         return Demand(planned.images, bulk=self.bulk, stream=self.stream and planned.candidates is None, known=known,
-                      scored_after=planned.candidates is not None and not planned.attempts, attempts=planned.attempts)
+                      attempts=planned.attempts)
 
     def complete(self, service: Service, upload: Upload, conditioning: Literal["prefix", "full"] | None = None
                  ) -> Occluded:

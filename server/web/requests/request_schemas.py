@@ -91,7 +91,6 @@ GENERATE: dict[str, Any] = {  # example bodies, by what they show
 EDIT: dict[str, Any] = {
     "the lower half": {"value": {"image": "seven.png", "keep_rows": 14, "seed": 5}},
     "the transparent part of a mask": {"value": {"image": "seven.png", "mask": "mask.png", "n": 2}},
-    "the best two of eight": {"value": {"image": "seven.png", "keep_rows": 14, "n": 2, "candidates": 8}},
 }
 LIKELIHOOD: dict[str, Any] = {
     "a whole picture, and its class": {"value": {"image": "seven.png", "labels": "all"}},

@@ -94,7 +94,7 @@ async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | No
                    ) -> AsyncIterator[tuple[int, RowsDone | ImageDone | None]]:
     """The events of images in the answer, each with the image's place there; as Ticket.next_event gives them.
 
-    Of candidates, these are the best ones, once all are drawn and scored.
+    Of candidates, these are the best ones, once all are drawn.
     """
     plan, done = request.plan, 0
     drawn: list[ImageDone] = []
@@ -106,11 +106,8 @@ async def answered(request: ImageRequest, ticket: Ticket, patience_s: float | No
             drawn.append(event)
         elif event is None or plan.candidates is None:
             yield event.index if event else 0, event
-    if plan.candidates is not None:
-        async with ticket.in_time():  # in a thread: with hundreds of candidates it takes tenths of a second
-            chosen = await asyncio.to_thread(request.answer.best, drawn)
-        for place, image in enumerate(chosen):
-            yield place, image
+    for place, image in enumerate(request.answer.best(drawn) if drawn else []):
+        yield place, image
 
 
 async def encoded(request: ImageRequest, ticket: Ticket, canvas: NDArray[np.uint8], rows: int | None = None) -> bytes:

@@ -126,17 +126,18 @@ def test_complete_animates_from_what_is_known(succeeds, tiny, tmp_path):
 
 
 @pytest.mark.parametrize("out", ["out/", "out.png", "out.gif"])
-def test_complete_keeps_the_best_candidates_and_tells_their_scores(succeeds, tiny, tmp_path, out):
+def test_complete_keeps_the_best_candidates_and_tells_how_sure_the_model_is(succeeds, class_first, tmp_path, out):
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / "picture.png")
     mask = np.full((8, 8, 2), 255, np.uint8)
     mask[2:4] = 0
     Image.fromarray(mask).save(tmp_path / "mask.png")
-    asked = ("complete", tmp_path / "picture.png", "--mask", tmp_path / "mask.png", "--model", tiny, "--seed", 3)
+    asked = ("complete", tmp_path / "picture.png", "--mask", tmp_path / "mask.png", "--model", class_first,
+             "--seed", 3)
     succeeds(*asked, "--count", 8, "--out", f"{tmp_path}/all/")
     told = json.loads(succeeds(*asked, "--count", 2, "--candidates", 8, "--json", "--out", f"{tmp_path}/{out}")[0])
     assert (told["images"], told["drawn"], told["candidates"], len(set(told["seeds"]))) == (2, 8, 8, 2)
     assert told["images_per_second"] == pytest.approx(told["images"] / told["seconds"])
-    assert all(whole < score < 0 for whole, score in zip(told["log_likelihoods"], told["scores"], strict=True))
+    assert len(told["confidences"]) == 2 and all(0 < sure <= 1 for sure in told["confidences"])
     expected = [pixels(tmp_path / f"all/{seed - 3:05}-{seed}.png") for seed in told["seeds"]]
     if out == "out/":
         found = [pixels(file) for file in told["files"]]
@@ -221,11 +222,13 @@ def test_an_animation_of_images_that_are_drawn_again_ends_as_the_png(succeeds, c
     assert np.array_equal(frames_of((tmp_path / "out.webp").read_bytes(), "L")[-1][0], pixels(tmp_path / "out.png"))
 
 
-def test_fewer_candidates_than_are_wanted_are_refused(linpix, tiny, tmp_path):
+def test_candidates_that_cannot_be_are_refused(linpix, tiny, tmp_path):
     Image.new("L", (8, 8)).save(tmp_path / "picture.png")
-    status, _, said = linpix("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--count", 4,
-                             "--candidates", 3, "--out", f"{tmp_path}/")
-    assert status and "must be at least 4, got 3" in said
+    for given, words in (((4, "--candidates", 3), "must be at least 4, got 3"),
+                         ((2, "--candidates", 3), "tiny cannot; leave out --candidates, or use a model that draws")):
+        status, _, said = linpix("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--out",
+                                 f"{tmp_path}/", "--count", *given)
+        assert status and words in said
 
 
 def test_a_picture_without_holes_makes_an_animation_of_one_frame(succeeds, tiny, tmp_path):

@@ -133,7 +133,7 @@ def events(text: str) -> list[dict]:
 
 JSON = [{"seed": 3, "n": 3}, {"seed": 3, "label": 4, "temperature": 0.5, "size": "16x16"}, {"n": 99},
         {"model": "none"}, {"seed": 1, "timeout": 1e-9}]
-FORMS = [{"keep_rows": 4, "seed": 5}, {"keep_rows": 4, "seed": 5, "n": 2}, {"keep_rows": 2, "candidates": 4, "seed": 1},
+FORMS = [{"keep_rows": 4, "seed": 5}, {"keep_rows": 4, "seed": 5, "n": 2}, {"keep_rows": 2, "candidates": 4},
          {"keep_rows": 9}]
 
 

@@ -19,8 +19,8 @@ FIRST = checkpoint.Checkpoint("first", Transformer(CLASS_FIRST),
                               {"attempts": 4}, "", ("zero", "one"))
 
 
-def planned(source=TINY, answers=1, completes=False, **options) -> Plan:
-    return plan(source, answers, completes=completes, **options)
+def planned(source=TINY, answers=1, **options) -> Plan:
+    return plan(source, answers, **options)
 
 
 def test_what_is_not_asked_for_is_the_models_own():
@@ -50,13 +50,13 @@ def test_every_image_has_the_picture_to_complete():
     ({"temperature": float("nan")}, "temperature", "at least 0, got nan"),
     ({"seed": -1}, "seed", r"at least 0 and below 2\^53: with 1 image the largest seed is 9007199254740991, got -1"),
     ({"seed": 2**53 - 2, "answers": 3}, "seed", "with 3 images the largest seed is 9007199254740989"),
-    ({"seed": 2**53 - 2, "candidates": 3}, "seed", "with 3 images"),
+    ({"source": FIRST, "seed": 2**53 - 2, "candidates": 3}, "seed", "with 3 images"),
     ({"attempts": 0}, "attempts", r"1\.\.16, got 0"),
     ({"attempts": 2}, "attempts", "tiny cannot; leave out attempts"),
 ])
 def test_what_cannot_be_asked_for_is_refused_by_name(asked, param, words):
     with pytest.raises(OptionError, match=words) as refused:
-        planned(**{"completes": True, **asked})
+        planned(**asked)
     assert refused.value.param == param
 
 
@@ -64,7 +64,7 @@ def test_what_cannot_be_asked_for_is_refused_by_name(asked, param, words):
     (TINY, {"candidates": 2}, "tiny cannot; leave out candidates"),
     (FIRST, {"candidates": 2, "attempts": 2}, "got 2 candidates and 2 attempts"),
     (FIRST, {"temperature": 0.0, "attempts": 2}, "all attempts are the same")])
-def test_candidates_of_generations_and_attempts_need_a_model_that_recognises_classes(source, asked, words):
+def test_candidates_and_attempts_need_a_model_that_recognises_classes(source, asked, words):
     with pytest.raises(OptionError, match=words):
         planned(source, **asked)
 

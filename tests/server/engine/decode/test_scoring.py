@@ -68,22 +68,6 @@ def test_a_cancelled_request_is_computed_no_further(log):
     assert log == ["a1", "a2", "a2"]
 
 
-def test_the_seconds_of_a_request_are_those_of_its_own_pieces_without_rests_and_others(log, monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
-    scores = ScoringQueue()
-    jobs = [ScoringJob(request, client, Pieces(request, pieces, log, seconds=seconds))
-            for request, client, pieces, seconds in (("a1", "a", 3, 0.5), ("b1", "b", 2, 2.0))]
-    for job in jobs:
-        scores.append(job)
-    while scores.busy:
-        scores.advance(drawing=True)
-        clock[0] += 0.25  # a quantum
-    assert [job.seconds for job in jobs] == [1.5, 4.0]
-    assert clock[0] > 1.5 + 4.0
-
-
 def test_beside_images_that_are_drawn_pieces_take_half_of_the_time(log):
     scores, began = ScoringQueue(), time.perf_counter()
     scores.append(ScoringJob("a1", "a", Pieces("a1", 5, log, seconds=0.02)))

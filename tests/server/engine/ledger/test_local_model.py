@@ -31,11 +31,11 @@ def ticket(name: str, within_s: float = math.inf) -> Ticket:
     return Ticket(name, "generations", "somebody", within_s)
 
 
-def ask(model: LocalModel, name: str, images: int = 1, within_s: float = math.inf, bulk: bool = False,
-        ranked: bool = False) -> Ticket:
+def ask(model: LocalModel, name: str, images: int = 1, within_s: float = math.inf, bulk: bool = False
+        ) -> Ticket:
     """Admit a request, and submit it."""
     asked = ticket(name, within_s)
-    model.admit(asked, Demand(images, bulk=bulk, known=0, scored_after=ranked))
+    model.admit(asked, Demand(images, bulk=bulk, known=0))
     model.batcher.submit(Submission(name, [ImageSpec(seed=seed) for seed in range(images)], bulk))
     return asked
 
@@ -46,7 +46,6 @@ def run(model: LocalModel) -> list[str]:
     for request in report.joined:
         model.joined(model.queued[request])
     for image in report.finished:
-        model.drawn(model.queued[image.request])
         model.finished(model.queued[image.request])
     model.apply(report)
     for late in model.too_late():
@@ -75,38 +74,6 @@ def test_a_reservation_holds_its_room_until_it_leaves(tiny):
         ask(model, "other")
     model.leave(upload)
     ask(model, "other")
-
-
-def test_a_ranked_image_gives_its_slot_away_when_it_is_drawn_and_its_place_when_it_is_scored(tiny):
-    model = served(tiny, slots=2, max_queue=1)
-    ranked = ask(model, "ranked", 3, ranked=True)
-    for _ in range(2):
-        model.joined(ranked)
-    model.drawn(ranked)
-    assert (model.room_left(), model.waiting()) == (0, 1), "the other waits for its score, and still has its place"
-    model.finished(ranked)
-    assert (model.room_left(), model.waiting(), ranked.undone) == (1, 1, 2)
-    model.drawn(ranked)
-    model.leave(ranked)
-    assert (model.room_left(), model.waiting(), model.idle) == (3, 0, True)
-
-
-def test_images_that_wait_for_their_score_alone_delay_no_other(tiny):
-    model = served(tiny, slots=2, max_queue=4)
-    ranked = ask(model, "ranked", 6, ranked=True)
-    for _ in range(6):
-        model.joined(ranked)
-        model.drawn(ranked)
-    with pytest.raises(QueueFull, match="6 images are already waiting"):  # their places are not free yet
-        ask(model, "none", 1)
-    for _ in range(2):
-        model.finished(ranked)
-    steps_take(model, 0.1)
-    soon = ask(model, "soon", within_s=10.0)
-    assert model.ends([soon]) == pytest.approx([6.4])
-    assert model.too_late() == []
-    with pytest.raises(DeadlineUnreachable, match="1 image is ahead of it"):
-        ask(model, "too soon", within_s=5.0)
 
 
 def test_a_reservation_grows_or_is_lost_and_its_own_images_do_not_count_against_it(tiny):
@@ -189,42 +156,42 @@ def test_known_sub_pixels_shorten_the_prediction_of_an_upload(one_slot):
         one_slot.queue(other, known=0)
 
 
-def test_the_scores_of_candidates_take_time_of_their_own(tiny):
+def test_judging_takes_time_of_its_own(tiny):
     model = served(tiny, slots=2, max_queue=4)
-    model.scored(2.0)
+    model.judged(2.0)
     ask(model, "first", 1)
     steps_take(model, 0.1)  # an image takes 6.4 s
-    for name, scored in (("plain", False), ("ranked too", True)):
-        asked = ticket(name, within_s=21.0)  # for 15.5 s of drawing, times 1.25, and 4 s of scoring
-        with pytest.raises(DeadlineUnreachable, match="within 21 s") if scored else contextlib.nullcontext():
-            model.admit(asked, Demand(2, known=0, scored_after=scored))
+    for name, attempts in (("plain", 0), ("judged too", 1)):
+        asked = ticket(name, within_s=21.0)  # for 15.5 s of drawing, times 1.25, and 4 s of judging
+        with pytest.raises(DeadlineUnreachable, match="within 21 s") if attempts else contextlib.nullcontext():
+            model.admit(asked, Demand(2, known=0, attempts=attempts))
         model.leave(asked)
 
 
-def test_only_the_scores_that_are_left_after_the_last_drawing_take_time(tiny):
+def test_only_the_judging_that_is_left_after_the_last_drawing_takes_time(tiny):
     model = served(tiny, slots=2, max_queue=8)
-    model.scored(2.0)
+    model.judged(2.0)
     ask(model, "first", 1)
     steps_take(model, 0.1)
-    asked = ticket("ranked", within_s=40.0)  # for 27.2 s of drawing, times 1.25, and 4 s of scoring, not 10 s
-    model.admit(asked, Demand(5, known=0, scored_after=True))
+    asked = ticket("judged", within_s=40.0)  # for 27.2 s of drawing, times 1.25, and 4 s of judging, not 10 s
+    model.admit(asked, Demand(5, known=0, attempts=1))
 
 
-def test_the_time_of_a_score_is_smoothed_and_forgotten_when_nothing_is_scored(tiny, monkeypatch):
+def test_the_time_of_judging_is_smoothed_and_forgotten_when_nothing_is_judged(tiny, monkeypatch):
     model, clock = served(tiny, slots=1, max_queue=8), [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    assert model.score_s == 0
+    assert model.judge_s == 0
     for seconds, expected in ((1.0, 1.0), (2.0, 1.3), (1.0, 1.21)):
         clock[0] += 4.0
-        model.scored(seconds)
-        assert model.score_s == pytest.approx(expected)
-    ask(model, "unranked")
+        model.judged(seconds)
+        assert model.judge_s == pytest.approx(expected)
+    ask(model, "not judged")
     clock[0] += 4.0
-    run(model)  # what is drawn keeps no measurement of scoring
+    run(model)  # what is drawn keeps no measurement of judging
     clock[0] += 2.0
-    assert model.score_s == 0
-    model.scored(3.0)
-    assert model.score_s == pytest.approx(3.0), "nothing old is left in it"
+    assert model.judge_s == 0
+    model.judged(3.0)
+    assert model.judge_s == pytest.approx(3.0), "nothing old is left in it"
 
 
 def test_a_request_without_time_left_for_its_images_makes_no_other_late(one_slot):
@@ -348,7 +315,7 @@ def test_the_attempts_and_judging_of_a_request_take_time_of_their_own(tiny):
         model = served(tiny, slots=1, max_queue=4)
         drawn_again(model, 0.0)
         steps_take(model, 0.1)
-        model.scored(3.0)  # as an image that is judged is
+        model.judged(3.0)  # as an image that is judged is
         asked = ticket("asked", within_s=9.0)
         with contextlib.nullcontext() if fits else pytest.raises(DeadlineUnreachable):
             model.admit(asked, Demand(1, known=0, attempts=attempts))
@@ -357,6 +324,6 @@ def test_the_attempts_and_judging_of_a_request_take_time_of_their_own(tiny):
 def test_judging_is_measured_as_scoring_is(tiny):
     model = served(tiny, slots=1, max_queue=4)
     drawn_again(model, 0.0)
-    assert model.score_s == 0
+    assert model.judge_s == 0
     model.apply(dataclasses.replace(model.batcher.run_quantum(), judged_s=[0.5]))
-    assert model.score_s == 0.5
+    assert model.judge_s == 0.5

@@ -67,15 +67,6 @@ def test_an_array_has_the_pixels_and_seeds_of_the_pictures(client, size):
     assert answer.headers["x-linpix-model"] == "tiny" and "cats" in answer.headers["x-linpix-warnings"]
 
 
-def test_an_edit_answers_an_array_of_its_best_candidates(client):
-    fields = {"seed": 3, "n": 2, "candidates": 4}
-    data = edit(client, **fields).json()["data"]
-    answer = edited_array(client, **fields)
-    assert np.array_equal(array_of(answer), [opened(base64.b64decode(item["b64_json"]))[1] for item in data])
-    for name in ("seed", "score"):
-        assert [float(text) for text in answer.headers[f"x-linpix-{name}"].split(",")] == [item[name] for item in data]
-
-
 @pytest.mark.parametrize(("fields", "param", "told"), [
     ({"stream": True}, "stream", "without stream"), ({"output_format": "png"}, "output_format", "send one of them"),
     ({"size": "1:1"}, "size", "nearest"), ({"lay_back": True}, "lay_back", "send one of them"),
