@@ -8,14 +8,15 @@ import re
 import threading
 import time
 from contextvars import ContextVar
-from queue import Empty, SimpleQueue
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
 from typing import Any, Literal
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)  # of the current task's request
 
 STDERR = 2
 WRITE_S = 0.1        # delay before lines are written, many of them in one write
-PATIENCE_S = 1.0     # longest wait for a slow reader, before an announcement and at the end of the process
+PATIENCE_S = 1.0     # longest wait for a slow reader at the end of the process
 MAX_LINES = 10_000
 
 _access = logging.getLogger("linpix.access")
@@ -43,6 +44,8 @@ class Formatter(logging.Formatter):
         self.form = form
 
     def format(self, record: logging.LogRecord) -> str:
+        if getattr(record, "plain", False):
+            return record.getMessage()
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields: dict[str, Any] = {"time": f"{seconds}.{int(record.msecs):03}Z", "level": record.levelname.lower(),
                                   "logger": record.name, "message": redacted(record.getMessage())}
@@ -60,62 +63,63 @@ class Formatter(logging.Formatter):
         return text.replace("\n", "\n    ")  # so that no message looks like a record of its own
 
 
-class Lines(logging.Handler):
-    """Writes lines to a file descriptor in a thread, many at once: log calls wait neither for it nor for the reader.
+class Lines(QueueHandler):
+    """Hands lines to a thread that writes them to a file descriptor: log calls wait neither for it nor for the reader.
 
-    If the reader has stopped, up to MAX_LINES wait for it, and further ones are lost. Their number is written after
-    the lines that waited.
+    If the reader has stopped, up to MAX_LINES wait for it, and further ones are lost. The log says how many once there
+    is room again.
     """
 
+    queue: SimpleQueue[Any]
+
     def __init__(self, descriptor: int) -> None:
-        super().__init__()
-        self._descriptor, self._lost = descriptor, 0
-        self._counting = threading.RLock()  # not the handler's lock: logging.shutdown() holds that while it flushes
         # SimpleQueue, since its put is reentrant: anywhere, the garbage collector may run a __del__ that logs.
-        self._queue: SimpleQueue[str | threading.Event] = SimpleQueue()
-        threading.Thread(target=self._write_for_ever, name="log", daemon=True).start()
+        super().__init__(SimpleQueue())
+        self._lost = 0  # changed under the handler's lock
+        _Writer(self.queue, descriptor).start()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            text = self.format(record) + "\n"
-        except Exception:
-            self.handleError(record)
+    def prepare(self, record: logging.LogRecord) -> str:
+        return self.format(record) + "\n"
+
+    def enqueue(self, record: Any) -> None:
+        """record: a line, or an Event that is to be set once all lines before it are written."""
+        if self.queue.qsize() >= MAX_LINES and isinstance(record, str):
+            self._lost += 1
             return
-        if self._queue.qsize() < MAX_LINES:
-            self._queue.put(text)
-        else:
-            self._count_lost(1)
-
-    def _count_lost(self, lines: int) -> None:
-        with self._counting:
-            self._lost += lines
+        if self._lost:
+            self.queue.put(f"{self._lost} lines of this log are lost because the reader was too slow\n")
+            self._lost = 0
+        self.queue.put(record)
 
     def flush(self) -> None:
-        """Wait until all lines logged so far are written, but at most PATIENCE_S."""
+        """At the end of the process: wait until all lines are written, but at most PATIENCE_S."""
         written = threading.Event()
-        self._queue.put(written)
+        self.enqueue(written)
         written.wait(PATIENCE_S)
 
-    def _write_for_ever(self) -> None:
-        while True:
-            entries = [self._queue.get()]
-            with contextlib.suppress(Exception):  # whatever fails, such as a closed pipe: the log goes on
-                time.sleep(WRITE_S)
-                with contextlib.suppress(Empty):
-                    while True:
-                        entries.append(self._queue.get_nowait())
-                self._write([entry for entry in entries if isinstance(entry, str)])
-            for entry in entries:
-                if isinstance(entry, threading.Event):
-                    entry.set()
 
-    def _write(self, lines: list[str]) -> None:
-        if lost := self._lost:
-            lines.append(f"{lost} lines of this log are lost because the reader was too slow\n")
-        rest = "".join(lines).encode("utf-8", "backslashreplace")
-        while rest:
-            rest = rest[os.write(self._descriptor, rest):]
-        self._count_lost(-lost)
+class _Writer(QueueListener):
+    """Writes many lines at once: each write may wake the reader, which takes the processor from the event loop."""
+
+    queue: SimpleQueue[Any]
+
+    def __init__(self, queue: SimpleQueue[Any], descriptor: int) -> None:
+        super().__init__(queue)
+        self._descriptor = descriptor
+
+    def handle(self, record: Any) -> None:
+        """Write a line, and those that follow within WRITE_S."""
+        entries = [record]
+        with contextlib.suppress(Exception):  # whatever fails, such as a closed pipe: the log goes on
+            time.sleep(WRITE_S)
+            while not self.queue.empty():
+                entries.append(self.queue.get_nowait())
+            rest = "".join(line for line in entries if isinstance(line, str)).encode("utf-8", "backslashreplace")
+            while rest:
+                rest = rest[os.write(self._descriptor, rest):]
+        for entry in entries:
+            if isinstance(entry, threading.Event):
+                entry.set()
 
 
 def of(request_id: str) -> dict[str, Any]:
@@ -126,15 +130,9 @@ def of(request_id: str) -> dict[str, Any]:
 def announce(text: str, form: Literal["text", "json"]) -> None:
     """Announce what is ready: with text a plain line, for people and scripts; with json an entry of the log.
 
-    Whatever was logged before comes before it: whoever waits for this line has then seen all warnings of the start.
+    It follows what was logged before it: whoever waits for this line has then seen all warnings of the start.
     """
-    if form == "json":
-        logging.getLogger("linpix").info("%s", text)
-    else:
-        for handler in logging.getLogger().handlers:
-            handler.flush()
-        with contextlib.suppress(OSError):  # as for the log: an output that is closed must not end the service
-            os.write(STDERR, f"{text}\n".encode("utf-8", "backslashreplace"))
+    logging.getLogger("linpix").info("%s", text, extra={"plain": form == "text"})
 
 
 def configure(form: Literal["text", "json"]) -> None:

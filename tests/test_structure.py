@@ -81,7 +81,7 @@ def test_the_event_loop_and_the_engine_thread_share_nothing_that_needs_a_lock():
     locking = {names(path) for path in FILES if room_of(path) == "server"
                for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
                and node.attr in words and isinstance(node.value, ast.Name) and node.value.id == "threading"}
-    assert locking == {"server/logs.py"}, "the log's writer is a thread of its own"
+    assert locking == set()
     threads = {names(path) for path in FILES if room_of(path) == "server" and "threading" in tops(path)}
     assert threads == {"server/engine/thread.py", "server/engine/watchdog.py", "server/logs.py"}
 

@@ -169,24 +169,31 @@ def info(text: str) -> logging.LogRecord:
 
 def test_logging_does_not_wait_for_a_stopped_reader_and_lost_lines_are_counted(monkeypatch):
     monkeypatch.setattr(logs, "MAX_LINES", 3_000)
-    monkeypatch.setattr(logs, "WRITE_S", 1.0)  # in which all of them are logged
     reading, writing = os.pipe()
     handler = logs.Lines(writing)
     texts = [f"{number} {'x' * 100}" for number in range(5_000)]  # several times what a pipe holds
-    handler.emit(info(texts[0]))
-    while handler._queue.qsize():  # the thread has begun, and will take no more before it writes
+    handler.handle(info(texts[0]))
+    while handler.queue.qsize():  # the thread has begun, and will take no more until somebody reads
         time.sleep(0.001)
+    monkeypatch.setattr(logs, "WRITE_S", 1.0)
     for text in texts[1:]:
-        handler.emit(info(text))
+        handler.handle(info(text))
     with open(reading) as reader:
-        read = []
-        while not re.fullmatch(r"\d+ lines of this log are lost because .*", text := reader.readline().rstrip("\n")):
-            read.append(text)
-        assert read == texts[:len(read)] and len(read) + int(text.split()[0]) == len(texts)
-        assert len(read) >= 3_000
-        handler.emit(info("heard again"))
-        handler.flush()
+        assert [reader.readline() for _ in range(3_001)] == [f"{text}\n" for text in texts[:3_001]]
+        handler.handle(info("heard again"))
+        assert reader.readline() == "1999 lines of this log are lost because the reader was too slow\n"
         assert reader.readline() == "heard again\n"
+    os.close(writing)
+
+
+def test_lines_that_are_lost_at_the_end_are_counted_too(monkeypatch):
+    monkeypatch.setattr(logs, "MAX_LINES", 0)
+    reading, writing = os.pipe()
+    handler = logs.Lines(writing)
+    handler.handle(info("lost"))
+    handler.flush()
+    assert os.read(reading, 100).startswith(b"1 lines of this log are lost")
+    os.close(reading)
     os.close(writing)
 
 
@@ -207,11 +214,13 @@ def test_the_end_of_logging_which_holds_the_lock_waits_for_the_last_line_alone(m
 def test_what_was_logged_before_an_announcement_is_written_before_it(monkeypatch):
     reading, writing = os.pipe()
     handler = logs.Lines(writing)
-    monkeypatch.setattr(logs, "STDERR", writing)
-    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
-    handler.emit(info("a warning"))
-    logs.announce("ready", "text")
-    assert os.read(reading, 100) == b"a warning\nready\n"
+    handler.setFormatter(logs.Formatter("text"))
+    monkeypatch.setattr(logging.getLogger("linpix"), "handlers", [handler])
+    monkeypatch.setattr(logging.getLogger("linpix"), "level", logging.INFO)
+    logging.getLogger("linpix").warning("model x is slow")
+    logs.announce("LinPix serves x", "text")
+    handler.flush()
+    assert re.fullmatch(rb"\S+ WARNING linpix model x is slow\nLinPix serves x\n", os.read(reading, 100))
     os.close(reading)
     os.close(writing)
 
