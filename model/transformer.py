@@ -30,9 +30,10 @@ class Layer(nn.Module):
 
     feed_forward_chunks: number of parts of the positions. With more than one, the full (B, T, d_ff) never exists:
     parts are computed one after the other, and again in the backward pass. Results change only by rounding.
+    dropout: share of each sub-layer's outputs that are left out in training (Srivastava et al., 2014).
     """
 
-    def __init__(self, config: ModelConfig, feed_forward_chunks: int = 1) -> None:
+    def __init__(self, config: ModelConfig, feed_forward_chunks: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
         self.config, self.chunks = config, feed_forward_chunks
         keys, values = config.heads * config.key_dim, config.heads * config.value_dim
@@ -43,6 +44,7 @@ class Layer(nn.Module):
         self.up = nn.Linear(config.d_model, config.d_ff)
         self.down = nn.Linear(config.d_ff, config.d_model)
         self.norm2 = nn.LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(dropout)
 
     def attention(self, x: Tensor, index: int, attend: Attend) -> Tensor:
         """x: (B, d_model) or (B, T, d_model); attend sees (B, H, ...) or (B, H, T, ...)."""
@@ -78,10 +80,10 @@ class Layer(nn.Module):
             y1 = x1 + self.normed_attention(x2, index, attend)
             return torch.stack([y1, x2 + self.in_chunks(self.normed_feed_forward, y1)])
         if self.config.norm == "pre":
-            x = x + self.normed_attention(x, index, attend)
-            return x + self.in_chunks(self.normed_feed_forward, x)
-        x = self.norm1(x + self.attention(x, index, attend))
-        return self.norm2(x + self.in_chunks(self.feed_forward, x))
+            x = x + self.dropout(self.normed_attention(x, index, attend))
+            return x + self.dropout(self.in_chunks(self.normed_feed_forward, x))
+        x = self.norm1(x + self.dropout(self.attention(x, index, attend)))
+        return self.norm2(x + self.dropout(self.in_chunks(self.feed_forward, x)))
 
     def residuals(self, index: int, attend: Attend, *, compiled: bool) -> list[reversible.Residual]:
         """The two residuals of a reversible layer, for reversible.run."""
@@ -126,12 +128,15 @@ class Transformer(nn.Module):
     number of a token's parameters: 3 * K or 10 * K of a mixture (see mixture.py), or 256 logits (categorical.py).
     """
 
-    def __init__(self, config: ModelConfig, *, feed_forward_chunks: int = 1) -> None:
-        """feed_forward_chunks: see Layer; it does not change what is computed."""
+    def __init__(self, config: ModelConfig, *, feed_forward_chunks: int = 1, dropout: float = 0.0) -> None:
+        """feed_forward_chunks, dropout: see Layer; neither changes what is computed in evaluation mode."""
         super().__init__()
+        if dropout and config.residual == "reversible":
+            raise ValueError(f"dropout must be 0 with reversible residuals, which are computed twice; got {dropout}")
         self.config, self.attention = config, attention_for(config)
         self.inputs = InputEmbedding(config)
-        self.layers = nn.ModuleList(Layer(config, feed_forward_chunks) for _ in range(config.layers))
+        self.dropout = nn.Dropout(dropout)  # of embedded inputs
+        self.layers = nn.ModuleList(Layer(config, feed_forward_chunks, dropout) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.d_model)
         self.head = head_of(config)
         self.patches = PatchEmbedding(config) if config.patch else None
@@ -157,7 +162,7 @@ class Transformer(nn.Module):
             return self.head(self.norm(x.mean(0) if self.config.residual == "reversible" else x))
 
     def _run(self, x: Tensor, attend: Attend) -> Tensor:
-        x = self.layer_input(x)
+        x = self.layer_input(self.dropout(x))
         if self._reversibly is not None and torch.is_grad_enabled():
             return self.output_head(self._reversibly(self.layers, x, attend, compiled=torch.compiler.is_compiling()))
         for index, layer in enumerate(self.layers):
@@ -225,6 +230,7 @@ class Transformer(nn.Module):
         return self._final(torch.cat(parts).index_select(0, s.order), attend or partial(self._packed, s.offsets))
 
     def _final(self, x: Tensor, attend: Attend) -> Tensor:
+        x = self.dropout(x)
         for index, layer in enumerate(self.layers):
             x = layer(x, index, attend)
         with torch.autocast(x.device.type, enabled=False):

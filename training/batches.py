@@ -46,8 +46,13 @@ class Batches(torch_data.Dataset[Batch]):
             generator = np.random.default_rng((seed, 2, step))
             conditioned = generator.random(size) < self.config.conditional
             known = torch.from_numpy(known_of(generator, self.model, size) & conditioned[:, None])
+        images = self.data.images[picked]
+        if self.config.augment == "flip":
+            mirrored = np.random.default_rng((seed, 3, step)).random(size) < 0.5
+            pictures = images.reshape(size, self.model.height, self.model.width, -1)
+            images = np.where(mirrored[:, None, None, None], pictures[:, :, ::-1], pictures).reshape(size, -1)
         start = np.where(free, START, START + 1 + labels) if self.model.classes else np.full(size, START)
-        return torch.from_numpy(self.data.images[picked]), torch.from_numpy(start), known
+        return torch.from_numpy(images), torch.from_numpy(start), known
 
     def since(self, step: int, processes: int = 0) -> Iterator[Batch]:
         """All batches from a step on, made ahead by so many processes; 0: by this one, each when it is asked for."""

@@ -105,8 +105,11 @@ def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[f
             images, start, known = (None if each is None else each[workers.rank + part * workers.count::parts]
                                     .to(run.net.device) for each in batch)
             assert images is not None and start is not None
-            # seeds the hashing of lsh: the same after a resume, and in every part
-            torch.manual_seed((config.seed * 2**32 + run.step) % 2**64)
+            # the same after a resume; the hashing of lsh is the same in every part, dropout is not
+            seed = config.seed * 2**32 + run.step
+            if config.dropout:
+                seed = seed * parts + workers.rank + part * workers.count
+            torch.manual_seed(seed % 2**64)
             share_of_loss = loss_of(images, start, known) / config.accumulate
             share_of_loss.backward()
             loss += share_of_loss.detach()
@@ -150,10 +153,10 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
           processes: int = 1, launched: Workers | None = None) -> bool:
     """Train until the schedule, the minutes or the images are over, or SIGTERM or SIGINT asks to stop.
 
-    Each evaluation writes a checkpoint to folder. `folder`.training holds the state to resume from, the log (CSV, and
-    TensorBoard if installed) and a sample grid of each evaluation. processes, launched: see workers; only the first of
-    the processes launched by torchrun writes. Returns whether the schedule is complete. Raises FloatingPointError if
-    the gradient is no longer a number, and ChildProcessError if another process has died.
+    Each evaluation that is better than all before writes a checkpoint to folder. `folder`.training holds the state to
+    resume from, the log (CSV, and TensorBoard if installed) and a sample grid of each evaluation. processes, launched:
+    see workers; only the first of the processes launched by torchrun writes. Returns whether the schedule is complete.
+    Raises FloatingPointError if the gradient is no longer a number, and ChildProcessError if another process has died.
     """
     if run.model.classes and (most := int(data.labels.max(initial=-1))) >= run.model.classes:
         raise ValueError(f"{data.name} has {most + 1} classes, but this architecture has {run.model.classes}; give "
@@ -194,19 +197,25 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         share = torch.get_num_threads()
         torch.set_num_threads(threads)  # the other processes wait
         found = evaluate(run.exported.eval(), validation, labels=classes) if len(validation) else None
+        torch.set_num_threads(share)
         bits = {"validation": found.bits_per_dim} if found else {}
         log.write(run, **bits)
         sheet, images = None, None
         if run.net.attention.steps_as:  # else the model cannot draw
             sheet, images = side / f"samples-{run.images:08}.png", samples(run.exported, 20)
             sheet.write_bytes(grid(images, run.model))
-        progress.evaluated(found, sheet, images)
+        better = found is None or found.bits_per_dim <= run.best or not folder.exists()
+        progress.evaluated(found, sheet, images, kept=None if better else run.best)
+        if not better:
+            return
         counted = f", whose {run.inherited['images']:,.0f} images are counted above" if run.inherited["images"] else ""
         start = {"history": f"It began with the weights of {run.began_with}{counted}."} if run.began_with else {}
         source = provenance(data.name, data.classes, **run.history, **attempts_of(run.model), **start,
                             seed=config.seed, command=command, settings=dataclasses.asdict(config), bits_per_dim=bits)
         checkpoint.save(folder, run.exported, source, card(folder.name, run.model, source))
-        torch.set_num_threads(share)
+        if found is not None:
+            run.best = found.bits_per_dim
+            keep()
 
     progress = Progress(run, max_images, max_minutes)
     try:

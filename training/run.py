@@ -25,6 +25,7 @@ from .own.inherit import differences, inherited, inverted, negative
 from .precision import Muon
 
 Optimizer = Literal["adamw", "radam", "muon"]
+Augmentation = Literal["none", "flip"]
 STATE_VERSION = 1
 Batch = tuple[Tensor, Tensor, Tensor | None]  # images (B, T), start indices (B,), known (B, T)
 
@@ -71,6 +72,10 @@ class TrainConfig:
     weight_decay: float = setting(0.05, "weight decay of the layers' matrices; other parameters have none")
     betas: tuple[float, float] = setting((0.9, 0.95), "decay rates of Adam's two averages")
     clip: float = setting(1.0, "largest gradient norm of a group: the layers' matrices, the head, the rest")
+    dropout: float = setting(0.0, "share of each sub-layer's outputs, and of the embedded inputs, that are left out at "
+                                  "random; for runs that see each image more than some 15 times")
+    augment: Augmentation = setting("none", "none, or flip: half of the images are mirrored; for pictures whose mirror "
+                                            "image is as likely, such as photographs, but not digits or letters")
     ema: float = setting(0.998, "decay per step of the averaged weights, which are exported; lower in the first steps")
     unconditional: float = setting(0.5, "share of the images that train without their class; not used by a model that "
                                    "draws the class first")
@@ -97,11 +102,14 @@ class TrainConfig:
         for name in ("learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
         for name in ("ema", "unconditional", "conditional", "final_learning_rate", "head_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
-        if self.optimizer not in get_args(Optimizer):
-            raise ValueError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
+        for name, kind in (("optimizer", Optimizer), ("augment", Augmentation)):
+            if (value := getattr(self, name)) not in get_args(kind):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
 
     def complete(self, images: int, minutes: float) -> bool:
         """Whether the schedule is over after this many images and minutes."""
@@ -165,10 +173,11 @@ class Run:
     def __init__(self, model: ModelConfig, config: TrainConfig) -> None:
         torch.manual_seed(config.seed)
         self.model, self.config = model, config
-        self.net = Transformer(model, feed_forward_chunks=config.feed_forward_chunks)
+        self.net = Transformer(model, feed_forward_chunks=config.feed_forward_chunks, dropout=config.dropout)
         self.averaged = AveragedModel(self.net, multi_avg_fn=_average(config.ema))
         self.optimizers = optimizers(self.net, config)
         self.step, self.minutes = 0, 0.0
+        self.best = math.inf  # bits/dim of validation images, of the weights that were published
         self.began_with = ""  # the model of --init
         self.inherited: dict[str, float] = {"images": 0, "steps": 0, "minutes": 0}
 
@@ -231,7 +240,7 @@ class Run:
     def save(self, path: Path) -> None:
         state = {"version": STATE_VERSION, "model": json.dumps(self.model.to_json()),
                  "config": json.dumps(asdict(self.config)), "step": self.step, "minutes": self.minutes,
-                 "inherited": self.inherited, "began_with": self.began_with,
+                 "best": self.best, "inherited": self.inherited, "began_with": self.began_with,
                  "net": self.net.state_dict(), "averaged": self.averaged.state_dict(),
                  "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
         temporary = path.with_name(path.name + ".new")
@@ -248,7 +257,7 @@ class Run:
         """
         try:
             state = torch.load(path, weights_only=True, map_location="cpu")
-            saved = json.loads(state["config"])
+            saved = asdict(TrainConfig()) | json.loads(state["config"])  # older saves lack later settings
             was = ModelConfig.from_json(json.loads(state["model"]))
             if None not in (model.background, was.background):
                 model = replace(model, background=was.background)
@@ -260,7 +269,7 @@ class Run:
         if not same:
             raise ValueError(f"{path} was saved by a run of another architecture; give this run another --out")
         saved["betas"] = tuple(saved["betas"])
-        for name in ("optimizer", "batch", "seed", "validation"):  # these determine the images seen, or the state
+        for name in ("optimizer", "batch", "seed", "validation", "augment"):  # of the images seen, and of the state
             if changes.get(name, saved[name]) != saved[name]:
                 raise ValueError(f"{path} was saved with --{name} {saved[name]}; resume with the same value, got "
                                  f"{changes[name]}")
@@ -273,7 +282,7 @@ class Run:
             optimizer.load_state_dict(kept)  # this restores the old settings too
             for group, new in zip(optimizer.param_groups, settings, strict=True):
                 group.update(new)
-        run.step, run.minutes = state["step"], state["minutes"]
+        run.step, run.minutes, run.best = state["step"], state["minutes"], state.get("best", math.inf)
         run.inherited |= state.get("inherited", {})
         run.began_with = state.get("began_with", "")
         return run

@@ -325,3 +325,61 @@ def test_a_run_of_so_many_minutes_ends_with_them(stripes, tmp_path):
     assert train(run, stripes, tmp_path / "run", command="test")
     assert run.minutes >= 0.02
     assert 0 < run.images < 10**9
+
+
+def test_the_checkpoint_keeps_the_weights_that_were_best_on_held_out_pictures(stripes, tmp_path, capsys):
+    first = Run(TINY, SETTINGS)
+    train(first, stripes, tmp_path / "run", command="test")
+    kept = (tmp_path / "run/SHA256SUMS").read_text()
+    run = Run.resumed(tmp_path / "run.training/state.pt", TINY, {"images": 800, "learning_rate": 1.0,
+                                                                          "final_learning_rate": 1.0})
+    assert run.best == first.best < 8
+    train(run, stripes, tmp_path / "run", command="test")  # a rate at which weights come to nothing
+    assert run.images == 800 and (tmp_path / "run/SHA256SUMS").read_text() == kept
+    assert f"the checkpoint keeps earlier weights, which have {first.best:.3f}" in capsys.readouterr().err
+
+
+# --- dropout, mirrored pictures ---
+
+@pytest.mark.parametrize("config", [TINY, CONDITIONAL], ids=["all", "packed"])
+def test_dropout_is_for_training_only(config):
+    images, start = torch.randint(0, 256, (2, 64), dtype=torch.uint8), torch.tensor([257, 258])
+    torch.manual_seed(0)
+    plain = Transformer(config)
+    dropping = Transformer(config, dropout=0.5)
+    dropping.load_state_dict(plain.state_dict())
+    assert torch.equal(dropping.eval()(images, start), plain.eval()(images, start))
+    assert not torch.equal(dropping.train()(images, start), plain.train()(images, start))
+    with pytest.raises(ValueError, match="dropout must be 0 with reversible residuals"):
+        Transformer(dataclasses.replace(TINY, residual="reversible"), dropout=0.1)
+
+
+def test_a_run_with_dropout_that_is_resumed_is_the_run_that_did_not_stop(stripes, tmp_path):
+    settings = dataclasses.replace(SETTINGS, images=160, dropout=0.2)
+    whole = Run(TINY, settings)
+    train(whole, stripes, tmp_path / "whole", command="test")
+    part = Run(TINY, settings)
+    train(part, stripes, tmp_path / "part", command="test", max_images=80)
+    rest = Run.resumed(tmp_path / "part.training/state.pt", TINY, {})
+    train(rest, stripes, tmp_path / "part", command="test")
+    assert rest.images == 160 and torch.equal(weights(rest), weights(whole))
+    without = Run(TINY, dataclasses.replace(settings, dropout=0.0))
+    train(without, stripes, tmp_path / "without", command="test")
+    assert not torch.equal(weights(without), weights(whole))
+
+
+def test_half_of_the_pictures_are_mirrored_and_the_same_ones_after_a_resume():
+    config = dataclasses.replace(TINY, channels=3, tokens="pixel", look_ups=("previous", "row", "column"),
+                                 neighbours=((-1, 0, 0),))
+    images = np.random.default_rng(0).integers(0, 256, (50, 8 * 8 * 3), dtype=np.uint8)
+    data = Dataset("noise", images, np.zeros(50, np.int64), ("noise",))
+    settings = TrainConfig(batch=40, augment="flip")
+    plain = Batches(data, dataclasses.replace(settings, augment="none"), config)
+    mirrored = Batches(data, settings, config)
+    count = 0
+    for step in range(3):
+        for before, after in zip(plain[step][0], mirrored[step][0], strict=True):
+            assert torch.equal(after, before) or torch.equal(after.view(8, 8, 3), before.view(8, 8, 3).flip(1))
+            count += not torch.equal(after, before)
+        assert torch.equal(mirrored[step][0], Batches(data, settings, config)[step][0])
+    assert 40 < count < 80

@@ -59,14 +59,17 @@ class Progress:
         rest = "" if math.isinf(left) else f", {max(0.0, left):.1f} minutes left"
         return f"{run.images:,} images, {self._bits:.3f} bits/dim in training, {rate:.1f} images/s{rest}"
 
-    def evaluated(self, found: Evaluation | None, samples: Path | None, images: NDArray[np.uint8] | None) -> None:
+    def evaluated(self, found: Evaluation | None, samples: Path | None, images: NDArray[np.uint8] | None,
+                  kept: float | None = None) -> None:
         """Report an evaluation. found: on held-out pictures, if there are any · samples: path of the grid · images:
-        (n, T), the images in it."""
+        (n, T), the images in it · kept: bits/dim of earlier weights, if these are better and remain the checkpoint."""
         text = f"{self._run.images:,} images"
         if found is not None:
             few = ": too few pictures for a reliable value, look at the samples" if found.images < FEW else ""
             text += (f", {found.bits_per_dim:.3f} +- {found.interval:.3f} bits/dim on {found.images:,} pictures held "
                      f"out{few}")
+        if kept is not None:
+            text += f"; the checkpoint keeps earlier weights, which have {kept:.3f}"
         self._say(text + (f"; samples: {samples}" if samples else ""))
         if images is not None and self._live and os.environ.get("TERM", "dumb") != "dumb" \
                 and not os.environ.get("NO_COLOR"):
