@@ -32,8 +32,8 @@ Plain = BeforeValidator(_plain)  # for numbers in forms and headers: pydantic re
 
 Model = Annotated[str, Field(description="a model listed by /v1/models; default: the first "
                                          "one", examples=["mnist-small"])]
-Prompt = Annotated[str, Field(description="words that name a class, such as 7, seven or a green frog; other words have "
-                              "no effect, and warnings and revised_prompt list them; default: any class",
+Prompt = Annotated[str, Field(description="words that name a class, such as 7, seven or a green frog; the first one "
+                              "counts, and warnings list all other words; default: any class",
                               examples=["7"])]
 Label = Annotated[int | str, Field(description="class to draw, by index or name; default: any class", examples=[7])]
 Count = Annotated[int, Field(ge=1, description="number of images, up to max_n of /v1/status; default: 1",

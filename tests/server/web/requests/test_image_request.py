@@ -116,12 +116,12 @@ def test_usage_is_there_and_adds_up_to_nothing(client):
 
 def test_words_of_a_prompt_choose_the_class_and_the_answer_says_so(client):
     plain = picture_of(generate(client, seed=5, label=7))[1]
-    answer = generate(client, seed=5, prompt="please draw the digit Seven, in green")
+    answer = generate(client, seed=5, prompt="Seven, in green")
     assert np.array_equal(picture_of(answer)[1], plain)
-    assert answer.json()["data"][0]["revised_prompt"] == "7 (no effect: green)"
-    assert answer.json()["warnings"] == ["prompt: these words have no effect: green"]
+    assert answer.json()["data"][0]["revised_prompt"] == "7"
+    assert answer.json()["warnings"] == ["prompt: these words have no effect: in, green"]
     unknown = generate(client, prompt="a cat").json()
-    assert unknown["data"][0]["revised_prompt"] == "an image of any class (no class is named by: cat)"
+    assert unknown["data"][0]["revised_prompt"] == "an image of any class"
     assert "revised_prompt" not in generate(client, label=7).json()["data"][0]
     refused = generate(client, label=3, prompt="a seven")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "label")
