@@ -6,13 +6,10 @@ from functools import partial
 import httpx
 import numpy as np
 import pytest
-from fastapi import APIRouter, Header, Request
 
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
 from linpix.server.web import schemas
-from linpix.server.web.admission import AdmittingRoute
-from linpix.server.web.requests.request_schemas import GenerateBody
 from tests.server.conftest import ROOT, serving, when_possible
 from tests.server.web.routes.test_images import encode, events_of, occluded
 
@@ -269,12 +266,3 @@ def test_no_example_of_a_comparison_is_longer_than_this_server_allows(tiny):
         examples = schema["paths"]["/v1/compare"]["post"]["requestBody"]["content"]["application/json"]["examples"]
         assert {example["value"]["budget"] for example in examples.values()} == {told}
         assert schema["components"]["schemas"]["CompareBody"]["properties"]["budget"]["examples"] == [told]
-
-
-def test_an_admitted_json_route_takes_its_body_and_the_request_alone():
-    """It is called with these two, without FastAPI's dependencies."""
-    async def with_more(body: GenerateBody, http: Request, user_agent: str = Header()) -> None:
-        raise AssertionError
-
-    with pytest.raises(TypeError, match="called with body and http alone"):
-        APIRouter(route_class=AdmittingRoute).post("/v1/images/others")(with_more)
