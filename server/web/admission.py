@@ -19,9 +19,10 @@ from .service import Service
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 HEADER = "X-Request-Timeout"
-_timeout: TypeAdapter[float] = TypeAdapter(Timeout)
-TIMEOUT_PARAMETER = {"name": HEADER, "in": "header", "required": False, "schema": {"title": HEADER,
-                                                                                   **_timeout.json_schema()}}
+_timeout: TypeAdapter[float | None] = TypeAdapter(Timeout)
+_schema = _timeout.json_schema()
+TIMEOUT_PARAMETER = {"name": HEADER, "in": "header", "required": False, "schema": _schema["anyOf"][0],
+                     "description": _schema["description"], "example": _schema["examples"][0]}
 
 
 class AdmittingRoute(APIRoute):
@@ -74,10 +75,9 @@ class Held(Response):
 
 def timeout_of(text: str | None) -> float:
     """The seconds that the header X-Request-Timeout allows; inf without it. Raises InvalidRequest."""
-    if text is None:
-        return math.inf
     try:
-        return _timeout.validate_python(text)
+        seconds = _timeout.validate_python(text)
     except ValidationError:
         raise InvalidRequest(f"{HEADER} must be a number of seconds greater than 0, got {shown(text)}",
                              param=HEADER) from None
+    return math.inf if seconds is None else seconds

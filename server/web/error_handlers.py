@@ -1,11 +1,10 @@
 """Error handlers: one envelope for every route and cause."""
 
 import logging
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -22,6 +21,7 @@ from ..errors import (
     shown,
 )
 from ..metrics import Metrics
+from .schemas import ErrorEnvelope, ErrorFields
 
 logger = logging.getLogger("linpix")
 _BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
@@ -32,10 +32,10 @@ _OPTION_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
 _MIN_RETRY_MS = 250  # smallest retry-after-ms: when a body gives back its place cannot be predicted
 
 
-def error_json(error: ServiceError) -> dict[str, Any]:
-    """The envelope as JSON, for an answer or for an `error` event inside a stream."""
-    return {"error": {"message": sendable(str(error)), "type": error.type,
-                      "param": None if error.param is None else sendable(error.param), "code": error.code}}
+def envelope(error: ServiceError) -> ErrorEnvelope:
+    """For an answer, or for an `error` event inside a stream."""
+    return ErrorEnvelope(error=ErrorFields(message=sendable(str(error)), type=error.type, code=error.code,
+                                           param=None if error.param is None else sendable(error.param)))
 
 
 def sendable(text: str) -> str:
@@ -43,30 +43,30 @@ def sendable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def response_of(error: ServiceError) -> JSONResponse:
+def response_of(error: ServiceError) -> Response:
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(in_seconds(error.retry_after_s))
         headers["retry-after-ms"] = str(max(_MIN_RETRY_MS, round(1000 * error.retry_after_s)))  # for OpenAI's SDKs
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse(error_json(error), error.status, headers)
+    return Response(envelope(error).model_dump_json(), error.status, headers, "application/json")
 
 
 def install(app: FastAPI, *, metrics: Metrics) -> None:
     """Make every failure of the app answer with the envelope; Gate answers unexpected exceptions."""
 
-    async def service_error(request: Request, error: Exception) -> JSONResponse:
+    async def service_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ServiceError)
         if error.status in (400, 413, 415) or (isinstance(error, ModelNotFound) and request.method == "POST"):
             metrics.requests_rejected.labels("too_large" if error.status == 413 else "invalid").inc()
         return response_of(error)
 
-    async def option_error(request: Request, error: Exception) -> JSONResponse:
+    async def option_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, OptionError)
         return await service_error(request, _OPTION_ERRORS[error.status](str(error), param=error.param))
 
-    async def invalid(request: Request, error: Exception) -> JSONResponse:
+    async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         if first["type"] == "model_attributes_type" and isinstance(first.get("input"), bytes):  # not parsed as JSON
@@ -110,13 +110,12 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
             if documented_path is not None:  # the router names only the methods of the first route that matches
                 headers["Allow"] = ", ".join(sorted(map(str.upper, app.openapi()["paths"][documented_path])))
             message = f"{request.method} is not allowed at {request.url.path}; allowed: {headers.get('Allow', 'GET')}"
-        answer = ServiceError(message)
-        body = error_json(answer)["error"] | {"code": _BY_STATUS.get(error.status_code, "error"),
-                                              "type": "invalid_request_error" if error.status_code < 500
-                                              else "server_error"}
+        answer = envelope(ServiceError(message))
+        answer.error.code = _BY_STATUS.get(error.status_code, "error")
+        answer.error.type = "invalid_request_error" if error.status_code < 500 else "server_error"
         if error.status_code == 400:
             metrics.requests_rejected.labels("invalid").inc()
-        return JSONResponse({"error": body}, error.status_code, headers)
+        return Response(answer.model_dump_json(), error.status_code, headers, "application/json")
 
     app.add_exception_handler(ServiceError, service_error)
     app.add_exception_handler(OptionError, option_error)

@@ -23,16 +23,21 @@ class ClassLikelihood(BaseModel):
     bits_per_dim: _Bits
 
 
-class Likelihoods(Conditioning):
-    """How probable the hidden part of a picture is, given the known part."""
+class Source(BaseModel):
+    """By what a likelihood was computed."""
 
     created: int = Field(description="time of the answer, seconds since 1970", examples=[1795303560])
     model: fields.Name
     checkpoint: fields.Digest
-    precision: Literal["fp32"] = Field(description="always fp32: likelihoods are computed by torch in float32, "
-                                                   "whatever precision the model draws with")
+    precision: Literal["fp32"] = Field("fp32", description="always fp32: likelihoods are computed by torch in float32, "
+                                       "whatever precision the model draws with")
     warnings: list[str] = Field(description="parts of the request that were ignored, or that had no effect",
                                 examples=[[]])
+
+
+class Scores(BaseModel):
+    """A likelihood, for the whole picture, by class and by sub-pixel."""
+
     label: str | None = Field(description="class that the model assumed; null: no class; with labels=all, or with a "
                               "model that draws the class first: the mixture of all classes", examples=["7"])
     counted: int = Field(description="number of hidden sub-pixels; without transparency, mask and keep_rows, all are "
@@ -40,6 +45,8 @@ class Likelihoods(Conditioning):
                          examples=[784])
     log_likelihood: _Nats
     bits_per_dim: _Bits
+    labels: list[ClassLikelihood] | None = Field(description="every class, the most probable first; null without "
+                                                 "labels=all")
     map: list[list[list[float | None]]] = Field(
         description="bits of each sub-pixel given the ones before it, by image row, pixel and channel; null for known "
                     "sub-pixels; their sum is -log_likelihood / ln 2",
@@ -48,5 +55,7 @@ class Likelihoods(Conditioning):
                                  "bits to white for 8 bits or more; transparent for known pixels; null unless "
                                  "response_format is b64_json",
                                  examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAQAAAB..."])
-    labels: list[ClassLikelihood] | None = Field(description="every class, the most probable first; null without "
-                                                 "labels=all")
+
+
+class Likelihoods(Scores, Conditioning, Source):  # fields are sent in the order of the bases, the last one first
+    """How probable the hidden part of a picture is, given the known part."""

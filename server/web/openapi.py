@@ -4,8 +4,7 @@ Fields have their descriptions and examples in fields.py, schemas.py and request
 examples of answers from them.
 """
 
-import json
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi.sse import format_sse_event
@@ -31,11 +30,11 @@ from ..errors import (
     Unexpected,
 )
 from ..pictures.encode import NPY
-from .error_handlers import error_json
-from .fields import never_null
+from .error_handlers import envelope
 from .middleware.bodies import PLAIN_BYTES
-from .schemas import NO_USAGE, ErrorEnvelope, ImageEvent
+from .schemas import ErrorEnvelope, ImageEvent, Usage
 
+Model = TypeVar("Model", bound=BaseModel)
 Responses = dict[int | str, dict[str, Any]]  # a FastAPI route's `responses`
 Links = dict[str, dict[str, str]]
 
@@ -89,7 +88,7 @@ def _answers(errors: tuple[ServiceError, ...]) -> dict[int, dict[str, Any]]:
             "application/json": {"examples": {}}}})
         examples = answer["content"]["application/json"]["examples"]
         name = error.code if error.code not in examples else f"{error.code}, {type(error).__name__}"
-        examples[name] = {"value": error_json(error)}
+        examples[name] = {"value": envelope(error).model_dump()}
         if error.retry_after_s is not None:
             answer["headers"] = _RETRY
     return found
@@ -114,28 +113,33 @@ def ok_response(description: str, status: int = 200, *, example: dict[str, Any] 
     return {status: found}
 
 
-def event_stream(data: type[BaseModel], events: dict[str, Any]) -> dict[str, Any]:
-    """The `content` of a stream of server-sent events. events: by name, fields that differ from their examples."""
-    schema = data.model_json_schema()
-    _lift(schema)
-    typed = "type" in schema["properties"]
-    examples = {name: error_json(given) if isinstance(given, ServiceError) else
-                _example(schema, {**given, "type": name} if typed else given) for name, given in events.items()}
+def example(answer: type[Model], **given: Any) -> Model:
+    """An answer with the given fields; other fields that must be there have their examples."""
+    return answer(**{name: field.examples[0] for name, field in answer.model_fields.items()
+                     if field.examples and field.is_required()} | given)
+
+
+def event_stream(data: type[BaseModel], events: dict[str, BaseModel | ServiceError]) -> dict[str, Any]:
+    """The `content` of a stream of server-sent events. events: examples, by name."""
     event = {"type": "object", "required": ["event", "data"], "properties": {
-        "event": {"type": "string", "enum": list(examples), "description": "name of the event"},
-        "data": {"type": "string", "contentMediaType": "application/json", "contentSchema": schema,
+        "event": {"type": "string", "enum": list(events), "description": "name of the event"},
+        "data": {"type": "string", "contentMediaType": "application/json",
+                 "contentSchema": data.model_json_schema(mode="serialization"),
                  "description": "the fields as JSON; for `error`, the fields of an error response"}}}
+    examples = {name: (envelope(sent) if isinstance(sent, ServiceError) else sent).model_dump_json()
+                for name, sent in events.items()}
     return {"text/event-stream": {"itemSchema": event, "examples": {
-        name: {"value": format_sse_event(event=name, data_str=json.dumps(data)).decode()}
-        for name, data in examples.items()}}}
+        name: {"value": format_sse_event(event=name, data_str=sent).decode()} for name, sent in examples.items()}}}
 
 
-def image_responses(kind: str, event: type[ImageEvent], *errors: ServiceError, links: Links | None = None) -> Responses:
-    """The `responses` of an images route. kind: prefix of its events' names · errors: besides those of both routes."""
+def image_responses(event: type[ImageEvent], *errors: ServiceError, links: Links | None = None) -> Responses:
+    """The `responses` of an images route. errors: besides those of both routes."""
+    partial, completed = f"{event.kind}.partial_image", f"{event.kind}.completed"
     found = ok_response("the images, in the form that stream and Accept request", links=links, content={
         **PICTURES, **ARRAY, **event_stream(event, {
-            f"{kind}.partial_image": {"partial_image_index": 0, "rows": 14},
-            f"{kind}.completed": {"usage": NO_USAGE}, "error": DeadlinePassed(30.0)})})
+            partial: example(event, type=partial, candidates=None, partial_image_index=0, rows=14),
+            completed: example(event, type=completed, candidates=None, usage=Usage()),
+            "error": DeadlinePassed(30.0)})})
     found[200]["headers"] = png_headers(event) | {"X-LinPix-Warnings": {
         "description": "only in answers that are not JSON: the warnings, if there are any",
         "schema": {"type": "string"},
@@ -143,15 +147,9 @@ def image_responses(kind: str, event: type[ImageEvent], *errors: ServiceError, l
     return found | error_responses(*BODY, *DRAWING, *errors)
 
 
-def png_headers(*answers: type[BaseModel]) -> dict[str, Any]:
-    """Headers of an answer that is a picture or an array, for the fields that these answers have if they are JSON."""
-    fields: dict[str, Any] = {}
-    for model in answers:
-        schema = model.model_json_schema()
-        _lift(schema)
-        fields |= schema["properties"]
-    for field in fields.values():
-        never_null(field)
+def png_headers(answer: type[BaseModel]) -> dict[str, Any]:
+    """Headers of an answer that is a picture or an array, for the fields that it has if it is JSON."""
+    fields = answer.model_json_schema(mode="serialization")["properties"]
     return {f"X-LinPix-{name.title().replace('_', '-')}": {
                 "description": "only in answers that are not JSON: "
                                f"{fields[name]['description']}", "schema": fields[name]}
@@ -204,38 +202,12 @@ def _guarded(schema: dict[str, Any], *, keys: bool) -> None:
 
 
 def _finish(schema: dict[str, Any]) -> None:
-    """Move descriptions and examples to where readers look for them."""
-    schemas = schema["components"]["schemas"]
-    for model in schemas.values():
-        _lift(model)
+    """Move examples to where readers look for them."""
     for operations in schema["paths"].values():
         for operation in operations.values():
             for parameter in operation.get("parameters", []):
-                schema = parameter["schema"]
-                never_null(schema)
-                parameter.setdefault("description", schema.pop("description", None))
-                parameter["example"] = schema["examples"][0]
+                parameter.setdefault("example", *parameter["schema"].get("examples", []))
             operation["responses"] = dict(sorted(operation["responses"].items()))
             for answer in operation["responses"].values():
                 for example in answer["content"].get("application/json", {}).get("examples", {}).values():
                     example["value"]["error"].setdefault("param", None)  # FastAPI takes nulls out of examples
-
-
-def _lift(model: dict[str, Any]) -> None:
-    """Give a field that may be null the description and examples that pydantic gives to its other kinds."""
-    for field in model.get("properties", {}).values():
-        for kind in field.get("anyOf", []):
-            for word in ("description", "examples"):
-                if word in kind:
-                    field.setdefault(word, kind.pop(word))
-
-
-def _example(schema: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """An event with the given fields. Other fields are null or absent if they may be, else they have their examples."""
-    def field(name: str, facts: dict[str, Any]) -> Any:
-        own = facts.get("examples") or facts.get("enum") or [facts.get("default")]
-        absent = name not in schema["required"] and "default" not in facts
-        return None if absent or {"type": "null"} in facts.get("anyOf", []) else own[0]
-
-    example = {name: given.get(name, field(name, facts)) for name, facts in schema["properties"].items()}
-    return {name: value for name, value in example.items() if value is not None or name in schema["required"]}

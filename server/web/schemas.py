@@ -1,7 +1,6 @@
 """Answers: OpenAI's Images API, with our extensions; models; comparisons. Examples are of the shipped `mnist-small`."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -9,19 +8,16 @@ from ..compare.backends import BACKENDS
 from ..pictures import encode
 from . import fields
 
-NO_USAGE = {"input_tokens": 0, "input_tokens_details": {"image_tokens": 0, "text_tokens": 0}, "output_tokens": 0,
-            "total_tokens": 0}  # for clients of services that bill by the token
-
 
 class CompareBody(BaseModel):
     """What to compare; see `linpix compare`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: fields.Model | None = None
-    backends: Annotated[list[str], Field(min_length=1, max_length=8, examples=[["linear", "stateful-softmax"]],
+    model: fields.Model = None
+    backends: Annotated[list[str] | None, Field(min_length=1, max_length=8, examples=[["linear", "stateful-softmax"]],
                                          description=f"some of {', '.join(BACKENDS)}; absent: all of "
-                                                     "them")] | None = None
+                                                     "them")] = None
     batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8, examples=[[1, 16]],
                                                                       description="batch sizes: numbers of images that "
                                                                       "are decoded together; 1 is always measured "
@@ -49,17 +45,13 @@ class ErrorEnvelope(BaseModel):
 
 
 class ImageData(BaseModel):
-    b64_json: fields.Picture | None = Field(None, json_schema_extra=fields.never_null)
-    url: str | None = Field(None, description="the picture as a data URL; present instead of b64_json with "
-                            "response_format=url", examples=["data:image/png;base64,iVBORw0KGgo..."],
-                            json_schema_extra=fields.never_null)
-    revised_prompt: str | None = Field(None, description="only for requests with a prompt: what was drawn, one class "
-                                                         "or an image of any class",
-                                       examples=["7"], json_schema_extra=fields.never_null)
+    b64_json: fields.Maybe[fields.Picture] = None
+    url: fields.Maybe[fields.PictureURL] = None
     seed: fields.DrawnSeed
-    label: fields.LabelDrawn | None = Field(None, json_schema_extra=fields.never_null)
-    confidence: fields.Confidence | None = Field(None, json_schema_extra=fields.never_null)
-    attempts: fields.AttemptsMade | None = Field(None, json_schema_extra=fields.never_null)
+    label: fields.Maybe[fields.LabelDrawn] = None
+    confidence: fields.Maybe[fields.Confidence] = None
+    attempts: fields.Maybe[fields.AttemptsMade] = None
+    revised_prompt: fields.Maybe[fields.RevisedPrompt] = None
 
 
 class UsageDetails(BaseModel):
@@ -71,7 +63,7 @@ class Usage(BaseModel):
     """Zeros, for programs that add up what they pay for: nothing is counted here."""
 
     input_tokens: int = Field(0, description="always 0", examples=[0])
-    input_tokens_details: UsageDetails = Field(description="input tokens by kind")
+    input_tokens_details: UsageDetails = Field(UsageDetails(), description="input tokens by kind")
     output_tokens: int = Field(0, description="always 0", examples=[0])
     total_tokens: int = Field(0, description="always 0", examples=[0])
 
@@ -90,11 +82,9 @@ class Drawn(BaseModel):
     output_format: encode.Format = Field("png", description="format of the pictures", examples=["png"])
     warnings: list[str] = Field(description="parts of the request that were ignored, or carried out differently",
                                 examples=[[]])
-    candidates: int | None = Field(description="number of images that were drawn; the answer has the best of them; "
-                                   "null without candidates", examples=[8])
 
 
-Sides = Annotated[list[float], Field(min_length=4, max_length=4)]
+Sides = Annotated[list[int | float], Field(min_length=4, max_length=4)]
 
 
 class Prepared(BaseModel):
@@ -113,6 +103,7 @@ class Conditioning(BaseModel):
     """How much of a picture was known."""
 
     conditioning: Literal["prefix", "full", "partial"] = Field(
+        examples=["prefix"],
         description="prefix: all known pixels come before the first hole, so they influence all drawn pixels; full: "
                     "some come later, but a conditional model reads all of them before it draws; partial: some come "
                     "later, and known pixels influence only the pixels after them; warnings then name a loaded model "
@@ -133,39 +124,47 @@ class UploadFacts(Conditioning):
     prepared: Prepared | None = Field(None, description="null without prepare")
 
 
-class ImagesResponse(Drawn):
-    usage: Usage = Field(description="zeros, for programs that sum the usage")
-    data: Sequence[ImageData] = Field(description="the images, in the order of their seeds; with candidates, in the "
-                                                  "order in which they were chosen")
+class Images(BaseModel):
+    candidates: fields.CandidatesDrawn
+    usage: Usage = Field(Usage(), description="zeros, for programs that sum the usage")
+    data: list[ImageData] = Field(description="the images, in the order of their seeds; with candidates, in the "
+                                              "order in which they were chosen")
 
 
-class EditResponse(UploadFacts, ImagesResponse):
+class ImagesResponse(Images, Drawn):  # fields are sent in the order of the bases, the last one first
     pass
 
 
-class ImageEvent(Drawn):
+class EditResponse(Images, UploadFacts, Drawn):
+    pass
+
+
+class ImageEvent(BaseModel):
     """One image of a stream, finished or not."""
 
+    kind: ClassVar[str]  # prefix of its events' names
+    candidates: fields.CandidatesDrawn
     image_index: int = Field(description="number of the image, from 0", examples=[0])
     seed: fields.DrawnSeed
-    label: fields.LabelDrawn | None = Field(None, json_schema_extra=fields.never_null)
-    confidence: fields.Confidence | None = Field(None, json_schema_extra=fields.never_null)
-    attempts: fields.AttemptsMade | None = Field(None, json_schema_extra=fields.never_null)
-    partial_image_index: int | None = Field(None, description="number of the partial image, from 0; absent for "
-                                            "completed images", examples=[0], json_schema_extra=fields.never_null)
-    rows: int | None = Field(None, description="number of finished image rows; the others are black; absent for "
-                             "completed images", examples=[14], json_schema_extra=fields.never_null)
+    label: fields.Maybe[fields.LabelDrawn] = None
+    confidence: fields.Maybe[fields.Confidence] = None
+    attempts: fields.Maybe[fields.AttemptsMade] = None
+    type: str
+    partial_image_index: fields.Maybe[fields.PartialIndex] = None
+    rows: fields.Maybe[fields.FinishedRows] = None
     b64_json: fields.Picture
-    usage: dict[str, Any] | None = Field(None, description="zeros, for programs that sum the usage; absent for partial "
-                                         "images", examples=[NO_USAGE], json_schema_extra=fields.never_null)
+    usage: Annotated[fields.Maybe[Usage], Field(description="zeros, for programs that sum the usage; absent for "
+                                                "partial images")] = None
 
 
-class GenerationEvent(ImageEvent):
+class GenerationEvent(ImageEvent, Drawn):
+    kind = "image_generation"
     type: Literal["image_generation.partial_image", "image_generation.completed"] = Field(description="the same as "
                                                                                           "`event`")
 
 
-class EditEvent(UploadFacts, ImageEvent):
+class EditEvent(ImageEvent, UploadFacts, Drawn):
+    kind = "image_edit"
     type: Literal["image_edit.partial_image", "image_edit.completed"] = Field(description="as `event`")
 
 

@@ -13,26 +13,26 @@ class PictureFields(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    model: fields.Model | None = None
-    prompt: fields.Prompt | None = None
-    size: fields.Size | None = None
-    response_format: fields.Format | None = None
-    label: fields.Label | None = None
-    timeout: fields.Timeout | None = None
+    model: fields.Model = None
+    prompt: fields.Prompt = None
+    size: fields.Size = None
+    response_format: fields.Format = None
+    label: fields.Label = None
+    timeout: fields.Timeout = None
 
 
 class ImageFields(PictureFields):
     """The fields of routes that draw images."""
 
-    n: fields.Count | None = None
-    candidates: fields.Candidates | None = None
-    attempts: fields.Attempts | None = None
-    output_format: fields.OutputFormat | None = None
-    stream: fields.Stream | None = None
-    partial_images: fields.Partials | None = None
-    seed: fields.Seed | None = None
-    temperature: fields.Temperature | None = None
-    priority: fields.Priority | None = None
+    n: fields.Count = None
+    candidates: fields.Candidates = None
+    attempts: fields.Attempts = None
+    output_format: fields.OutputFormat = None
+    stream: fields.Stream = None
+    partial_images: fields.Partials = None
+    seed: fields.Seed = None
+    temperature: fields.Temperature = None
+    priority: fields.Priority = None
 
 
 class GenerateBody(ImageFields):
@@ -51,28 +51,28 @@ class UploadFields(BaseModel):
                                                          "some clients use; one picture", examples=[[]])] = None
     mask: Annotated[UploadFile | None, Field(description="picture whose transparent parts say what is hidden, instead "
                                              "of the transparent parts of image", examples=["mask.png"])] = None
-    keep_rows: fields.KeptRows | None = None
+    keep_rows: fields.KeptRows = None
 
 
 class EditForm(ImageFields, UploadFields):
     """What is hidden is drawn. Unknown fields are ignored, and the answer's warnings name them."""
 
-    prepare: fields.Prepare | None = None
-    lay_back: fields.LayBack | None = None
-    conditioning: fields.Conditioning | None = None
+    prepare: fields.Prepare = None
+    lay_back: fields.LayBack = None
+    conditioning: fields.Conditioning = None
 
 
 class LikelihoodForm(PictureFields, UploadFields):
     """Unknown fields are ignored, and the answer's warnings name them."""
 
-    label: Annotated[int | str, Field(description="class that the model assumes, by index or name; default: no class; "
-                                      "with labels=all, or with a model that draws the class first: the mixture of all "
-                                      "classes", examples=[7])] | None = None
-    labels: Annotated[Literal["all"], Field(description="all: compute the likelihood under every class, and the "
+    label: Annotated[int | str | None, Field(examples=[7], description="class that the model assumes, by index or "
+        "name; default: no class; with labels=all, or with a model that draws the class first: the mixture of all "
+        "classes")] = None
+    labels: Annotated[Literal["all"] | None, Field(description="all: compute the likelihood under every class, and the "
                                             "probability of each class; default: only under label",
-                                            examples=["all"])] | None = None
-    response_format: Annotated[str, Field(description="b64_json: answer with the map as a PNG too; default: only as "
-                                          "numbers", examples=["b64_json"])] | None = None
+                                            examples=["all"])] = None
+    response_format: Annotated[str | None, Field(examples=["b64_json"], description="b64_json: answer with the map as "
+        "a PNG too; default: only as numbers")] = None
 
 
 def names_of(form: type[UploadFields]) -> frozenset[str]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable
@@ -12,22 +11,23 @@ from urllib.parse import quote
 
 import numpy as np
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from numpy.typing import NDArray
+from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from ...engine.ledger.ledger import Ledger
 from ...engine.ledger.ticket import ImageDone, RowsDone, Scored, Ticket
 from ...errors import ClientLeft, ServiceError
 from ...pictures import encode
-from ..error_handlers import error_json
-from ..schemas import NO_USAGE
+from ..error_handlers import envelope
+from ..schemas import EditResponse, ImageData, ImageEvent, ImagesResponse, Usage
 from .image_request import ImageRequest
 
 PING_S = 15.0    # of silence before a stream sends a comment: proxies close connections that are silent for a minute
 UNREAD_S = 10.0  # after a request's deadline, in which its client may still read the end of the stream
 READABLE = "+ ;:,.'()"  # characters that are not quoted in a header that is a sentence
+Form = type[ImagesResponse] | type[EditResponse]
 T = TypeVar("T")
 logger = logging.getLogger("linpix")
 
@@ -42,22 +42,25 @@ def partial_rows(partial_images: int | None, given: int, height: int) -> set[int
     return {given + (height - given) * (index + 1) // (partial_images + 1) for index in range(partial_images)}
 
 
-async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: Ticket, kind: str,
-                  facts: dict[str, Any]) -> Response:
-    """Draw the images of an admitted request, and answer with them in the requested form. Raises ServiceError."""
+async def respond(ledger: Ledger, http: Request, request: ImageRequest, ticket: Ticket, form: Form,
+                  event: type[ImageEvent], facts: dict[str, Any]) -> Response:
+    """Draw the images of an admitted request, and answer with them in the requested form. Raises ServiceError.
+
+    facts: fields of `form` and `event` that only their route knows.
+    """
     submitting = ledger.submit(ticket, request.plan.specs(request.answer.occluded))
     await (while_connected(http, submitting) if request.stream else submitting)  # in a front, a stream waits here
     sized = request.answer.overlay or request.answer.frame
     common = {"created": int(time.time()), **request.served.facts, "size": sized.size,
               "output_format": request.format, "warnings": request.warnings, **facts}
     if request.stream:
-        return Stream(stream_events(ledger, request, ticket, kind, common), ticket)
-    response = await while_connected(http, in_one_piece(request, ticket, common))
+        return Stream(stream_events(ledger, request, ticket, event, common), ticket)
+    response = await while_connected(http, in_one_piece(request, ticket, form, common))
     ledger.release(ticket, "completed")
     return response
 
 
-async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, Any]) -> Response:
+async def in_one_piece(request: ImageRequest, ticket: Ticket, form: Form, common: dict[str, Any]) -> Response:
     """A response that is not a stream. Each image is encoded as soon as it is done. Raises ServiceError."""
     found = {place: (await encoded(request, ticket, event.canvas), request.answer.facts_of(event))
              async for place, event in answered(request, ticket) if isinstance(event, ImageDone)}
@@ -70,15 +73,19 @@ async def in_one_piece(request: ImageRequest, ticket: Ticket, common: dict[str, 
         if request.array:
             return Response(encode.npy([file for file, _ in files], request.answer.shape), media_type=encode.NPY,
                             headers=_headers(request, [facts for _, facts in files]))
-        data: list[dict[str, Any]] = []
+        data = []
         for file, facts in files:
             text = base64.b64encode(file).decode()
-            image = {"url": f"data:{media_type};base64,{text}"} if request.as_url else {"b64_json": text}
-            revised = {} if request.revised_prompt is None else {"revised_prompt": request.revised_prompt}
-            data.append(image | facts | revised)
-        return JSONResponse(common | {"usage": NO_USAGE, "data": data})
+            data.append(ImageData(b64_json=None if request.as_url else text,
+                                  url=f"data:{media_type};base64,{text}" if request.as_url else None,
+                                  revised_prompt=request.revised_prompt, **facts))
+        return as_json(form(data=data, **common))
 
     return answer() if request.answer.soon else await asyncio.to_thread(answer)
+
+
+def as_json(answer: BaseModel) -> Response:
+    return Response(answer.model_dump_json(), media_type="application/json")
 
 
 def _headers(request: ImageRequest, images: list[dict[str, int | float]]) -> dict[str, str]:
@@ -143,7 +150,7 @@ async def while_connected(http: Request, work: Awaitable[T]) -> T:
         raise ClientLeft("the client disconnected while it waited for its answer") from None
 
 
-async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, kind: str,
+async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, form: type[ImageEvent],
                         common: dict[str, Any]) -> AsyncIterator[bytes]:
     """Server-sent events of one request."""
     # an image that is drawn again sends its partial images again, with the same numbers
@@ -154,21 +161,22 @@ async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, k
             if event is None:
                 yield KEEPALIVE_COMMENT
                 continue
-            data = common | {"image_index": place} | request.answer.facts_of(event)
             if isinstance(event, ImageDone):
                 png = await encoded(request, ticket, event.canvas)
-                data |= {"type": f"{kind}.completed", "b64_json": base64.b64encode(png).decode(), "usage": NO_USAGE}
+                own: dict[str, Any] = {"type": f"{form.kind}.completed", "usage": Usage()}
             elif event.rows in rows:
                 png = await encoded(request, ticket, event.canvas, event.rows)
-                data |= {"type": f"{kind}.partial_image", "partial_image_index": rows[event.rows],
-                         "rows": event.rows, "b64_json": base64.b64encode(png).decode()}
+                own = {"type": f"{form.kind}.partial_image", "partial_image_index": rows[event.rows],
+                       "rows": event.rows}
             else:
                 continue
-            yield format_sse_event(event=data["type"], data_str=json.dumps(data))
+            sent = form(**common, image_index=place, **request.answer.facts_of(event), **own,
+                        b64_json=base64.b64encode(png).decode())
+            yield format_sse_event(event=sent.type, data_str=sent.model_dump_json())
         ledger.release(ticket, "completed")
     except ServiceError as error:
         ledger.release(ticket, "failed")
-        yield format_sse_event(event="error", data_str=json.dumps(error_json(error)))
+        yield format_sse_event(event="error", data_str=envelope(error).model_dump_json())
 
 
 class Stream(EventSourceResponse):

@@ -20,10 +20,9 @@ from ...errors import (
     NotJson,
 )
 from .. import fields
-from ..openapi import BODY, LEAVING, error_responses, event_stream, ok_response
+from ..openapi import BODY, LEAVING, error_responses, event_stream, example, ok_response
 from ..schemas import (
     COMPARE,
-    REPORT,
     CompareBody,
     Comparison,
 )
@@ -32,10 +31,11 @@ from ..service import Service, ServiceDep, preferred
 router = APIRouter(tags=["compare"])
 
 _EVENTS = event_stream(Comparison, {
-    "comparison.progress": {"report": REPORT}, "comparison.cancelled": {"status": "cancelled", "progress": 0.0},
-    "comparison.completed": {"status": "completed", "progress": 1.0, "report": REPORT},
-    "comparison.failed": {"status": "failed",
-                          "error": "the engine made no progress for 600 s"}})
+    "comparison.progress": example(Comparison),
+    "comparison.cancelled": example(Comparison, status="cancelled", progress=0.0, report=None),
+    "comparison.completed": example(Comparison, status="completed", progress=1.0),
+    "comparison.failed": example(Comparison, status="failed", report=None,
+                                 error="the engine made no progress for 600 s")})
 
 
 @router.post("/v1/compare", status_code=202, summary="Start a comparison", response_model=Comparison,

@@ -25,12 +25,11 @@ from ..service import Service
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=AdmittingRoute)
 
-_GENERATIONS = image_responses("image_generation", GenerationEvent,
-                               InvalidRequest("n must be 1..16, got 17", param="n"),
+_GENERATIONS = image_responses(GenerationEvent, InvalidRequest("n must be 1..16, got 17", param="n"),
                                ModelNotFound("mnist-large", ["mnist-small"]), NotJson("text/plain"),
                                links={"generate": {"model": "model", "seed": "data/0/seed"}})
 _FORM = {"examples": EDIT, "encoding": {"image[]": {"explode": True}}}  # /docs then sends no part without a picture
-_EDITS = image_responses("image_edit", EditEvent,
+_EDITS = image_responses(EditEvent,
                          InvalidRequest("it is not clear what to fill in: use an image or a mask with transparent "
                                         "pixels, or keep_rows", param="image"),
                          ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24), Exhausted(),
@@ -50,7 +49,8 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
     ticket: Ticket = http.state.ticket
     request = ImageRequest(service, http, body)
     service.ledger.admit(ticket, request.served, request.demand(known=0), request.timeout_s)
-    return await respond(service.ledger, http, request, ticket, "image_generation", {"candidates": body.candidates})
+    return await respond(service.ledger, http, request, ticket, ImagesResponse, GenerationEvent,
+                         {"candidates": body.candidates})
 
 
 @router.post("/edits", response_model=EditResponse, operation_id="edit", responses=_EDITS,
@@ -78,4 +78,4 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
     occluded = request.complete(service, found, form.conditioning)
     facts = facts_of(occluded, found) | {"candidates": form.candidates}
     del found  # frees the megabytes of a prepared picture while its completions wait
-    return await respond(service.ledger, http, request, ticket, "image_edit", facts)
+    return await respond(service.ledger, http, request, ticket, EditResponse, EditEvent, facts)

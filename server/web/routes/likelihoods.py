@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, File, Request, Response
-from fastapi.responses import JSONResponse
 
 from linpix.model.likelihood import Scoring
 
@@ -24,7 +23,7 @@ from ..likelihood_schemas import Likelihoods
 from ..openapi import BODY, DRAWING, PNG, error_responses, ok_response, png_headers
 from ..requests.image_request import PictureRequest
 from ..requests.request_schemas import LIKELIHOOD, LikelihoodForm
-from ..requests.responses import while_connected
+from ..requests.responses import as_json, while_connected
 from ..requests.uploads import decoded, facts_of, only
 from ..service import Service
 
@@ -91,13 +90,14 @@ def _answer(request: PictureRequest, scoring: Scoring, facts: dict[str, Any], *,
     """drawn: whether the JSON has the map as a PNG too."""
     checkpoint = request.served.checkpoint
     bits, found = likelihood(scoring, request.label, checkpoint, every=every)
-    source = {"model": checkpoint.name, "checkpoint": checkpoint.digest, "precision": "fp32"}
+    source = {"model": checkpoint.name, "checkpoint": checkpoint.digest}
     alone = request.alone == "png"  # only PNG: maps have transparent parts, and exact values
     png = map_png(bits, request.config, request.frame) if drawn or alone else b""
     if alone:
         headers = {f"x-linpix-{name}": quote(value, safe="+") for name, value in source.items()}
+        headers["x-linpix-precision"] = "fp32"
         headers |= {f"x-linpix-{name.replace('_', '-')}": f"{found[name]:.6g}" for name in ("bits_per_dim",
                                                                                             "log_likelihood")}
         return Response(png, media_type="image/png", headers=headers)
-    return JSONResponse({"created": int(time.time()), **source, "warnings": request.warnings, **facts, **found,
-                         "map": numbers(bits, request.config), "b64_json": base64.b64encode(png).decode() or None})
+    return as_json(Likelihoods(created=int(time.time()), **source, warnings=request.warnings, **facts, **found,
+                               map=numbers(bits, request.config), b64_json=base64.b64encode(png).decode() or None))
