@@ -75,16 +75,21 @@ LINPIX_INLINE Floats tanh(Floats x) {
   return where_less(x, 0.0f, -size, size);
 }
 
+#if !defined(__CUDACC__)  // a GPU has instructions for these (cuda/lane.h)
+LINPIX_INLINE Floats reciprocal(Floats x) { return Floats(1.0f) / x; }
+LINPIX_INLINE Floats fast_exp(Floats x) { return exp(x); }
+#endif
+
 // x Phi(x), with erfc by Abramowitz and Stegun, 7.1.26: absolute error of erfc at most 1.5e-7
 LINPIX_INLINE Floats gelu(Floats x) {
   const Floats z = magnitude(x) * 0.707106781f;
-  const Floats t = Floats(1.0f) / multiply_add(z, 0.3275911f, 1.0f);
+  const Floats t = reciprocal(multiply_add(z, 0.3275911f, 1.0f));
   Floats p = 1.061405429f;
   p = multiply_add(p, t, -1.453152027f);
   p = multiply_add(p, t, 1.421413741f);
   p = multiply_add(p, t, -0.284496736f);
   p = multiply_add(p, t, 0.254829592f);
-  const Floats half_erfc = 0.5f * (p * t * exp(-(z * z)));  // of |x| / sqrt(2)
+  const Floats half_erfc = 0.5f * (p * t * fast_exp(-(z * z)));  // of |x| / sqrt(2)
   return x * where_less(x, 0.0f, half_erfc, Floats(1.0f) - half_erfc);
 }
 

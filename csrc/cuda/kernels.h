@@ -12,15 +12,26 @@
 //   GPU can do). S is read once per step, in 16-byte chunks that are requested before any of them is used. It can be
 //   kept in float16, and written only once per group of tokens (see Pools).
 // - A layer is five kernels, since norms, residuals and activations are part of the products (pass.cpp, product.h).
+//   With many rows it is seven: a norm in each block of columns would cost more than a kernel for it (many_rows.h).
 // - On Hopper and later, a kernel begins while the one before it ends, and requests what that one does not write:
 //   weights and state (follow in threads.h).
 // - Nothing waits for the processor: steps, positions and images are in the GPU's memory, so a CUDA graph
 //   holds several passes (ops.cpp, model/cuda.py).
 #pragma once
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "../decode.h"
 
 namespace linpix {
+
+// Whether LINPIX_WITHOUT, a list of names, has this one. It chooses older kernels when a graph is recorded, to measure
+// both on a GPU: many (rows are normalised by each block), medium (128 x 128 products from 65 rows on).
+inline bool without(const char* name) {
+  const char* list = getenv("LINPIX_WITHOUT");
+  return list && strstr(list, name);
+}
 
 // The recurrent state of all slots. If the next token is number n in its image and defer > 1, S holds only whole groups
 // of tokens, those below n - n % defer. The keys and values of later ones wait in pairs. So S is read at every step,
@@ -42,6 +53,7 @@ struct Buffers {
   float *sum, *x;  // (rows * tokens, d_model): a sub-layer's output and its residual; the residual stream
   float* qkv;      // (rows * tokens, columns of qkv)
   void *y, *hidden;  // (rows * tokens, depth of out), (rows * tokens, depth of down): float or bfloat16
+  void* normalised;  // (rows * tokens, depth of qkv): bfloat16; null for few rows, and in float32
   bool* skipped;     // (rows * tokens): sub-pixels that are not tokens; null unless prefill has Pools.tokens
 };
 
@@ -62,16 +74,17 @@ struct AttendCall {
 };
 
 struct ProductCall {
-  const void* a;  // (rows, depth): what is multiplied; null: what residual_norm makes of sum is multiplied
+  const void* a;  // (rows, depth): what is multiplied; null: what residual and norm make of sum is multiplied
   Matrix weights;
   int rows;
-  // residual_norm: x = post(sum), or sum without post; what is multiplied is pre(x), or x without pre
+  // residual and norm: x = post(sum), or sum without post; what is multiplied is pre(x), or x without pre
   const float* sum;
   Norm post, pre;
   int d_model;
-  float* x;        // written by residual_norm, read by Product::add
+  float* x;        // written with the norm, read by Product::add
   void* out;       // (rows, columns)
   bool gelu;
+  void* normalised;  // (rows, depth): of many rows in bfloat16, what is multiplied
 };
 
 struct EndCall {
@@ -81,13 +94,17 @@ struct EndCall {
   bool keep_head = false;  // head weights are kept in shared memory; set by finish() if they fit
 };
 
+// With more rows than FEW, in bfloat16, each row is normalised once, by a kernel of its own; up to MEDIUM rows, tiles are
+// 64 x 64, and then 128 x 128. The buffers then need whole tiles of rows.
+constexpr int FEW = 64, MEDIUM = 1024, TILE_ROWS = 128;
+
 // What a product does with its sums: qkv stores them, up applies relu or gelu, add adds x.
 enum class Product { qkv, up, add };
 
-// Each starts one kernel and returns a cudaError_t. overlapped: see launch in threads.h; always so in multiply, finish
+// Each starts one kernel (multiply two if rows are normalised) and returns a cudaError_t. overlapped: see launch in threads.h; always so in multiply, finish
 // and keep_last, never in embed.
 int attend(const AttendCall&, void* stream, bool overlapped);
-int multiply(Product, const ProductCall&, bool bf16, void* stream);
+int multiply(Product, ProductCall, bool bf16, void* stream);
 int embed(const Pass&, void* stream);
 int finish(const EndCall&, void* stream);
 int run_ahead(const Pass&, void* stream, bool overlapped);

@@ -1,4 +1,4 @@
-// A row of the residual stream in a warp's registers, and LayerNorm of it.
+// A row of the residual stream in a warp's registers, LayerNorm of it, and a kernel that does nothing else.
 #pragma once
 
 #include "kernels.h"
@@ -6,16 +6,17 @@
 
 namespace linpix::LINPIX_ISA {
 
-struct RowPart {  // column c of the row is value[c / 32] of lane c % 32; norms do not touch columns beyond the row's
-  static constexpr int MAX_COLUMNS = MAX_D_MODEL / WARP;
-  float value[MAX_COLUMNS], total;
+template <int COLUMNS>
+struct RowOf {  // column c of the row is value[c / 32] of lane c % 32; norms do not touch columns beyond the row's
+  float value[COLUMNS], total;
 };
+using RowPart = RowOf<MAX_D_MODEL / WARP>;
 
 // f(value, column) for this lane's columns of a row of n.
-template <class F>
-LINPIX_INLINE void each_column(RowPart& row, int lane, int n, F f) {
+template <int COLUMNS, class F>
+LINPIX_INLINE void each_column(RowOf<COLUMNS>& row, int lane, int n, F f) {
 #pragma unroll
-  for (int c = 0; c < RowPart::MAX_COLUMNS; ++c)
+  for (int c = 0; c < COLUMNS; ++c)
     if (c * WARP + lane < n) f(row.value[c], c * WARP + lane);
 }
 
@@ -49,5 +50,33 @@ LINPIX_INLINE void normalise(Threads& threads, Own& own, const Norm& norm, int n
                 [&](float& x, int c) { x = multiply_add(x * scale, norm.weight[c], norm.bias[c]); });
   });
 }
+
+// A warp for each row: the residual stream x, and what is multiplied, a; see ProductCall. COLUMNS: of a lane, at least;
+// a row of few columns needs few registers, so many warps run at once.
+template <int COLUMNS>
+struct NormaliseRows {
+  static constexpr int BLOCK = 4 * WARP, PER_SM = COLUMNS > 8 ? 4 : 8;
+
+  LINPIX_BODY run(Threads<BLOCK>& threads, const ProductCall& call) {
+    const int n = call.d_model, depth = call.weights.depth;
+    const auto row_of = [&](int i) { return threads.x * (BLOCK / WARP) + i / WARP; };
+    typename Threads<BLOCK>::template Own<RowOf<COLUMNS>> own;
+    threads.follow();
+    threads.each([&](int i) {
+#pragma unroll
+      for (float& x : own[i].value) x = 0;
+      each_column(own[i], i % WARP, n, [&](float& x, int c) { x = call.sum[row_of(i) * n + c]; });
+    });
+    if (call.post.weight) normalise(threads, own, call.post, n);
+    threads.each([&](int i) {
+      each_column(own[i], i % WARP, n, [&](float& x, int c) { call.x[row_of(i) * n + c] = x; });
+    });
+    if (call.pre.weight) normalise(threads, own, call.pre, n);
+    threads.each([&](int i) {
+      each_column(own[i], i % WARP, depth,
+                  [&](float& x, int c) { store((bfloat16*)call.normalised + row_of(i) * depth + c, x); });
+    });
+  }
+};
 
 }  // namespace linpix::LINPIX_ISA

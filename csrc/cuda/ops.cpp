@@ -127,7 +127,8 @@ class Call {
     pools.S = checked<void>(S, op, "S", half ? ScalarType::Half : ScalarType::Float, {N, L, H, D, M});
     pools.z = checked<float>(z, op, "z", ScalarType::Float, {N, L, H, D});
 
-    const int64_t count = B * at_once;
+    const bool many = m.bf16 && B * at_once > FEW;
+    const int64_t count = many ? (B * at_once + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS : B * at_once;
     const Layer& layer = m.layer[0];
     const ScalarType type = m.bf16 ? ScalarType::BFloat16 : ScalarType::Float;
     const auto buffer = [&](int64_t columns, ScalarType kind, bool zeroed = false) {
@@ -138,6 +139,7 @@ class Call {
     pass.buffers.qkv = (float*)buffer((int64_t)layer.qkv.groups * layer.qkv.columns, ScalarType::Float);
     pass.buffers.y = buffer(layer.out.depth, type, H * M < layer.out.depth);  // padded columns are multiplied by zero
     pass.buffers.hidden = buffer(layer.down.depth, type);
+    if (many) pass.buffers.normalised = buffer(layer.qkv.depth, type);
   }
 
   Pass pass{};

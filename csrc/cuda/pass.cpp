@@ -1,6 +1,6 @@
 // The order of the kernels in a pass of decode and in a chunk of prefill.
 //
-// Why it is fast: kernels are few, since they run one after the other. A layer has five. A step has one more, finish,
+// Why it is fast: kernels are few, since they run one after the other. A layer has five, or seven with many rows. A step has one more, finish,
 // or two if sub-pixels can skip the layers (run_ahead). Nothing here waits for the GPU.
 #include <algorithm>
 
@@ -9,13 +9,13 @@
 namespace linpix {
 namespace {
 
-// All layers, five kernels each. Without `predict`, the last layer only updates its state.
+// All layers. Without `predict`, the last layer only updates its state.
 int run_layers(const Pass& p, bool predict, void* stream) {
   const Model& m = p.model;
   const Buffers& b = p.buffers;
   const int rows = p.rows.count * p.tokens;
   const auto product = [&](Product kind, const Matrix& weights, const void* a, Norm post, Norm pre, void* out) {
-    ProductCall call{a, weights, rows, b.sum, {}, {}, m.d_model, b.x, out, m.gelu};
+    ProductCall call{a, weights, rows, b.sum, {}, {}, m.d_model, b.x, out, m.gelu, b.normalised};
     (m.pre_norm ? call.pre : call.post) = m.pre_norm ? pre : post;
     return multiply(kind, call, m.bf16, stream);
   };

@@ -1,5 +1,6 @@
 // Chooses the tiles of a product. With few rows they are small, so that the columns are spread over many
-// multiprocessors; with many rows they are large, so that each weight that is read serves 64 rows.
+// multiprocessors; with many rows they are large, so that each weight that is read serves 64 or 128 rows.
+#include "many_rows.h"
 #include "product.h"
 
 namespace linpix {
@@ -7,27 +8,55 @@ namespace {
 
 using namespace linpix::LINPIX_ISA;
 
-constexpr int FEW = 64;  // rows: up to so many, tiles are small
+template <class Kernel>
+Grid grid_of(const ProductCall& call) {
+  const int tiles = call.weights.groups * call.weights.columns / WIDE;
+  return {(call.rows + Kernel::ROWS - 1) / Kernel::ROWS, (tiles + Kernel::TILES - 1) / Kernel::TILES};
+}
 
 template <class Kernel>
 int start(const ProductCall& call, void* stream) {
-  const int tiles = call.weights.groups * call.weights.columns / WIDE;
-  const Grid grid = {(call.rows + Kernel::ROWS - 1) / Kernel::ROWS, (tiles + Kernel::TILES - 1) / Kernel::TILES};
-  return launch<Kernel>(grid, Kernel::shared_bytes(call.weights.depth), stream, true, call);
+  return launch<Kernel>(grid_of<Kernel>(call), Kernel::shared_bytes(call.weights.depth), stream, true, call);
+}
+
+template <Product PRODUCT, bool GELU = false>
+int start_many(const ProductCall& call, void* stream) {
+  constexpr bool ADD = PRODUCT == Product::add;  // d_model has few columns, so tiles of half the width fill the GPU
+  using Large = MultiplyMany<PRODUCT, GELU, ADD ? 2 : 4, 4, ADD ? 4 : 2, ADD ? 2 : 4, ADD ? 4 : 3>;
+  using Medium = MultiplyMany<PRODUCT, GELU, 2, ADD ? 1 : 2, 2, 4, 4>;
+  const bool fits = Large::SHARED_BYTES <= this_gpu().shared_bytes;
+  if (fits && (call.rows > MEDIUM || without("medium")))
+    return launch<Large>(grid_of<Large>(call), Large::SHARED_BYTES, stream, true, call);
+  return launch<Medium>(grid_of<Medium>(call), Medium::SHARED_BYTES, stream, true, call);
 }
 
 template <Product PRODUCT>
 int start(const ProductCall& call, bool bf16, void* stream) {
   if (!bf16) return start<Multiply<float, PRODUCT, 1, 1, 1, 4, 8>>(call, stream);
-  using Few = Multiply<bfloat16, PRODUCT, 1, 1, 1, PRODUCT == Product::add ? 2 : 4, 16>;  // d_model has few columns
+  if (call.rows > FEW && !without("many")) {
+    if (PRODUCT == Product::up && call.gelu) return start_many<Product::up, true>(call, stream);
+    return start_many<PRODUCT>(call, stream);
+  }
+  using Few = Multiply<bfloat16, PRODUCT, 1, 1, 1, PRODUCT == Product::add ? 2 : 4, 16>;
   using Many = Multiply<bfloat16, PRODUCT, 2, 4, 2, 4, 3>;
   const bool fits = Many::shared_bytes(call.weights.depth) <= this_gpu().shared_bytes;
   return call.rows > FEW && fits ? start<Many>(call, stream) : start<Few>(call, stream);
 }
 
+int normalise_rows(const ProductCall& call, void* stream) {
+  const Grid grid = {(call.rows + TILE_ROWS - 1) / TILE_ROWS * (TILE_ROWS / 4)};  // rows beyond the last are padding
+  if (call.weights.depth <= 4 * WARP) return launch<NormaliseRows<4>>(grid, 0, stream, true, call);
+  if (call.weights.depth <= 8 * WARP) return launch<NormaliseRows<8>>(grid, 0, stream, true, call);
+  return launch<NormaliseRows<16>>(grid, 0, stream, true, call);
+}
+
 }  // namespace
 
-int multiply(Product product, const ProductCall& call, bool bf16, void* stream) {
+int multiply(Product product, ProductCall call, bool bf16, void* stream) {
+  if (bf16 && !call.a && call.rows > FEW && !without("many")) {
+    if (const int failed = normalise_rows(call, stream)) return failed;
+    call.a = call.normalised;
+  }
   switch (product) {
     case Product::qkv: return start<Product::qkv>(call, bf16, stream);
     case Product::up: return start<Product::up>(call, bf16, stream);

@@ -1,4 +1,5 @@
-// The matrix product: some rows times a packed weight, with what comes before it (residual and norm) and after it.
+// The matrix product: some rows times a packed weight, with what comes before it (residual and norm) and after it. For
+// few rows, and in float32; many rows in bfloat16 have many_rows.h.
 //
 // Each output has one accumulator, which takes k in order, and tiles of all shapes use the same instruction; k is never
 // split. So an output does not depend, bit for bit, on how many rows there are.
@@ -20,9 +21,8 @@ constexpr int STEP = 32;  // values of k in a stage; packed weights hold whole s
 constexpr int WIDE = 8;   // columns of a tile of weights
 
 LINPIX_INLINE void put_pair(float* to, float x, float y) { to[0] = x, to[1] = y; }
-LINPIX_INLINE void put_pair(bfloat16* to, float x, float y) {
-  *(uint32_t*)to = rounded(x).bits | (uint32_t)rounded(y).bits << 16;
-}
+LINPIX_INLINE void put_pair(bfloat16* to, float x, float y) { *(uint32_t*)to = rounded_pair(x, y); }
+LINPIX_INLINE float activate(float x, bool as_gelu) { return as_gelu ? gelu(x).x : at_least(x, 0).x; }
 
 // What a warp multiplies in one stage: 16 * MT rows of a by NT tiles of weights. Packed weights are tile after tile,
 // and in a tile stage after stage (model/packing.py). Sums are laid out as by mma.m16n8k16: lane i has the rows
@@ -194,8 +194,6 @@ struct Multiply {
   }
 
  private:
-  static LINPIX_INLINE float activate(float x, bool as_gelu) { return as_gelu ? gelu(x).x : at_least(x, 0).x; }
-
   // Makes the residual stream of what the last sub-layer left, and of it the rows to be multiplied: see ProductCall.
   LINPIX_BODY residual_norm(Threads<BLOCK>& threads, const ProductCall& call, T* a, int stride, int64_t first_row,
                             int rows) {
@@ -205,7 +203,7 @@ struct Multiply {
       threads.each([&](int i) {
         const int row = first + i / WARP;
 #pragma unroll
-        for (int c = 0; c < RowPart::MAX_COLUMNS; ++c) own[i].value[c] = 0;
+        for (float& x : own[i].value) x = 0;
         if (row < rows)
           each_column(own[i], i % WARP, n, [&](float& x, int c) { x = call.sum[(first_row + row) * n + c]; });
       });

@@ -95,6 +95,21 @@ class Threads {
 #endif
   }
 
+  // Four 8 x 8 matrices of 16 bits from shared memory, for a warp. from(thread): row lane % 8 of matrix lane / 8, 16
+  // bytes. to(thread)[m] becomes elements (lane / 4, lane % 4 * 2) of matrix m and the next: the layout of multiply.
+  template <class To, class From>
+  __device__ __forceinline__ void matrices(To to, From from) {
+    const int i = (int)threadIdx.x;
+    uint32_t* r = to(i);
+#if __CUDA_ARCH__ >= 750
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(from(i));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+#else
+    __trap();
+#endif
+  }
+
   // Starts a copy of 16 bytes into shared memory; wait() waits for its end.
   __device__ __forceinline__ void copy(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
@@ -243,6 +258,13 @@ class Threads {
             sum = multiply_add(half(a(warp + row % 8 * 4 + k % 8 / 2)[row / 8 + k / 8 * 2], k % 2),
                                half(b(warp + column * 4 + k % 8 / 2)[k / 8], k % 2), sum);
         }
+  }
+
+  template <class To, class From>
+  void matrices(To to, From from) {
+    for (int i = 0; i < COUNT; ++i)
+      for (int m = 0; m < 4; ++m)
+        memcpy(to(i) + m, from(i / WARP * WARP + m * 8 + i % WARP / 4) + i % 4 * 4, sizeof(uint32_t));
   }
 
   void copy(void* to, const void* from) { open_.push_back([=] { memcpy(to, from, 16); }); }

@@ -66,7 +66,7 @@ int main() {
         report("decode", [&] { return decode(skips, 1, nullptr); });
         report("prefill", [&] { return prefill(skips, 1, nullptr); });
         for (const Product product : {Product::qkv, Product::up, Product::add})
-          for (const int rows : {1, 200}) {
+          for (const int rows : {1, 200, 2000}) {
             ProductCall call{};
             call.weights = layer.up;
             call.rows = rows;

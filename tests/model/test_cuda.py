@@ -213,6 +213,20 @@ def test_an_image_does_not_depend_on_batch_slot_quantum_or_neighbours(place, sha
         assert torch.equal(pool.S[9], kept[0])
 
 
+@pytest.mark.parametrize(("shape", "rows"), [("post-norm", 140), ("relu", 70), ("odd widths", 70)])
+def test_no_tile_of_products_changes_a_bit(place, monkeypatch, shape, rows):
+    """In tiles of 64 x 64, of 128 x 128, and of the older product, which normalises a row in each block."""
+    config, slots, found = SHAPES[shape], list(range(1, rows + 1)), []
+    for without in ("", "medium", "many"):
+        monkeypatch.setenv("LINPIX_WITHOUT", without)
+        pool = GpuPool(net_of(config), rows, **place)
+        pool.put(slots, images_of(config, 1)[0], torch.arange(config.subpixels) < 5)
+        decode(pool, slots, [0] * rows, [8] * rows, slots)
+        found.append((pool.canvas, pool.S[1:], pool.z[1:]))
+    for other in found[1:]:
+        assert all(torch.equal(one, another) for one, another in zip(found[0], other, strict=True))
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("preset", ["mnist", "cifar10", "mnist-conditional"])
@@ -786,8 +800,8 @@ def test_the_bytes_of_a_step_are_those_of_the_limits_in_the_readme():
 
 # --- what the compiler says ----------------------------------------------------------------------------------------
 
-CEILINGS = {"Attend": 128, "Multiply": 128, "Embed": 64, "Finish": 64, "RunAhead": 128, "KeepLast": 64,  # registers
-            "CausalForward": 128, "CausalBackward": 128}
+CEILINGS = {"Attend": 128, "Multiply": 128, "MultiplyMany": 128, "NormaliseRows": 128, "Embed": 64, "Finish": 64,
+            "RunAhead": 128, "KeepLast": 64, "CausalForward": 128, "CausalBackward": 128}  # registers
 
 
 NVCC = ["nvcc", "-std=c++17", f"-I{ROOT / 'csrc'}", f"-I{TORCH / 'include'}", "-DUSE_CUDA"]
