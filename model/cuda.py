@@ -17,7 +17,7 @@ from torch import Tensor
 from .attention import PADDING_SLOT
 from .attention.linear import RecurrentState
 from .inputs import START
-from .packing import PRECISIONS, pack, state_scale
+from .packing import PRECISIONS, pack, pack_state, state_scale
 from .transformer import Transformer
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a graph; unused rows are padding
@@ -30,6 +30,7 @@ _recording = threading.Lock()  # CUDA allows one capture at a time, and a model 
 # Whether a kernel may begin while the one before it ends; csrc reads it at each launch. It is set at import: adding a
 # name later may make C move the environment while another thread reads it.
 OVERLAP = "LINPIX_OVERLAP"
+WITHOUT = "LINPIX_WITHOUT"  # kernels that older ones replace, to measure both: see csrc/cuda/kernels.h
 os.environ.setdefault(OVERLAP, "1")
 
 
@@ -167,6 +168,8 @@ class GpuPool:
             most = torch.finfo(torch.float16).max
             self._saturated += (S.abs() > most).sum()
             S = S.clamp(-most, most)
+            if self.format.defer == 8 and self.config.key_dim == 32 and "recall" not in os.environ.get(WITHOUT, ""):
+                S = pack_state(S)  # csrc/cuda/recall.h decodes it
         self.S[slot], self.z[slot] = S.to(self.S.dtype), state.z[source].to(self.device)
         self.tokens[slot] = self.format.defer
         if self.last is not None:

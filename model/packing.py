@@ -79,6 +79,16 @@ def pack_tiles(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     return lanes.permute(0, 2, 1, 4, 3, 5).flatten().to(dtype)
 
 
+def pack_state(S: Tensor) -> Tensor:
+    """S (..., 32, 32) in the order in which a GPU's matrix units take it (csrc/cuda/recall.h), of the same shape.
+
+    Four tiles of 8 columns; in a tile the 32 lanes of a warp; of each lane the 8 numbers of column lane / 4 at key dims
+    lane % 4 * 2 and the next, and at those 8, 16 and 24 further on.
+    """
+    tiles = S.unflatten(-2, (4, 4, 2)).unflatten(-1, (4, 8))  # (..., 8 key dims, lane % 4, pair, tile, lane / 4)
+    return tiles.movedim((-2, -1, -4, -5, -3), (-5, -4, -3, -2, -1)).reshape(S.shape)
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A model in the form that csrc's operators take.

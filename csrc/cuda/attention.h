@@ -45,14 +45,18 @@ struct Stored<float16> {
   static LINPIX_INLINE void read(const Chunk& from, float (&to)[8], float scale) {
     for (int e = 0; e < 8; ++e) to[e] = widened(float16{(uint16_t)(from.word[e / 2] >> e % 2 * 16)}) * scale;
   }
+  static LINPIX_INLINE bool clamp(float& x) {  // returns whether it had to
+    const bool beyond = magnitude(x).x > MAX_HALF;
+    if (beyond) x = x < 0 ? -MAX_HALF : MAX_HALF;
+    return beyond;
+  }
   // Rounds to what read would return; returns how many elements had to be clamped.
   static LINPIX_INLINE int round(float (&x)[8], float scale) {
     int clamped = 0;
     for (int e = 0; e < 8; ++e) {
-      const float y = x[e] * (1 / scale);  // exact: a power of two
-      const bool beyond = magnitude(y).x > MAX_HALF;
-      clamped += beyond;
-      x[e] = (beyond ? (y < 0 ? -MAX_HALF : MAX_HALF) : widened(halved(y))) * scale;
+      float y = x[e] * (1 / scale);  // exact: a power of two
+      clamped += clamp(y);
+      x[e] = widened(halved(y)) * scale;
     }
     return clamped;
   }

@@ -1,6 +1,7 @@
 // What the CUDA kernels work on (plain pointers into the GPU's memory, and sizes), and the functions that start them.
 // Begin here to read csrc/cuda/. pass.cpp puts the kernels in order, threads.h says how a kernel is written, product.h
-// has the matrix products, attention.h the recurrent state, and ends.h embedding, head and sampling.
+// and many_rows.h have the matrix products, attention.h and recall.h the recurrent state, and ends.h embedding, head and
+// sampling.
 //
 // A pass takes `tokens` tokens of each row through all layers: in decode one of every row, in prefill up to CHUNK.
 // Token j of row r has position positions[r] + begun + j (without positions: begun + j), where begun is taken[r] in
@@ -27,7 +28,8 @@
 namespace linpix {
 
 // Whether LINPIX_WITHOUT, a list of names, has this one. It chooses older kernels when a graph is recorded, to measure
-// both on a GPU: many (rows are normalised by each block), medium (128 x 128 products from 65 rows on).
+// both on a GPU: many (rows are normalised by each block), medium (128 x 128 products from 65 rows on), recall
+// (attention.h instead of recall.h; it also orders S, so it must be set before a pool is made).
 inline bool without(const char* name) {
   const char* list = getenv("LINPIX_WITHOUT");
   return list && strstr(list, name);

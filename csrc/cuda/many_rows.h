@@ -104,7 +104,7 @@ struct MultiplyMany {
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
           for (int m = 0; m < MT; ++m)
-            threads.matrices([&](int i) { return part[i].a[m]; }, [&](int i) {
+            threads.template matrices<false>([&](int i) { return part[i].a[m]; }, [&](int i) {
               const int lane = i % WARP, row = (i / WARP / WN * MT + m) * 16 + lane % 16;
               return at + row * ROW_BYTES + (step * STEP + half * 16 + lane / 16 * 8) * 2;
             });

@@ -95,20 +95,63 @@ class Threads {
 #endif
   }
 
+  // The same for 16 x 16 times 16 x 8 float16, and for 16 x 8 times 8 x 8 bfloat16 (a(thread)[2], b(thread)[1]).
+  template <class A, class B, class C>
+  __device__ __forceinline__ void multiply_half(A a, B b, C sums) {
+    const int i = (int)threadIdx.x;
+    const uint32_t *l = a(i), *r = b(i);
+    float(&c)[4] = sums(i);
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(l[0]), "r"(l[1]), "r"(l[2]), "r"(l[3]), "r"(r[0]), "r"(r[1]));
+#endif
+  }
+  template <class A, class B, class C>
+  __device__ __forceinline__ void multiply_short(A a, B b, C sums) {
+    const int i = (int)threadIdx.x;
+    const uint32_t *l = a(i), *r = b(i);
+    float(&c)[4] = sums(i);
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(l[0]), "r"(l[1]), "r"(r[0]));
+#endif
+  }
+
   // Four 8 x 8 matrices of 16 bits from shared memory, for a warp. from(thread): row lane % 8 of matrix lane / 8, 16
-  // bytes. to(thread)[m] becomes elements (lane / 4, lane % 4 * 2) of matrix m and the next: the layout of multiply.
-  template <class To, class From>
+  // bytes. to(thread)[m] becomes elements (lane / 4, lane % 4 * 2) of matrix m and the next, or if TRANSPOSED
+  // (lane % 4 * 2, lane / 4) and the one below: the layout of multiply.
+  template <bool TRANSPOSED, class To, class From>
   __device__ __forceinline__ void matrices(To to, From from) {
     const int i = (int)threadIdx.x;
     uint32_t* r = to(i);
-#if __CUDA_ARCH__ >= 750
+#if __CUDA_ARCH__ >= 800
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(from(i));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-#else
-    __trap();
+    if constexpr (TRANSPOSED)
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+    else
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 #endif
   }
+
+  // value(thread) of each lane becomes the largest of its warp.
+  template <class F>
+  __device__ __forceinline__ void max_across(F value) {
+    uint32_t& mine = value((int)threadIdx.x);
+#if __CUDA_ARCH__ >= 800
+    mine = __reduce_max_sync(0xffffffffu, mine);
+#endif
+  }
+
+  // Whether the condition holds for this warp, whose lanes must agree. On the host: for any warp of the block.
+  template <class F>
+  __device__ __forceinline__ bool some_warp(F condition) {
+    return condition((int)threadIdx.x);
+  }
+  __device__ __forceinline__ void warp_barrier() { __syncwarp(); }  // if phases depend on threads of their warp only
 
   // Starts a copy of 16 bytes into shared memory; wait() waits for its end.
   __device__ __forceinline__ void copy(void* to, const void* from) {
@@ -248,24 +291,40 @@ class Threads {
   }
 
   template <class A, class B, class C>
-  void multiply(A a, B b, C sums) {
-    const auto half = [](uint32_t pair, int i) { return widened(bfloat16{(uint16_t)(pair >> 16 * i)}); };
-    for (int warp = 0; warp < COUNT; warp += WARP)
-      for (int row = 0; row < 16; ++row)
-        for (int column = 0; column < 8; ++column) {
-          float& sum = sums(warp + row % 8 * 4 + column / 2)[row / 8 * 2 + column % 2];
-          for (int k = 0; k < 16; ++k)
-            sum = multiply_add(half(a(warp + row % 8 * 4 + k % 8 / 2)[row / 8 + k / 8 * 2], k % 2),
-                               half(b(warp + column * 4 + k % 8 / 2)[k / 8], k % 2), sum);
-        }
-  }
+  void multiply(A a, B b, C sums) { multiply_all<bfloat16, 16>(a, b, sums); }
+  template <class A, class B, class C>
+  void multiply_half(A a, B b, C sums) { multiply_all<float16, 16>(a, b, sums); }
+  template <class A, class B, class C>
+  void multiply_short(A a, B b, C sums) { multiply_all<bfloat16, 8>(a, b, sums); }
 
-  template <class To, class From>
+  template <bool TRANSPOSED, class To, class From>
   void matrices(To to, From from) {
     for (int i = 0; i < COUNT; ++i)
-      for (int m = 0; m < 4; ++m)
-        memcpy(to(i) + m, from(i / WARP * WARP + m * 8 + i % WARP / 4) + i % 4 * 4, sizeof(uint32_t));
+      for (int m = 0; m < 4; ++m) {
+        const auto at = [&](int row, int column) {
+          return (uint32_t)((const uint16_t*)from(i / WARP * WARP + m * 8 + row))[column];
+        };
+        const int far = i % WARP / 4, near = i % 4 * 2;
+        to(i)[m] = TRANSPOSED ? at(near, far) | at(near + 1, far) << 16 : at(far, near) | at(far, near + 1) << 16;
+      }
   }
+
+  template <class F>
+  void max_across(F value) {
+    for (int warp = 0; warp < COUNT; warp += WARP) {
+      uint32_t most = 0;
+      for (int i = 0; i < WARP; ++i) most = value(warp + i) > most ? value(warp + i) : most;
+      for (int i = 0; i < WARP; ++i) value(warp + i) = most;
+    }
+  }
+
+  template <class F>
+  bool some_warp(F condition) {
+    for (int warp = 0; warp < COUNT; warp += WARP)
+      if (condition(warp)) return true;
+    return false;
+  }
+  void warp_barrier() {}
 
   void copy(void* to, const void* from) { open_.push_back([=] { memcpy(to, from, 16); }); }
   // A group is that of the whole block: every thread calls this, and the last of COUNT calls ends the group.
@@ -285,6 +344,19 @@ class Threads {
   }
 
  private:
+  template <class Number, int K, class A, class B, class C>
+  static void multiply_all(A a, B b, C sums) {
+    const auto half = [](uint32_t pair, int i) { return widened(Number{(uint16_t)(pair >> 16 * i)}); };
+    for (int warp = 0; warp < COUNT; warp += WARP)
+      for (int row = 0; row < 16; ++row)
+        for (int column = 0; column < 8; ++column) {
+          float& sum = sums(warp + row % 8 * 4 + column / 2)[row / 8 * 2 + column % 2];
+          for (int k = 0; k < K; ++k)
+            sum = multiply_add(half(a(warp + row % 8 * 4 + k % 8 / 2)[row / 8 + k / 8 * 2], k % 2),
+                               half(b(warp + column * 4 + k % 8 / 2)[k / 8], k % 2), sum);
+        }
+  }
+
   std::vector<Chunk> memory_;
   std::vector<std::function<void()>> open_;
   std::vector<std::vector<std::function<void()>>> groups_;

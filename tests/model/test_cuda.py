@@ -75,8 +75,17 @@ SHAPES = {
         WIDER, head="categorical", background=200, background_dim=20, norm="post", patch=4,
         look_ups=("previous", "row", "column", "class"), following=((0, 1, 0), (1, 0, 0))),
 }
+# in heads of 32, whose float16 state the matrix units take (csrc/cuda/recall.h)
+RECALLED = {f"{name}, heads of 32": dataclasses.replace(SHAPES[name], key_dim=32, value_dim=32)
+            for name in ("post-norm", "no start token", "background", "pixels", "conditional", "patches")}
+ALL = SHAPES | RECALLED
 PLAIN, DEFERRED, HALF = StateFormat(), StateFormat(defer=3), StateFormat(precision="fp16", defer=8)
 FORMATS = {"fp32": PLAIN, "deferred": DEFERRED, "fp16": HALF}
+
+
+def shapes_and_formats(*shapes: str) -> list[tuple[str, str]]:
+    recalled = [name for name in RECALLED if name.removesuffix(", heads of 32") in shapes]
+    return [(shape, format_) for shape in shapes for format_ in FORMATS] + [(shape, "fp16") for shape in recalled]
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -155,11 +164,10 @@ def test_the_state_stays_close_to_float64_over_a_whole_image(place, steps):
     assert float((z[1].cpu() - z_exact).norm() / z_exact.norm()) < 1e-5
 
 
-@pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "format_"), shapes_and_formats(*SHAPES))
 def test_forced_decoding_gives_the_transformers_log_probabilities(place, shape, precision, format_):
-    config = SHAPES[shape]
+    config = ALL[shape]
     net, images = net_of(config), images_of(config, 5)
     pool = GpuPool(net, 8, precision=precision, state=FORMATS[format_], **place)
     pool.fill_with_nan(3)
@@ -192,12 +200,11 @@ def test_a_float16_state_costs_the_shipped_models_nothing_that_shows(place, data
     assert pool.saturated() == 0
 
 
-@pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("shape", ["post-norm", "background", "pixels"])
+@pytest.mark.parametrize(("shape", "format_"), shapes_and_formats("post-norm", "background", "pixels"))
 def test_an_image_does_not_depend_on_batch_slot_quantum_or_neighbours(place, shape, precision, format_):
     """Bit for bit, state and all: alone; among 69 others, in tiles of another shape; in quanta of 5 and 17 steps."""
-    pool = GpuPool(net_of(SHAPES[shape]), 80, precision=precision, state=FORMATS[format_], **place)
+    pool = GpuPool(net_of(ALL[shape]), 80, precision=precision, state=FORMATS[format_], **place)
     pool.fill_with_nan(9)
     alone = draw(pool, [2], [77])[0]
     kept = pool.S[2].clone(), pool.z[2].clone()
@@ -352,11 +359,11 @@ def test_what_overlap_is_not_to_blame_for_is_raised(emulated, monkeypatch, error
     assert recorder.calls == calls
 
 
-@pytest.mark.parametrize("format_", FORMATS)
-@pytest.mark.parametrize("shape", ["tiny", "no start token", "background", "patches", "pixels"])
+@pytest.mark.parametrize(("shape", "format_"),
+                         shapes_and_formats("tiny", "no start token", "background", "patches", "pixels"))
 def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, format_):
     """In pieces, and chunks, that end inside and outside of groups of deferred tokens, for rows of several lengths."""
-    config = dataclasses.replace(SHAPES[shape], height=16, width=16)  # more tokens than prefill takes at once
+    config = dataclasses.replace(ALL[shape], height=16, width=16)  # more tokens than prefill takes at once
     net = net_of(config)
     images, lengths = images_of(config, 5), [1, 7, 128, 150, 256]
     stepped, filled = (GpuPool(net, 5, state=FORMATS[format_], **place) for _ in range(2))
@@ -387,10 +394,9 @@ def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, format_):
     assert torch.equal(filled.images(slots), stepped.images(slots))
 
 
-@pytest.mark.parametrize("format_", FORMATS)
-@pytest.mark.parametrize("shape", ["tiny", "background, pre-norm"])
+@pytest.mark.parametrize(("shape", "format_"), shapes_and_formats("tiny", "background"))
 def test_a_taken_slot_begins_empty_whatever_lies_there(place, shape, format_):
-    pool = GpuPool(net_of(SHAPES[shape]), 3, state=FORMATS[format_], **place)
+    pool = GpuPool(net_of(ALL[shape]), 3, state=FORMATS[format_], **place)
     clean = draw(pool, [1], [4])
     pool.fill_with_nan(1)
     assert torch.equal(draw(pool, [1], [4]), clean)
@@ -429,11 +435,10 @@ def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(place, shape):
     assert (passes < T).tolist() == [config.background is not None or bool(read) for read in conditioned]
 
 
-@pytest.mark.parametrize("format_", FORMATS)
-@pytest.mark.parametrize("shape", ["conditional", "pixels, conditional"])
+@pytest.mark.parametrize(("shape", "format_"), shapes_and_formats("conditional", "pixels, conditional"))
 def test_what_was_read_elsewhere_is_loaded_and_decoded_on(place, shape, format_):
     """Log-probabilities of what is drawn after reading, by the parallel form in float64."""
-    config = SHAPES[shape]
+    config = ALL[shape]
     net, images, known = net_of(config), images_of(config, 3), torch.zeros(3, config.subpixels, dtype=torch.bool)
     known[:, 30:129], known[0, :6] = True, True
     state, start = RecurrentState(config, 3), torch.full((3,), START)
@@ -504,6 +509,7 @@ def test_what_threads_compute_does_not_depend_on_their_order(emulated):
     """Forwards and backwards: phases that depend on each other have a barrier between them."""
     for config, precision, format_ in ((WIDER, "bf16", HALF), (SHAPES["post-norm"], "fp32", DEFERRED),
                                        (SHAPES["background"], "bf16", DEFERRED), (SHAPES["conditional"], "fp32", HALF),
+                                       (ALL["post-norm, heads of 32"], "bf16", HALF),
                                        (SHAPES["pixels"], "bf16", DEFERRED)):
         found = []
         for backwards in (False, True):
@@ -801,7 +807,7 @@ def test_the_bytes_of_a_step_are_those_of_the_limits_in_the_readme():
 # --- what the compiler says ----------------------------------------------------------------------------------------
 
 CEILINGS = {"Attend": 128, "Multiply": 128, "MultiplyMany": 128, "NormaliseRows": 128, "Embed": 64, "Finish": 64,
-            "RunAhead": 128, "KeepLast": 64, "CausalForward": 128, "CausalBackward": 128}  # registers
+            "RunAhead": 128, "KeepLast": 64, "Recall": 96, "CausalForward": 128, "CausalBackward": 128}  # registers
 
 
 NVCC = ["nvcc", "-std=c++17", f"-I{ROOT / 'csrc'}", f"-I{TORCH / 'include'}", "-DUSE_CUDA"]

@@ -17,7 +17,7 @@ from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.generate import generate
 from linpix.model.inputs import START
-from linpix.model.packing import PRECISIONS, Packed, choose, pack, pack_bias, pack_matrix, quantise
+from linpix.model.packing import PRECISIONS, Packed, choose, pack, pack_bias, pack_matrix, pack_state, quantise
 from linpix.model.transformer import Transformer
 
 pytestmark = pytest.mark.skipif(not ops.compiled, reason=ops.why())
@@ -505,6 +505,15 @@ def test_packed_matrices_hold_every_weight_once_and_zeros():
         assert packed.shape == (3 * 48 * 32,)
         assert sorted(packed[packed != 0].tolist()) == weight.flatten().tolist()
     assert pack_bias(bias, 3).view(3, 48)[:, :37].flatten().tolist() == bias.tolist()
+
+
+def test_a_packed_state_has_the_numbers_of_each_lane_side_by_side():
+    S = torch.arange(2 * 32 * 32).view(2, 32, 32)
+    packed = pack_state(S).view(2, 4, 32, 8)  # tile, lane
+    for tile, lane in ((0, 0), (1, 7), (3, 30)):
+        column, first = tile * 8 + lane // 4, lane % 4 * 2
+        dims = [first + more + step for step in (0, 8, 16, 24) for more in (0, 1)]
+        assert packed[1, tile, lane].tolist() == S[1, dims, column].tolist()
 
 
 def arguments(shape="tiny", **changes):
