@@ -8,21 +8,46 @@ namespace linpix::LINPIX_ISA {
 
 // A warp for each row, between two passes of decode: takes the row through sub-pixels that are not tokens, up to the
 // next token, and embeds that.
+//
+// A lane has each of the next 32 tokens. While what is drawn is background, a sub-pixel's distribution does not depend
+// on those before it, so each lane draws its own as if they were background. What lies after the first one that is not
+// is forgotten, and drawn again. So images are those of one sub-pixel after the other, bit for bit. In a model with a
+// background, a token is one sub-pixel.
 struct RunAhead {
-  static constexpr int BLOCK = WARP, PER_SM = 16;
-  struct Counts {
-    float ink, following;  // how many of a token's values are ink; are known background that follows
+  static constexpr int BLOCK = WARP, PER_SM = 8;
+  static constexpr int COLUMNS = 32;  // parameters that a lane computes at once
+  struct Lane {
+    uint32_t stop, end;  // see `first_of`: this is a token, or beyond the last step; what was drawn is not background
+    int64_t following;   // values that are known background that follows
+    float value[COLUMNS];
+    bool read;           // by the model, so it is not drawn
+  };
+  struct Drawn {  // what a lane draws, until it is known to count
+    float log_prob;
+    uint8_t pixel;
+    bool finite;
   };
 
-  static LINPIX_HOST_DEVICE int floats(const Model& m) {  // in shared memory
-    return (m.background < 0 ? 0 : m.project.columns) + (m.head.groups + 1) * m.mixtures;
+  // In shared memory, for each lane: parameters, as many floats of scratch as mixtures, Drawn. An odd number, so that
+  // lanes use different banks.
+  static LINPIX_HOST_DEVICE int floats_of_lane(const Model& m) {
+    return ((m.head.groups + 1) * m.mixtures + (int)(sizeof(Drawn) / sizeof(float))) | 1;
+  }
+  static LINPIX_HOST_DEVICE int lanes(const Model& m) {  // fewer than 32 if there are very many parameters
+    const int fit = (48 << 10) / (int)sizeof(float) / floats_of_lane(m);
+    return fit < WARP ? fit : WARP;
+  }
+  static LINPIX_HOST_DEVICE int floats(const Model& m) {
+    return m.background < 0 ? 0 : lanes(m) * floats_of_lane(m);
   }
 
   LINPIX_BODY run(Threads<BLOCK>& threads, const Pass& p) {
     const Model& m = p.model;
     const int64_t row = threads.x;
     const int hidden = m.background < 0 ? 0 : m.project.columns, width = m.head.groups * m.mixtures;
-    float *const features = (float*)threads.shared, *const parameters = features + hidden;
+    const int together = lanes(m);
+    const auto parameters = [&](int i) { return (float*)threads.shared + i * floats_of_lane(m); };
+    const auto drawn = [&](int i) { return (Drawn*)(parameters(i) + width + m.mixtures); };
     threads.follow();
     const int64_t steps = p.rows.steps[row], position = p.rows.positions[row];
     int64_t taken = p.rows.taken[row];
@@ -30,54 +55,96 @@ struct RunAhead {
     const bool begun = !begins(p.rows, row, position + taken);
     const int64_t slot = p.rows.slots[row];
     const float* last = begun && p.pools.tokens[slot] > 0 ? p.rows.last + slot * hidden : nullptr;
-    Token k{};
-    for (; taken < steps; ++taken) {  // the same for all threads
-      k = token_at(m, p.rows, row, position + taken);
-      if (was_read(m, k)) continue;
-      if (m.background < 0) break;
-      const uint8_t* image = image_of(p, k);
-      typename Threads<BLOCK>::template Own<Counts> own;
+    uint8_t* const image = p.rows.canvas + slot * m.subpixels;
+    const bool* const known = p.rows.known + slot * m.subpixels;
+    for (bool found = false; !found && taken < steps;) {  // the same for all threads
+      typename Threads<BLOCK>::template Own<Lane> own;
       threads.each([&](int i) {
-        own[i] = {};
-        for (int v = i; v < m.values; v += WARP) {
-          own[i].ink += is_ink(m, k, image, v);
-          own[i].following += is_known_background(m, k, image, v);
+        Lane& l = own[i];
+        l.stop = l.end = 0;
+        l.following = 0;
+        l.read = false;
+        if (i >= together || taken + i >= steps) {
+          l.stop = at(i);
+          return;
         }
+        const Token k = token_at(m, p.rows, row, position + taken + i);
+        l.read = was_read(m, k);
+        if (l.read) return;
+        bool token = m.background < 0;
+        for (int v = 0; v < m.values && !token; ++v) {
+          const int32_t source = m.source[k.t * m.values + v];
+          const bool follows = v >= m.values - m.following;
+          const bool assumed = !follows && source >= position + taken && !known[source];
+          const int64_t value = assumed ? m.background : value_of(m, k, image, v);
+          token = value != m.background && value < UNKNOWN;
+          l.following += follows && value == m.background;
+        }
+        if (token) l.stop = at(i) | 1;
       });
+      threads.max_across([&](int i) -> uint32_t& { return own[i].stop; });
+      threads.each([&](int i) {
+        Lane& l = own[i];
+        if (i >= first_of(l.stop) || l.read) return;
+        const Token k = token_at(m, p.rows, row, position + taken + i);
+        const auto compute = [&](int first, int end) {
+          const float* weights = (const float*)m.skipped_head.weights;
+          for (; first < end; first += COLUMNS) {
 #pragma unroll
-      for (int stride = WARP / 2; stride >= 1; stride /= 2) {
-        threads.add_across(stride, [&](int i) -> float& { return own[i].ink; });
-        threads.add_across(stride, [&](int i) -> float& { return own[i].following; });
-      }
-      if (own[0].ink > 0) break;  // every lane has the same sum
-      threads.each([&](int i) {
-        for (int c = i; c < hidden; c += WARP)
-          store(features + c, skipped_feature(m, k, (int64_t)own[i].following, last, c));
+            for (float& x : l.value) x = 0;
+#pragma unroll 4
+            for (int c = 0; c < hidden; ++c) {
+              const float feature = skipped_feature(m, k, l.following, last, c).x;
+#pragma unroll
+              for (int j = 0; j < COLUMNS; ++j)
+                if (first + j < width) l.value[j] = multiply_add(feature, weights[c * width + first + j], l.value[j]);
+            }
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j)
+              if (first + j < width) parameters(i)[first + j] = l.value[j] + m.skipped_head.bias[first + j];
+          }
+        };
+        const int ground = m.categorical ? m.background / COLUMNS * COLUMNS : 0;  // the others are seldom needed
+        compute(ground, m.categorical ? ground + COLUMNS : width);
+        Drawn& d = *drawn(i);
+        d.finite = true;
+        d.pixel = image[k.t];
+        Rows rows = p.rows;  // finish_token writes to drawn(i), which lies where it looks
+        rows.canvas = &d.pixel - slot * m.subpixels - k.t;
+        rows.finite = &d.finite - row;
+        if (rows.log_probs) rows.log_probs = &d.log_prob - row * rows.most_steps - taken - i;
+        finish_token(m, rows, (int)row, taken + i, parameters(i), parameters(i) + width, true,
+                     [&] { compute(0, width); });
+        if (!known[k.t] && d.pixel != m.background) l.end = at(i);
       });
-      threads.barrier();
+      threads.max_across([&](int i) -> uint32_t& { return own[i].end; });
+      const int stop = first_of(own[0].stop), end = first_of(own[0].end) + 1, count = end < stop ? end : stop;
       threads.each([&](int i) {
-        const float* weights = (const float*)m.skipped_head.weights;
-        for (int j = i; j < width; j += WARP) {
-          float sum = 0;
-#pragma unroll 8
-          for (int c = 0; c < hidden; ++c) sum = multiply_add(features[c], weights[c * width + j], sum);
-          parameters[j] = sum + m.skipped_head.bias[j];
-        }
+        if (i >= count || own[i].read) return;
+        const Drawn& d = *drawn(i);
+        image[position + taken + i] = d.pixel;
+        if (!d.finite) p.rows.finite[row] = false;
+        if (p.rows.log_probs) p.rows.log_probs[row * p.rows.most_steps + taken + i] = d.log_prob;
       });
-      threads.barrier();
-      threads.each([&](int i) {
-        if (i == 0) finish_token(m, p.rows, (int)row, taken, parameters, parameters + width, true, [] {});
-      });
-      threads.barrier();  // the next token may look up what was drawn
+      threads.barrier();  // the next sub-pixels may look up what was drawn
+      taken += count;
+      found = count == stop && own[0].stop & 1;
     }
-    threads.barrier();
     threads.each([&](int i) {
-      if (taken < steps) look_up(m, k, image_of(p, k), i, p.buffers.sum + row * m.d_model);
+      if (taken < steps) {
+        const Token k = token_at(m, p.rows, row, position + taken);
+        look_up(m, k, image, i, p.buffers.sum + row * m.d_model);
+      }
       if (i) return;
       p.rows.taken[row] = taken;
       if (!begun) p.pools.tokens[slot] = 0;
     });
   }
+
+ private:
+  // Numbers whose largest one is that of the first lane; their lowest bit is free. 0: of no lane.
+  static LINPIX_INLINE uint32_t at(int lane) { return (uint32_t)(WARP - lane) << 1; }
+  static LINPIX_INLINE int first_of(uint32_t largest) { return WARP - (int)(largest >> 1); }
 };
 
 // A warp for each row, after a pass of prefill: keeps what is needed of the row's last token, and counts its tokens.
