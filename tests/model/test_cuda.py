@@ -873,6 +873,15 @@ def test_a_source_compiles_alone_without_spills_and_within_its_registers(source,
     assert ended.returncode == 0, ended.stderr
     assert "warning" not in ended.stderr.lower(), ended.stderr
     report = re.findall(r"entry function '(\w+)' for '(sm_\d+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+def test_the_gpu_benchmark_knows_every_kernel_of_decoding_by_name():
+    sources = [path.read_text() for path in CUDA.glob("*.h") if path.name != "causal.h"]
+    kernel_of = re.compile(r"struct (\w+) {[^}]*?static constexpr int BLOCK")
+    kernels = [name for source in sources for name in kernel_of.findall(source)]
+    assert {"Recall", "MultiplyMany", "NormaliseRows", "RunAhead", "Embed"} <= set(kernels)
+    for kernel in kernels:
+        assert any(name in kernel for name in benchmark.KERNELS), kernel
+
+
                         r"(\d+) bytes spill loads.*?Used (\d+) registers", ended.stderr, re.DOTALL)
     assert {sm for _, sm, *_ in report} == {"sm_80", "sm_90"}
     for name, sm, *bytes_, registers in report:
