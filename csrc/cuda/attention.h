@@ -1,8 +1,10 @@
 // The state kernel: linear attention on the state of a slot, one token after the other, a warp for each row and head.
 //
-// Why it is fast: reading and writing the state is most of its work. A warp requests all of S (D x M) at once, in
-// 16-byte chunks, and uses every sector that is fetched; on Hopper and later, while the qkv product is still running. S
-// stays in registers for all tokens of the pass, and is written back once, if a group of tokens has become complete.
+// Why it is fast: reading and writing the state is most of its work, in float32. A warp requests eight 16-byte chunks a
+// lane of S (D x M) before it uses the first, and uses every sector that is fetched; on Hopper and later, while the qkv
+// product is still running. S stays in registers for all tokens of the pass, and is written back once, if a group of
+// tokens has become complete. With float16 and deferred tokens, it waits for the pairs first, then for S, then for the
+// other pairs, and each step adds all waiting pairs again: recall.h does better.
 //
 // A lane has one chunk in each of its rows of S. Lanes of a group share their rows (key dims); lanes with the same
 // place in their groups share their columns (value dims).
@@ -20,7 +22,7 @@ LINPIX_INLINE int waiting_at(int64_t n, int defer) { return (int)((uint32_t)n % 
 LINPIX_INLINE int64_t folded(int64_t n, int defer) { return n - waiting_at(n, defer); }
 LINPIX_INLINE bool completes(int64_t n, int defer) { return waiting_at(n, defer) == defer - 1; }
 
-// N neighbours, in as few loads and stores as possible.
+// N neighbours, in as few loads as possible. Stores are one for each element, as the machine code shows.
 template <class V, int N>
 struct alignas(N * sizeof(V) < 16 ? N * sizeof(V) : 16) Run {
   V x[N];
@@ -119,8 +121,9 @@ struct Attend {
       if (l.live <= 0) return;
       const int end = waiting_at(l.number, C);  // this group's pairs, without a first token that is not folded in
       const int begin = folded(l.number, C) < first && end ? (int)first : 0;
-      // All that is read is requested before any of it is used, as far as registers allow. If nothing has been folded
-      // into S yet, its contents are those of another image, and are not read.
+      // Written so that all that is read is requested before any of it is used. The compiler keeps to that for S in
+      // float32; it unpacks pairs right behind their loads. If nothing has been folded into S yet, its contents are
+      // those of another image, and are not read.
       Waiting waiting;
       if (begin < end) ask(waiting, p, l, begin, end);
       const bool filled = folded(l.number, C) > first;

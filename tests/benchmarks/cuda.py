@@ -222,7 +222,7 @@ def profiled(net: Transformer, form: StateFormat, batch: int) -> dict[str, Any]:
     attention = sum(found.get(name, 0.0) for name in KERNELS[:2])
     if not attention:
         return {"microseconds": None}
-    moved = state_traffic(net.config, form) * passed / steps / found["Attend"] * 1e6
+    moved = state_traffic(net.config, form) * passed / steps / attention * 1e6
     return {"microseconds": {name: round(time_, 1) for name, time_ in found.items()}, "state_bytes_per_second": moved}
 
 
