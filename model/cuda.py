@@ -65,16 +65,21 @@ class _Rows:
     graph: Work | None = field(default=None)  # replays the recorded work
 
 
-def record_graph(work: Work) -> Work:
-    """Record the GPU work of `work`; return a function that replays it. Runs the work twice meanwhile."""
-    work()  # warm-up: some things are created at first use
-    torch.cuda.synchronize()
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    # thread_local: other threads may allocate memory meanwhile
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        work()
-    graph.replay()  # detects a graph that the driver accepts but cannot run
-    torch.cuda.synchronize()
+def record_graph(work: Work, device: str = "cuda") -> Work:
+    """Record the work of `work` on this GPU; return a function that replays it. Runs the work twice meanwhile."""
+    with torch.cuda.device(device):  # the stream is one of the current GPU
+        work()  # warm-up: some things are created at first use
+        torch.cuda.synchronize()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        before = torch.cuda.current_stream()
+        try:
+            # thread_local: other threads may allocate memory meanwhile
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                work()
+        finally:  # if the recording fails, torch leaves its stream the current one
+            torch.cuda.set_stream(before)
+        graph.replay()  # detects a graph that the driver accepts but cannot run
+        torch.cuda.synchronize()
     return graph.replay
 
 
@@ -107,7 +112,7 @@ class GpuPool:
         config, self.format = net.config, state or StateFormat()
         self.config, self.device = config, device
         self._operators = operators or torch.ops.linpix
-        self._recorder = recorder or (None if operators else record_graph)
+        self._recorder = recorder or (None if operators else partial(record_graph, device=device))
         self.stride = max(steps for steps in range(1, 9) if config.row_length % steps == 0)  # passes per graph
         self._rows: dict[int, _Rows] = {}
         self._packed = pack(net, PRECISIONS[precision], gpu=True).to(device)
@@ -192,7 +197,7 @@ class GpuPool:
                                 self.last, self.tokens, flags, *(torch.from_numpy(x).to(self.device) for x in numbers),
                                 self._packed.weights, self._packed.sizes, self._packed.eps, int(numbers[2].max()), 1)
         if self.canvas.is_cuda:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
 
     @torch.inference_mode()
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers, start: Numbers, seeds: Numbers,

@@ -196,16 +196,13 @@ __global__ void __launch_bounds__(Kernel::BLOCK, Kernel::PER_SM) enter(const __g
 struct Gpu {
   int major = 0, shared_bytes = 0;  // compute capability; shared memory that a block may ask for
 };
-inline const Gpu& this_gpu() {
-  static const Gpu found = [] {
-    Gpu gpu;
-    int device = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&gpu.major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&gpu.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return gpu;
-  }();
-  return found;
+inline Gpu this_gpu() {  // the current one; not kept, since another one may be current at the next launch
+  Gpu gpu;
+  int device = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&gpu.major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&gpu.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return gpu;
 }
 
 // Whether a kernel may begin while the one before it ends; LINPIX_OVERLAP=0 forbids it.

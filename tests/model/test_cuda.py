@@ -12,8 +12,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from linpix.model import checkpoint, mixture, ops, packing
 from linpix.model import config as config_module
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS
-from linpix.model.cuda import BUCKETS, OVERLAP, GpuPool, StateFormat
+from linpix.model.cuda import BUCKETS, OVERLAP, GpuPool, StateFormat, record_graph
 from linpix.model.features import phi
 from linpix.model.generate import generate
 from linpix.model.inputs import START
@@ -357,6 +358,43 @@ def test_what_overlap_is_not_to_blame_for_is_raised(emulated, monkeypatch, error
     with pytest.raises(type(error), match=str(error)):
         pool.record(4)
     assert recorder.calls == calls
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_recording_that_fails_leaves_the_streams_as_they_were(monkeypatch, device):
+    """torch leaves its stream the current one then. In its place, since there may be no GPU; the next test asks one."""
+    streams, gpus = ["usual"], [0]
+
+    @contextmanager
+    def on(device: str) -> Iterator[None]:
+        gpus.append(int(device.partition(":")[2] or 0))
+        yield
+        gpus.pop()
+
+    @contextmanager
+    def graph(_: object, stream: str, capture_error_mode: str) -> Iterator[None]:
+        streams[0] = stream
+        yield
+        raise RuntimeError("the graph cannot be recorded")
+
+    for name, made in {"device": on, "graph": graph, "synchronize": lambda: None, "CUDAGraph": lambda: None,
+                       "Stream": lambda: f"recording on {gpus[-1]}", "current_stream": lambda: streams[0],
+                       "set_stream": lambda stream: streams.__setitem__(0, stream)}.items():
+        monkeypatch.setattr(torch.cuda, name, made)
+    seen = []
+    with pytest.raises(RuntimeError, match="cannot be recorded"):
+        record_graph(lambda: seen.append(streams[0]), device)
+    assert streams == ["usual"] and seen == ["usual", f"recording on {int(device == 'cuda:1')}"]
+
+
+@pytest.mark.cuda
+def test_a_recording_that_fails_on_a_gpu_leaves_the_stream_as_it_was():
+    if not ops.gpu:
+        pytest.skip(ops.why_no_gpu())
+    before = torch.cuda.current_stream()
+    with pytest.raises(RuntimeError):
+        record_graph(torch.cuda.synchronize)  # waiting is not allowed while a graph is recorded
+    assert torch.cuda.current_stream() == before
 
 
 @pytest.mark.parametrize(("shape", "format_"),
@@ -812,6 +850,15 @@ def test_the_gpu_benchmark_counts_passes_where_some_sub_pixels_skip_the_layers(e
         assert 0 < result["passes"] < SHAPES["background"].subpixels
 
 
+def test_the_gpu_benchmark_knows_every_kernel_of_decoding_by_name():
+    sources = [path.read_text() for path in CUDA.glob("*.h") if path.name != "causal.h"]
+    kernel_of = re.compile(r"struct (\w+) {[^}]*?static constexpr int BLOCK")
+    kernels = [name for source in sources for name in kernel_of.findall(source)]
+    assert {"Recall", "MultiplyMany", "NormaliseRows", "RunAhead", "Embed"} <= set(kernels)
+    for kernel in kernels:
+        assert any(name in kernel for name in benchmark.KERNELS), kernel
+
+
 def test_the_gpu_benchmark_measures_no_overlap_where_it_is_forbidden(emulated, monkeypatch):
     monkeypatch.setenv(OVERLAP, "0")
     *_, report = measure(["tiny"], [1], repeat=1, emulated=emulated.operators)
@@ -873,15 +920,6 @@ def test_a_source_compiles_alone_without_spills_and_within_its_registers(source,
     assert ended.returncode == 0, ended.stderr
     assert "warning" not in ended.stderr.lower(), ended.stderr
     report = re.findall(r"entry function '(\w+)' for '(sm_\d+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
-def test_the_gpu_benchmark_knows_every_kernel_of_decoding_by_name():
-    sources = [path.read_text() for path in CUDA.glob("*.h") if path.name != "causal.h"]
-    kernel_of = re.compile(r"struct (\w+) {[^}]*?static constexpr int BLOCK")
-    kernels = [name for source in sources for name in kernel_of.findall(source)]
-    assert {"Recall", "MultiplyMany", "NormaliseRows", "RunAhead", "Embed"} <= set(kernels)
-    for kernel in kernels:
-        assert any(name in kernel for name in benchmark.KERNELS), kernel
-
-
                         r"(\d+) bytes spill loads.*?Used (\d+) registers", ended.stderr, re.DOTALL)
     assert {sm for _, sm, *_ in report} == {"sm_80", "sm_90"}
     for name, sm, *bytes_, registers in report:
