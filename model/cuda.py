@@ -21,6 +21,7 @@ from .packing import PRECISIONS, pack, pack_state, state_scale
 from .transformer import Transformer
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a graph; unused rows are padding
+PREFILL_ROWS = 256  # at once: 128 tokens of each need 250 MB of buffers in the mnist preset
 Numbers = NDArray[np.int64] | Sequence[int]
 StatePrecision = Literal["fp32", "fp16"]
 Work = Callable[[], object]
@@ -187,15 +188,15 @@ class GpuPool:
 
         conditioned: as in decode. Waits for the GPU, so that a caller can measure the time.
         """
-        numbers = [np.asarray(x, np.int64) for x in (slots, positions, steps, start)]
+        numbers = np.stack([np.asarray(x, np.int64) for x in (slots, positions, steps, start)])
         self._check(*numbers)
-        flags: Tensor | None = None
-        if self.tokens is not None:
-            read = np.zeros(len(numbers[0]), np.bool_) if conditioned is None else conditioned
-            flags = torch.from_numpy(read).to(self.device)
-        self._operators.prefill(self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated,
-                                self.last, self.tokens, flags, *(torch.from_numpy(x).to(self.device) for x in numbers),
-                                self._packed.weights, self._packed.sizes, self._packed.eps, int(numbers[2].max()), 1)
+        read = np.zeros(len(numbers[0]), np.bool_) if conditioned is None else conditioned
+        for first in range(0, len(read), PREFILL_ROWS):
+            part = numbers[:, first:first + PREFILL_ROWS]
+            flags = None if self.tokens is None else torch.from_numpy(read[first:first + PREFILL_ROWS]).to(self.device)
+            self._operators.prefill(self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated,
+                                    self.last, self.tokens, flags, *torch.from_numpy(part).to(self.device),
+                                    self._packed.weights, self._packed.sizes, self._packed.eps, int(part[2].max()), 1)
         if self.canvas.is_cuda:
             torch.cuda.synchronize(self.device)
 
