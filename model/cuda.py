@@ -20,7 +20,8 @@ from .inputs import START
 from .packing import PRECISIONS, pack, pack_state, state_scale
 from .transformer import Transformer
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # rows of a graph; unused rows are padding
+# rows of a graph; unused rows are padding, which is computed too
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 PREFILL_ROWS = 256  # at once: 128 tokens of each need 250 MB of buffers in the mnist preset
 Numbers = NDArray[np.int64] | Sequence[int]
 StatePrecision = Literal["fp32", "fp16"]
