@@ -13,6 +13,9 @@ namespace linpix::LINPIX_ISA {
 // on those before it, so each lane draws its own as if they were background. What lies after the first one that is not
 // is forgotten, and drawn again. So images are those of one sub-pixel after the other, bit for bit. In a model with a
 // background, a token is one sub-pixel.
+//
+// Among more than FEW rows, a row that has found no token in its 32 skips the next pass, so that all the others need
+// not wait for it. A row that is alone goes on: a pass costs more than 32 sub-pixels.
 struct RunAhead {
   static constexpr int BLOCK = WARP, PER_SM = 8;
   static constexpr int COLUMNS = 32;  // parameters that a lane computes at once
@@ -57,7 +60,8 @@ struct RunAhead {
     const float* last = begun && p.pools.tokens[slot] > 0 ? p.rows.last + slot * hidden : nullptr;
     uint8_t* const image = p.rows.canvas + slot * m.subpixels;
     const bool* const known = p.rows.known + slot * m.subpixels;
-    for (bool found = false; !found && taken < steps;) {  // the same for all threads
+    bool found = false;  // the next token; the same for all threads, as is `taken`
+    do {
       typename Threads<BLOCK>::template Own<Lane> own;
       threads.each([&](int i) {
         Lane& l = own[i];
@@ -129,14 +133,15 @@ struct RunAhead {
       threads.barrier();  // the next sub-pixels may look up what was drawn
       taken += count;
       found = count == stop && own[0].stop & 1;
-    }
+    } while (!found && taken < steps && p.rows.count <= FEW);
     threads.each([&](int i) {
-      if (taken < steps) {
+      if (found) {
         const Token k = token_at(m, p.rows, row, position + taken);
         look_up(m, k, image, i, p.buffers.sum + row * m.d_model);
       }
       if (i) return;
       p.rows.taken[row] = taken;
+      p.buffers.skipped[row] = !found;
       if (!begun) p.pools.tokens[slot] = 0;
     });
   }

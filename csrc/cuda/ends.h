@@ -93,7 +93,11 @@ struct Finish {
     const Model& m = p.model;
     const int n = m.d_model, width = m.head.groups * m.mixtures;
     const auto row_of = [&](int i) { return threads.x * (BLOCK / WARP) + i / WARP; };
-    const auto live = [&](int i) { return row_of(i) < p.rows.count && p.rows.taken[row_of(i)] < p.rows.steps[row_of(i)]; };
+    const auto live = [&](int i) {
+      const int64_t row = row_of(i);
+      if (row >= p.rows.count || p.rows.taken[row] >= p.rows.steps[row]) return false;
+      return !(p.buffers.skipped && p.buffers.skipped[row]);
+    };
     const int head = call.keep_head ? n * width : 0;  // floats of its weights in shared memory, a multiple of four
     const auto own_floats = [&](int i) { return (float*)threads.shared + head + i / WARP * floats(m); };
     typename Threads<BLOCK>::template Own<RowPart> own;

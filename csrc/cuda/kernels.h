@@ -1,7 +1,7 @@
 // What the CUDA kernels work on (plain pointers into the GPU's memory, and sizes), and the functions that start them.
 // Begin here to read csrc/cuda/. pass.cpp puts the kernels in order, threads.h says how a kernel is written, product.h
-// and many_rows.h have the matrix products, attention.h and recall.h the recurrent state, and ends.h embedding, head and
-// sampling.
+// and many_rows.h have the matrix products, attention.h and recall.h the recurrent state, background.h the sub-pixels
+// that skip the layers, and ends.h embedding, head and sampling.
 //
 // A pass takes `tokens` tokens of each row through all layers: in decode one of every row, in prefill up to CHUNK.
 // Token j of row r has position positions[r] + begun + j (without positions: begun + j), where begun is taken[r] in
@@ -56,7 +56,8 @@ struct Buffers {
   float* qkv;      // (rows * tokens, columns of qkv)
   void *y, *hidden;  // (rows * tokens, depth of out), (rows * tokens, depth of down): float or bfloat16
   void* normalised;  // (rows * tokens, depth of qkv): bfloat16; null for few rows, and in float32
-  bool* skipped;     // (rows * tokens): sub-pixels that are not tokens; null unless prefill has Pools.tokens
+  bool* skipped;     // (rows * tokens): sub-pixels that are not tokens; in decode, rows that skip this pass; null
+                     // without Pools.tokens
 };
 
 struct Pass {
@@ -96,15 +97,15 @@ struct EndCall {
   bool keep_head = false;  // head weights are kept in shared memory; set by finish() if they fit
 };
 
-// With more rows than FEW, in bfloat16, each row is normalised once, by a kernel of its own; up to MEDIUM rows, tiles are
-// 64 x 64, and then 128 x 128. The buffers then need whole tiles of rows.
+// With more rows than FEW, in bfloat16, each row is normalised once, by a kernel of its own. Up to MEDIUM rows, tiles are
+// 64 x 64, and then 128 x 128. The buffers need whole tiles of rows.
 constexpr int FEW = 64, MEDIUM = 1024, TILE_ROWS = 128;
 
 // What a product does with its sums: qkv stores them, up applies relu or gelu, add adds x.
 enum class Product { qkv, up, add };
 
-// Each starts one kernel (multiply two if rows are normalised) and returns a cudaError_t. overlapped: see launch in threads.h; always so in multiply, finish
-// and keep_last, never in embed.
+// Each starts one kernel, multiply two if rows are normalised, and returns a cudaError_t. overlapped: see launch in
+// threads.h; always so in multiply, finish and keep_last, never in embed.
 int attend(const AttendCall&, void* stream, bool overlapped);
 int multiply(Product, ProductCall, bool bf16, void* stream);
 int embed(const Pass&, void* stream);

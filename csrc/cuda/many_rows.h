@@ -6,7 +6,7 @@
 //
 // Why it is fast: rows and weights stream through shared memory several stages ahead of their use, so a multiprocessor
 // holds two blocks whatever the depth. What is added to the sums is requested for a whole row of tiles before the first
-// result is stored, since the compiler must assume that a store changes it. No row is checked, since buffers are padded.
+// result is stored, since the compiler must assume that a store changes it. Buffers are padded, so no row is checked.
 #pragma once
 
 #include "../functions.h"

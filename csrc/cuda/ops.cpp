@@ -140,10 +140,12 @@ class Call {
     pass.buffers.y = buffer(layer.out.depth, type, H * M < layer.out.depth);  // padded columns are multiplied by zero
     pass.buffers.hidden = buffer(layer.down.depth, type);
     if (many) pass.buffers.normalised = buffer(layer.qkv.depth, type);
+    if (tokens) pass.buffers.skipped = (bool*)held(z, B, at_once, ScalarType::Bool, false);
   }
 
   Pass pass{};
 
+ private:
   // Memory on the device of `beside`, for as long as this Call lives.
   void* held(const Tensor& beside, int64_t rows, int64_t columns, ScalarType kind, bool zeroed) {
     const std::vector<int64_t> shape = {rows, columns};
@@ -152,7 +154,6 @@ class Call {
     return held_.back().data_ptr();
   }
 
- private:
   Parts parts_;
   std::vector<Tensor> held_;
 };
@@ -196,7 +197,6 @@ void prefill_slots(const Tensor& canvas, const Tensor& known, Tensor S, Tensor z
   Call call(op, canvas, known, S, z, pairs, scale, saturated, last, tokens, conditioned, slots, positions, steps, start,
             weights, sizes, eps, most, at_once);
   Pass& pass = call.pass;
-  if (tokens) pass.buffers.skipped = (bool*)call.held(S, pass.rows.count, at_once, ScalarType::Bool, false);
   if (pass.rows.count) check(op, prefill(pass, most, device.stream));
 }
 

@@ -544,6 +544,25 @@ def test_background_drawn_many_at_a_time_is_that_drawn_one_at_a_time(place, shap
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize(("rows", "taken"), [(3, 1024), (70, 32 * 9)])
+def test_among_many_rows_none_draws_more_than_32_sub_pixels_before_the_next_pass(place, rows, taken):
+    """Here all is known to be background, and there are eight passes. Then they go on, to the end of the image."""
+    config = dataclasses.replace(SHAPES["background"], height=32, width=32, layers=1)
+    pool, slots = GpuPool(net_of(config), rows, **place), list(range(1, rows + 1))
+    assert pool.stride == 8
+    pool.put(slots, torch.full((1024,), config.background, dtype=torch.uint8), torch.ones(1024, dtype=torch.bool))
+    pool.known[1, 600:] = False
+    at, rest = np.zeros(rows, np.int64), ([START] * rows, slots, [1.0] * rows)
+    _, found, passes = pool.decode(slots, at, 1024 - at, *rest, passes=8)
+    assert (found[1:] == taken).all() and not passes[1:].any()
+    while at.min() < 1024:
+        at += pool.decode(slots, at, 1024 - at, *rest, passes=8)[1]
+    alone = GpuPool(net_of(config), 1, **place)
+    alone.put([1], pool.images([2])[0], pool.known[1])
+    decode(alone, [1], [0], [1024], [1])
+    assert torch.equal(alone.images([1]), pool.images([1]))
+
+
 @pytest.mark.parametrize("shape", ["tiny", "no start token", "background", "pixels"])
 def test_an_image_is_the_same_without_log_probabilities(place, shape):
     config = SHAPES[shape]
