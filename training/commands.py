@@ -225,11 +225,18 @@ def _class_agreement(given: argparse.Namespace, found: Checkpoint, test: Dataset
                          temperature=facts.get("temperature", found.temperature),
                          attempts=facts.get("attempts", 1))
     text = (f"{measured.class_agreement:.3f} +- {measured.interval:.3f} (95 %) of {measured.drawn:,} drawn images are "
-            f"of the class asked for, to a CNN that is right for {measured.judge:.3f} of {len(test.images):,} test "
-            "images")
+            f"of the class asked for ({measured.worst_class:.3f} of the worst class), to a CNN that is right for "
+            f"{measured.judge:.3f} of {len(test.images):,} test images. It is sure of {measured.sure:.3f} of the drawn "
+            f"images, and of {measured.judge_sure:.3f} of the test images")
+    if (look := measured.look) is not None and (real := measured.real_look) is not None:
+        text += (f". In an image (in test images): {look.greys} ({real.greys}) different greys, {look.full_ink} "
+                 f"({real.full_ink}) pixels of full ink; more than one piece in {look.pieces:.3f} ({real.pieces:.3f}), "
+                 f"specks in {look.specks:.3f} ({real.specks:.3f})")
     if given.write:
         facts |= {"temperature_range": list(facts["temperature_range"])} if "temperature_range" in facts else {}
         facts["class_agreement"] = measured.class_agreement
+        if measured.look is not None:
+            facts |= {name: dataclasses.asdict(measured)[name] for name in ("look", "real_look")}
         checkpoints.describe(found.folder, facts, lambda card: with_rows(card, drawing_rows(found.provenance | facts)))
         text += f"; written to {found.folder}"
     result = {"model": found.name, "checkpoint": checkpoints.digest_of(found.folder), **dataclasses.asdict(measured)}

@@ -131,6 +131,11 @@ def drawing_rows(source: dict[str, Any]) -> dict[str, str]:
         rows["attempts at an image"] = f"{attempts}, until the model recognises its class" if attempts > 1 else "1"
     if (share := source.get("class_agreement")) is not None:
         rows["images of the class asked for"] = f"{share:.3f}, to a CNN trained on the same pictures"
+    if "look" in source:
+        for name, row in (("greys", "different greys in an image"), ("full_ink", "pixels of full ink in an image"),
+                          ("pieces", "share of images in more than one piece"),
+                          ("specks", "share of images with specks")):
+            rows[row] = f"{source['look'][name]:g} (in test images {source['real_look'][name]:g})"
     if source.get("limits"):
         rows["limits"] = source["limits"]
     return rows

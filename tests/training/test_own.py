@@ -26,6 +26,7 @@ from linpix.training.evaluate import Evaluation
 from linpix.training.export import with_rows
 from linpix.training.own import automatic, judge
 from linpix.training.own.inherit import differences, inherited, inverted, negative
+from linpix.training.own.look import Look, look_of
 from linpix.training.own.progress import Progress, drawn
 from linpix.training.run import Run, TrainConfig
 
@@ -254,14 +255,28 @@ def test_a_wrong_preset_or_folder_is_refused_with_the_cure(arguments, words, tmp
 def test_a_judge_tells_classes_apart_and_judges_what_a_model_draws():
     data = shapes(60, 8)
     found = judge.trained(data, TINY, steps=60)
-    assert judge.trained(data, TINY, steps=60).share_right(data.images, data.labels).mean() > 0.95
+    assert judge.trained(data, TINY, steps=60).probabilities(data.images).shape == (60, 2)
     net = Transformer(dataclasses.replace(TINY, classes=2))
     packed = pack(net, torch.float32) if choose(net.config).engine == "compiled" else None
     measured = [judge.agreement(net, found, data, count=70, temperature=1.0, packed=one)
                 for one in (packed, None)]
     for one in measured:
-        assert 0 <= one.class_agreement <= 1 and one.drawn == 70 and one.judge > 0.95
+        assert 0 <= one.worst_class <= one.class_agreement <= 1 and one.drawn == 70 and one.judge > 0.95
+        assert one.judge_sure > 0.9 and 0 <= one.sure <= 1 and one.real_look == look_of(data.images, TINY)
     assert abs(measured[0].class_agreement - measured[-1].class_agreement) < 0.1, "both engines draw alike"
+
+
+def test_pieces_specks_greys_and_full_ink_are_counted_on_either_ground():
+    config = dataclasses.replace(TINY, height=6, width=6)
+    one, corner, speck, two = np.zeros((4, 6, 6), np.uint8)
+    one[1:4, 2] = 255
+    corner[0, 0], corner[1, 1], corner[5, 5] = 40, 253, 31  # corners connect, and what is hardly seen is nothing
+    speck[1:4, 1:4], speck[5, 5] = 100, 60
+    two[0:2, 0:3], two[4:6, 0:3] = 200, 210
+    pictures = np.stack([one, corner, speck, two]).reshape(4, 36)
+    found = look_of(pictures, config)
+    assert found == Look(greys=round((2 + 4 + 3 + 3) / 4, 1), full_ink=1.0, pieces=0.5, specks=0.25)
+    assert look_of(255 - pictures, dataclasses.replace(config, background=255)) == found
 
 
 class Watched:
@@ -270,9 +285,9 @@ class Watched:
     def __init__(self, of: judge.Judge) -> None:
         self.of, self.seen = of, []
 
-    def share_right(self, images, labels):
-        self.seen.append((images, labels))
-        return self.of.share_right(images, labels)
+    def probabilities(self, images):
+        self.seen.append(images)
+        return self.of.probabilities(images)
 
 
 @pytest.mark.parametrize("attempts", [1, 4])
@@ -280,8 +295,7 @@ def test_images_that_the_model_does_not_recognise_are_drawn_again_before_they_ar
     data, net = shapes(60, 8), class_first()
     watched, count = Watched(judge.trained(data, TINY, steps=1)), 9
     judge.agreement(net, watched, data, count=count, temperature=1.0, attempts=attempts)
-    [images, labels] = next(seen for seen in watched.seen if len(seen[0]) == count)
-    assert labels.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0]
+    images = next(seen for seen in watched.seen if len(seen) == count)
     todo, best = [*range(count)], {}
     for number in range(attempts):
         drawn = generate(net, [index + 2**53 * number for index in todo], labels=[index % 2 for index in todo]).numpy()
@@ -364,6 +378,8 @@ def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_p
     text = (tmp_path / "mine" / "README.md").read_text()
     assert "| temperature; useful range | 0.9; 0.5 to 1.1 |" in text and "| limits | Dark or bright. |" in text
     assert re.search(r"class asked for \| [01]\.\d{3}", text)
+    greys = f"{told['look']['greys']:g} (in test images {told['real_look']['greys']:g})"
+    assert f"| different greys in an image | {greys} |" in text
     assert "need --classes" in evaluate("--data", folder, "--write")[2]
     assert "does not exist" in evaluate("--data", tmp_path / "typo")[2] and not (tmp_path / "typo").exists()
 

@@ -19,9 +19,11 @@ from linpix.model.packing import Packed
 from linpix.model.transformer import Transformer
 
 from ..datasets import Dataset
+from .look import Look, look_of
 
 STEPS, BATCH, RATE = 940, 128, 4e-3  # two epochs of MNIST; half a minute on two cores
 TOGETHER = 64                        # images drawn at a time
+SURE = 0.9                           # least probability of a class that the judge is sure of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,11 @@ class Agreement:
     interval: float         # half the width of its 95 % interval
     drawn: int              # number of images drawn, equally many per class to within one
     judge: float            # share of the test images that the judge assigns to their class, its own accuracy
+    worst_class: float      # the share that is right of the images of the class with the smallest one
+    sure: float             # share of the drawn images of which the judge is sure
+    judge_sure: float       # share of the test images of which it is
+    look: Look | None       # of the drawn images; None in colour
+    real_look: Look | None  # of the test images
 
 
 class Judge(nn.Module):
@@ -50,11 +57,11 @@ class Judge(nn.Module):
         return logits
 
     @torch.inference_mode()
-    def share_right(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(count,), whether the most probable class of each image is its label."""
+    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Of the classes, (count, classes)."""
         parts = torch.split(torch.from_numpy(images), 500)
-        found = torch.cat([self(part).argmax(-1) for part in parts])
-        return (found == torch.from_numpy(labels)).numpy()
+        found: NDArray[np.float32] = torch.cat([self(part) for part in parts]).softmax(-1).numpy()
+        return found
 
 
 def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
@@ -102,10 +109,15 @@ def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temp
                     again.append(i)
         todo = np.array(again, np.int64)
     images = np.stack([one.canvas for one in all_of_them if one.canvas is not None])
-    right = judge.share_right(images, labels)
-    share = float(right.mean())
-    return Agreement(round(share, 4), round(1.96 * math.sqrt(share * (1 - share) / count), 4), count,
-                     round(float(judge.share_right(test.images, test.labels).mean()), 4))
+    found, of_tests = judge.probabilities(images), judge.probabilities(test.images)
+    right = found.argmax(1) == labels
+    share, grey = float(right.mean()), net.config.channels == 1
+    return Agreement(
+        round(share, 4), round(1.96 * math.sqrt(share * (1 - share) / count), 4), count,
+        round(float((of_tests.argmax(1) == test.labels).mean()), 4),
+        round(min(float(right[labels == label].mean()) for label in np.unique(labels)), 4),
+        round(float((found.max(1) > SURE).mean()), 4), round(float((of_tests.max(1) > SURE).mean()), 4),
+        look_of(images, net.config) if grey else None, look_of(test.images, net.config) if grey else None)
 
 
 def _drawn(net: Transformer, seeds: Sequence[int], labels: NDArray[np.int64], temperature: float,
