@@ -36,8 +36,8 @@ export function figure(x) {
 /** The shape, which a picture and a model must share. */
 export const shapeOf = ({width, height, channels}) => [width, height, channels].join();
 
-/** Whether a model draws the class first, and so recognises it in what it has drawn. */
-export const recognises = (card) => card.conditional && card.classes.length > 0;
+/** Whether a model draws the class first, and so recognises it in what it has drawn; false while there is no model. */
+export const recognises = (card) => Boolean(card?.conditional && card.classes.length);
 
 export const whole = (x) => Math.round(x).toLocaleString("en");
 export const counted = (n, one, many = `${one}s`) => `${whole(n)} ${n === 1 ? one : many}`;
