@@ -53,5 +53,5 @@ def application(service: Service) -> FastAPI:
     error_handlers.install(app, metrics=ledger.metrics)
     stack.install(app, hosts=Hosts(settings.host, settings.allowed_hosts), origins=Origins(settings.allowed_origins),
                   bodies=BodyBudget(settings, ledger.metrics, service.body_drain), keys=service.keys)
-    openapi.describe(app, keys=service.keys is not None, compare_budget=settings.compare_budget)
+    openapi.describe(app, keys=service.keys is not None)
     return app

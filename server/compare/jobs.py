@@ -37,11 +37,6 @@ class Job:
     progress: float = 0.0
     report: dict[str, Any] | None = None  # replaced, never changed; None until it has been made
 
-    def to_json(self) -> dict[str, Any]:
-        return {"id": self.id, "status": self.status, "model": self.model, "budget": self.budget,
-                "shared_device": self.shared_device, "error": self.error,
-                "progress": 1.0 if self.status == "completed" else self.progress, "report": self.report}
-
 
 class Comparisons(ABC):
     """What routes call. FarComparisons, of a front, are in server/cluster/serving.py."""
@@ -66,12 +61,12 @@ class Comparisons(ABC):
     def stop(self) -> None:
         """Cancel the running comparison, if it is this process's: the process is ending."""
 
-    async def watch(self, id: str, interval_s: float = 0.5) -> AsyncIterator[dict[str, Any]]:
-        """Yield a job's JSON every interval_s while it runs, and once more when it is over."""
+    async def watch(self, id: str, interval_s: float = 0.5) -> AsyncIterator[Job]:
+        """Yield a job every interval_s while it runs, and once more when it is over."""
         while (job := await self.find(id)).status == "running":
-            yield job.to_json()
+            yield job
             await asyncio.sleep(interval_s)
-        yield job.to_json()
+        yield job
 
 
 class LocalComparisons(Comparisons):
@@ -164,7 +159,7 @@ class LocalComparisons(Comparisons):
     def _complete(self, job: Job, report: dict[str, Any]) -> None:
         if job.status != "running":  # it was cancelled during the last unit
             return
-        job.report, job.status = report, "completed"
+        job.report, job.status, job.progress = report, "completed", 1.0
         best: dict[str, float] = {}
         for result in report["results"]:
             best[result["backend"]] = max(best.get(result["backend"], 0.0), result["images_per_second"] or 0.0)

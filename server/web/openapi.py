@@ -158,8 +158,8 @@ def png_headers(answer: type[BaseModel]) -> dict[str, Any]:
             if name in fields}
 
 
-def describe(app: FastAPI, *, keys: bool, compare_budget: float) -> None:
-    """Complete an app's OpenAPI for this server: whether it requires keys, and how long comparisons may be."""
+def describe(app: FastAPI, *, keys: bool) -> None:
+    """Complete an app's OpenAPI. keys: whether this server requires them."""
     generated = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -167,20 +167,10 @@ def describe(app: FastAPI, *, keys: bool, compare_budget: float) -> None:
             schema = generated()
             _guarded(schema, keys=keys)
             _finish(schema)
-            _within(schema, compare_budget)
         assert app.openapi_schema is not None
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _within(schema: dict[str, Any], compare_budget: float) -> None:
-    """Reduce the examples of a budget to what this server accepts."""
-    field = schema["components"]["schemas"]["CompareBody"]["properties"]["budget"]
-    field["examples"] = [min(budget, compare_budget) for budget in field["examples"]]
-    for example in schema["paths"]["/v1/compare"]["post"]["requestBody"]["content"]["application/json"][
-            "examples"].values():
-        example["value"]["budget"] = min(example["value"]["budget"], compare_budget)
 
 
 def _guarded(schema: dict[str, Any], *, keys: bool) -> None:

@@ -172,11 +172,11 @@ async def stream_events(ledger: Ledger, request: ImageRequest, ticket: Ticket, f
                 continue
             sent = form(**common, image_index=place, **request.answer.facts_of(event), **own,
                         b64_json=base64.b64encode(png).decode())
-            yield format_sse_event(event=sent.type, data_str=sent.model_dump_json())
+            yield format_sse_event(event=sent.type, data_str=sent.model_dump_json(ensure_ascii=True))
         ledger.release(ticket, "completed")
     except ServiceError as error:
         ledger.release(ticket, "failed")
-        yield format_sse_event(event="error", data_str=envelope(error).model_dump_json())
+        yield format_sse_event(event="error", data_str=envelope(error).model_dump_json(ensure_ascii=True))
 
 
 class Stream(EventSourceResponse):

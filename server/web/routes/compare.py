@@ -1,6 +1,5 @@
 """/v1/compare: comparisons of attention backends, one at a time."""
 
-import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from ...compare.backends import BACKENDS
 from ...compare.checkpoints import not_compared
 from ...compare.comparison import ComparisonPlan
-from ...compare.jobs import Comparisons
+from ...compare.jobs import Comparisons, Job
 from ...errors import (
     ComparisonNotFound,
     Conflict,
@@ -45,7 +44,7 @@ _EVENTS = event_stream(Comparison, {
                                ModelNotFound("mnist-large", ["mnist-small"]), Conflict("cmp-1"),
                                JustCancelled("cmp-1", 0.8), NotJson("text/plain"), *BODY, *LEAVING))
 async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=COMPARE)], service: ServiceDep
-                           ) -> dict[str, Any]:
+                           ) -> Job:
     """Compare attention backends on this machine, between live requests; one comparison at a time."""
     served = service.find(body.model or _comparable(service))
     service.ledger.check_open()
@@ -59,7 +58,7 @@ async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=CO
                               budget_s=body.budget)
     except ValueError as error:
         raise InvalidRequest(str(error), param="backends") from error
-    return (await service.comparisons.begin(served.name, plan)).to_json()
+    return await service.comparisons.begin(served.name, plan)
 
 
 def _comparable(service: Service) -> str | None:
@@ -77,19 +76,20 @@ async def comparison(id: fields.ComparisonId, service: ServiceDep,
     job = await service.comparisons.find(id)
     if preferred(accept) == "text/event-stream":
         return EventSourceResponse(_events(service.comparisons, id))
-    return job.to_json()
+    return job
 
 
 async def _events(comparisons: Comparisons, id: str) -> AsyncIterator[bytes]:
-    async for state in comparisons.watch(id):
-        kind = "progress" if state["status"] == "running" else state["status"]
-        yield format_sse_event(event=f"comparison.{kind}", data_str=json.dumps(state))
+    async for job in comparisons.watch(id):
+        kind = "progress" if job.status == "running" else job.status
+        sent = Comparison.model_validate(job, from_attributes=True)
+        yield format_sse_event(event=f"comparison.{kind}", data_str=sent.model_dump_json(ensure_ascii=True))
 
 
 @router.delete("/v1/compare/{id}", summary="Cancel a comparison", response_model=Comparison,
                operation_id="cancel_comparison",
                responses=ok_response("the comparison after it was cancelled")
                | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
-async def cancel_comparison(id: fields.ComparisonId, service: ServiceDep) -> dict[str, Any]:
+async def cancel_comparison(id: fields.ComparisonId, service: ServiceDep) -> Job:
     """Stop a comparison, whichever client began it; what it has measured stays readable."""
-    return (await service.comparisons.cancel(id)).to_json()
+    return await service.comparisons.cancel(id)

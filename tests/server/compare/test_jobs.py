@@ -82,7 +82,7 @@ def test_a_comparison_is_made_on_a_thread_that_neither_steps_nor_answers(family,
             job = await begin(PLAN)
             await until(lambda: reading["thread"] is not None)
             assert reading["thread"].name != "engine" and reading["thread"] is not threading.main_thread()
-            assert job.to_json()["report"] is None
+            assert job.report is None
             reading["go on"].set()
             await until(lambda: job.status == "completed")
             assert {result["weights"] for result in job.report["results"]} == {"small", "small-softmax"}
@@ -149,7 +149,7 @@ def test_of_an_ended_comparison_numbers_stay_and_no_network_does(family):
                 if plan is LONG:
                     await under_way.cancel(job.id)
                 await until(lambda job=job: job.status != "running" and under_way._thread._background is None)
-                assert len(job.to_json()["report"]["results"]) >= 2
+                assert len(job.report["results"]) >= 2
             assert alive() == 0
 
     asyncio.run(scenario())

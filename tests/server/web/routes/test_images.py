@@ -326,6 +326,12 @@ def test_accept_png_with_several_images_or_a_stream_is_refused(client):
         assert "image/png" in answer.json()["error"]["message"]
 
 
+def test_a_stream_has_no_characters_at_which_a_client_could_break_a_line(client):
+    answer = generate(client, seed=1, stream=True, partial_images=0, **{"a\u2028\u0085b": 1})
+    assert answer.content.isascii()
+    assert events_of(answer.text)[-1]["warnings"] == ["ignored: a\u2028\u0085b"]
+
+
 def test_a_stream_shows_every_image_row_however_fast_its_images_are_drawn(server):
     answer = httpx.post(server.url + "/v1/images/generations", json={"n": 16, "stream": True}, timeout=60)
     shown = [(event["image_index"], event["rows"]) for event in events_of(answer.text) if "rows" in event]
