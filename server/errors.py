@@ -1,6 +1,5 @@
 """Every way in which a request can end without its images, with its HTTP status and OpenAI's error fields."""
 
-import re
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
@@ -10,21 +9,9 @@ def in_seconds(retry_after_s: float) -> int:
     return max(1, round(retry_after_s))
 
 
-def as_fields(message: str) -> str:
-    return message.replace("`", "")
-
-
-def as_flags(message: str) -> str:
-    """A message with the names in backticks as flags; but `image` is no flag: commands take it by position."""
-    def flag(name: re.Match[str]) -> str:
-        return name[1] if name[1] == "image" else " ".join(filter(None, ("--" + name[1].replace("_", "-"), name[2])))
-
-    return re.sub(r"`(\w+)(?:=(\w+))?`", flag, message)
-
-
 def shown(value: object) -> str:
     """A value for a message, shortened if it is long."""
-    text = repr(value).replace("`", r"\x60")  # a backtick would be taken for that of an option's name
+    text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -288,13 +275,11 @@ class Draining(ServiceError):
 
 
 class OptionError(ValueError):
-    """What a request or a command asks for cannot be done: the field to blame, and HTTP's status.
+    """An option of a request or a command is invalid; the message has the option's name, such as keep_rows.
 
-    The message has options' names in backticks, `keep_rows` or `prepare=mnist`. str() is without them, for requests;
-    for_commands has flags: --keep-rows, --prepare mnist.
+    param: the option · status: of HTTP.
     """
 
     def __init__(self, message: str, param: str, status: int = 400) -> None:
-        super().__init__(as_fields(message))
-        self.for_commands = as_flags(message)
+        super().__init__(message)
         self.param, self.status = param, status

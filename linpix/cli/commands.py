@@ -33,7 +33,7 @@ from linpix.server.pictures.pictures import Occluded
 from linpix.server.settings import Settings
 
 from . import animation, bulk, preview
-from .draw import naming_flags, produce, warn
+from .draw import produce, warn
 from .output import Output, check_output, kind_of, scale_of
 
 
@@ -54,7 +54,6 @@ def serve(given: argparse.Namespace) -> None:
         service.serve(settings)
 
 
-@naming_flags()
 def sample(given: argparse.Namespace) -> None:
     if given.shards:
         _sample_shards(given)
@@ -92,7 +91,6 @@ def _sample_shards(given: argparse.Namespace) -> None:
                         f"{drawn.images} of them were drawn now{how}")
 
 
-@naming_flags()
 def complete(given: argparse.Namespace) -> None:
     picture = Path(given.image).read_bytes()  # before the model: a wrong path is reported at once
     mask = Path(given.mask).read_bytes() if given.mask else None

@@ -2,8 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -23,7 +22,6 @@ from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.failures import NotFinite
 from linpix.server.engine.decode.image_spec import ImageSpec
 from linpix.server.engine.messages import QuantumReport, Submission
-from linpix.server.errors import OptionError, as_flags
 from linpix.server.pictures import pictures
 from linpix.server.pictures.uploads import Preparation, check_preparable, reduce_and_prepare
 
@@ -76,18 +74,9 @@ def quantum_of(batcher: Batcher) -> QuantumReport:
     return report
 
 
-@contextmanager
-def naming_flags() -> Iterator[None]:
-    """For a command: its errors about pictures and options name flags. Raises ValueError."""
-    try:
-        yield
-    except OptionError as error:
-        raise ValueError(error.for_commands) from error
-
-
 def warn(command: str, warnings: Iterable[str]) -> None:
     for warning in warnings:
-        print(f"linpix {command}: {as_flags(warning)}", file=sys.stderr)
+        print(f"linpix {command}: {warning}", file=sys.stderr)
 
 
 def _prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:

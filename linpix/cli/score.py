@@ -16,7 +16,7 @@ from linpix.server.pictures.encode import enlarged
 from linpix.server.pictures.likelihoods import map_png, numbers, read_scored
 from linpix.server.pictures.uploads import outside
 
-from .draw import flattened, naming_flags, warn
+from .draw import flattened, warn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,6 @@ def score(model: str | Path, image: ArrayLike, known: ArrayLike | None, label: i
                  {entry["label"]: entry["posterior"] for entry in found["labels"] or []})
 
 
-@naming_flags()
 def run(given: argparse.Namespace) -> None:
     if given.out and (Path(given.out).suffix.lower() != ".png" or not Path(given.out).parent.is_dir()):
         raise ValueError(f"--out {given.out}: the map is written as a PNG; give NAME.png in an existing folder")

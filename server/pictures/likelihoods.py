@@ -21,8 +21,8 @@ def read_scored(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_r
     found, whole = (occluded(one, config) for one in (decoded, replace(decoded, kept=np.ones_like(decoded.kept))))
     if found.known.all():  # one of them is given: without both, an opaque image is hidden as a whole
         param = "mask" if mask is not None else "keep_rows"
-        raise PictureError(f"`{param}` hides nothing, so there is nothing to score: hide at least one pixel, or leave "
-                           f"out `{param}` to score the whole picture", param)
+        raise PictureError(f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or leave "
+                           f"out {param} to score the whole picture", param)
     return replace(found, canvas=np.where(found.known, found.canvas, whole.canvas))
 
 

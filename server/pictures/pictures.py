@@ -115,15 +115,15 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
     show black or white, whichever differs more from the opaque ones · unmarked: if nothing says what is hidden, all is.
     """
     if mask is not None and keep_rows is not None:
-        raise PictureError("`mask` and `keep_rows` both say what to fill in; use one of them", "mask")
+        raise PictureError("mask and keep_rows both say what to fill in; use one of them", "mask")
     if keep_rows is not None and not 0 <= keep_rows <= config.height:
-        raise PictureError(f"`keep_rows` must be from 0 to {config.height}, the height of the model's image, got "
+        raise PictureError(f"keep_rows must be from 0 to {config.height}, the height of the model's image, got "
                            f"{keep_rows}", "keep_rows")
     picture, scale = _opened(image, "image")
     masked = None if mask is None else _opened(mask, "mask")[0]
     size, missed = picture.size, 0.0
     if not whole and (size[0] < config.width or size[1] < config.height):
-        raise PictureError(f"`image` must have at least the model's {config.width}x{config.height} pixels "
+        raise PictureError(f"image must have at least the model's {config.width}x{config.height} pixels "
                            f"(width x height), got {size[0]}x{size[1]}", "image")
     crop = centred(size, size if whole else (config.width, config.height))
     holes = picture if masked is None else masked
@@ -136,13 +136,13 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
     with _blaming("image"):
         colours, alpha = _pixels(_cropped(picture, crop), channels or config.channels)
     if keep_rows is not None and not whole and alpha is not None and (alpha < OPAQUE).any():
-        raise PictureError("`keep_rows` and the transparent parts of the picture both say what to fill in; use one of "
+        raise PictureError("keep_rows and the transparent parts of the picture both say what to fill in; use one of "
                            "them", "keep_rows")
     if masked is not None:
         with _blaming("mask"):
             painted = _alpha(_cropped(masked, within))
         if painted is None:
-            raise PictureError("`mask` has no alpha channel; it must be a PNG or WebP that is transparent where pixels "
+            raise PictureError("mask has no alpha channel; it must be a PNG or WebP that is transparent where pixels "
                                "are to be filled in", "mask")
         kept = painted >= OPAQUE
     elif keep_rows is not None:
@@ -152,8 +152,8 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
     elif unmarked:
         kept = np.zeros(colours.shape[:2], np.bool_)
     else:
-        raise PictureError("it is not clear what to fill in: use an image or a `mask` with transparent pixels, or "
-                           "`keep_rows`", "image")
+        raise PictureError("it is not clear what to fill in: use an image or a mask with transparent pixels, or "
+                           "keep_rows", "image")
     if alpha is not None and (mask is not None or keep_rows is not None):
         opaque = colours[alpha >= OPAQUE]
         behind = 255 if whole and opaque.size and opaque.mean() < 128 else 0
@@ -177,12 +177,12 @@ def _blaming(param: str) -> Iterator[None]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # warning: with -W error
         raise _too_large(param, "far more") from error
     except Exception as error:
-        raise PictureError(f"`{param}` is truncated or corrupt, and cannot be decoded; save it again as PNG, "
+        raise PictureError(f"{param} is truncated or corrupt, and cannot be decoded; save it again as PNG, "
                            "JPEG or WebP", param) from error
 
 
 def _too_large(param: str, got: str) -> PictureError:
-    return PictureError(f"`{param}` may have up to {LARGEST_UPLOAD} pixels (4096x4096), or up to {LARGEST_PHOTOGRAPH} "
+    return PictureError(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), or up to {LARGEST_PHOTOGRAPH} "
                         f"(8192x8192) if it is a JPEG with one scan, as cameras save them; got {got}", param, 413)
 
 
@@ -224,16 +224,16 @@ def _pixels(picture: Image.Image, channels: int) -> tuple[NDArray[np.uint8], NDA
 def _upright(data: bytes, param: str) -> tuple[Image.Image, int]:
     """The one frame of an upload, turned as its EXIF says, and how much its sides are reduced; without ICC profiles."""
     if not data:
-        raise PictureError(f"`{param}` is empty: the file has 0 bytes", param)
+        raise PictureError(f"{param} is empty: the file has 0 bytes", param)
     kind = sanitise.kind_of(data)
     if kind is None:
         other = sanitise.other_kind(data)
-        begins = repr(data[:8]).replace("`", "\\x60")  # or it would be taken for an option's name
+        begins = repr(data[:8])
         got = f"{len(data)} bytes that begin with {begins}" if other is None else f"{len(data)} bytes: {other}"
-        raise PictureError(f"`{param}` must be a PNG, JPEG or WebP picture, got {got}", param, 415)
+        raise PictureError(f"{param} must be a PNG, JPEG or WebP picture, got {got}", param, 415)
     found = sanitise.pixels_of(data, kind)
     if found.frames > 1:
-        raise PictureError(f"`{param}` is animated ({found.frames} frames); it must be one still picture", param)
+        raise PictureError(f"{param} is animated ({found.frames} frames); it must be one still picture", param)
     opened = Image.open(io.BytesIO(found.data), formats=[kind])  # reads the header only
     picture: Image.Image = opened
     scale, pixels = 1, picture.width * picture.height
@@ -244,7 +244,7 @@ def _upright(data: bytes, param: str) -> tuple[Image.Image, int]:
     if picture.width * picture.height > LARGEST_UPLOAD:
         raise _too_large(param, f"{picture.width}x{picture.height}")
     if found.scans > (max_scans := min(MAX_SCANS, MAX_SCANNED // max(1, picture.width * picture.height))):
-        raise PictureError(f"`{param}` may have up to {max_scans} scans (JPEG of {picture.width}x{picture.height} "
+        raise PictureError(f"{param} may have up to {max_scans} scans (JPEG of {picture.width}x{picture.height} "
                            f"pixels), got {found.scans}", param)
     if kind == "PNG" and "transparency" in picture.info:
         picture.info["transparency"] = _eight_bit(picture.info["transparency"], opened.tile[0][3])

@@ -62,7 +62,7 @@ def read(image: bytes, config: ModelConfig, *, mask: bytes | None = None, keep_r
     try:
         prepared = reduce_and_prepare(decoded.colours[..., 0], decoded.kept)
     except NoFigure as error:
-        raise PictureError(f"image: {error}, or leave out `prepare`", "image") from error
+        raise PictureError(f"image: {error}, or leave out prepare", "image") from error
     known = prepared.known & (np.arange(SIDE)[:, None] < (SIDE if keep_rows is None else keep_rows))
     canvas = np.where(known, prepared.canvas, np.uint8(0))
     laid = None
@@ -110,15 +110,15 @@ def unlike_mnist(occluded: Occluded) -> list[str]:
     if not seen.size or seen.mean() < LIGHT_EDGE:
         return []
     return ["the picture's edge is not black, and this model knows only light digits on a black ground, so it may "
-            "complete the picture badly; use `prepare=mnist` to have the digit found and brought to MNIST's form"]
+            "complete the picture badly; use prepare=mnist to have the digit found and brought to MNIST's form"]
 
 
 def check_preparable(config: ModelConfig) -> None:
     """Raise PictureError unless the model has the shape of MNIST's images."""
     if (config.height, config.width, config.channels) != (SIDE, SIDE, 1):
-        raise PictureError(f"`prepare=mnist` works only with models of {SIDE}x{SIDE} grey pixels, but this one has "
+        raise PictureError(f"prepare=mnist works only with models of {SIDE}x{SIDE} grey pixels, but this one has "
                            f"{config.width}x{config.height} with {config.channels} channels; leave out "
-                           "`prepare`, or choose another model", "prepare")
+                           "prepare, or choose another model", "prepare")
 
 
 def _smaller(pixels: NDArray[np.uint8]) -> tuple[int, int, float]:

@@ -1,29 +1,39 @@
-"""One message for requests and commands: names of options as the API's fields, and as flags."""
+"""Errors: one sentence for requests and commands; values and seconds as people read them."""
+
+import pickle
 
 import pytest
+from fastapi.testclient import TestClient
 
-from linpix.model.config import PRESETS
-from linpix.server.errors import OptionError, as_fields, as_flags
-from linpix.server.pictures.pictures import PictureError, decode
-
-
-@pytest.mark.parametrize(("message", "fields", "flags"), [
-    ("`keep_rows` must be from 0 to 8", "keep_rows must be from 0 to 8", "--keep-rows must be from 0 to 8"),
-    ("leave out `prepare=mnist`, or `mask`", "leave out prepare=mnist, or mask",
-     "leave out --prepare mnist, or --mask"),
-    ("`image` is truncated", "image is truncated", "image is truncated"),
-    ("a mask, in plain words", "a mask, in plain words", "a mask, in plain words")])
-def test_names_in_backticks_are_fields_or_flags(message, fields, flags):
-    assert (as_fields(message), as_flags(message)) == (fields, flags)
+from linpix.__main__ import main
+from linpix.server.app import create_app
+from linpix.server.errors import QueueFull, shown
+from linpix.server.settings import Settings
+from tests.server.web.routes.test_images import PICTURE, encode
 
 
-def test_bytes_of_a_file_are_no_options():
-    with pytest.raises(PictureError, match=r"begin with b'\\x60mask\\x60'$") as caught:
-        decode(b"`mask`", PRESETS["tiny"], mask=None, keep_rows=None)
-    assert caught.value.for_commands == str(caught.value)
+@pytest.mark.parametrize(("name", "value", "told"), [
+    ("keep_rows", "9", "keep_rows must be from 0 to 8, the height of the model's image, got 9"),
+    ("prepare", "mnist", "prepare=mnist works only with models of 28x28 grey pixels"),
+    ("label", "ten", "label must be a class of tiny"), ("candidates", "4", "candidates need a model that")])
+def test_an_invalid_option_is_the_same_sentence_over_http_and_on_the_command_line(tiny, tmp_path, capsys, name, value,
+                                                                                  told):
+    path, rows = tmp_path / "picture.png", {} if name == "keep_rows" else {"keep_rows": "4"}
+    path.write_bytes(encode(PICTURE))
+    flags = [f"--{field.replace('_', '-')}={given}" for field, given in ({name: value} | rows).items()]
+    assert main(["complete", str(path), "--model", str(tiny), "--out", str(tmp_path / "out"), *flags]) == 2
+    with TestClient(create_app(Settings(checkpoints=tiny.parent)), base_url="http://localhost") as client:
+        error = client.post("/v1/images/edits", files={"image": path.read_bytes()},
+                            data={name: value} | rows).json()["error"]
+    assert error["message"].startswith(told) and error["param"] == name
+    assert capsys.readouterr().err == f"linpix complete: {error['message']}\n"
 
 
-def test_an_error_keeps_both():
-    error = OptionError("`seed` must be at least 0", "seed")
-    assert (str(error), error.for_commands) == ("seed must be at least 0", "--seed must be at least 0")
-    assert (error.param, error.status) == ("seed", 400)
+def test_a_long_value_is_shortened():
+    assert shown("ten") == "'ten'"
+    assert len(shown("x" * 1_000)) == 80 and shown("x" * 1_000).endswith("...")
+
+
+def test_an_error_can_be_pickled_with_what_it_says_and_carries():
+    error = pickle.loads(pickle.dumps(QueueFull(7, 2, 8, 1.4)))
+    assert (type(error), str(error), error.retry_after_s) == (QueueFull, str(QueueFull(7, 2, 8, 1.4)), 1.4)

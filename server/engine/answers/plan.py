@@ -54,10 +54,10 @@ def plan(checkpoint: Checkpoint, answers: int, *, label: int | None = None, seed
     """
     if candidates is not None and not answers <= candidates <= (limit or candidates):
         allowed = f"at least {answers}" if limit is None else f"{answers}..{limit} here"
-        raise OptionError(f"`candidates` must be {allowed}, got {shown(candidates)}; the best {answers} are "
+        raise OptionError(f"candidates must be {allowed}, got {shown(candidates)}; the best {answers} are "
                           "returned", "candidates")
     if temperature is not None and not 0 <= temperature < float("inf"):
-        raise OptionError(f"`temperature` must be a number of at least 0, got {temperature}", "temperature")
+        raise OptionError(f"temperature must be a number of at least 0, got {temperature}", "temperature")
     if temperature is None:
         temperature = checkpoint.temperature
     if candidates is not None:
@@ -71,8 +71,8 @@ def plan(checkpoint: Checkpoint, answers: int, *, label: int | None = None, seed
 
 def _check_recognises(checkpoint: Checkpoint, option: str, able: str) -> None:
     if not checkpoint.net.config.class_first:
-        raise OptionError(f"`{option}` need a model that can recognise classes, and {checkpoint.name} cannot; leave "
-                          f"out `{option}`, or use a model that draws the class first, such as {able}", option)
+        raise OptionError(f"{option} need a model that can recognise classes, and {checkpoint.name} cannot; leave "
+                          f"out {option}, or use a model that draws the class first, such as {able}", option)
 
 
 def _first_seed(seed: int | None, count: int) -> int:
@@ -83,8 +83,8 @@ def _first_seed(seed: int | None, count: int) -> int:
     seed = operator.index(seed)  # of numpy, too, whose integers would overflow
     if not 0 <= seed <= largest:
         images = "1 image" if count == 1 else f"{count} images"
-        raise OptionError(f"image i uses `seed` + i, which must be at least 0 and below 2^53: with {images} the "
-                          f"largest `seed` is {largest}, got {seed}", "seed")
+        raise OptionError(f"image i uses seed + i, which must be at least 0 and below 2^53: with {images} the "
+                          f"largest seed is {largest}, got {seed}", "seed")
     return seed
 
 
@@ -95,7 +95,7 @@ def class_of(label: int | str | None, checkpoint: Checkpoint) -> int | None:
     names, found = checkpoint.class_names, checkpoint.class_of(str(label))
     if found is None:
         allowed = f"0..{len(names) - 1} or one of {', '.join(names)}" if names else "none: it has no classes"
-        raise OptionError(f"`label` must be a class of {checkpoint.name}: {allowed}; got {shown(label)}", "label")
+        raise OptionError(f"label must be a class of {checkpoint.name}: {allowed}; got {shown(label)}", "label")
     return found
 
 
@@ -105,13 +105,13 @@ def _attempts(attempts: int | None, checkpoint: Checkpoint, *, candidates: int |
     if attempts is None:
         attempts = 1 if ranked or temperature == 0 else checkpoint.attempts
     if attempts not in range(1, MAX_ATTEMPTS + 1):
-        raise OptionError(f"`attempts` must be 1..{MAX_ATTEMPTS}, got {attempts}", "attempts")
+        raise OptionError(f"attempts must be 1..{MAX_ATTEMPTS}, got {attempts}", "attempts")
     if attempts == 1:
         return int(ranked)
     if ranked:
-        raise OptionError(f"`candidates` and `attempts` do not work together, got {candidates} candidates and "
+        raise OptionError(f"candidates and attempts do not work together, got {candidates} candidates and "
                           f"{attempts} attempts; leave out one of them", "attempts")
     if temperature == 0:
         raise OptionError(f"at temperature 0 all attempts are the same, got {attempts} attempts; leave out "
-                          "`attempts`", "attempts")
+                          "attempts", "attempts")
     return attempts

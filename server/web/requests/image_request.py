@@ -10,7 +10,7 @@ from linpix.model.config import ModelConfig
 
 from ...engine.answers.plan import class_of, plan
 from ...engine.ledger.ticket import Demand
-from ...errors import InvalidRequest, as_fields, shown
+from ...errors import InvalidRequest, shown
 from ...pictures import encode
 from ...pictures.pictures import Occluded
 from ...pictures.uploads import Upload, warnings_of
@@ -145,7 +145,7 @@ class ImageRequest(PictureRequest):
 
         Raises InvalidRequest or OptionError.
         """
-        self.warnings += map(as_fields, warnings_of(upload, self.served.checkpoint))
+        self.warnings += warnings_of(upload, self.served.checkpoint)
         occluded = upload.occluded
         if conditioning == "prefix":
             occluded = occluded.prefix_only()

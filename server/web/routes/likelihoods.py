@@ -14,7 +14,7 @@ from linpix.model.likelihood import Scoring
 
 from ...engine.decode.scoring import likelihood, scoring_of
 from ...engine.ledger.ticket import Demand, Ticket
-from ...errors import BodyTooLarge, Exhausted, Impossible, InvalidRequest, ModelNotFound, UnsupportedMedia, as_fields
+from ...errors import BodyTooLarge, Exhausted, Impossible, InvalidRequest, ModelNotFound, UnsupportedMedia
 from ...pictures.likelihoods import map_png, numbers, read_scored
 from ...pictures.pictures import Occluded
 from ...pictures.uploads import outside
@@ -67,7 +67,7 @@ async def likelihoods(form: Annotated[LikelihoodForm, File()], http: Request) ->
                            keep_rows=form.keep_rows)
 
     occluded = await decoded(http, service.ledger, ticket, read)
-    request.warnings += map(as_fields, outside(occluded))
+    request.warnings += outside(occluded)
     scoring = scoring_of(checkpoint, occluded.canvas, occluded.known, request.label, every=every)
     await service.ledger.score(ticket, scoring)
     answer = partial(_answer, request, scoring, facts_of(occluded), every=every, drawn=form.response_format is not None)

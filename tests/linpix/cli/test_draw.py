@@ -19,25 +19,25 @@ def picture(tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ([], "it is not clear what to fill in: use an image or a --mask with transparent pixels, or --keep-rows"),
-    (["--mask", "PICTURE", "--keep-rows", "3"], "--mask and --keep-rows both say what to fill in; use one of them"),
-    (["--mask", "PICTURE"], "--mask has no alpha channel; it must be a PNG"),
-    (["--keep-rows", "9"], "--keep-rows must be from 0 to 8"),
-    (["--prepare", "mnist", "--keep-rows", "3"], "--prepare mnist works only with models of 28x28 grey pixels"),
+    ([], "it is not clear what to fill in: use an image or a mask with transparent pixels, or keep_rows"),
+    (["--mask", "PICTURE", "--keep-rows", "3"], "mask and keep_rows both say what to fill in; use one of them"),
+    (["--mask", "PICTURE"], "mask has no alpha channel; it must be a PNG"),
+    (["--keep-rows", "9"], "keep_rows must be from 0 to 8"),
+    (["--prepare", "mnist", "--keep-rows", "3"], "prepare=mnist works only with models of 28x28 grey pixels"),
 ])
-def test_errors_about_a_picture_name_flags(tiny, picture, capsys, arguments, words):
+def test_errors_about_a_picture_name_options(tiny, picture, capsys, arguments, words):
     given = [str(picture) if word == "PICTURE" else word for word in arguments]
     assert main(["complete", str(picture), "--model", str(tiny), "--out", str(picture.parent / "out"), *given]) == 2
     told = capsys.readouterr().err
     assert words in told
-    assert "send" not in told and "keep_rows" not in told
+    assert "send" not in told and "`" not in told
 
 
-def test_scoring_names_flags_too(tiny, picture, capsys):
+def test_scoring_names_options_too(tiny, picture, capsys):
     holes = str(picture.with_name("holes.png"))
     assert main(["score", holes, "--model", str(tiny), "--keep-rows", "3"]) == 2
     told = capsys.readouterr().err
-    assert "--keep-rows and the transparent parts of the picture both say what to fill in; use one of them" in told
+    assert "keep_rows and the transparent parts of the picture both say what to fill in; use one of them" in told
 
 
 @pytest.mark.parametrize(("scale", "terminal", "factor"), [

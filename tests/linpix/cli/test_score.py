@@ -72,7 +72,7 @@ def test_classes_are_listed_with_the_most_probable_first(linpix, tiny, picture):
 
 
 @pytest.mark.parametrize(("flags", "words"), [
-    (("--label", "ten"), "label must be a class of tiny"), (("--keep-rows", "8"), "--keep-rows hides nothing"),
+    (("--label", "ten"), "label must be a class of tiny"), (("--keep-rows", "8"), "keep_rows hides nothing"),
     (("--out", "map.gif"), "give NAME.png"), (("--out", "nowhere/map.png"), "in an existing folder")])
 def test_what_cannot_be_scored_is_one_line_that_says_why(linpix, tiny, picture, flags, words):
     status, printed, said = linpix(picture, "--model", tiny, *flags)

@@ -84,8 +84,5 @@ def test_a_class_is_given_by_number_or_name():
     assert [class_of(label, TINY) for label in (None, 1, "1", "one")] == [None, 1, 1, 1]
     with pytest.raises(OptionError, match=r"a class of tiny: 0\.\.1 or one of zero, one; got 'two'"):
         class_of("two", TINY)
-    with pytest.raises(OptionError) as refused:
-        class_of("`seed`", TINY)
-    assert r"got '\x60seed\x60'" in str(refused.value) and r"got '\x60seed\x60'" in refused.value.for_commands
     with pytest.raises(OptionError, match="none: it has no classes"):
         class_of(0, dataclasses.replace(TINY, class_names=()))
