@@ -27,8 +27,8 @@
 
 namespace linpix {
 
-// Whether LINPIX_WITHOUT, a list of names, has this one. It chooses older kernels when a graph is recorded, to measure
-// both on a GPU: many (rows are normalised by each block), medium (128 x 128 products from 65 rows on), recall
+// Whether LINPIX_WITHOUT, a list of names, has this one. It chooses other kernels when a graph is recorded, to measure
+// both on a GPU: many (product.h for any number of rows), medium (128 x 128 products from 65 rows on), recall
 // (attention.h instead of recall.h; it also orders S, so it must be set before a pool is made).
 inline bool without(const char* name) {
   const char* list = getenv("LINPIX_WITHOUT");

@@ -21,7 +21,7 @@ int start(const ProductCall& call, void* stream) {
 
 template <Product PRODUCT, bool GELU = false>
 int start_many(const ProductCall& call, void* stream) {
-  constexpr bool ADD = PRODUCT == Product::add;  // d_model has few columns, so tiles of half the width fill the GPU
+  constexpr bool ADD = PRODUCT == Product::add;  // d_model has few columns, so tiles of half the width spread better
   using Large = MultiplyMany<PRODUCT, GELU, ADD ? 2 : 4, 4, ADD ? 4 : 2, ADD ? 2 : 4, ADD ? 4 : 3>;
   using Medium = MultiplyMany<PRODUCT, GELU, 2, ADD ? 1 : 2, 2, 4, 4>;
   const bool fits = Large::SHARED_BYTES <= this_gpu().shared_bytes;
@@ -32,15 +32,12 @@ int start_many(const ProductCall& call, void* stream) {
 
 template <Product PRODUCT>
 int start(const ProductCall& call, bool bf16, void* stream) {
-  if (!bf16) return start<Multiply<float, PRODUCT, 1, 1, 1, 4, 8>>(call, stream);
+  if (!bf16) return start<Multiply<float, PRODUCT, 4, 8>>(call, stream);
   if (call.rows > FEW && !without("many")) {
     if (PRODUCT == Product::up && call.gelu) return start_many<Product::up, true>(call, stream);
     return start_many<PRODUCT>(call, stream);
   }
-  using Few = Multiply<bfloat16, PRODUCT, 1, 1, 1, PRODUCT == Product::add ? 2 : 4, 16>;
-  using Many = Multiply<bfloat16, PRODUCT, 2, 4, 2, 4, 3>;
-  const bool fits = Many::shared_bytes(call.weights.depth) <= this_gpu().shared_bytes;
-  return call.rows > FEW && fits ? start<Many>(call, stream) : start<Few>(call, stream);
+  return start<Multiply<bfloat16, PRODUCT, PRODUCT == Product::add ? 2 : 4, 16>>(call, stream);
 }
 
 int normalise_rows(const ProductCall& call, void* stream) {

@@ -4,7 +4,8 @@
 // Each output has one accumulator, which takes k in order, and tiles of all shapes use the same instruction; k is never
 // split. So an output does not depend, bit for bit, on how many rows there are.
 //
-// Why it is fast: a block keeps its rows in shared memory for all of k, while weights stream past them in stages:
+// Why it is fast for few rows: it needs no kernel for the norm, and tiles are small, so the columns are spread over
+// many multiprocessors. A block keeps its rows in shared memory for all of k, while weights stream past them in stages:
 // several are on their way as asynchronous copies while one is multiplied. On Hopper and later, the first stages are
 // requested before the preceding kernel has ended. In bfloat16, matrix instructions multiply, and weights are packed as
 // their fragments: a lane loads those of a tile at once, as 16 bytes.
@@ -24,61 +25,51 @@ LINPIX_INLINE void put_pair(float* to, float x, float y) { to[0] = x, to[1] = y;
 LINPIX_INLINE void put_pair(bfloat16* to, float x, float y) { *(uint32_t*)to = rounded_pair(x, y); }
 LINPIX_INLINE float activate(float x, bool as_gelu) { return as_gelu ? gelu(x).x : at_least(x, 0).x; }
 
-// What a warp multiplies in one stage: 16 * MT rows of a by NT tiles of weights. Packed weights are tile after tile,
-// and in a tile stage after stage (model/packing.py). Sums are laid out as by mma.m16n8k16: lane i has the rows
-// i / 4 and i / 4 + 8, columns i % 4 * 2 and the next.
-template <class T, int MT, int NT>
+// What a warp multiplies in one stage: 16 rows of a by a tile of weights. Packed weights are tile after tile, and in a
+// tile stage after stage (model/packing.py). Sums are laid out as by mma.m16n8k16: lane i has the rows i / 4 and
+// i / 4 + 8, columns i % 4 * 2 and the next.
+template <class T>
 struct Stage;
 
-template <int MT, int NT>
-struct Stage<bfloat16, MT, NT> {
+template <>
+struct Stage<bfloat16> {
   static constexpr int PAD = 8;  // unused elements after a row of a, so that rows begin in different banks
   static constexpr int TILE_BYTES = STEP * WIDE * 2;
-  uint32_t a[2][MT][4], b[NT][4];
+  uint32_t a[2][4], b[4];
 
-  // from: this warp's first row of a, at this stage's first column; weights: this stage of the warp's first tile
+  // from: the first row of a, at this stage's first column; weights: this stage of the warp's tile
   LINPIX_INLINE void load(int lane, const bfloat16* from, int stride, const char* weights) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
-      for (int m = 0; m < MT; ++m)
+      for (int r = 0; r < 4; ++r)
+        a[half][r] = *(const uint32_t*)(from + (lane / 4 + r % 2 * 8) * stride + half * 16 + r / 2 * 8 + lane % 4 * 2);
+    const Chunk c = *(const Chunk*)(weights + lane * 16);  // the fragments of both halves
 #pragma unroll
-        for (int r = 0; r < 4; ++r)
-          a[half][m][r] = *(const uint32_t*)(from + (m * 16 + lane / 4 + r % 2 * 8) * stride + half * 16 + r / 2 * 8 +
-                                             lane % 4 * 2);
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-      const Chunk c = *(const Chunk*)(weights + n * TILE_BYTES + lane * 16);  // the fragments of both halves
-#pragma unroll
-      for (int w = 0; w < 4; ++w) b[n][w] = c.word[w];
-    }
+    for (int w = 0; w < 4; ++w) b[w] = c.word[w];
   }
 
   template <class Threads, class Stages, class Sums>
   static LINPIX_INLINE void multiply(Threads& threads, Stages& stage, Sums& sums) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int m = 0; m < MT; ++m)
-#pragma unroll
-        for (int n = 0; n < NT; ++n)
-          threads.multiply([&](int i) -> uint32_t(&)[4] { return stage[i].a[half][m]; },
-                           [&](int i) { return stage[i].b[n] + 2 * half; },
-                           [&](int i) -> float(&)[4] { return sums[i].value[m][n]; });
+      threads.multiply([&](int i) -> uint32_t(&)[4] { return stage[i].a[half]; },
+                       [&](int i) { return stage[i].b + 2 * half; },
+                       [&](int i) -> float(&)[4] { return sums[i].value; });
   }
 };
 
 // In float32, without matrix instructions: for checks, and for full precision.
-template <int MT, int NT>
-struct Stage<float, MT, NT> {
+template <>
+struct Stage<float> {
   static constexpr int PAD = 4;
   static constexpr int TILE_BYTES = STEP * WIDE * 4;
   const float *a, *weights;  // in shared memory
   int stride;
 
-  LINPIX_INLINE void load(int lane, const float* from, int stride_, const char* tiles) {
+  LINPIX_INLINE void load(int lane, const float* from, int stride_, const char* tile) {
     a = from + lane / 4 * stride_;
-    weights = (const float*)tiles + lane % 4 * 2;
+    weights = (const float*)tile + lane % 4 * 2;
     stride = stride_;
   }
   template <class Threads, class Stages, class Sums>
@@ -88,25 +79,20 @@ struct Stage<float, MT, NT> {
 #pragma unroll 4
       for (int k = 0; k < STEP; ++k)
 #pragma unroll
-        for (int m = 0; m < MT; ++m)
-#pragma unroll
-          for (int n = 0; n < NT; ++n)
-#pragma unroll
-            for (int c = 0; c < 4; ++c)
-              sums[i].value[m][n][c] = multiply_add(s.a[(m * 16 + c / 2 * 8) * s.stride + k],
-                                                    s.weights[(n * STEP + k) * WIDE + c % 2], sums[i].value[m][n][c]);
+        for (int c = 0; c < 4; ++c)
+          sums[i].value[c] = multiply_add(s.a[c / 2 * 8 * s.stride + k], s.weights[k * WIDE + c % 2], sums[i].value[c]);
     });
   }
 };
 
-// A block: WM x WN warps, each with MT x NT tiles of sums. STAGES: of weights in shared memory, on their way or in use.
-template <class T, Product PRODUCT, int MT, int NT, int WM, int WN, int STAGES>
+// A block: 16 rows, and a tile of weights for each warp. STAGES: of weights in shared memory, on their way or in use.
+template <class T, Product PRODUCT, int WARPS, int STAGES>
 struct Multiply {
-  using Part = Stage<T, MT, NT>;
-  static constexpr int BLOCK = WM * WN * WARP, PER_SM = 512 / BLOCK;
-  static constexpr int ROWS = 16 * MT * WM, TILES = NT * WN, STAGE_BYTES = TILES * Part::TILE_BYTES;
+  using Part = Stage<T>;
+  static constexpr int BLOCK = WARPS * WARP, PER_SM = 512 / BLOCK;
+  static constexpr int ROWS = 16, TILES = WARPS, STAGE_BYTES = TILES * Part::TILE_BYTES;
   struct Sums {
-    float value[MT][NT][4];
+    float value[4];
   };
 
   static int shared_bytes(int depth) { return STAGES * STAGE_BYTES + ROWS * (depth + Part::PAD) * (int)sizeof(T); }
@@ -148,11 +134,7 @@ struct Multiply {
     typename Threads<BLOCK>::template Own<Sums> sums;
     threads.each([&](int i) {
 #pragma unroll
-      for (int m = 0; m < MT; ++m)
-#pragma unroll
-        for (int n = 0; n < NT; ++n)
-#pragma unroll
-          for (int c = 0; c < 4; ++c) sums[i].value[m][n][c] = 0;
+      for (float& sum : sums[i].value) sum = 0;
     });
     for (int stage = 0; stage < stages; ++stage) {
       threads.each([&](int) { threads.template wait<STAGES - 2>(); });  // this stage has arrived,
@@ -160,36 +142,30 @@ struct Multiply {
       load(stage + STAGES - 1);
       typename Threads<BLOCK>::template Own<Part> part;
       threads.each([&](int i) {
-        const int warp = i / WARP;
-        part[i].load(i % WARP, a + warp / WN * 16 * MT * stride + stage * STEP, stride,
-                     weights + stage % STAGES * STAGE_BYTES + warp % WN * NT * Part::TILE_BYTES);
+        part[i].load(i % WARP, a + stage * STEP, stride,
+                     weights + stage % STAGES * STAGE_BYTES + i / WARP * Part::TILE_BYTES);
       });
       Part::multiply(threads, part, sums);
     }
 
     threads.each([&](int i) {
-      const int warp = i / WARP, lane = i % WARP;
+      const int column = (first_tile + i / WARP) * WIDE + i % 4 * 2;
 #pragma unroll
-      for (int m = 0; m < MT; ++m)
-#pragma unroll
-        for (int n = 0; n < NT; ++n)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int row = warp / WN * 16 * MT + m * 16 + lane / 4 + half * 8;
-            const int column = (first_tile + warp % WN * NT + n) * WIDE + lane % 4 * 2;
-            if (row >= rows || column >= columns) continue;
-            const float x = sums[i].value[m][n][2 * half] + call.weights.bias[column];
-            const float y = sums[i].value[m][n][2 * half + 1] + call.weights.bias[column + 1];
-            const int64_t at = first_row + row;
-            if constexpr (PRODUCT == Product::qkv) {
-              put_pair((float*)call.out + at * columns + column, x, y);
-            } else if constexpr (PRODUCT == Product::up) {
-              put_pair((T*)call.out + at * columns + column, activate(x, call.gelu), activate(y, call.gelu));
-            } else if (column < call.d_model) {
-              const float* residual = call.x + at * call.d_model + column;
-              put_pair((float*)call.out + at * call.d_model + column, residual[0] + x, residual[1] + y);
-            }
-          }
+      for (int half = 0; half < 2; ++half) {
+        const int row = i % WARP / 4 + half * 8;
+        if (row >= rows || column >= columns) continue;
+        const float x = sums[i].value[2 * half] + call.weights.bias[column];
+        const float y = sums[i].value[2 * half + 1] + call.weights.bias[column + 1];
+        const int64_t at = first_row + row;
+        if constexpr (PRODUCT == Product::qkv) {
+          put_pair((float*)call.out + at * columns + column, x, y);
+        } else if constexpr (PRODUCT == Product::up) {
+          put_pair((T*)call.out + at * columns + column, activate(x, call.gelu), activate(y, call.gelu));
+        } else if (column < call.d_model) {
+          const float* residual = call.x + at * call.d_model + column;
+          put_pair((float*)call.out + at * call.d_model + column, residual[0] + x, residual[1] + y);
+        }
+      }
     });
   }
 

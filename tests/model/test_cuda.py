@@ -225,7 +225,7 @@ def test_an_image_does_not_depend_on_batch_slot_quantum_or_neighbours(place, sha
 
 @pytest.mark.parametrize(("shape", "rows"), [("post-norm", 140), ("relu", 70), ("odd widths", 70)])
 def test_no_tile_of_products_changes_a_bit(place, monkeypatch, shape, rows):
-    """In tiles of 64 x 64, of 128 x 128, and of the older product, which normalises a row in each block."""
+    """In tiles of 64 x 64, of 128 x 128, and of 16 rows, which each block normalises."""
     config, slots, found = SHAPES[shape], list(range(1, rows + 1)), []
     for without in ("", "medium", "many"):
         monkeypatch.setenv("LINPIX_WITHOUT", without)
@@ -953,17 +953,17 @@ def test_every_function_that_the_host_may_call_returns_an_error_of_cuda_where_th
 @pytest.mark.nvcc
 @pytest.mark.parametrize("source", sorted(path.name for path in CUDA.glob("*.cu")))
 def test_a_source_compiles_alone_without_spills_and_within_its_registers(source, tmp_path):
-    """For the GPUs that it is for."""
+    """For the GPUs that it is for, and for the next ones."""
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on the PATH")
-    targets = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90)]
+    targets = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90, 100)]
     ended = subprocess.run([*NVCC, *targets, "-Xptxas", "-v", "-c", CUDA / source, "-o", tmp_path / "object.o"],
                            capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
     assert "warning" not in ended.stderr.lower(), ended.stderr
     report = re.findall(r"entry function '(\w+)' for '(sm_\d+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
                         r"(\d+) bytes spill loads.*?Used (\d+) registers", ended.stderr, re.DOTALL)
-    assert {sm for _, sm, *_ in report} == {"sm_80", "sm_90"}
+    assert {sm for _, sm, *_ in report} == {"sm_80", "sm_90", "sm_100"}
     for name, sm, *bytes_, registers in report:
         [kernel] = [kernel for kernel in CEILINGS if f"{len(kernel)}{kernel}" in name]
         assert [int(n) for n in bytes_] == [0, 0, 0], (name, sm)
