@@ -9,9 +9,9 @@
 // take part are computed too where this is harmless.
 //
 // Why decode is fast on a GPU:
-// - Reading and writing the state takes a third of a step on an H200 (the products take more, and are far from what the
-//   GPU can do). S is read once per step, in 16-byte chunks that are requested before any of them is used. It can be
-//   kept in float16, and written only once per group of tokens (see Pools).
+// - Reading and writing the state should take most of a step. S is read once per step, in 16-byte chunks that are
+//   requested before any of them is used. It can be kept in float16, and written only once per group of tokens (see
+//   Pools).
 // - A layer is five kernels, since norms, residuals and activations are part of the products (pass.cpp, product.h).
 //   With many rows it is seven: a norm in each block of columns would cost more than a kernel for it (many_rows.h).
 // - On Hopper and later, a kernel begins while the one before it ends, and requests what that one does not write:
