@@ -302,6 +302,9 @@ PRESETS: dict[str, ModelConfig] = {
                                        d_ff=512, classes=10, norm="post",
                                        look_ups=("previous", "row", "column", "class"), neighbours=_PIXEL_CONTEXT,
                                        following=_PIXEL_SEAM, patch=4),
+    "cifar10-large": ModelConfig(height=32, width=32, channels=3, tokens="pixel", layers=8, heads=12, d_model=384,
+                                 d_ff=1536, classes=10, norm="post", look_ups=("previous", "row", "column", "class"),
+                                 neighbours=_PIXEL_CONTEXT, following=_PIXEL_SEAM, patch=4),
     "tiny": ModelConfig(height=8, width=8, layers=2, heads=2, key_dim=8, value_dim=8, d_model=16,
                         d_ff=32, mixtures=3, classes=10, norm="pre", neighbours=_LOCAL_CONTEXT),
 }

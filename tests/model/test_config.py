@@ -21,7 +21,7 @@ def test_a_configuration_survives_json(config):
 
 @pytest.mark.parametrize(("name", "kibibytes"), [
     ("mnist", 264), ("cifar10", 528), ("mnist-small", 66), ("mnist-large", 264), ("cifar10-small", 66),
-    ("cifar10-conditional", 66), ("tiny", 1.125)])
+    ("cifar10-conditional", 66), ("cifar10-large", 396), ("tiny", 1.125)])
 def test_the_state_of_a_preset_is_as_large_as_the_design_says(name, kibibytes):
     assert attention_for(PRESETS[name]).state_bytes == kibibytes * 1024
 
