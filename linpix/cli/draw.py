@@ -28,9 +28,8 @@ from linpix.server.pictures.uploads import Preparation, check_preparable, reduce
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    images: list[NDArray[np.uint8]]  # (T,) each, in the order asked for
-    labels: list[int | None]         # their classes, asked for or drawn first
-    seconds: float                   # of decoding, prefills included
+    images: list[NDArray[np.uint8]]    # (T,) each, in the order asked for
+    seconds: float                     # of decoding, prefills included
     recognised: dict[int, Recognised]  # of images whose class was judged, by index
 
 
@@ -44,7 +43,6 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
     """
     batcher.submit(Submission("all", specs, stream=True))
     images: dict[int, NDArray[np.uint8]] = {}
-    labels: dict[int, int | None] = {}
     judged: dict[int, Recognised] = {}
     seconds = 0.0
     while batcher.busy:
@@ -53,14 +51,12 @@ def produce(batcher: Batcher, specs: Sequence[ImageSpec],
         seconds += time.perf_counter() - began
         for image in report.finished:
             assert image.canvas is not None
-            images[image.index], labels[image.index] = image.canvas, image.label
+            images[image.index] = image.canvas
             if image.recognised is not None:
                 judged[image.index] = image.recognised
             done(image.index, image.canvas)
         advanced(report)
-    order = range(len(specs))
-    return Produced([images[index] for index in order], [labels[index] for index in order], seconds,
-                    dict(sorted(judged.items())))
+    return Produced([images[index] for index in range(len(specs))], seconds, dict(sorted(judged.items())))
 
 
 def quantum_of(batcher: Batcher) -> QuantumReport:
