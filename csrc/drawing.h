@@ -99,17 +99,16 @@ LINPIX_FUNCTION uint8_t draw_marginal(const double* cumulative, float u0) {
   return (uint8_t)value;
 }
 
-// Draws the sub-pixels of one row's token, one after the other, unless they are known, and writes their
-// log-probabilities if they are wanted: most of the work is theirs. parameters: of the token, whose means are changed
-// in place. scratch: K floats. amid_background, compute_others: see finish_categorical.
+// Draws the sub-pixels of one row's token to `pixel`, one after the other, unless they are known and there already, and
+// writes their log-probabilities if these are wanted: most of the work is theirs. first: of the token's sub-pixels.
+// parameters: of the token, whose means are changed in place. scratch: K floats. amid_background, compute_others: see
+// finish_categorical.
 template <class Compute>
-LINPIX_FUNCTION void finish_token(const Model& m, const Rows& rows, int row, int64_t step, float* parameters,
-                                  float* scratch, bool amid_background, Compute compute_others) {
+LINPIX_FUNCTION void draw_token(const Model& m, const Rows& rows, int row, int64_t first, uint8_t* pixel,
+                                float* log_probs, float* parameters, float* scratch, bool amid_background,
+                                Compute compute_others) {
   const int size = m.token_size;
-  const int64_t first = (rows.positions[row] + step) * size, slot = rows.slots[row];
-  uint8_t* pixel = rows.canvas + slot * m.subpixels + first;
-  const bool known = rows.known[slot * m.subpixels + first];
-  float* log_probs = rows.log_probs ? rows.log_probs + (row * rows.most_steps + step) * size : nullptr;
+  const bool known = rows.known[rows.slots[row] * m.subpixels + first];
   if (m.marginal && first == 0) {
     if (!known) *pixel = draw_marginal(m.marginal, uniform(noise(rows.seeds[row], 0).word[0]));
     if (!log_probs) return;
@@ -137,6 +136,16 @@ LINPIX_FUNCTION void finish_token(const Model& m, const Rows& rows, int row, int
     }
     move_means(p, c, pixel[c]);
   }
+}
+
+// The same for the token of this step, to the row's image and log-probabilities.
+template <class Compute>
+LINPIX_FUNCTION void finish_token(const Model& m, const Rows& rows, int row, int64_t step, float* parameters,
+                                  float* scratch, bool amid_background, Compute compute_others) {
+  const int64_t first = (rows.positions[row] + step) * m.token_size;
+  float* log_probs = rows.log_probs ? rows.log_probs + (row * rows.most_steps + step) * m.token_size : nullptr;
+  draw_token(m, rows, row, first, rows.canvas + rows.slots[row] * m.subpixels + first, log_probs, parameters, scratch,
+             amid_background, compute_others);
 }
 
 }  // namespace

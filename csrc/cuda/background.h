@@ -113,12 +113,10 @@ struct RunAhead {
         Drawn& d = *drawn(i);
         d.finite = true;
         d.pixel = image[k.t];
-        Rows rows = p.rows;  // finish_token writes to drawn(i), which lies where it looks
-        rows.canvas = &d.pixel - slot * m.subpixels - k.t;
-        rows.finite = &d.finite - row;
-        if (rows.log_probs) rows.log_probs = &d.log_prob - row * rows.most_steps - taken - i;
-        finish_token(m, rows, (int)row, taken + i, parameters(i), parameters(i) + width, true,
-                     [&] { compute(0, width); });
+        Rows rows = p.rows;
+        rows.finite = &d.finite - row;  // so that what is forgotten does not count
+        draw_token(m, rows, (int)row, k.t, &d.pixel, rows.log_probs ? &d.log_prob : nullptr, parameters(i),
+                   parameters(i) + width, true, [&] { compute(0, width); });
         if (!known[k.t] && d.pixel != m.background) l.end = at(i);
       });
       threads.max_across([&](int i) -> uint32_t& { return own[i].end; });
