@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -17,10 +17,13 @@ _ELSEWHERE = re.compile(  # variables of training, kernels and tests, and those 
     r"LINPIX_(MIRRORS|KERNEL|OVERLAP|DATA|GOLDEN|FORBID_SKIPS|TEST_.*|FUZZ_.*|SERVICE_.*|PORT_.*)")
 
 
-def misspelt(environment: Iterable[str]) -> list[str]:
-    """A sentence about each LINPIX_* variable that is not a setting, so that a misspelt name does not go unnoticed."""
+def misspelt(environment: Mapping[str, str]) -> list[str]:
+    """A sentence about each LINPIX_* variable that has no effect, so that a misspelt name does not go unnoticed."""
     known = [f"LINPIX_{name.upper()}" for name in Settings.model_fields]
     found = []
+    if _of_kubernetes(port := environment.get("LINPIX_PORT")):
+        found.append(f"the port {port} in the environment has no effect, since Kubernetes sets it for a Service named "
+                     "linpix; set enableServiceLinks: false in the pod, or the port by --port")
     for name in sorted(environment):
         if name.startswith("LINPIX_") and name not in known and not _ELSEWHERE.fullmatch(name):
             near = difflib.get_close_matches(name, known, 1)
@@ -38,6 +41,11 @@ def names_of(text: str) -> dict[str, str]:
             raise ValueError("give NAME=MODEL, comma-separated and each NAME once, such as gpt-image-1=mnist-small")
         found[name] = model
     return found
+
+
+def _of_kubernetes(value: object) -> bool:
+    """Whether this is what Kubernetes sets LINPIX_PORT to in pods beside a Service named linpix."""
+    return isinstance(value, str) and value.startswith("tcp://")
 
 
 HIDDEN: JsonDict = {"hidden": True}  # from --help
@@ -120,6 +128,11 @@ class Settings(BaseSettings):
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
         return None if value == "" else value
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _not_of_kubernetes(cls, value: object) -> object:
+        return cls.model_fields["port"].default if _of_kubernetes(value) else value
 
     @field_validator("api_keys", mode="before")
     @classmethod

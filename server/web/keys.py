@@ -93,15 +93,19 @@ def parse(text: str, source: object) -> tuple[Key, ...]:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """A descriptor of a regular file that only its owner may use. Raises OSError or ValueError with the cure."""
+    """A descriptor of a regular file that only its owner may use, or its group read if nobody may write it.
+
+    So Kubernetes mounts a Secret for the group of a pod. Raises OSError or ValueError with the cure.
+    """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     status = os.fstat(descriptor)  # of the opened file: the name may mean another one by now
     try:
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path} is not a regular file")
-        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & (stat.S_IRWXG | stat.S_IRWXO) and mode != stat.S_IRUSR | stat.S_IRGRP:
             raise ValueError(f"{path} holds keys, but other users have access to it (mode "
-                             f"{stat.S_IMODE(status.st_mode):04o}); run: chmod 600 {path}")
+                             f"{mode:04o}); run: chmod 600 {path}")
     except ValueError:
         os.close(descriptor)
         raise

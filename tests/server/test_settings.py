@@ -14,10 +14,19 @@ def test_an_alias_is_a_name_and_a_model(text):
     assert names_of(" a = b ,") == {"a": "b"}
 
 
+def test_the_port_that_kubernetes_names_a_service_by_is_not_the_port_to_listen_on(monkeypatch):
+    monkeypatch.setenv("LINPIX_PORT", "tcp://10.96.0.12:80")
+    assert Settings().port == 8000
+    [told] = misspelt({"LINPIX_PORT": "tcp://10.96.0.12:80"})
+    assert "enableServiceLinks: false" in told
+    assert not misspelt({"LINPIX_PORT": "8810"})
+
+
 def test_a_misspelt_variable_is_reported_with_the_nearest_setting():
-    [told] = misspelt(["LINPIX_MODLES", "LINPIX_MODELS", "LINPIX_MIRRORS", "LINPIX_PORT_8000_TCP", "HOME"])
+    names = "LINPIX_MODLES", "LINPIX_MODELS", "LINPIX_MIRRORS", "LINPIX_PORT_8000_TCP", "HOME"
+    [told] = misspelt(dict.fromkeys(names, "x"))
     assert told == "LINPIX_MODLES is not a setting, so it has no effect; did you mean LINPIX_MODELS?"
-    assert "linpix serve --help" in misspelt(["LINPIX_COFFEE_COLOUR_XYZ"])[0]
+    assert "linpix serve --help" in misspelt({"LINPIX_COFFEE_COLOUR_XYZ": ""})[0]
 
 
 @pytest.mark.parametrize(("field", "value"), [
