@@ -17,7 +17,7 @@ namespace linpix::LINPIX_ISA {
 // Among more than FEW rows, a row that has found no token in its 32 skips the next pass, so that all the others need
 // not wait for it. A row that is alone goes on: a pass costs more than 32 sub-pixels.
 struct RunAhead {
-  static constexpr int BLOCK = WARP, PER_SM = 8;
+  static constexpr int BLOCK = WARP, PER_SM = 16;
   static constexpr int COLUMNS = 32;  // parameters that a lane computes at once
   struct Lane {
     uint32_t stop, end;  // see `first_of`: this is a token, or beyond the last step; what was drawn is not background
