@@ -26,14 +26,16 @@ FLAGS = ("--trusted-proxies", "127.0.0.1", "--allowed-hosts", "images.test")
 
 
 @contextlib.contextmanager
-def nginx(folder: Path, *urls: str) -> Iterator[str]:
-    """nginx as the shipped configuration has it, but for ports and paths; gives its address."""
+def nginx(folder: Path, *urls: str, limit: int = 100) -> Iterator[str]:
+    """nginx as the shipped configuration has it, but for ports and paths, and the limit of requests of a client; gives
+    its address."""
     if shutil.which("nginx") is None:
         pytest.skip("nginx is not installed; on Debian and Ubuntu: apt-get install nginx-light")
     port, text = free_port(), CONFIG
     assert text.count("listen 8080;") == 1
     for old, new in (("listen 8080;", f"listen 127.0.0.1:{port};"),
                      ("/var/log/nginx/linpix.log", f"{folder}/linpix.log"),
+                     ("limit_conn linpix_clients 100;", f"limit_conn linpix_clients {limit};"),
                      *((f"127.0.0.1:800{number}", url.removeprefix("http://")) for number, url in enumerate(urls, 1))):
         assert old in text
         text = text.replace(old, new)
@@ -183,3 +185,16 @@ def test_comparisons_stay_on_one_server_and_metrics_are_not_shown(slow, tmp_path
         assert httpx.delete(f"{url}/v1/compare/{begun.json()['id']}", timeout=60).is_success
         assert httpx.get(url + "/metrics").status_code == 404
         assert httpx.get(url + "/v1/models").json()["data"][0]["id"] == "slow"
+
+
+@pytest.mark.slow
+def test_a_client_with_too_many_requests_at_once_is_told_so_in_the_envelope(slow, tmp_path):
+    with serving(slow, *FLAGS, *EAGER) as only, nginx(tmp_path, only.url, only.url, limit=2) as url, \
+            ThreadPoolExecutor(2) as pool:
+        begun = [pool.submit(ask, url, seed=seed) for seed in range(2)]
+        assert eventually(lambda: only.metric("linpix_requests_running") == 2, 60)
+        refused = ask(url, seed=3)
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        assert refused.body["error"]["code"] == "client_limit"
+        assert [one.result().status for one in begun] == [200, 200]
+        assert ask(url, seed=3).status == 200

@@ -19,11 +19,9 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from linpix.server.web.middleware.connection import connection
 from tests.server.conftest import EAGER, Process, eventually, serving
 from tests.server.web.routes.test_images import events_of, occluded
 
@@ -34,7 +32,6 @@ STEP_S = 0.06  # of PACED, which takes one step a quantum: an image of 64 steps 
 PACED = ("--faults", f"slow:every=1:ms={STEP_S * 1e3:.0f}")
 FROZEN = ("--faults", "slow:every=1:ms=3000")  # nothing is known of its pace for six seconds, nor finished in minutes
 BOUNDARY = "boundary"
-LENGTH = 2**19  # of an answer that no socket takes at once
 PIXELS = 'linpix_pixels_generated_total{{backend="linear",model="{}"}}'
 
 
@@ -208,39 +205,6 @@ def test_a_connection_without_a_whole_head_is_closed_in_time(tiny, sent):
                         idle.sendall(b"x")
             assert ended
         assert generate(process).status_code == 200
-
-
-def test_a_client_that_takes_nothing_of_its_answer_is_left_and_a_slow_one_is_not():
-    async def answer(scope, receive, send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": bytes(LENGTH)})
-
-    def asking() -> socket.socket:
-        client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # else the server's socket takes all of it
-        client.connect(uvicorn_server.servers[0].sockets[0].getsockname())
-        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        return client
-
-    uvicorn_server = uvicorn.Server(uvicorn.Config(answer, port=0, lifespan="off", log_config=None,
-                                                   http=connection(20.0, {}, stalled_s=3.0)))
-    serving_it = threading.Thread(target=uvicorn_server.run)
-    serving_it.start()
-    try:
-        assert eventually(lambda: uvicorn_server.started)
-        with asking() as slow:
-            received = 0
-            while received < LENGTH and (piece := slow.recv(200_000)):
-                received += len(piece)
-                time.sleep(0.02)  # all of it takes longer than the time in which some of it has to be taken
-            assert received >= LENGTH
-        with asking():
-            assert eventually(lambda: len(uvicorn_server.server_state.connections) == 1)
-            assert eventually(lambda: not uvicorn_server.server_state.connections, 30)
-    finally:
-        uvicorn_server.should_exit = True
-        serving_it.join()
 
 
 @pytest.mark.parametrize(("path", "kind", "limit"), [

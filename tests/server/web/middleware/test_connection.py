@@ -1,18 +1,16 @@
 """Connections: how answers are cut into packets, and what clients send that is not a proper request."""
 
+import contextlib
 import json
 import socket
 import struct
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import h11
 import pytest
-import uvicorn
 
-from linpix.server.web.middleware.connection import HEAD_BYTES, MAX_TINY, READ_BYTES, TINY_BYTES, Reader, connection
+from linpix.server.web.middleware.connection import HEAD_BYTES
 from linpix.server.web.middleware.headers import SECURITY_HEADERS
 from tests.server.conftest import Process, eventually, serving
 from tests.server.web.middleware.test_stack import probes_of
@@ -21,36 +19,6 @@ from tests.server.web.test_leaving import GENERATIONS, SLOW, head, post, rest_of
 
 HOST = b"host: localhost\r\n"
 
-
-# --- without a socket ---
-
-def answering(*headers: tuple[str, str]) -> tuple[Reader, bytes]:
-    """A connection that was asked for something, and what it sends of the head of its answer."""
-    reader = Reader(h11.SERVER)
-    reader.receive_data(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
-    assert isinstance(reader.next_event(), h11.Request)
-    return reader, reader.send(h11.Response(status_code=200, headers=headers))
-
-
-def test_the_head_of_an_answer_of_known_length_goes_out_with_its_body():
-    reader, head = answering(("content-length", "4"))
-    assert head == b""
-    assert reader.send(h11.Data(data=b"1234")) == b"HTTP/1.1 200 \r\ncontent-length: 4\r\n\r\n1234"
-    assert reader.send(h11.EndOfMessage()) == b""
-
-
-def test_an_answer_without_a_body_is_its_head():
-    reader, head = answering(("content-length", "0"))
-    assert head + reader.send(h11.EndOfMessage()) == b"HTTP/1.1 200 \r\ncontent-length: 0\r\n\r\n"
-
-
-def test_the_head_of_a_stream_does_not_wait_for_its_first_event():
-    reader, head = answering(("transfer-encoding", "chunked"))
-    assert head.startswith(b"HTTP/1.1 200 ") and head.endswith(b"\r\n\r\n")
-    assert reader.send(h11.Data(data=b"1234")) == b"4\r\n1234\r\n"
-
-
-# --- against a real server process ---
 
 @pytest.fixture(scope="module")
 def process(tiny: Path) -> Iterator[Process]:
@@ -61,7 +29,8 @@ def process(tiny: Path) -> Iterator[Process]:
 
 def leave(connection: socket.socket, how: str) -> None:
     if how == "half closed":
-        connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # the server was first: what was sent was not a request
+            connection.shutdown(socket.SHUT_WR)
         return
     if how == "reset":
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -124,19 +93,18 @@ def test_a_line_break_after_the_last_request_spoils_nothing(process, version):
 
 NO_HTTP = {
     "a length and chunks": (head(GENERATIONS, 2)[:-2] + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-                            "Content-Length and Transfer-Encoding"),
-    "tiny chunks": (head(GENERATIONS, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
-                    + b"1\r\n \r\n" * (MAX_TINY + 1), "chunks"),
-    "a large head": (b"GET / HTTP/1.1\r\n" + HOST + b"x: " + b"x" * HEAD_BYTES + b"\r\n\r\n", "the head has 16,"),
-    "two lengths": (head(GENERATIONS, 2)[:-2] + b"content-length: 3\r\n\r\n{}", "conflicting Content-Length"),
-    "a negative length": (head(GENERATIONS, -2) + b"{}", "bad Content-Length"),
-    "no host": (b"GET / HTTP/1.1\r\n\r\n", "Missing mandatory Host"),
-    "two hosts": (b"GET / HTTP/1.1\r\n" + HOST + HOST + b"\r\n", "multiple Host"),
-    "another coding": (b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: gzip, chunked\r\n\r\n",
-                       "Transfer-Encoding"),
+                            "Transfer-Encoding can't be present with Content-Length"),
+    "a large head": (b"GET / HTTP/1.1\r\n" + HOST + b"x: " + b"x" * HEAD_BYTES,
+                     "at most 16,384 bytes"),
+    "two lengths": (head(GENERATIONS, 2)[:-2] + b"content-length: 3\r\n\r\n{}", "Duplicate Content-Length"),
+    "a negative length": (head(GENERATIONS, -2) + b"{}", "Invalid character in Content-Length"),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", "exactly one Host header"),
+    "two hosts": (b"GET / HTTP/1.1\r\n" + HOST + HOST + b"\r\n", "exactly one Host header"),
+    "another coding": (b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: gzip\r\n\r\n", "Transfer-Encoding"),
+    "a bare line feed": (b"GET / HTTP/1.1\r\n" + HOST + b"x: y\nz: 1\r\n\r\n", "Missing expected CR"),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", "the request cannot be read"),
     "a chunk without a size": (head(GENERATIONS, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
-                               + b"size\r\n{}", "illegal chunk header"),
+                               + b"size\r\n{}", "Invalid character in chunk size"),
 }
 
 
@@ -167,53 +135,18 @@ def test_bytes_after_a_body_of_two_lengths_are_not_read_as_a_request(process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 16, 63, 64, 5000])
-def test_a_body_in_chunks_is_read_unless_they_are_many_and_tiny(process, size):
+@pytest.mark.parametrize("size", [1, 5000])
+def test_a_body_in_chunks_is_read_however_small_they_are(process, size):
     """At a route that reads none, too, since it is thrown away for a while."""
-    chunk, many = b"%x\r\n" % size + b" " * size + b"\r\n", min(2 * MAX_TINY, 100_000 // size)
-    for chunks, path in ((min(many, MAX_TINY - 1), GENERATIONS), (many, GENERATIONS), (many, "/nothing")):
+    chunks = (b"%x\r\n" % size + b" " * size + b"\r\n") * (20_000 // size)
+    for path in (GENERATIONS, "/nothing"):
         with process.connect() as connection:
             connection.sendall(head(path, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
-                               + chunk * chunks + b"2\r\n{}\r\n0\r\n\r\n"
+                               + chunks + b"2\r\n{}\r\n0\r\n\r\n"
                                + b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
-            try:
-                received = rest_of(connection)
-            except ConnectionResetError:  # with more on the way
-                received = b""
-        if size < TINY_BYTES and chunks > MAX_TINY:
-            assert received.count(b"HTTP/1.1 200") == 0
-        else:
-            assert received.startswith(b"HTTP/1.1 200" if path == GENERATIONS else b"HTTP/1.1 404")
-            assert (b'"object":"list"' in received) == (path == GENERATIONS)
-
-
-@pytest.mark.slow
-def test_connections_are_read_in_small_pieces_so_that_others_are_served_in_between():
-    seen: list[int] = []
-
-    class Seen(connection(20.0, {})):
-        def data_received(self, data: bytes) -> None:
-            seen.append(len(data))
-            super().data_received(data)
-
-    async def answer(scope, receive, send) -> None:
-        while (await receive())["more_body"]:
-            pass
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body"})
-
-    server = uvicorn.Server(uvicorn.Config(answer, port=0, lifespan="off", log_config=None, loop="asyncio", http=Seen))
-    serving_it = threading.Thread(target=server.run)
-    serving_it.start()
-    try:
-        assert eventually(lambda: server.started)
-        with socket.create_connection(server.servers[0].sockets[0].getsockname()) as client:
-            client.sendall(head("/", 2**21) + bytes(2**21))
-            assert client.recv(12) == b"HTTP/1.1 200"
-    finally:
-        server.should_exit = True
-        serving_it.join()
-    assert sum(seen) > 2**21 and max(seen) <= READ_BYTES
+            received = rest_of(connection)
+        assert received.startswith(b"HTTP/1.1 200" if path == GENERATIONS else b"HTTP/1.1 404")
+        assert (b'"object":"list"' in received) == (path == GENERATIONS)
 
 
 @pytest.mark.slow
@@ -241,17 +174,6 @@ def test_empty_lines_before_a_request_are_passed_over(process, before):
         connection.sendall(before)
         connection.sendall(before + b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
         assert rest_of(connection).startswith(b"HTTP/1.1 200 OK\r\n")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("target", "status"), [
-    (b"http://localhost/v1/models", b"200"), (b"HTTP://localhost:80/v1/models?x=/", b"200"),
-    (b"http://localhost", b"200"), (b"http://localhost?x", b"200"), (b"http://rebound.example/v1/models", b"403"),
-    (b"ftp://localhost/v1/models", b"404"), (b"/http://localhost/v1/models", b"404")])
-def test_a_target_with_a_host_is_that_of_its_path_and_the_host_counts(process, target, status):
-    with process.connect() as connection:
-        connection.sendall(b"GET " + target + b" HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
-        assert rest_of(connection).startswith(b"HTTP/1.1 " + status)
 
 
 @pytest.mark.slow
