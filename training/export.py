@@ -3,7 +3,7 @@
 import io
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from PIL import Image
 
 from linpix.model import checkpoint
 from linpix.model.attention import attention_for
+from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import ModelConfig
-from linpix.model.generate import generate, tile
-from linpix.model.packing import choose, pack
+from linpix.model.generate import generate, starts_of, tile
+from linpix.model.packing import Packed, choose, pack
 from linpix.model.transformer import Transformer
 
 from .calibrate import calibrate
@@ -54,8 +55,28 @@ def samples(net: Transformer, count: int, temperature: float = 1.0) -> NDArray[n
     """The images of sample_grid, (count, T)."""
     classes = net.config.classes
     labels = [index % 10 % classes if classes else None for index in range(count)]
-    drawn: NDArray[np.uint8] = generate(net, list(range(count)), labels=labels, temperature=temperature).numpy()
-    return drawn
+    compiled = net.device.type == "cpu" and choose(net.config, precision="fp32").engine == "compiled"
+    return drawn(net, range(count), labels, temperature, pack(net, torch.float32) if compiled else None)
+
+
+def drawn(net: Transformer, seeds: Sequence[int], labels: Sequence[int | None], temperature: float,
+          packed: Packed | None) -> NDArray[np.uint8]:
+    """(B, T), one image for each pair of seed and label. packed: draw with the compiled engine."""
+    if packed is None:
+        found: NDArray[np.uint8] = generate(net, list(seeds), labels=list(labels), temperature=temperature).numpy()
+        return found
+    rows, state = len(seeds), RecurrentState(net.config, len(seeds))
+    canvas = torch.zeros(rows + 1, net.config.subpixels, dtype=torch.uint8)  # slot 0 is for padding
+    start = torch.tensor([net.start_index(label) for label in labels])
+    start = starts_of(net, torch.zeros(rows, net.config.classes), np.array(seeds), start)
+    nothing = torch.zeros(rows, dtype=torch.int64)
+    _, finite, *_ = packed.decode(
+        canvas, torch.zeros_like(canvas, dtype=torch.bool), state.S, state.z, torch.arange(1, rows + 1), nothing,
+        torch.full_like(nothing, net.config.length), start, torch.tensor(list(seeds)),
+        torch.full((rows,), temperature), last=state.last)
+    if not bool(finite.all()):
+        raise FloatingPointError("the model's parameters are not finite; evaluate another checkpoint")
+    return canvas[1:].numpy()
 
 
 def grid(images: NDArray[np.uint8], config: ModelConfig) -> bytes:

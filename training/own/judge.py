@@ -1,7 +1,6 @@
 """Class agreement: how often a small CNN, trained on the same pictures, recognises the class of a drawn image."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,14 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linpix.model.attempts import Attempts, Recognised
-from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import ModelConfig
-from linpix.model.generate import generate
 from linpix.model.likelihood import class_log_probs_of
 from linpix.model.packing import Packed
 from linpix.model.transformer import Transformer
 
 from ..datasets import Dataset
+from ..export import drawn
 from .look import Look, look_of
 
 STEPS, BATCH, RATE = 940, 128, 4e-3  # two epochs of MNIST; half a minute on two cores
@@ -101,7 +99,7 @@ def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temp
         again: list[int] = []
         for at in range(0, len(todo), TOGETHER):
             part = todo[at:at + TOGETHER]
-            canvases = _drawn(net, [all_of_them[i].next_seed for i in part], labels[part], temperature, packed)
+            canvases = drawn(net, [all_of_them[i].next_seed for i in part], labels[part].tolist(), temperature, packed)
             for i, canvas in zip(part.tolist(), canvases, strict=True):
                 label = int(labels[i])
                 sure = class_log_probs_of(net, canvas)[label] if attempts > 1 else 0.0
@@ -118,22 +116,3 @@ def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temp
         round(min(float(right[labels == label].mean()) for label in np.unique(labels)), 4),
         round(float((found.max(1) > SURE).mean()), 4), round(float((of_tests.max(1) > SURE).mean()), 4),
         look_of(images, net.config) if grey else None, look_of(test.images, net.config) if grey else None)
-
-
-def _drawn(net: Transformer, seeds: Sequence[int], labels: NDArray[np.int64], temperature: float,
-           packed: Packed | None) -> NDArray[np.uint8]:
-    """(B, T), one image for each pair of seed and label."""
-    if packed is None:
-        drawn: NDArray[np.uint8] = generate(net, list(seeds), labels=labels.tolist(), temperature=temperature).numpy()
-        return drawn
-    rows, state = len(seeds), RecurrentState(net.config, len(seeds))
-    canvas = torch.zeros(rows + 1, net.config.subpixels, dtype=torch.uint8)  # slot 0 is for padding
-    start = torch.tensor([net.start_index(int(label)) for label in labels])
-    nothing = torch.zeros(rows, dtype=torch.int64)
-    _, finite, *_ = packed.decode(
-        canvas, torch.zeros_like(canvas, dtype=torch.bool), state.S, state.z, torch.arange(1, rows + 1), nothing,
-        torch.full_like(nothing, net.config.length), start, torch.tensor(list(seeds)),
-        torch.full((rows,), temperature), last=state.last)
-    if not bool(finite.all()):
-        raise FloatingPointError("the model's parameters are not finite; evaluate another checkpoint")
-    return canvas[1:].numpy()
