@@ -3,7 +3,7 @@
     load(Path("data"), "train", PRESETS["mnist"])
 
 MNIST and CIFAR-10 are recognised by their file names and checked by MD5. Anything else is a folder or tar archive of
-pictures. readers.py reads the file formats.
+pictures, which folders.py reads. readers.py reads the file formats.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from linpix.model.config import ModelConfig
 
-from . import readers
+from . import folders, readers
 from .readers import DataError, Shape, Split
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def load(folder: Path, split: Split, config: ModelConfig, *, mirrors: Sequence[s
         mirrors = [base.strip() for base in listed.split(",") if base.strip()]
     known, home = _recognise(folder, shape)
     if known is None:
-        images, labels, classes = readers.read_pictures(home, split, shape)
+        images, labels, classes = folders.read_pictures(home, split, shape)
         return Dataset(home.resolve().name.partition(".tar")[0], images, labels, classes)
     if known.shape != shape:
         data, model = (" x ".join(map(str, sizes)) for sizes in (known.shape, shape))
@@ -109,7 +109,7 @@ def _recognise(folder: Path, shape: Shape) -> tuple[_Known | None, Path]:
     """The data set in folder, or the one to download into it, and its place; None stands for pictures."""
     if folder.is_file():
         batch = _is_batch(next((name for name, _ in readers.tar_members(
-            folder, lambda name: _is_batch(name) or readers.is_picture(name))), ""))
+            folder, lambda name: _is_batch(name) or folders.is_picture(name))), ""))
         return (_CIFAR10 if batch else None), folder
     for known in sorted(_KNOWN, key=lambda known: known.shape != shape):  # if both are here, take the one that fits
         for home in known.homes:

@@ -2,11 +2,10 @@
 
 Names may be wrong and downloads may break, so every reader checks its input. Its error says in one line which file is
 wrong, why, and what to do. Nothing is extracted to disk, decompressed sizes are limited, and pipes and devices are
-refused. datasets.py knows the names of files and where they come from.
+refused. folders.py sorts pictures into splits and classes; datasets.py knows which data a folder holds.
 """
 
 import gzip
-import hashlib
 import io
 import lzma
 import math
@@ -15,7 +14,7 @@ import struct
 import tarfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
@@ -27,7 +26,6 @@ from PIL import Image, UnidentifiedImageError
 Split = Literal["train", "test"]
 Shape = tuple[int, int, int]  # height, width, channels
 
-PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 CIFAR10_RECORD = 1 + 3 * 32 * 32
 
 # Limit of a file's decompressed bytes: MAX_TIMES its compressed ones, but at least FREE_BYTES. MNIST's largest file has
@@ -168,81 +166,6 @@ def read_picture(raw: bytes, name: object, shape: Shape) -> NDArray[np.uint8]:
         known = not isinstance(error, UnidentifiedImageError)
         reason = " ".join(str(error).split()) if known else "its format is not recognised"
         raise DataError(name, f"is not a readable picture ({reason})", "remove or replace it") from error
-
-
-def is_picture(name: str) -> bool:
-    """Whether a name is that of a picture. Hidden files and those that macOS adds to archives are not pictures."""
-    path = PurePosixPath(name)
-    hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
-    return path.suffix.lower() in PICTURE_SUFFIXES and not hidden
-
-
-def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
-        NDArray[np.uint8], NDArray[np.int64], tuple[str, ...]]:
-    """One split of a folder or tar archive of pictures: images (count, T), labels (count,), class names.
-
-    Pictures are flat, or in one sub-folder per class. Either may be inside train/ and test/; pictures elsewhere are
-    then ignored. The order is that of the paths. A flat collection has labels of -1 and no class names.
-    """
-    if shape[2] not in (1, 3):
-        raise DataError(path, f"is for a model of {shape[2]} channels, but pictures can be read only with 1 or 3",
-                        "use a model of 1 or 3 channels")
-    found: dict[str, Path | bytes] = {}
-    if path.is_dir():  # broken links too: reading one raises a clear error
-        found.update((name, file) for file in path.rglob("*")
-                     if is_picture(name := file.relative_to(path).as_posix()) and not file.is_dir())
-    else:
-        found.update(tar_members(path, is_picture))
-    if not found:
-        raise DataError(path, f"has no pictures ({', '.join(PICTURE_SUFFIXES)}), and no files with the names of MNIST "
-                        "(train-images-idx3-ubyte.gz, ...) or of CIFAR-10's binary version (data_batch_1.bin, "
-                        "...)", "check the path, or put such files there")
-    class_of, classes = _arrange(found, path, split)
-    images = np.empty((len(class_of), math.prod(shape)), np.uint8)
-    for row, name in zip(images, class_of, strict=True):
-        source, where = found[name], f"{path}/{name}"
-        raw = contents(source) if isinstance(source, Path) else unpack(source, where)
-        row[:] = read_picture(raw, where, shape)
-    labels = np.array([classes.index(name) if classes else -1 for name in class_of.values()], np.int64)
-    return images, labels, classes
-
-
-def _arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The sub-folder of each picture in the split, in order, and the class names (none if all pictures are flat).
-
-    Classes are those of both splits, so that a label means the same in each. Without train/ and test/, the last tenth
-    in the order of the MD5 of the paths is for testing. This order is shuffled but the same on every machine, and a
-    picture added later moves few others to the other split.
-    """
-    inner = {name: PurePosixPath(name).parts for name in names}  # parts below common outer folders and the split
-    while len(tops := {parts[0] for parts in inner.values()}) == 1 and (
-            "train" in tops or ("test" not in tops and min(map(len, inner.values())) > 2)):
-        inner = {name: parts[1:] for name, parts in inner.items()}
-    if "train" in tops and "test" not in tops and (other := tops & {"val", "valid", "validation"}):
-        raise DataError(where, f"has train/ and {min(other)}/, expected train/ and test/",
-                        f"rename {min(other)}/ to test/")
-    if tops >= {"train", "test"} or tops == {"test"}:
-        chosen = {name for name, parts in inner.items() if parts[0] == split}
-        inner = {name: parts[1:] for name, parts in inner.items() if parts[0] in ("train", "test")}
-    else:
-        order = sorted(inner, key=lambda name: hashlib.md5(
-            "/".join(inner[name]).encode("utf-8", "surrogateescape"), usedforsecurity=False).digest())
-        tenth = set(order[-max(1, len(order) // 10):])
-        chosen = tenth if split == "test" else set(inner) - tenth
-    if not chosen:
-        raise DataError(where, f"has no pictures for the {split} split, out of {len(inner)} in all",
-                        "add pictures, or sort them into train/ and test/")
-    flat = sorted(name for name, parts in inner.items() if len(parts) == 1)
-    if flat and len(flat) < len(inner):
-        raise DataError(where, f"has pictures next to sub-folders of pictures ({flat[0]})",
-                        "put all pictures in sub-folders, one for each class, or none")
-    ordered = sorted(chosen, key=lambda name: PurePosixPath(name).parts)
-    classes = () if flat else tuple(sorted({parts[0] for parts in inner.values()}, key=_numbers_by_value))
-    return {name: inner[name][0] for name in ordered}, classes
-
-
-def _numbers_by_value(name: str) -> tuple[str, str]:
-    return name.zfill(20) if name.isdecimal() else name, name  # class 10 comes after class 9
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from linpix.training import readers
+from linpix.training.folders import read_pictures
 from linpix.training.readers import (
     CIFAR10_RECORD,
     DataError,
@@ -25,7 +26,6 @@ from linpix.training.readers import (
     read_cifar10,
     read_idx,
     read_picture,
-    read_pictures,
     tar_members,
     unpack,
 )
@@ -273,6 +273,36 @@ def test_without_a_split_a_shuffled_tenth_is_for_testing(tmp_path):
     assert (train, test) == (sorted(train), sorted(test))
 
 
+@pytest.mark.parametrize(("train", "test"), [
+    ("training", "testing"), ("Train", "Test"), ("TRAIN", "valid"), ("train", "val"), ("train_set", "test_set"),
+    ("TrainSet", "TestSet"), ("seg_train/seg_train", "seg_test/seg_test"), ("train2017", "val2017"), ("train", "test1"),
+    ("training_data", "validation_data"), ("digits/training", "digits/testing")])
+def test_splits_are_recognised_by_any_common_name(train, test, tmp_path):
+    fill(tmp_path, *(f"{train}/{name}/{i}.png" for name in "ab" for i in range(4)),
+         *(f"{test}/{name}/0.png" for name in "ab"))
+    assert values(tmp_path, "train") == list(range(8))
+    assert values(tmp_path, "test") == [8, 9]
+    assert read_pictures(tmp_path, "test", GREY)[2] == ("a", "b")
+
+
+def test_each_class_may_have_its_splits(tmp_path):
+    fill(tmp_path, *(f"{name}/{split}/{i}.png" for name in "ab" for split in ("train", "test") for i in range(2)))
+    assert read_pictures(tmp_path, "train", GREY)[2] == ("a", "b")
+    assert (values(tmp_path, "train"), values(tmp_path, "test")) == ([0, 1, 4, 5], [2, 3, 6, 7])
+
+
+def test_pictures_beside_the_splits_are_named(tmp_path, caplog):
+    fill(tmp_path, "train/a/0.png", "test/a/1.png", "valid/a/2.png", "cover.png")
+    assert (values(tmp_path, "train"), values(tmp_path, "test")) == ([0], [1])
+    assert f"{tmp_path}: left out cover.png, valid, beside train and test" in caplog.text
+
+
+@pytest.mark.parametrize("names", [("bullet train", "test tube"), ("plane", "training"), ("restraint", "contest")])
+def test_classes_may_have_the_word_for_a_split_in_their_names(names, tmp_path):
+    fill(tmp_path, *(f"{name}/{i}.png" for name in names for i in range(10)))
+    assert read_pictures(tmp_path, "train", GREY)[2] == tuple(sorted(names))
+
+
 def test_a_class_may_be_called_train(tmp_path):
     fill(tmp_path, *(f"{name}/{i}.png" for name in ("plane", "train") for i in range(10)))
     assert read_pictures(tmp_path, "train", GREY)[2] == ("plane", "train")
@@ -296,8 +326,7 @@ def test_an_archive_reads_as_the_folder_that_was_packed(tmp_path):
     (["a.png"], ["no pictures for the train split"]),
     (["test/a.png"], ["no pictures for the train split"]),
     (["a.png", "cat/b.png"], ["a.png", "next to sub-folders"]),
-    (["train/a.png", "val/a.png"], ["rename val/ to test/"]),
-], ids=["empty", "no pictures", "one picture", "test alone", "mixed", "val"])
+], ids=["empty", "no pictures", "one picture", "test alone", "mixed"])
 def test_a_folder_that_says_no_clear_thing_is_refused(names, words, tmp_path):
     with refused(str(tmp_path), *words):
         read_pictures(fill(tmp_path, *names), "train", GREY)

@@ -1,0 +1,138 @@
+"""Folders and tar archives of pictures: which files are pictures, which split and class each has, and what is left out.
+
+readers.py reads the pictures.
+"""
+
+import hashlib
+import logging
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .readers import DataError, Shape, Split, contents, read_picture, tar_members, unpack
+
+_log = logging.getLogger(__name__)
+
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
+
+# A word in a folder's name that makes it a split; a folder for validation is for testing only if there is no other.
+_SPLIT = re.compile(r"(?<![^\W\d_])(?:(?P<train>train|training)|(?P<test>tests?|testing)|"
+                    r"(?P<validation>val|valid|validation|dev|eval))"
+                    r"(?=(?:set|data|images|pictures)?(?![^\W\d_]))", re.IGNORECASE)
+_Parts = dict[str, tuple[str, ...]]  # the folders of each picture below the split, and its file name, by its path
+
+
+def is_picture(name: str) -> bool:
+    """Whether a name is that of a picture. Hidden files and those that macOS adds to archives are not pictures."""
+    path = PurePosixPath(name)
+    hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
+    return path.suffix.lower() in PICTURE_SUFFIXES and not hidden
+
+
+def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
+        NDArray[np.uint8], NDArray[np.int64], tuple[str, ...]]:
+    """One split of a folder or tar archive of pictures: images (count, T), labels (count,), class names.
+
+    Pictures are flat, or in one sub-folder per class. Either may be inside folders for the splits. The order is that of
+    the paths. A flat collection has labels of -1 and no class names.
+    """
+    if shape[2] not in (1, 3):
+        raise DataError(path, f"is for a model of {shape[2]} channels, but pictures can be read only with 1 or 3",
+                        "use a model of 1 or 3 channels")
+    found: dict[str, Path | bytes] = {}
+    if path.is_dir():  # broken links too: reading one raises a clear error
+        found.update((name, file) for file in path.rglob("*")
+                     if is_picture(name := file.relative_to(path).as_posix()) and not file.is_dir())
+    else:
+        found.update(tar_members(path, is_picture))
+    if not found:
+        raise DataError(path, f"has no pictures ({', '.join(PICTURE_SUFFIXES)}), and no files with the names of MNIST "
+                        "(train-images-idx3-ubyte.gz, ...) or of CIFAR-10's binary version (data_batch_1.bin, "
+                        "...)", "check the path, or put such files there")
+    class_of, classes = _arrange(found, path, split)
+    images = np.empty((len(class_of), math.prod(shape)), np.uint8)
+    for row, name in zip(images, class_of, strict=True):
+        source, where = found[name], f"{path}/{name}"
+        raw = contents(source) if isinstance(source, Path) else unpack(source, where)
+        row[:] = read_picture(raw, where, shape)
+    labels = np.array([classes.index(name) if classes else -1 for name in class_of.values()], np.int64)
+    return images, labels, classes
+
+
+def _arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The sub-folder of each picture in the split, in order, and the class names (none if all pictures are flat).
+
+    Classes are those of both splits, so that a label means the same in each. Without folders for the splits, the last
+    tenth in the order of the MD5 of the paths is for testing. This order is shuffled but the same on every machine, and
+    a picture added later moves few others to the other split.
+    """
+    inner: _Parts = {name: PurePosixPath(name).parts for name in names}
+    while (splits := _splits(inner)).keys() == {"train"} or (
+            not splits and len({parts[0] for parts in inner.values()}) == 1 and min(map(len, inner.values())) > 2):
+        inner = {name: parts[1:] for name, parts in inner.items()}  # without an outer folder
+    if not splits and min(map(len, inner.values())) > 2:  # each class may have splits, instead of each split classes
+        turned = {name: (parts[1], parts[0], *parts[2:]) for name, parts in inner.items()}
+        if len(both := _splits(turned)) == 2:
+            inner, splits = turned, both
+    if splits:
+        if others := sorted({parts[0] for parts in inner.values()} - set(splits.values())):
+            _log.warning("%s: left out %s, beside %s", where, _listed(others), " and ".join(splits.values()))
+        within = {kind: _below(folder, inner) for kind, folder in splits.items()}
+        chosen = set(within.get(split, ()))
+        inner = {name: parts for pictures in within.values() for name, parts in pictures.items()}
+    else:
+        order = sorted(inner, key=lambda name: hashlib.md5(
+            "/".join(inner[name]).encode("utf-8", "surrogateescape"), usedforsecurity=False).digest())
+        tenth = set(order[-max(1, len(order) // 10):])
+        chosen = tenth if split == "test" else set(inner) - tenth
+    if not chosen:
+        raise DataError(where, f"has no pictures for the {split} split, out of {len(inner)} in all",
+                        "add pictures, or sort them into train/ and test/")
+    flat = sorted(name for name, parts in inner.items() if len(parts) == 1)
+    if flat and len(flat) < len(inner):
+        raise DataError(where, f"has pictures next to sub-folders of pictures ({flat[0]})",
+                        "put all pictures in sub-folders, one for each class, or none")
+    ordered = sorted(chosen, key=lambda name: PurePosixPath(name).parts)
+    classes = () if flat else tuple(sorted({parts[0] for parts in inner.values()}, key=_numbers_by_value))
+    return {name: inner[name][0] for name in ordered}, classes
+
+
+def _splits(inner: _Parts) -> dict[Split, str]:
+    """The folders of the splits: two whose letters differ only in the word for the split, or one of that word alone.
+
+    So train/ and test/ are splits, as are seg_train/ and seg_test/, but a class may be called train.
+    """
+    folders = sorted({parts[0] for parts in inner.values() if len(parts) > 1})
+    alike: dict[str, dict[str, str]] = {}  # by the rest of the name
+    for folder in folders:
+        spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", folder)  # as in TrainSet
+        if word := _SPLIT.search(spaced):
+            rest = re.sub(r"[\W\d_]+", "", spaced[:word.start()] + spaced[word.end():]).casefold()
+            alike.setdefault(rest, {}).setdefault(str(word.lastgroup), folder)
+    for kinds in alike.values():
+        if "train" in kinds and len(kinds) > 1:
+            return {"train": kinds["train"], "test": kinds.get("test") or kinds["validation"]}
+    if len(folders) == 1 and len(inner) == sum(len(parts) > 1 for parts in inner.values()):
+        for kind, folder in alike.get("", {}).items():
+            return {"train" if kind == "train" else "test": folder}
+    return {}
+
+
+def _below(folder: str, inner: _Parts) -> _Parts:
+    """The pictures in a folder; one that has only a folder of its own name, as in train/train/, is that folder."""
+    found = {name: parts[1:] for name, parts in inner.items() if parts[0] == folder}
+    while all(parts[0] == folder and len(parts) > 1 for parts in found.values()):
+        found = {name: parts[1:] for name, parts in found.items()}
+    return found
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+
+
+def _numbers_by_value(name: str) -> tuple[str, str]:
+    return name.zfill(20) if name.isdecimal() else name, name  # class 10 comes after class 9
