@@ -21,7 +21,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 Split = Literal["train", "test"]
 Shape = tuple[int, int, int]  # height, width, channels
@@ -139,33 +139,42 @@ def read_cifar10(raw: bytes, name: object) -> tuple[NDArray[np.uint8], NDArray[n
 
 
 def read_picture(raw: bytes, name: object, shape: Shape) -> NDArray[np.uint8]:
-    """The sub-pixels (T,) of one picture, which must have exactly the height and width in shape."""
+    """The sub-pixels (T,) of one picture, turned upright, which must have exactly the height and width in shape."""
     height, width, channels = shape
+    cure = f"resize it first, as in: magick IN -auto-orient -resize '{width}x{height}!' OUT"
     if len(raw) > (most := 16 * math.prod(shape) + _FREE_PICTURE_BYTES):
         raise DataError(name, f"has {len(raw):,} bytes, expected at most {most:,} for a picture of {width} x {height} "
-                              "(width x height) as the model", f"resize it first, as in: magick IN -resize "
-                        f"'{width}x{height}!' OUT")
+                              "(width x height) as the model", cure)
     try:
         with Image.open(io.BytesIO(raw), formats=_PICTURE_FORMATS) as image:
-            if image.size != (width, height):  # size is in the header, so a huge picture is never decoded
-                raise DataError(name, f"is {image.width} x {image.height} (width x height), expected "
-                                      f"{width} x {height} as the model",
-                                f"resize it first, as in: magick IN -resize '{width}x{height}!' OUT")
+            fits = image.size in ((width, height), (height, width))  # in the header: a huge picture is never decoded
+            upright = _upright(image) if fits else image
+            if upright.size != (width, height):
+                raise DataError(name, f"is {upright.width} x {upright.height} (width x height), expected "
+                                      f"{width} x {height} as the model", cure)
             if image.mode.startswith(("I", "F")):  # Pillow would clip, not scale
                 raise DataError(name, f"has more than 8 bits a sample (mode {image.mode})", "save it with 8")
             if getattr(image, "is_animated", False):
                 raise DataError(name, "is animated or has several pages", "save each as a picture of its own")
-            alpha = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
+            alpha = upright.convert("RGBA").getchannel("A") if image.has_transparency_data else None
             if alpha and alpha.getextrema() != (255, 255):  # hidden colours are arbitrary
                 raise DataError(name, "is partly transparent", "put it on a background first, as in: "
                                 "magick IN -background white -flatten OUT")
-            return np.array(image.convert("L" if channels == 1 else "RGB")).reshape(-1)
+            return np.array(upright.convert("L" if channels == 1 else "RGB")).reshape(-1)
     except DataError:
         raise
     except Exception as error:  # Pillow's decoders raise many types on broken files
         known = not isinstance(error, UnidentifiedImageError)
         reason = " ".join(str(error).split()) if known else "its format is not recognised"
         raise DataError(name, f"is not a readable picture ({reason})", "remove or replace it") from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The picture as its EXIF data says that it is held; as it lies where these data are damaged."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # as many types as Pillow's decoders; a damaged picture raises again where it is decoded
+        return image
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -239,6 +239,28 @@ def test_a_picture_that_cannot_be_used_as_it_is_is_refused(raw, words):
         read_picture(raw, "a.png", GREY)
 
 
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF"])
+@pytest.mark.parametrize(("orientation", "lay"), [
+    (1, lambda held: held), (2, np.fliplr), (3, lambda held: np.rot90(held, 2)), (4, np.flipud), (5, np.transpose),
+    (6, np.rot90), (7, lambda held: np.rot90(held, 2).T), (8, lambda held: np.rot90(held, 3))])
+def test_a_picture_is_read_as_its_exif_data_says_that_it_is_held(orientation, lay, kind):
+    held = np.zeros((16, 24), np.uint8)
+    held[:8, :8], held[8:, 8:16] = 255, 128
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    Image.fromarray(lay(held)).save(file, kind, exif=exif, quality=100, lossless=True)
+    read = read_picture(file.getvalue(), "a.jpg", (16, 24, 1)).reshape(16, 24)
+    assert abs(read.astype(int) - held).max() < 12
+    with refused("a.jpg is 24 x 16 (width x height), expected 16 x 24", "-auto-orient"):
+        read_picture(file.getvalue(), "a.jpg", (24, 16, 1))
+
+
+def test_a_picture_with_damaged_exif_data_is_read_as_it_lies():
+    file = io.BytesIO()
+    Image.new("L", (4, 4), 7).save(file, "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    assert set(read_picture(file.getvalue(), "a.jpg", GREY).tolist()) == {7}
+
+
 def test_an_opaque_alpha_channel_does_no_harm():
     assert read_picture(png((1, 2, 3, 255), mode="RGBA"), "a.png", COLOUR)[:3].tolist() == [1, 2, 3]
 
