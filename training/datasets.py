@@ -115,8 +115,7 @@ def _recognise(folder: Path, shape: Shape) -> tuple[_Known | None, Path]:
         for home in known.homes:
             if any(_find(folder / home, stem) for stem in known.stems):
                 return known, folder / home
-    visible = (file for file in folder.rglob("*") if not file.is_dir() and not file.name.startswith("."))
-    if any(visible):
+    if folders.holds_files(folder):
         return None, folder
     for known in _KNOWN:
         if known.shape == shape and ".tar" not in folder.suffixes:

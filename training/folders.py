@@ -6,8 +6,9 @@ readers.py reads the pictures.
 import hashlib
 import logging
 import math
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -17,7 +18,10 @@ from .readers import DataError, Shape, Split, contents, read_picture, tar_member
 
 _log = logging.getLogger(__name__)
 
-PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".jfif", ".jpe",
+                    ".jif", ".jfi", ".pjpeg", ".pjp", ".apng", ".dib", ".pbm", ".pnm")
+LITTER = ("__MACOSX", "Thumbs.db", "ehthumbs.db", "desktop.ini", "@eaDir", "$RECYCLE.BIN", "lost+found", "Icon\r")
+_STARTS = re.compile(rb"\x89PNG|\xff\xd8\xff|BM|GIF8|RIFF....WEBP|II\*\0|MM\0\*|P[1-6]\s", re.DOTALL)
 
 # A word in a folder's name that makes it a split; a folder for validation is for testing only if there is no other.
 _SPLIT = re.compile(r"(?<![^\W\d_])(?:(?P<train>train|training)|(?P<test>tests?|testing)|"
@@ -26,11 +30,77 @@ _SPLIT = re.compile(r"(?<![^\W\d_])(?:(?P<train>train|training)|(?P<test>tests?|
 _Parts = dict[str, tuple[str, ...]]  # the folders of each picture below the split, and its file name, by its path
 
 
+def is_litter(name: str) -> bool:
+    """Whether a file, or a folder around it, is hidden or made by a file manager."""
+    return any(part.startswith(".") or part in LITTER for part in PurePosixPath(name).parts)
+
+
 def is_picture(name: str) -> bool:
-    """Whether a name is that of a picture. Hidden files and those that macOS adds to archives are not pictures."""
-    path = PurePosixPath(name)
-    hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
-    return path.suffix.lower() in PICTURE_SUFFIXES and not hidden
+    """Whether a name is that of a picture. A picture without a suffix is recognised by its first bytes."""
+    return PurePosixPath(name).suffix.lower() in PICTURE_SUFFIXES and not is_litter(name)
+
+
+def holds_files(folder: Path) -> bool:
+    """Whether there is anything in a folder but folders, litter, and what keeps an empty folder in a repository."""
+    return any(path.is_symlink() or not path.is_dir() for path in folder.rglob("*")
+               if path.name not in (*LITTER, ".DS_Store", ".gitkeep", ".gitignore", ".keep")
+               and not path.name.startswith("._") and path.suffix != ".part")
+
+
+def walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[tuple[Path, str]]:
+    """The files in a folder, in order, each with the reason why it is not a picture, or "". Links are followed.
+
+    Folders that are empty, cannot be read, or link to a folder above them are there too. above: the real folders that
+    this one is in.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            inside = sorted(Path(entry) for entry in entries if not is_litter(entry.name))
+    except OSError as error:
+        yield folder, f"cannot be read: {error.strerror}"
+        return
+    above = (*above, folder.resolve())
+    if not inside and len(above) > 1:
+        yield folder, "an empty folder"
+    for path in inside:
+        if not path.is_dir():
+            yield path, _reason(path.name, path)
+        elif path.resolve() in above:
+            yield path, "a link to a folder above it"
+        else:
+            yield from walk(path, above)
+
+
+def _members(path: Path) -> Iterator[tuple[str, bytes, str]]:
+    """Like walk, for the files in a tar archive: name, content, and the reason to leave it out."""
+    others: dict[str, str] = {}
+
+    def wanted(name: str) -> bool:
+        if PurePosixPath(name).suffix and (reason := _reason(name, b"")):
+            others[name] = reason
+        return name not in others and not is_litter(name)
+
+    for name, raw in tar_members(path, wanted, others):
+        yield name, raw, _reason(name, raw)
+    yield from ((name, b"", reason) for name, reason in others.items() if not is_litter(name))
+
+
+def _reason(name: str, source: Path | bytes) -> str:
+    """Why a file is left out, or "" for a picture; a file that has the name of one must be one."""
+    suffix = PurePosixPath(name).suffix.lower()
+    if suffix in PICTURE_SUFFIXES:
+        return ""
+    if suffix:
+        return "not the suffix of a picture that can be read"
+    if isinstance(source, Path):
+        if not source.is_file():
+            return "a broken link" if source.is_symlink() else "not a regular file"
+        try:
+            with source.open("rb") as file:
+                source = file.read(16)
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
+    return "" if _STARTS.match(source) else "neither suffix nor content of a picture"
 
 
 def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
@@ -44,15 +114,24 @@ def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
         raise DataError(path, f"is for a model of {shape[2]} channels, but pictures can be read only with 1 or 3",
                         "use a model of 1 or 3 channels")
     found: dict[str, Path | bytes] = {}
-    if path.is_dir():  # broken links too: reading one raises a clear error
-        found.update((name, file) for file in path.rglob("*")
-                     if is_picture(name := file.relative_to(path).as_posix()) and not file.is_dir())
+    left: dict[str, list[str]] = {}  # names, by the reason to leave them out
+    files: Iterable[tuple[str, Path | bytes, str]]
+    if path.is_dir():
+        files = ((file.relative_to(path).as_posix(), file, reason) for file, reason in walk(path))
     else:
-        found.update(tar_members(path, is_picture))
+        files = _members(path)
+    for name, source, reason in files:
+        if reason:
+            left.setdefault(reason, []).append(name)
+        else:
+            found[name] = source  # broken links too: reading one raises a clear error
+    out = "; ".join(f"{_listed(names)} ({reason})" for reason, names in left.items())
     if not found:
         raise DataError(path, f"has no pictures ({', '.join(PICTURE_SUFFIXES)}), and no files with the names of MNIST "
                         "(train-images-idx3-ubyte.gz, ...) or of CIFAR-10's binary version (data_batch_1.bin, "
-                        "...)", "check the path, or put such files there")
+                        f"...){'; it has ' if out else ''}{out}", "check the path, or put such files there")
+    if out:
+        _log.warning("%s: left out %s", path, out)
     class_of, classes = _arrange(found, path, split)
     images = np.empty((len(class_of), math.prod(shape)), np.uint8)
     for row, name in zip(images, class_of, strict=True):
@@ -131,7 +210,10 @@ def _below(folder: str, inner: _Parts) -> _Parts:
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+    """At most five names for a message, from as many folders as there are."""
+    folders = {name.rpartition("/")[0]: name for name in reversed(names)}
+    first = sorted(names, key=lambda name: folders[name.rpartition("/")[0]] != name)[:5]
+    return ", ".join(first) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def _numbers_by_value(name: str) -> tuple[str, str]:

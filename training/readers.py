@@ -32,7 +32,7 @@ CIFAR10_RECORD = 1 + 3 * 32 * 32
 # 47 MB, and if its images were all black, it would compress to a thousandth. Pictures and their archives hardly shrink.
 FREE_BYTES, MAX_TIMES = 64 * 2**20, 50
 _FREE_PICTURE_BYTES = 2**20  # for text, profiles etc., beyond 16 bytes per sub-pixel
-_PICTURE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # some of Pillow's other formats run programs
+PICTURE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # some of Pillow's other formats run programs
 
 warnings.filterwarnings("ignore", module=r"PIL\.")  # an odd picture is read, or raises DataError
 
@@ -62,16 +62,20 @@ def unpack(raw: bytes, name: object) -> bytes:
         return stream.read()
 
 
-def tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+def tar_members(path: Path, wanted: Callable[[str], bool],
+                others: dict[str, str] | None = None) -> Iterator[tuple[str, bytes]]:
     """Name and bytes of the wanted regular files in a tar archive, in its order, each read when it is asked for.
 
-    Links, devices, sparse files, absolute names and names with '..' are skipped.
+    Links, devices, sparse files, absolute names and names with '..' are skipped, and added to others with the reason.
     """
     with (_open(path) as file, _decompressed(file, path) as stream, _archive(stream) as archive):
         while (member := _next(archive)) is not None:
             name = PurePosixPath(member.name)
             plain = member.isreg() and not member.issparse()  # a sparse file may claim any size
-            if plain and not name.is_absolute() and ".." not in name.parts and wanted(str(name)):
+            if not plain or name.is_absolute() or ".." in name.parts:
+                if others is not None and not member.isdir():
+                    others[str(name)] = "not a plain file below the archive's top"
+            elif wanted(str(name)):
                 body = archive.extractfile(member)
                 assert body is not None
                 yield str(name), body.read()
@@ -146,7 +150,7 @@ def read_picture(raw: bytes, name: object, shape: Shape) -> NDArray[np.uint8]:
         raise DataError(name, f"has {len(raw):,} bytes, expected at most {most:,} for a picture of {width} x {height} "
                               "(width x height) as the model", cure)
     try:
-        with Image.open(io.BytesIO(raw), formats=_PICTURE_FORMATS) as image:
+        with Image.open(io.BytesIO(raw), formats=PICTURE_FORMATS) as image:
             fits = image.size in ((width, height), (height, width))  # in the header: a huge picture is never decoded
             upright = _upright(image) if fits else image
             if upright.size != (width, height):

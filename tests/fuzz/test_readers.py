@@ -18,13 +18,13 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
+from linpix.training.folders import read_pictures
 from linpix.training.readers import (
     CIFAR10_RECORD,
     DataError,
     contents,
     read_cifar10,
     read_idx,
-    read_pictures,
     tar_members,
 )
 from tests.fuzz.harness import Target

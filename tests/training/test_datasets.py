@@ -324,6 +324,25 @@ def test_a_folder_that_cannot_be_made_is_a_data_error(tmp_path):
         load(tmp_path / "file" / "mnist", "train", MNIST, mirrors=["http://127.0.0.1:1"])
 
 
+@pytest.mark.parametrize("name", ["notes.txt", ".git/config", "mine"])
+def test_nothing_is_downloaded_into_a_folder_that_holds_something(name, mirror, tmp_path):
+    folder = tmp_path / "data"
+    (folder / name).parent.mkdir(parents=True)
+    if name == "mine":
+        (folder / name).symlink_to(tmp_path / "elsewhere")
+    else:
+        (folder / name).write_text("")
+    with pytest.raises(DataError, match="has no pictures"):
+        load(folder, "train", MNIST, mirrors=[f"{mirror}/good"])
+    assert not Mirror.asked
+
+
+@pytest.mark.parametrize("name", [".DS_Store", ".gitkeep", "Thumbs.db"])
+def test_a_folder_of_litter_alone_is_empty(name, mirror, tmp_path):
+    put(tmp_path / "data", {name: b""})
+    assert len(load(tmp_path / "data", "train", MNIST, mirrors=[f"{mirror}/good"]).images) == 3
+
+
 @pytest.mark.parametrize(("name", "config", "words"), [
     ("absent", TINY, "absent does not exist: .*only MNIST and CIFAR-10 can be downloaded"),
     ("absent.tar.gz", MNIST, "does not exist"),

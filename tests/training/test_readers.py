@@ -255,6 +255,7 @@ def test_a_picture_is_read_as_its_exif_data_says_that_it_is_held(orientation, la
         read_picture(file.getvalue(), "a.jpg", (24, 16, 1))
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_a_picture_with_damaged_exif_data_is_read_as_it_lies():
     file = io.BytesIO()
     Image.new("L", (4, 4), 7).save(file, "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
@@ -352,6 +353,53 @@ def test_an_archive_reads_as_the_folder_that_was_packed(tmp_path):
 def test_a_folder_that_says_no_clear_thing_is_refused(names, words, tmp_path):
     with refused(str(tmp_path), *words):
         read_pictures(fill(tmp_path, *names), "train", GREY)
+
+
+def test_a_class_may_be_a_link(tmp_path):
+    fill(tmp_path, *(f"{name}/{i}.png" for name in ("data/a", "data/b", "store/c") for i in range(10)))
+    (tmp_path / "data/c").symlink_to(tmp_path / "store/c")
+    assert read_pictures(tmp_path / "data", "train", GREY)[2] == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("suffix", [".jfif", ".JPG", ".JPEG", ".jpe", ".Png", ""])
+def test_pictures_are_read_by_any_suffix_or_none(suffix, tmp_path):
+    fill(tmp_path, *(f"{name}/{i}{suffix if name == 'b' else '.png'}" for name in "ab" for i in range(10)))
+    with tarfile.open(tmp_path / "ab.tar", "w") as archive:
+        archive.add(tmp_path / "a", "a")
+        archive.add(tmp_path / "b", "b")
+    assert read_pictures(tmp_path / "ab.tar", "train", GREY)[2] == ("a", "b")
+    (tmp_path / "ab.tar").unlink()
+    assert read_pictures(tmp_path, "train", GREY)[2] == ("a", "b")
+
+
+def test_whatever_is_left_out_of_a_folder_is_named_with_the_reason_in_one_line(tmp_path, caplog):
+    fill(tmp_path, *(f"a/{i}.png" for i in range(10)), *(f"b/{i}.heic" for i in range(7)), "a/.DS_Store", "a/Thumbs.db",
+         "__MACOSX/a/0.png", ".git/0.png", "a/._0.png")
+    (tmp_path / "a/notes").write_text("not a picture")
+    (tmp_path / "a/labels.csv").write_text("0,1")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a/up").symlink_to(tmp_path)
+    (tmp_path / "c").symlink_to(tmp_path / "gone")
+    os.mkfifo(tmp_path / "pipe")
+    assert read_pictures(tmp_path, "train", GREY)[2] == ("a",)
+    [record] = caplog.records
+    assert record.getMessage() == (
+        f"{tmp_path}: left out a/labels.csv, b/0.heic, b/1.heic, b/2.heic, b/3.heic and 3 more (not the suffix of a "
+        "picture that can be read); a/notes (neither suffix nor content of a picture); a/up (a link to a folder above "
+        "it); c (a broken link); empty (an empty folder); pipe (not a regular file)")
+
+
+def test_whatever_is_left_out_of_an_archive_is_named_too(tmp_path, caplog):
+    fill(tmp_path / "in", *(f"a/{i}.png" for i in range(10)), "b/0.heic", "a/.DS_Store")
+    (tmp_path / "in/c").symlink_to("a")
+    (tmp_path / "in/notes").write_text("not a picture")
+    with tarfile.open(tmp_path / "in.tar", "w") as archive:
+        archive.add(tmp_path / "in", "in")
+    assert read_pictures(tmp_path / "in.tar", "train", GREY)[2] == ("a",)
+    [record] = caplog.records
+    for part in ("in/b/0.heic (not the suffix", "in/notes (neither", "in/c (not a plain file"):
+        assert part in record.getMessage()
+    assert "DS_Store" not in record.getMessage()
 
 
 def test_one_picture_of_another_size_is_found_in_a_folder(tmp_path):

@@ -9,6 +9,9 @@ from PIL import Image, ImageOps
 
 from linpix.model.config import PRESETS
 
+from ..folders import walk
+from ..readers import PICTURE_FORMATS
+
 GREY, COLOUR = "mnist-conditional", "cifar10-conditional"
 PLAIN = {GREY: "mnist-small", COLOUR: "cifar10-small"}  # used with options that GREY and COLOUR do not have
 _LOOKED_AT = 64            # at least this many pictures, if there are so many, decide whether they are in colour
@@ -41,8 +44,8 @@ def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
     if not pictures.is_dir():
         raise ValueError(f"{pictures} is not a folder; give the folder with your pictures, with one sub-folder per "
                          "class if there are classes")
-    files = sorted(path for path in pictures.rglob("*") if path.is_file() and not path.name.startswith("."))
-    read = {path: picture for path in files if (picture := _picture(path)) is not None}
+    files = [path for path, _ in walk(pictures)]
+    read = {path: picture for path in files if path.is_file() and (picture := _picture(path)) is not None}
     if len(read) < 10:
         raise ValueError(f"{pictures} has {len(read)} readable pictures; at least ten are needed, and some hundred per "
                          "class are better")
@@ -67,7 +70,7 @@ def _picture(path: Path) -> Image.Image | None:
     None if it is not a complete picture of 8 bits per sample.
     """
     try:
-        with Image.open(path) as picture:
+        with Image.open(path, formats=PICTURE_FORMATS) as picture:
             picture.draft(None, (256, 256))
             if picture.mode.startswith(("I", "F")):  # more than 8 bits would be clipped
                 return None
