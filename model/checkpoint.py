@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -84,12 +85,17 @@ class Checkpoint:
         return self.provenance.get("class_agreement")
 
     def class_of(self, text: str) -> int | None:
-        """The class that a text names, by name or index; None if it names none."""
-        names = [name.casefold() for name in self.class_names]
-        wanted = text.strip().casefold()
-        if wanted in names:
-            return names.index(wanted)
+        """The class that a text names, by name (exactly, or else as folded) or index; None if it names none."""
+        for form in (str.strip, folded):
+            names, wanted = [form(name) for name in self.class_names], form(text)
+            if wanted in names:
+                return names.index(wanted)
         return int(wanted) if wanted in map(str, range(len(names))) else None
+
+
+def folded(text: str) -> str:
+    """A name as it is compared: without case, and with an accent in its letter or after it."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text.strip()).casefold())
 
 
 def load(folder: Path | str) -> Transformer:
@@ -338,7 +344,7 @@ def save(folder: Path, net: Transformer, provenance: dict[str, Any], card: str,
     (new / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(new.iterdir())]
     (new / "SHA256SUMS").write_text("\n".join(sums) + "\n")
-    (new / "README.md").write_text(card)
+    (new / "README.md").write_bytes(card.encode("utf-8", "backslashreplace"))
     for name, content in (files or {}).items():
         (new / name).write_bytes(content)
     _put(folder)
@@ -362,7 +368,7 @@ def describe(folder: Path, facts: Mapping[str, Any], card: Callable[[str], str] 
     sums = [f"{hashlib.sha256((new / name).read_bytes()).hexdigest()}  {name}" for name in files]
     (new / "SHA256SUMS").write_text("\n".join(sums) + "\n")
     if (readme := new / "README.md").exists():
-        readme.write_text(card(readme.read_text()))
+        readme.write_bytes(card(readme.read_text("utf-8")).encode("utf-8", "backslashreplace"))
     _put(folder)
 
 

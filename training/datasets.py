@@ -83,7 +83,8 @@ def load(folder: Path, split: Split, config: ModelConfig, *, mirrors: Sequence[s
     known, home = _recognise(folder, shape)
     if known is None:
         images, labels, classes = folders.read_pictures(home, split, shape)
-        return Dataset(home.resolve().name.partition(".tar")[0], images, labels, classes)
+        name = os.fsencode(home.resolve().name.partition(".tar")[0]).decode("utf-8", "backslashreplace")
+        return Dataset(name, images, labels, classes)
     if known.shape != shape:
         data, model = (" x ".join(map(str, sizes)) for sizes in (known.shape, shape))
         raise DataError(home, f"holds {known.title}, {data} (height x width x channels), but the model is "

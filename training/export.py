@@ -1,6 +1,7 @@
 """The contents of a checkpoint folder besides the weights: provenance, model card, sample grids; and the export."""
 
 import io
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -87,7 +88,9 @@ def grid(images: NDArray[np.uint8], config: ModelConfig) -> bytes:
 
 
 def provenance(data: str, class_names: tuple[str, ...], **facts: Any) -> dict[str, Any]:
-    """A checkpoint's provenance, as stored in config.json."""
+    """A checkpoint's provenance, as stored in config.json. Paths in the command may have bytes that are not UTF-8."""
+    if "command" in facts:
+        facts["command"] = os.fsencode(facts["command"]).decode("utf-8", "backslashreplace")
     return {"data": data, "class_names": list(class_names), "created": int(time.time()),
             "commit": checkpoint.commit(), **facts}
 

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
@@ -176,8 +177,9 @@ def _arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str,
         raise DataError(where, f"has pictures next to sub-folders of pictures ({flat[0]})",
                         "put all pictures in sub-folders, one for each class, or none")
     ordered = sorted(chosen, key=lambda name: PurePosixPath(name).parts)
-    classes = () if flat else tuple(sorted({parts[0] for parts in inner.values()}, key=_numbers_by_value))
-    return {name: inner[name][0] for name in ordered}, classes
+    class_of = {} if flat else {name: _class_name(parts[0], where) for name, parts in inner.items()}
+    classes = tuple(sorted(set(class_of.values()), key=_numbers_by_value))
+    return {name: class_of.get(name, "") for name in ordered}, classes
 
 
 def _splits(inner: _Parts) -> dict[Split, str]:
@@ -214,6 +216,16 @@ def _listed(names: list[str]) -> str:
     folders = {name.rpartition("/")[0]: name for name in reversed(names)}
     first = sorted(names, key=lambda name: folders[name.rpartition("/")[0]] != name)[:5]
     return ", ".join(first) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+
+
+def _class_name(folder: str, where: Path) -> str:
+    """The name of a class folder, in NFC: macOS writes an accent as a character of its own."""
+    try:
+        folder.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(folder).decode("utf-8", "backslashreplace")
+        raise DataError(where, f"has a class folder whose name is not UTF-8 ({shown})", "rename the folder") from None
+    return unicodedata.normalize("NFC", folder)
 
 
 def _numbers_by_value(name: str) -> tuple[str, str]:

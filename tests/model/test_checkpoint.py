@@ -119,6 +119,19 @@ def test_the_digest_tells_checkpoints_apart_and_nothing_else(tmp_path):
     assert len({a, weights, facts}) == 3
 
 
+def test_a_class_is_found_by_its_name_exactly_or_else_without_case_and_with_accents_of_either_form(folder):
+    names = ["a", "A", "Caf\u00e9", "the\u0301", *"efghij"]
+    change_fields(folder, lambda fields: fields["provenance"].update(class_names=names))
+    found = read(folder)
+    asked = ["a", "A", "caf\u00e9", "CAFE\u0301", "th\u00e9", " th\u00c9 ", "3", "cafe"]
+    assert [found.class_of(text) for text in asked] == [0, 1, 2, 2, 3, 3, 3, None]
+
+
+def test_a_card_with_bytes_that_are_not_utf8_is_written(tmp_path):
+    save(tmp_path / "here", net_of(1, PRESETS["tiny"]), {"data": "random"}, f"# {os.fsdecode(bytes([0xe9]))}\n")
+    assert (tmp_path / "here" / "README.md").read_text("utf-8") == "# \\udce9\n"
+
+
 def test_class_names_default_to_numbers(folder):
     change_fields(folder, lambda fields: fields["provenance"].pop("class_names"))
     assert read(folder).class_names == tuple("0123456789")

@@ -215,6 +215,14 @@ def test_a_folder_of_pictures_is_named_after_itself(tmp_path):
     assert load(tmp_path / "packed.tar.gz", "test", TINY).name == "packed"
 
 
+def test_a_folder_whose_name_is_not_utf8_has_a_name_that_can_be_written(tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    for index in range(4):
+        Image.new("L", (8, 8), 9).save(folder / f"{index}.png")
+    assert load(folder, "train", TINY).name == "caf\\xe9"
+
+
 # Downloads
 
 class Mirror(BaseHTTPRequestHandler):

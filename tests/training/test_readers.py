@@ -355,6 +355,23 @@ def test_a_folder_that_says_no_clear_thing_is_refused(names, words, tmp_path):
         read_pictures(fill(tmp_path, *names), "train", GREY)
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
+def test_a_class_whose_name_is_not_utf8_is_refused_by_name(packed, tmp_path):
+    data = tmp_path / "data"
+    fill(data, *(f"{os.fsdecode(name)}/{i}.png" for name in (b"caf\xe9", b"tea") for i in range(5)))
+    with tarfile.open(tmp_path / "data.tar", "w") as archive:
+        archive.add(data, "data")
+    with refused("has a class folder whose name is not UTF-8 (caf\\xe9)", "rename the folder"):
+        read_pictures(tmp_path / "data.tar" if packed else data, "train", GREY)
+
+
+def test_a_class_has_one_name_however_its_accents_are_written(tmp_path):
+    whole, apart = "caf\u00e9", "cafe\u0301"
+    fill(tmp_path, f"train/{apart}/0.png", "train/tea/1.png", f"test/{whole}/2.png", "test/tea/3.png")
+    assert read_pictures(tmp_path, "train", GREY)[2] == (whole, "tea")
+    assert read_pictures(tmp_path, "test", GREY)[1].tolist() == [0, 1]
+
+
 def test_a_class_may_be_a_link(tmp_path):
     fill(tmp_path, *(f"{name}/{i}.png" for name in ("data/a", "data/b", "store/c") for i in range(10)))
     (tmp_path / "data/c").symlink_to(tmp_path / "store/c")

@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from linpix.model.checkpoint import folded
+
 from ..error_handlers import sendable
 
 LONGEST = 1_000  # characters of a prompt that are read
@@ -30,18 +32,16 @@ class Wish(NamedTuple):
 
 def wish(prompt: str, names: Sequence[str]) -> Wish:
     """names: of the model's classes, in the order of their indices. A prompt that is one index asks for that class."""
-    text = prompt[:LONGEST].strip().casefold()
-    folded = [name.casefold() for name in names]
-    exact = folded.index(text) if text in folded else int(text) if text in map(str, range(len(names))) else None
+    text, *known = map(folded, (prompt[:LONGEST], *names))
+    exact = known.index(text) if text in known else int(text) if text in map(str, range(len(names))) else None
     if exact is not None:
         return Wish(exact, names[exact], "")
     said = _spaced(text)
-    found = [(said.find(named), -len(named), label, named) for label, name in enumerate(folded)
+    found = [(said.find(named), -len(named), label, named) for label, name in enumerate(known)
              for named in map(_spaced, (name, *_SYNONYMS.get(name, "").split())) if named.strip() and named in said]
     if not found:
-        known = f"; classes: {', '.join(names)}" if names else ""
-        return Wish(None, "an image of any class" if names else "an image",
-                    f"prompt was ignored: it names no class of this model{known}")
+        return Wish(None, "an image of any class" if names else "an image", "prompt was ignored: it names no class of "
+                    f"this model{'; classes: ' if names else ''}{', '.join(names)}")
     _, _, label, named = min(found)  # the first one; of several that begin there, the longest
     others = [word for word in dict.fromkeys(said.split()) if word not in named.split()]
     listed = sendable(", ".join(word[:40] for word in others[:MAX_LISTED])) + (", ..." if others[MAX_LISTED:] else "")

@@ -14,6 +14,7 @@ THINGS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse
     ("a green frog", THINGS, 6), ("car", THINGS, 1), ("Puppy!", THINGS, 5), ("a dog and a cat", THINGS, 5),
     ("3", THINGS, 3), ("three 3", THINGS, None), ("a boat", THINGS, 8), ("catalogue", THINGS, None),
     ("an ice cream", ["ice", "pie", "ice cream"], 2), ("a polar bear", ["polar_bear"], 0), ("a cat", [], None),
+    ("a caf\u00e9", ["cafe\u0301"], 0), ("a cafe\u0301", ["caf\u00e9"], 0), ("CAFE\u0301", ["caf\u00e9"], 0),
     ("\ud800", DIGITS, None), ("+", ["-", "+"], 1), ("a +", ["-", "+"], None), ("cat " * 10_000, THINGS, 3)])
 def test_a_class_is_found_in_a_prompt(prompt, names, label):
     found = wish(prompt, names)
