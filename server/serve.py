@@ -37,7 +37,7 @@ GRACE_S = 1.0   # for the last answers to reach their clients after a second sig
 
 # Options of all our servers. Only our own log: uvicorn's would show queries, and warn of requests that are not HTTP or
 # ask for another protocol. No header that names the server. No web sockets: they would bypass Gate. No uvloop, even if
-# it is installed: its reads have no limit, and without free file descriptors it closes new connections silently.
+# it is installed: its reads have no limit, and when files run out it logs nothing.
 UVICORN: dict[str, Any] = {"loop": "asyncio", "log_config": None, "log_level": "error", "access_log": False,
                            "server_header": False, "ws": "none", "backlog": AT_ONCE}
 
