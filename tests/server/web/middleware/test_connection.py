@@ -4,13 +4,15 @@ import contextlib
 import json
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvicorn
 
-from linpix.server.web.middleware.connection import HEAD_BYTES
+from linpix.server.web.middleware.connection import HEAD_BYTES, READ_BYTES, connection
 from linpix.server.web.middleware.headers import SECURITY_HEADERS
 from tests.server.conftest import Process, eventually, serving
 from tests.server.web.middleware.test_stack import probes_of
@@ -77,6 +79,63 @@ def test_requests_that_are_sent_ahead_are_answered_one_after_the_other(process):
     assert received.count(b"HTTP/1.1 200 OK\r\n") == 3
 
 
+UPGRADE = b"upgrade: h2c\r\n"  # in a body, where it is no header
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pieces", ["head, its end", "a head as long as a read", "a request and a head, its end"])
+def test_no_byte_of_a_body_is_taken_for_a_header(process, pieces):
+    """However a head is cut: a body that became shorter would be filled up with the next request."""
+    body = b'{"n": 2}\r\n' + UPGRADE
+    first = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
+    begun = head(GENERATIONS, len(body))[:-2]
+    if pieces == "a head as long as a read":
+        begun += b"x: " + b"x" * (READ_BYTES - len(begun) - 5) + b"\r\n"
+        assert len(begun) == READ_BYTES
+    with process.connect() as connection:
+        connection.sendall(first + begun if pieces.startswith("a request") else begun)
+        time.sleep(0.2)
+        connection.sendall(b"\r\n" + body)
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
+        received = rest_of(connection)
+    assert b"HTTP/1.1 400" in received and b'"object":"list"' in received, "the body is no JSON, and the next is whole"
+
+
+@pytest.mark.slow
+def test_a_wish_for_another_protocol_that_comes_in_pieces_is_refused_and_its_body_not_lost_silently(process):
+    with process.connect() as connection:
+        connection.sendall(head(GENERATIONS, 2)[:-2] + b"connection: upgrade\r\nupg")
+        time.sleep(0.2)
+        connection.sendall(b"rade: h2c\r\n\r\n{}")
+        received = rest_of(connection)
+    assert received.startswith(b"HTTP/1.1 400") and b"leave out the Upgrade header" in received
+
+
+@pytest.mark.slow
+def test_a_body_that_is_sent_ahead_waits_in_the_network(process):
+    """Nothing reads it yet, so nothing limits it, until the request before it is answered."""
+    with process.connect() as connection:
+        connection.sendall(post(n=1) * 2 + head(GENERATIONS, 10**11))
+        connection.settimeout(1.0)
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            while sent < 2**27:
+                sent += connection.send(bytes(2**20))
+    assert sent < 2**24, "the buffers of both sockets, and a little"
+    assert eventually(lambda: process.quiet("tiny"), 15)
+
+
+@pytest.mark.slow
+def test_headers_after_a_body_have_a_limit(process):
+    with process.connect() as connection, pytest.raises(OSError):
+        connection.sendall(head(GENERATIONS, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
+                           + b"2\r\n{}\r\n0\r\n")
+        for _ in range(64):
+            connection.sendall(b"a: b\r\n" * HEAD_BYTES)
+            time.sleep(0.01)
+    assert eventually(lambda: process.quiet("tiny"), 15)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 def test_a_line_break_after_the_last_request_spoils_nothing(process, version):
@@ -94,13 +153,16 @@ def test_a_line_break_after_the_last_request_spoils_nothing(process, version):
 NO_HTTP = {
     "a length and chunks": (head(GENERATIONS, 2)[:-2] + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
                             "Transfer-Encoding can't be present with Content-Length"),
-    "a large head": (b"GET / HTTP/1.1\r\n" + HOST + b"x: " + b"x" * HEAD_BYTES,
+    "a large head": (b"GET / HTTP/1.1\r\n" + HOST + b"x: " + b"x" * HEAD_BYTES + b"\r\n\r\n",
                      "at most 16,384 bytes"),
+    "a large head without an end": (b"GET / HTTP/1.1\r\n" + HOST + b"x: " + b"x" * HEAD_BYTES,
+                                    "at most 16,384 bytes"),
     "two lengths": (head(GENERATIONS, 2)[:-2] + b"content-length: 3\r\n\r\n{}", "Duplicate Content-Length"),
     "a negative length": (head(GENERATIONS, -2) + b"{}", "Invalid character in Content-Length"),
     "no host": (b"GET / HTTP/1.1\r\n\r\n", "exactly one Host header"),
     "two hosts": (b"GET / HTTP/1.1\r\n" + HOST + HOST + b"\r\n", "exactly one Host header"),
-    "another coding": (b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: gzip\r\n\r\n", "Transfer-Encoding"),
+    "another coding": (b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: gzip, chunked\r\n\r\n",
+                       "Transfer-Encoding"),
     "a bare line feed": (b"GET / HTTP/1.1\r\n" + HOST + b"x: y\nz: 1\r\n\r\n", "Missing expected CR"),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", "the request cannot be read"),
     "a chunk without a size": (head(GENERATIONS, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
@@ -174,6 +236,46 @@ def test_empty_lines_before_a_request_are_passed_over(process, before):
         connection.sendall(before)
         connection.sendall(before + b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
         assert rest_of(connection).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.slow
+def test_connections_are_read_in_small_pieces_so_that_others_are_served_in_between():
+    seen: list[int] = []
+
+    class Seen(connection(20.0, {})):
+        def data_received(self, data: bytes) -> None:
+            seen.append(len(data))
+            super().data_received(data)
+
+    async def answer(scope, receive, send) -> None:
+        while (await receive())["more_body"]:
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    server = uvicorn.Server(uvicorn.Config(answer, port=0, lifespan="off", log_config=None, loop="asyncio", http=Seen))
+    serving_it = threading.Thread(target=server.run)
+    serving_it.start()
+    try:
+        assert eventually(lambda: server.started)
+        with socket.create_connection(server.servers[0].sockets[0].getsockname()) as client:
+            client.sendall(head("/", 2**21) + bytes(2**21))
+            assert client.recv(12) == b"HTTP/1.1 200"
+    finally:
+        server.should_exit = True
+        serving_it.join()
+    assert sum(seen) > 2**21 and max(seen) <= READ_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "status"), [
+    (b"http://localhost/v1/models", b"200"), (b"HTTP://localhost:80/v1/models?x=/", b"200"),
+    (b"http://localhost", b"200"), (b"http://localhost?x", b"200"), (b"http://rebound.example/v1/models", b"403"),
+    (b"ftp://localhost/v1/models", b"400"), (b"/http://localhost/v1/models", b"404")])
+def test_a_target_with_a_host_is_that_of_its_path_and_the_host_counts(process, target, status):
+    with process.connect() as connection:
+        connection.sendall(b"GET " + target + b" HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
+        assert rest_of(connection).startswith(b"HTTP/1.1 " + status)
 
 
 @pytest.mark.slow
