@@ -54,7 +54,8 @@ LINPIX_FUNCTION Others weigh(const float* logits, int ground, float temperature,
   for (int i = 1; i < LANES; ++i) found.most = lanes[i] > found.most ? lanes[i] : found.most;
   const Floats inverse = temperature > 0 ? 1.0f / temperature : 1.0f;
   for (int j = 0; j < VALUES; j += LANES) {
-    store(weights + j, exp((load(weights + j) - found.most) * inverse));
+    const Floats exponent = (load(weights + j) - found.most) * inverse;
+    store(weights + j, where_less(exponent, -86.0f, 0.0f, exp(exponent)));  // exp gives no 0
     if (j <= ground && ground < j + LANES) weights[ground] = 0;
     found.total = found.total + sum(load(weights + j));
   }
@@ -73,9 +74,10 @@ LINPIX_FUNCTION uint8_t pick_value(const float* weights, float total, float u) {
         if (weights[i] > 0) last = i;
         if (weights[i] > 0 && passed > u * total) return (uint8_t)i;
       }
+    if (after > u * total) break;  // the sums of lanes and those one by one are rounded in different places
     passed = after;
   }
-  return (uint8_t)last;  // the sums of lanes and those one by one are rounded in different places
+  return (uint8_t)last;
 }
 
 LINPIX_FUNCTION uint8_t likeliest(const float* logits, int ground, float most) {
@@ -92,7 +94,7 @@ LINPIX_FUNCTION void finish_categorical(const Model& m, const Rows& rows, int ro
                                         int64_t position, float* log_prob, const float* logits, float* scratch,
                                         bool amid_background, Compute compute_others) {
   const int ground = ground_of(m);
-  const float temperature = rows.temperatures[row];
+  const float asked = rows.temperatures[row], temperature = asked > 1e-30f ? asked : 0;  // its inverse is finite
   const Words words = noise(rows.seeds[row], position);
   Others others{};
   bool weighed = false;
