@@ -111,9 +111,12 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
                              f"out")
     with contextlib.nullcontext() if workers is None else workers.in_turn():
         data = _data(given.data, "train", preset)
+    head = given.head or preset.head
+    if given.init and given.head is None and preset.channels == 1 and not state.exists():
+        head = checkpoints.config_of(checkpoints.find(given.init, given.checkpoints)).head
     config = dataclasses.replace(preset, attention=given.attention, twin_of=given.twin_of,
                                  feature_map=given.feature_map, lsh_rounds=given.lsh_rounds,
-                                 layers=given.layers or preset.layers, head=given.head or preset.head,
+                                 layers=given.layers or preset.layers, head=head,
                                  classes=len(data.classes), look_ups=tuple(
                                      name for name in preset.look_ups if data.classes or name != "class"))
     light = bool(data.images.mean() > 127.5)  # dark ink on paper; digits are light on dark

@@ -196,13 +196,14 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     def publish() -> None:
         share = torch.get_num_threads()
         torch.set_num_threads(threads)  # the other processes wait
-        found = evaluate(run.exported.eval(), validation, labels=classes) if len(validation) else None
+        net = run.exported.eval()
+        found = evaluate(net, validation, labels=classes) if len(validation) else None
         torch.set_num_threads(share)
         bits = {"validation": found.bits_per_dim} if found else {}
         log.write(run, **bits)
         sheet, images = None, None
         if run.net.attention.steps_as:  # else the model cannot draw
-            sheet, images = side / f"samples-{run.images:08}.png", samples(run.exported, 20)
+            sheet, images = side / f"samples-{run.images:08}.png", samples(net, 20)
             sheet.write_bytes(grid(images, run.model))
         better = found is None or found.bits_per_dim <= run.best or not folder.exists()
         progress.evaluated(found, sheet, images, kept=None if better else run.best)

@@ -261,7 +261,9 @@ class Run:
             was = ModelConfig.from_json(json.loads(state["model"]))
             if None not in (model.background, was.background):
                 model = replace(model, background=was.background)
-            model = replace(model, layers=layers or was.layers, head=head or was.head)
+            model = replace(model, layers=layers or was.layers)
+            if head is None and model.channels == 1:
+                model = replace(model, head=was.head)
             same = state["version"] == STATE_VERSION and was == model
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
             raise ValueError(f"{path} is damaged ({type(error).__name__}); restore it, or start again with another "

@@ -117,6 +117,24 @@ def test_the_same_classes_keep_their_weights():
     assert all(torch.equal(found[name], weight) for name, weight in old.state_dict().items())
 
 
+def test_a_run_takes_the_head_of_the_weights_that_it_begins_with(tmp_path):
+    categorical = dataclasses.replace(TINY, head="categorical", classes=2)
+    checkpoint.save(tmp_path / "first", Transformer(categorical), {"data": "pictures"}, "# first\n")
+    for index, (values, label) in enumerate(zip(*dataclasses.astuple(shapes(30, 8))[1:3], strict=True)):
+        place = tmp_path / "pictures" / ("train" if index < 20 else "test") / ("dark", "bright")[label]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values.reshape(8, 8) // 3).save(place / f"{index}.png")
+    train = ["train", "tiny", "--data", str(tmp_path / "pictures"), "--init", str(tmp_path / "first"), "--images", "8",
+             "--batch", "4", "--no-compile", "--processes", "1", "--validation", "0", "--dropout", "0.1"]
+    assert main([*train, "--out", str(tmp_path / "second")]) == 0
+    assert checkpoint.load(tmp_path / "second").config == categorical
+
+
+def test_a_categorical_head_without_a_background_is_for_light_pictures_on_dark():
+    with pytest.raises(ValueError, match="needs pictures that are light on dark; give --head mixture"):
+        negative(dataclasses.replace(TINY, head="categorical"))
+
+
 def test_a_categorical_head_begins_anew_on_the_weights_of_a_mixture():
     there = dataclasses.replace(CONDITIONAL, background=0, background_dim=16)
     here = dataclasses.replace(there, head="categorical")
@@ -148,6 +166,10 @@ def test_a_run_goes_on_with_the_layers_the_head_and_the_background_that_it_began
         Run.resumed(tmp_path / "state.pt", now, {}, layers=2)
     with pytest.raises(ValueError, match="another architecture"):
         Run.resumed(tmp_path / "state.pt", now, {}, head="categorical")
+    Run(dataclasses.replace(TINY, head="categorical"), TrainConfig(compile=False)).save(tmp_path / "state.pt")
+    colour = dataclasses.replace(TINY, channels=3, neighbours=())
+    with pytest.raises(ValueError, match="another architecture"):
+        Run.resumed(tmp_path / "state.pt", colour, {})
 
 
 # --- signs of life ---
@@ -262,7 +284,7 @@ def test_a_judge_tells_classes_apart_and_judges_what_a_model_draws():
                 for one in (packed, None)]
     for one in measured:
         assert 0 <= one.worst_class <= one.class_agreement <= 1 and one.drawn == 70 and one.judge > 0.95
-        assert one.judge_sure > 0.9 and 0 <= one.sure <= 1 and one.real_look == look_of(data.images, TINY)
+        assert one.judge_sure > 0.9 and 0 <= one.sure <= 1 and one.real_look == look_of(data.images, TINY, 0)
     assert abs(measured[0].class_agreement - measured[-1].class_agreement) < 0.1, "both engines draw alike"
 
 
@@ -274,9 +296,9 @@ def test_pieces_specks_greys_and_full_ink_are_counted_on_either_ground():
     speck[1:4, 1:4], speck[5, 5] = 100, 60
     two[0:2, 0:3], two[4:6, 0:3] = 200, 210
     pictures = np.stack([one, corner, speck, two]).reshape(4, 36)
-    found = look_of(pictures, config)
+    found = look_of(pictures, config, 0)
     assert found == Look(greys=round((2 + 4 + 3 + 3) / 4, 1), full_ink=1.0, pieces=0.5, specks=0.25)
-    assert look_of(255 - pictures, dataclasses.replace(config, background=255)) == found
+    assert look_of(255 - pictures, config, 255) == found
 
 
 class Watched:

@@ -93,7 +93,10 @@ def inverted(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tenso
 
 
 def negative(config: ModelConfig) -> ModelConfig:
-    """The config of a model that draws the images of `config` in negative, 255 - v for v."""
+    """The config of a model that draws the images of `config` in negative, 255 - v for v. Raises ValueError."""
+    if config.head == "categorical" and config.background is None:  # its ground is black
+        raise ValueError("head categorical without a background needs pictures that are light on dark; give --head "
+                         "mixture, or a preset with a background, such as mnist-conditional")
     return config if config.background is None else dataclasses.replace(config, background=255 - config.background)
 
 

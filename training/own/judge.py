@@ -109,10 +109,12 @@ def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temp
     images = np.stack([one.canvas for one in all_of_them if one.canvas is not None])
     found, of_tests = judge.probabilities(images), judge.probabilities(test.images)
     right = found.argmax(1) == labels
-    share, grey = float(right.mean()), net.config.channels == 1
+    share, config = float(right.mean()), net.config
+    paper = 255 if test.images.mean() > 127.5 else 0
+    ground = paper if config.background is None else config.background
     return Agreement(
         round(share, 4), round(1.96 * math.sqrt(share * (1 - share) / count), 4), count,
         round(float((of_tests.argmax(1) == test.labels).mean()), 4),
         round(min(float(right[labels == label].mean()) for label in np.unique(labels)), 4),
         round(float((found.max(1) > SURE).mean()), 4), round(float((of_tests.max(1) > SURE).mean()), 4),
-        look_of(images, net.config) if grey else None, look_of(test.images, net.config) if grey else None)
+        *(look_of(each, config, ground) if config.channels == 1 else None for each in (images, test.images)))

@@ -22,9 +22,9 @@ class Look:
     specks: float    # share of pictures with a piece of at most SPECK pixels beside others
 
 
-def look_of(images: NDArray[np.uint8], config: ModelConfig) -> Look:
-    """images: (count, T) of one channel."""
-    ink = np.abs(images.astype(np.int16) - config.ground)
+def look_of(images: NDArray[np.uint8], config: ModelConfig, ground: int) -> Look:
+    """images: (count, T) of one channel · ground: the value of pixels without ink."""
+    ink = np.abs(images.astype(np.int16) - ground)
     greys = (np.diff(np.sort(images, 1), axis=1) != 0).sum(1) + 1
     sizes = [size for at in range(0, len(ink), TOGETHER)
              for size in _sizes(ink[at:at + TOGETHER].reshape(-1, config.height, config.width) >= VISIBLE)]

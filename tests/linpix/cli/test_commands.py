@@ -225,7 +225,7 @@ def test_an_animation_of_images_that_are_drawn_again_ends_as_the_png(succeeds, c
 def test_candidates_that_cannot_be_are_refused(linpix, tiny, tmp_path):
     Image.new("L", (8, 8)).save(tmp_path / "picture.png")
     for given, words in (((4, "--candidates", 3), "must be at least 4, got 3"),
-                         ((2, "--candidates", 3), "tiny cannot; leave out --candidates, or use a model that draws")):
+                         ((2, "--candidates", 3), "tiny cannot; leave out candidates, or use a model that draws")):
         status, _, said = linpix("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--out",
                                  f"{tmp_path}/", "--count", *given)
         assert status and words in said
@@ -360,14 +360,14 @@ def test_one_image_in_a_file_is_the_image_without_a_frame(succeeds, tiny, tmp_pa
     assert np.array_equal(pixels(tmp_path / "alone.png"), pixels(tmp_path / "folder/00000-3.png"))
 
 
-def test_what_the_api_warns_of_the_commands_say_with_their_own_flags(succeeds, tiny, tmp_path):
+def test_what_the_api_warns_of_the_commands_say_too(succeeds, tiny, tmp_path):
     net = Transformer(dataclasses.replace(PRESETS["tiny"], height=28, width=28))
     checkpoint.save(tmp_path / "grey", net, {"data": "mnist"}, "# grey\n")
     Image.new("L", (28, 28), 255).save(tmp_path / "white.png")
     _, said = succeeds("complete", tmp_path / "white.png", "--model", tmp_path / "grey", "--keep-rows", 14, "--out",
                        tmp_path / "out.png", "--temperature", 5)
     assert "linpix complete: grey draws well at temperatures from 0.5 to 1.2, got 5" in said
-    assert "edge is not black" in said and "use --prepare mnist" in said
+    assert "edge is not black" in said and "use prepare=mnist" in said
     assert "got 5" in succeeds("sample", "--model", tiny, "--count", 1, "--temperature", 5, "--out", tmp_path)[1]
 
 
