@@ -2,8 +2,9 @@
 
     load(Path("data"), "train", PRESETS["mnist"])
 
-MNIST and CIFAR-10 are recognised by their file names and checked by MD5. Anything else is a folder or tar archive of
-pictures, which folders.py reads. readers.py reads the file formats.
+MNIST and CIFAR-10 are recognised by their file names and checked by MD5; idx.py reads other data in MNIST's format,
+such as Fashion-MNIST. Anything else is a folder or tar archive of pictures, which folders.py reads. readers.py reads
+the file formats.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from linpix.model.config import ModelConfig
 
-from . import folders, readers
+from . import folders, idx, readers
 from .readers import DataError, Shape, Split
 
 _log = logging.getLogger(__name__)
@@ -83,8 +84,9 @@ def load(folder: Path, split: Split, config: ModelConfig, *, mirrors: Sequence[s
     known, home = _recognise(folder, shape)
     if known is None:
         images, labels, classes = folders.read_pictures(home, split, shape)
-        name = os.fsencode(home.resolve().name.partition(".tar")[0]).decode("utf-8", "backslashreplace")
-        return Dataset(name, images, labels, classes)
+        return Dataset(readers.written(home.resolve().name.partition(".tar")[0]), images, labels, classes)
+    if known is _MNIST and not _is_mnist(home, split):
+        return Dataset(*idx.read(home, split, shape))
     if known.shape != shape:
         data, model = (" x ".join(map(str, sizes)) for sizes in (known.shape, shape))
         raise DataError(home, f"holds {known.title}, {data} (height x width x channels), but the model is "
@@ -116,6 +118,9 @@ def _recognise(folder: Path, shape: Shape) -> tuple[_Known | None, Path]:
         for home in known.homes:
             if any(_find(folder / home, stem) for stem in known.stems):
                 return known, folder / home
+    for home in idx.HOMES:
+        if idx.found(folder / home):
+            return _MNIST, folder / home
     if folders.holds_files(folder):
         return None, folder
     for known in _KNOWN:
@@ -125,6 +130,14 @@ def _recognise(folder: Path, shape: Shape) -> tuple[_Known | None, Path]:
     raise DataError(folder, "is empty, expected data" if folder.exists() else "does not exist",
                     "check the path (only MNIST and CIFAR-10 can be downloaded, into a folder, for a model "
                     "of 28 x 28 x 1 or 32 x 32 x 3)")
+
+
+def _is_mnist(home: Path, split: Split) -> bool:
+    """Whether files with MNIST's names are MNIST's: one file of images decides, as other data may have its labels."""
+    files = idx.found(home)
+    there = sorted(files.get("", {}).items(), key=lambda item: item[0][0] != split)
+    images = [path for (_, kind), path in there if kind == "images"] or [path for _, path in there]
+    return not files or any(_md5(readers.contents(path)) in MNIST_SUMS.values() for path in images)
 
 
 def _read_mnist(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:

@@ -1,7 +1,6 @@
 """The contents of a checkpoint folder besides the weights: provenance, model card, sample grids; and the export."""
 
 import io
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from linpix.model.transformer import Transformer
 from .calibrate import calibrate
 from .datasets import Dataset
 from .evaluate import bits_of
+from .readers import written
 
 _ATTRIBUTION = {
     "mnist": "MNIST, by Yann LeCun, Corinna Cortes and Christopher J.C. Burges: 60,000 training images",
@@ -90,7 +90,7 @@ def grid(images: NDArray[np.uint8], config: ModelConfig) -> bytes:
 def provenance(data: str, class_names: tuple[str, ...], **facts: Any) -> dict[str, Any]:
     """A checkpoint's provenance, as stored in config.json. Paths in the command may have bytes that are not UTF-8."""
     if "command" in facts:
-        facts["command"] = os.fsencode(facts["command"]).decode("utf-8", "backslashreplace")
+        facts["command"] = written(facts["command"])
     return {"data": data, "class_names": list(class_names), "created": int(time.time()),
             "commit": checkpoint.commit(), **facts}
 

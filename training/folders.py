@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from .readers import DataError, Shape, Split, contents, read_picture, tar_members, unpack
+from .readers import DataError, Shape, Split, contents, read_picture, tar_members, unpack, written
 
 _log = logging.getLogger(__name__)
 
@@ -223,8 +223,8 @@ def _class_name(folder: str, where: Path) -> str:
     try:
         folder.encode()
     except UnicodeEncodeError:
-        shown = os.fsencode(folder).decode("utf-8", "backslashreplace")
-        raise DataError(where, f"has a class folder whose name is not UTF-8 ({shown})", "rename the folder") from None
+        raise DataError(where, f"has a class folder whose name is not UTF-8 ({written(folder)})",
+                        "rename the folder") from None
     return unicodedata.normalize("NFC", folder)
 
 

@@ -50,6 +50,11 @@ class DataError(ValueError):
         super().__init__(f"{where} {problem}: {remedy}")
 
 
+def written(name: str) -> str:
+    """A name in which each byte that is not UTF-8 is written as in \\xe9, so that files and answers can have it."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
 def contents(path: Path) -> bytes:
     """The whole content of a file, decompressed."""
     with _open(path) as file, _decompressed(file, path) as stream:

@@ -155,6 +155,69 @@ def test_mnist_with_another_sum_is_refused_with_both_sums_and_the_cure(mnist, tm
     assert len(load(tmp_path, "test", MNIST).images) == 2  # whose files are whole
 
 
+def of_others(prefix: str = "", first: int = 0, classes: int = 3, split: str = "t10k") -> dict[str, bytes]:
+    """Well-formed files that are not MNIST's: a picture of each class in both splits, with a mark at the top right."""
+    files = {}
+    for part in ("train", split):
+        images = np.full((classes, 28, 28), len(part), np.uint8)
+        images[:, 0, 27] = 255
+        files[f"{prefix}{part}-images-idx3-ubyte"] = struct.pack(">4I", 0x803, *images.shape) + images.tobytes()
+        files[f"{prefix}{part}-labels-idx1-ubyte"] = struct.pack(">2I", 0x801, classes) + bytes(
+            range(first, first + classes))
+    return files
+
+
+@pytest.mark.parametrize("end", PACK)
+@pytest.mark.parametrize("home", [".", "raw", "FashionMNIST/raw", "gzip"])
+def test_files_of_other_data_with_the_names_of_mnist_are_read_with_a_warning(home, end, tmp_path, caplog):
+    put(tmp_path / "fashion" / home, of_others(), end)
+    found = load(tmp_path / "fashion", "train", MNIST)
+    assert (found.name, found.classes) == ("FashionMNIST" if "F" in home else "fashion", ("0", "1", "2"))
+    assert found.labels.tolist() == [0, 1, 2]
+    assert found.images[0, [0, 27]].tolist() == [5, 255]
+    assert "not MNIST as published" in caplog.text
+
+
+def test_other_data_in_a_folder_called_mnist_does_not_get_this_name(tmp_path):
+    assert load(put(tmp_path / "mnist", of_others()), "test", MNIST).name == "images"
+
+
+def test_other_images_may_have_the_labels_of_mnist(mnist, tmp_path):
+    changed = {name: raw[:-1] + b"?" if "images" in name else raw for name, raw in mnist.items()}
+    assert load(put(tmp_path / "noisy", changed), "train", MNIST).name == "noisy"
+
+
+@pytest.mark.parametrize(("part", "first", "count", "ends"), [
+    ("letters", 1, 26, "AZ"), ("balanced", 0, 47, "0t"), ("byclass", 0, 62, "0z"), ("digits", 0, 10, "09")])
+def test_emnist_is_read_upright_with_the_names_of_its_classes(part, first, count, ends, tmp_path):
+    put(tmp_path, of_others(f"emnist-{part}-", first, count, "test"), ".gz")
+    found = load(tmp_path, "test", MNIST)
+    assert (found.name, len(found.classes), found.classes[0] + found.classes[-1]) == (f"emnist-{part}", count, ends)
+    assert found.labels.tolist() == list(range(count))
+    assert found.images[0, [27, 27 * 28]].tolist() == [4, 255]  # EMNIST stores columns
+
+
+def test_what_other_data_lack_is_not_downloaded_from_mnist(mirror, tmp_path):
+    files = of_others()
+    del files["t10k-images-idx3-ubyte"]
+    put(tmp_path / "fashion", files)
+    with pytest.raises(DataError, match=r"lacks the images of the test split.*from the source of the others"):
+        load(tmp_path / "fashion", "test", MNIST, mirrors=[f"{mirror}/good"])
+    assert not Mirror.asked
+
+
+def test_other_data_that_do_not_fit_are_refused(tmp_path):
+    files = of_others()
+    several = put(tmp_path / "several", {**of_others("emnist-letters-"), **of_others("emnist-digits-")})
+    with pytest.raises(DataError, match=r"several data sets \(emnist-digits, emnist-letters\): put"):
+        load(several, "train", MNIST)
+    with pytest.raises(DataError, match=r"28 x 28 x 1 .* the model is for 8 x 8 x 1"):
+        load(put(tmp_path / "large", files), "train", TINY)
+    files["train-labels-idx1-ubyte"] = struct.pack(">2I", 0x801, 2) + bytes(2)
+    with pytest.raises(DataError, match="has 3 images and 2 labels"):
+        load(put(tmp_path / "uneven", files), "train", MNIST)
+
+
 def test_truncated_mnist_is_called_truncated_rather_than_different(mnist, tmp_path):
     put(tmp_path, {name: raw[:-1] for name, raw in mnist.items()}, ".gz")
     with pytest.raises(DataError, match="is truncated: expected 3 images"):
