@@ -156,7 +156,9 @@ def _arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str,
         inner = {name: parts[1:] for name, parts in inner.items()}  # without an outer folder
     if not splits and min(map(len, inner.values())) > 2:  # each class may have splits, instead of each split classes
         turned = {name: (parts[1], parts[0], *parts[2:]) for name, parts in inner.items()}
-        if len(both := _splits(turned)) == 2:
+        both = _splits(turned)
+        if len(both) == 2 and {parts[1] for parts in turned.values()} == {
+                parts[1] for parts in turned.values() if parts[0] == both["train"]}:
             inner, splits = turned, both
     if splits:
         if others := sorted({parts[0] for parts in inner.values()} - set(splits.values())):

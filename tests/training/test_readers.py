@@ -314,6 +314,12 @@ def test_each_class_may_have_its_splits(tmp_path):
     assert (values(tmp_path, "train"), values(tmp_path, "test")) == ([0, 1, 4, 5], [2, 3, 6, 7])
 
 
+def test_folders_in_one_class_are_not_its_splits(tmp_path):
+    fill(tmp_path, *(f"{name}/{i}.png" for name in ("travel/train", "tubes/test", "animals/cat") for i in range(9)))
+    assert read_pictures(tmp_path, "train", GREY)[2] == ("animals", "travel", "tubes")
+    assert len(values(tmp_path, "train") + values(tmp_path, "test")) == 27
+
+
 def test_pictures_beside_the_splits_are_named(tmp_path, caplog):
     fill(tmp_path, "train/a/0.png", "test/a/1.png", "valid/a/2.png", "cover.png")
     assert (values(tmp_path, "train"), values(tmp_path, "test")) == ([0], [1])
