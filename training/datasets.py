@@ -182,7 +182,7 @@ def _read_cifar10(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
     for stem in stems:
         if not original and (got := _md5(batches[stem])) != CIFAR10_SUMS[stem]:
             _log.warning("%s has well-formed records, but an unknown MD5, %s, so damage cannot be detected; using it "
-                         "anyway", where[stem], got)
+                         "anyway", readers.written(str(where[stem])), got)
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 

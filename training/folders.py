@@ -132,7 +132,7 @@ def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
                         "(train-images-idx3-ubyte.gz, ...) or of CIFAR-10's binary version (data_batch_1.bin, "
                         f"...){'; it has ' if out else ''}{out}", "check the path, or put such files there")
     if out:
-        _log.warning("%s: left out %s", path, out)
+        _log.warning("%s: left out %s", written(str(path)), written(out))
     class_of, classes = _arrange(found, path, split)
     images = np.empty((len(class_of), math.prod(shape)), np.uint8)
     for row, name in zip(images, class_of, strict=True):
@@ -162,7 +162,8 @@ def _arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str,
             inner, splits = turned, both
     if splits:
         if others := sorted({parts[0] for parts in inner.values()} - set(splits.values())):
-            _log.warning("%s: left out %s, beside %s", where, _listed(others), " and ".join(splits.values()))
+            beside = " and ".join(splits.values())
+            _log.warning("%s: left out %s, beside %s", *map(written, (str(where), _listed(others), beside)))
         within = {kind: _below(folder, inner) for kind, folder in splits.items()}
         chosen = set(within.get(split, ()))
         inner = {name: parts for pictures in within.values() for name, parts in pictures.items()}

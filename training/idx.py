@@ -63,5 +63,5 @@ def read(home: Path, split: Split, shape: Shape) -> tuple[str, NDArray[np.uint8]
     name = data or (folder.parent if folder.name in ("raw", "gzip") else folder).name
     name = "images" if name.lower() in ("mnist", "cifar10") else name
     _log.warning("%s: well-formed, but not MNIST as published, so damage cannot be detected; using it anyway, with "
-                 "the classes %s to %s", files[split, "images"], classes[0], classes[-1])
+                 "the classes %s to %s", readers.written(str(files[split, "images"])), classes[0], classes[-1])
     return readers.written(name), np.ascontiguousarray(images).reshape(len(images), -1), labels, classes
