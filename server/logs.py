@@ -130,9 +130,12 @@ def of(request_id: str) -> dict[str, Any]:
 def announce(text: str, form: Literal["text", "json"]) -> None:
     """Announce what is ready: with text a plain line, for people and scripts; with json an entry of the log.
 
-    It follows what was logged before it: whoever waits for this line has then seen all warnings of the start.
+    It follows what was logged before it: whoever waits for this line has then seen all warnings of the start. It is
+    written when this returns, even if a signal then ends the process at once.
     """
     logging.getLogger("linpix").info("%s", text, extra={"plain": form == "text"})
+    for handler in logging.getLogger().handlers:
+        handler.flush()
 
 
 def configure(form: Literal["text", "json"]) -> None:
