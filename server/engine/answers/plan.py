@@ -46,11 +46,11 @@ class Plan:
 
 def plan(checkpoint: Checkpoint, answers: int, *, label: int | None = None, seed: int | None = None,
          temperature: float | None = None, candidates: int | None = None, attempts: int | None = None,
-         limit: int | None = None, able: str = "mnist-conditional") -> Plan:
+         limit: int | None = None, able: str | None = "mnist-conditional") -> Plan:
     """Check the options of images, and give those that are None their defaults. Raises OptionError.
 
     seed: None is a random one · limit: the most images that a request may draw · able: the name of a model that draws
-    the class first.
+    the class first, if there is one to name.
     """
     if candidates is not None and not answers <= candidates <= (limit or candidates):
         allowed = f"at least {answers}" if limit is None else f"{answers}..{limit} here"
@@ -69,10 +69,11 @@ def plan(checkpoint: Checkpoint, answers: int, *, label: int | None = None, seed
                 candidates=candidates)
 
 
-def _check_recognises(checkpoint: Checkpoint, option: str, able: str) -> None:
+def _check_recognises(checkpoint: Checkpoint, option: str, able: str | None) -> None:
     if not checkpoint.net.config.class_first:
+        example = f", such as {able}" if able else ""
         raise OptionError(f"{option} need a model that can recognise classes, and {checkpoint.name} cannot; leave "
-                          f"out {option}, or use a model that draws the class first, such as {able}", option)
+                          f"out {option}, or use a model that draws the class first{example}", option)
 
 
 def _first_seed(seed: int | None, count: int) -> int:

@@ -88,11 +88,10 @@ class ImageRequest(PictureRequest):
         max_n = service.max_images(self.served, bulk=self.bulk)
         if not 1 <= n <= max_n:
             raise InvalidRequest(f"n must be 1..{max_n}, got {shown(asked.n)}", param="n")
-        able = None if asked.candidates is asked.attempts is None else service.instead_of(
-            self.served, lambda config: config.class_first)
+        chooses = asked.candidates is not None or asked.attempts is not None
+        able = service.instead_of(self.served, lambda config: config.class_first) if chooses else None
         self.plan = plan(checkpoint, n, label=self.label, seed=asked.seed, temperature=asked.temperature,
-                         candidates=asked.candidates, attempts=asked.attempts, limit=max_n,
-                         able=able or "mnist-conditional")
+                         candidates=asked.candidates, attempts=asked.attempts, limit=max_n, able=able)
         http.state.images = self.plan.images
         self.warnings += checkpoint.temperature_warnings(self.plan.temperature)
         self.stream = bool(asked.stream)

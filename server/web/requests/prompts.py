@@ -49,5 +49,5 @@ def wish(prompt: str, names: Sequence[str]) -> Wish:
 
 
 def _spaced(text: str) -> str:
-    """The words of a text, each between two spaces."""
-    return " ".join(["", *re.findall(r"[^\W_]+", text), ""])
+    """The words of a text, each between two spaces; a number keeps its sign and what follows its point."""
+    return " ".join(["", *re.findall(r"(?<!\w)-?\d+\.\d+|(?<!\w)-\d+|[^\W_]+", text), ""])

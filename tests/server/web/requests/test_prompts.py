@@ -10,7 +10,8 @@ THINGS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse
 
 @pytest.mark.parametrize(("prompt", "names", "label"), [
     ("7", DIGITS, 7), ("seven", DIGITS, 7), ("draw the digit 7", DIGITS, 7), ("one", DIGITS, 1), ("77", DIGITS, None),
-    ("a handwritten one", DIGITS, 1), ("digit-1", DIGITS, 1), ("a number", DIGITS, None),
+    ("a handwritten one", DIGITS, 1), ("digit-1", DIGITS, 1), ("-1", DIGITS, None), ("a -1 or a 4", DIGITS, 4),
+    ("1.5", DIGITS, None), ("3.", DIGITS, 3), ("a number", DIGITS, None),
     ("a green frog", THINGS, 6), ("car", THINGS, 1), ("Puppy!", THINGS, 5), ("a dog and a cat", THINGS, 5),
     ("3", THINGS, 3), ("three 3", THINGS, None), ("a boat", THINGS, 8), ("catalogue", THINGS, None),
     ("an ice cream", ["ice", "pie", "ice cream"], 2), ("a polar bear", ["polar_bear"], 0), ("a cat", [], None),
