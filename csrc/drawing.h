@@ -1,4 +1,4 @@
-// Sampling: from mixture parameters to the sub-pixels of a token and their log-probabilities. See model/mixture.py.
+// Sampling: from the parameters of a token to its sub-pixels and their log-probabilities. See model/mixture.py.
 #pragma once
 
 #include "categorical.h"

@@ -31,7 +31,7 @@ class Advance(NamedTuple):
 
     positions: list[int]  # where the images are now
     passes: list[int]     # steps that went through the layers
-    not_finite: list[int]  # slots whose mixture parameters were not all finite: only their images are invalid
+    not_finite: list[int]  # slots whose parameters were not all finite: only their images are invalid
 
 
 class Decoder(ABC):
