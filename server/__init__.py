@@ -1,56 +1,54 @@
 """The service: a map of its packages. Each imports only its own files, base files, and packages below it in this list.
 
-cluster/      several processes that serve as one, on Ray Serve: fronts for HTTP, with a ledger of their own, replicas
-              that decode, and a desk with the counts that all fronts need
-app, serve    app.py adds routes and middleware to core.py, which decodes; serve.py runs them until a signal ends it
-web/          HTTP: requests, admission, answers
+cluster/      the same application several times, on Ray Serve: fronts for HTTP, replicas that draw
+app, serve    app.py puts models, the engine thread, admission, routes and middleware together; serve.py runs them until
+              a signal ends it
+web/          HTTP: what requests ask for, uploads, answers
   middleware/   checks of every request before its route
   routes/       one file for each group of routes
-  requests/     requests of the images routes: their fields, pictures and answers
 compare/      the benchmark of attention kinds, live and from the command line
-engine/       the engine thread, which decodes the images of all models
-  ledger/       admitted requests, from their head to their end, and the room of each model (on the event loop)
-  answers/      the images that a request or a command draws, by its options, and which of its candidates are answers
-  decode/       one quantum: prefill, decode, and what happens when an image fails; likelihoods between quanta
-  schedule/     plain Python: which images wait and run, how long a step takes, when each image will be done
-pictures/     uploads in, picture files out: size, orientation, occlusion, photographed digits; uploads are decoded two
-              at a time, shared fairly among clients
-base          settings, errors, metrics, logs, origins, listening, fault_rules: every package may use these files
+engine/       admission, on the event loop; and the engine thread, which decodes the images of all models
+  decode/       one quantum of one model: join, prefill, decode, leave
+pictures/     uploads in, picture files out: size, orientation, occlusion, photographed digits, likelihoods
+base          settings, errors, metrics, logs, origins, listening, memory, fault_rules: every package may use these
 static/       the web page, which uses only the API
 
+Four kinds of object. A Job is what was asked: checked, frozen, picklable (engine/job.py). A Request is a job in
+progress: client, deadline, events, outcome (engine/request.py). An Image is everything about one image from the queue
+to its pixels, and a Report is what one quantum did (engine/image.py).
+
 To follow one request, read these files in this order:
-  web/admission.py           makes a ticket when the head is read, and releases it, however the request ends
-  web/routes/images.py       has the fields checked, by web/requests/image_request.py and engine/answers/plan.py, and
-                             asks Ledger.admit for room
-  web/requests/responses.py  submits the images, waits for them, and answers
-  engine/ledger/ledger.py    what routes call; local_ledger.py beside it gives requests room if local_model.py has some,
-                             and takes the engine thread's reports
-  engine/thread.py           the engine thread: runs the quanta of all models, and reports each to the ledger
-  engine/batch.py            one quantum of one model; engine/schedule/scheduler.py says which images are in it
+  web/routes/images.py       has the fields checked by web/asked.py, and an upload decoded by web/uploads.py: a Job
+  web/answers.py             the answer: admits the request, waits for its images, sends them, and releases it
+  engine/admission.py        gives the request room if engine/model.py has some, hands its Images to the engine thread,
+                             and turns each Report into events of requests; engine/attempts.py says which images are
+                             drawn again, and which are returned
+  engine/thread.py           the engine thread: runs the quanta of all models, and background work between them
+  engine/decode/engine.py    one quantum of one model; scheduler.py beside it says which images are in it
   engine/decode/compiled.py  one call through model/packing.py and csrc/ops.cpp; decoder.py beside it does the same in
                              torch, and choice.py selects one
-The event loop owns the ledger and the state of comparisons; the engine thread owns scheduler, slots and decoders. Calls
-for the thread go through its inbox, and its reports are calls on the event loop (engine/thread.py). What they carry is
-in engine/messages.py, and for scores in engine/decode/scoring.py.
+The event loop owns admission, requests and comparisons; the engine thread owns scheduler, slots and decoders. Calls for
+the thread go through its inbox, and its reports are calls on the event loop. Images change on the thread, and the loop
+only reads them until they are done.
 
-Deadlines: engine/ledger/local_model.py refuses one that cannot be met; local_ledger.py beside it sets the timer that
-ends a request whose images are not done, ticket.py ends other work for it, and web/middleware/bodies.py the reading.
+Deadlines: engine/model.py refuses one that cannot be met; engine/admission.py sets the timer that ends a request whose
+images are not done, engine/request.py ends other work for it, and web/middleware/bodies.py the reading.
 Failures: engine/decode/failures.py finds an image that fails, and the report of that quantum ends its request.
 
 To add
   a route           a function in web/routes/ (a new file needs a line in app.py), and its answer in web/schemas.py;
                     every field and parameter needs a description and an example. If it has a body, a model for that in
-                    web/requests/request_schemas.py, and its path in the tuple JSON, or UPLOADS, of
-                    web/middleware/bodies.py. If it needs room in a queue, route_class=AdmittingRoute, and
-                    the last part of its path in ENDPOINTS of metrics.py
-  an image option   a field in web/fields.py and web/requests/request_schemas.py, a flag in linpix/__main__.py, and a
-                    parameter in linpix/cli/draw.py; web/requests/image_request.py, and commands.py and draw.py in
-                    linpix/cli/, pass it to engine/answers/plan.py, which checks it, and puts it into ImageSpec.
-                    engine/decode/decoder.py keeps it for each slot, and compiled.py passes it on to csrc. If it changes
-                    the images, linpix/cli/bulk.py must not continue a run that has another value (_settings there)
-  a metric          declare it in metrics.py, update it where it happens: engine/ledger/served_models.py (quanta),
-                    engine/ledger/ (requests), web/middleware/ and web/error_handlers.py (HTTP), cluster/ (fronts,
-                    desk); and list it in tests/server/test_dashboard.py
+                    web/request_schemas.py, and its path in the tuple JSON, or UPLOADS, of web/middleware/bodies.py. If
+                    it needs room in a queue, an Answer of web/answers.py, and the last part of its path in ENDPOINTS of
+                    metrics.py
+  an image option   a field in web/fields.py and web/request_schemas.py, a flag in linpix/__main__.py, and a parameter
+                    in linpix/cli/draw.py; web/asked.py, and commands.py and draw.py in linpix/cli/, pass it to new_job
+                    in engine/job.py, which checks it. engine/decode/decoder.py keeps it for each slot, and compiled.py
+                    passes it on to csrc. If it changes the images, linpix/cli/bulk.py must not continue a run that has
+                    another value (_settings there)
+  a metric          declare it in metrics.py, update it where it happens: engine/admission.py (quanta, requests),
+                    web/middleware/ and web/error_handlers.py (HTTP), cluster/remote.py; and list it in
+                    tests/server/test_dashboard.py
   an attention kind a file in model/attention/ and its line in model/attention/__init__.py; its name and options in
                     model/config.py; if it draws, choose in model/packing.py says by which engine, and
                     engine/catalogue.py with how many slots; to compare it, its name in

@@ -1,11 +1,23 @@
-"""The FastAPI application: routes and middleware, as the settings ask for."""
+"""The FastAPI application: models, the engine thread, admission, routes and middleware, as the settings ask for."""
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
 
-from .core import Core, release
+from linpix.model import ops
+
+from .compare.backends import BACKENDS
+from .compare.jobs import Comparisons
+from .engine.admission import Admission
+from .engine.catalogue import Catalogue
+from .engine.decode.faults import Faults
+from .engine.request import Requests
+from .engine.thread import EngineThread
+from .metrics import Metrics
 from .origins import Hosts, Origins
 from .settings import Settings
 from .web import error_handlers, openapi
@@ -15,12 +27,40 @@ from .web.middleware.bodies import BodyBudget, BodyDrain
 from .web.routes import compare, images, likelihoods, models, operations, page
 from .web.service import Service
 
+logger = logging.getLogger("linpix")
+
+
+def release() -> str:
+    try:
+        return version("linpix")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def local(settings: Settings, *, share: bool = False) -> tuple[Service, str]:
+    """A service with an engine in this process, and the kernel that it uses. Raises before any request is read.
+
+    share: whether other processes of this machine serve the same models.
+    """
+    keys = Keys(settings.api_keys) if settings.api_keys else None  # before the wait for models: the file may be bad
+    faults = Faults(settings.faults) if settings.faults else None
+    if faults is not None:
+        logger.warning("THIS SERVICE INJECTS FAULTS, because --faults (LINPIX_FAULTS) is set: %s", settings.faults)
+    catalogue = Catalogue(settings, faults, share=share)
+    engines = catalogue.read()
+    used = {(engine.decoder.name, engine.decoder.device) for engine in engines.values()}
+    kernel = ("cuda" if ("compiled", "cuda") in used else ops.kernel() if ("compiled", "cpu") in used else "eager")
+    metrics = Metrics([(engine.name, engine.backend) for engine in engines.values()], BACKENDS, release(), kernel)
+    thread = EngineThread(settings.watchdog_timeout)
+    admission = Admission(engines, metrics, thread, max_queue=settings.max_queue,
+                          request_timeout_s=settings.request_timeout, client_images=settings.client_images)
+    return Service(settings, admission, Comparisons(admission, thread), partial(catalogue.reload, admission),
+                   BodyDrain(), keys), kernel
+
 
 def create_app(settings: Settings) -> FastAPI:
     """The application that serves the models of the settings. Raises before any request is read."""
-    keys = Keys(settings.api_keys) if settings.api_keys else None  # before the wait for models: the file may be bad
-    core = Core(settings)
-    return application(Service(settings, core.ledger, core.comparisons, core.reload_models, BodyDrain(), keys))
+    return application(local(settings)[0])
 
 
 def application(service: Service) -> FastAPI:
@@ -28,19 +68,12 @@ def application(service: Service) -> FastAPI:
 
     Raises ValueError for an alias whose model is not loaded, or that is itself the name of a loaded model.
     """
-    settings, ledger = service.settings, service.ledger
+    settings, requests = service.settings, service.requests
     for name, model in settings.aliases.items():
-        if model not in ledger.models or name in ledger.models:
-            why = f"{name} is already the name of a model" if name in ledger.models else f"{model} is not loaded"
-            raise ValueError(f"--alias {name}={model}: {why}; loaded: {', '.join(ledger.models)}")
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        ledger.start()
-        yield
-        await ledger.stop()
-
-    app = FastAPI(title="LinPix", version=release(), docs_url=None, redoc_url=None, lifespan=lifespan,
+        if model not in requests.models or name in requests.models:
+            why = f"{name} is already the name of a model" if name in requests.models else f"{model} is not loaded"
+            raise ValueError(f"--alias {name}={model}: {why}; loaded: {', '.join(requests.models)}")
+    app = FastAPI(title="LinPix", version=release(), docs_url=None, redoc_url=None, lifespan=partial(_life, requests),
                   description="Autoregressive image generators built as linear transformers. The images routes have "
                               "the shape of OpenAI's Images API.")
     app.state.service = service
@@ -50,8 +83,15 @@ def application(service: Service) -> FastAPI:
     if settings.metrics_port is None:
         app.include_router(operations.probes)
     app.router.routes.extend(page.routes)
-    error_handlers.install(app, metrics=ledger.metrics)
+    error_handlers.install(app, metrics=requests.metrics)
     stack.install(app, hosts=Hosts(settings.host, settings.allowed_hosts), origins=Origins(settings.allowed_origins),
-                  bodies=BodyBudget(settings, ledger.metrics, service.body_drain), keys=service.keys)
+                  bodies=BodyBudget(settings, requests.metrics, service.body_drain, requests.full), keys=service.keys)
     openapi.describe(app, keys=service.keys is not None)
     return app
+
+
+@contextlib.asynccontextmanager
+async def _life(requests: Requests, app: FastAPI) -> AsyncIterator[None]:
+    requests.start()
+    yield
+    await requests.stop()

@@ -225,11 +225,10 @@ class DeadlinePassed(ServiceError):
 class DeadlineUnreachable(ServiceError):
     status, type, code = 504, "server_error", "deadline_unreachable"
 
-    def __init__(self, within_s: float, needed_s: float, ahead: int, *, uploads: bool = False) -> None:
-        """ahead: images ahead of this request, or uploads that are decoded before its own."""
-        kind = "upload" if uploads else "image"
-        before = f"1 {kind} is ahead of it" if ahead == 1 else f"{ahead} {kind}s are ahead of it"
-        why = f"{before}, which take" if uploads else f"{before}, and it needs" if ahead else "it needs"
+    def __init__(self, within_s: float, needed_s: float, ahead: int) -> None:
+        """ahead: images ahead of this request."""
+        before = "1 image is ahead of it" if ahead == 1 else f"{ahead} images are ahead of it"
+        why = f"{before}, and it needs" if ahead else "it needs"
         super().__init__(f"the request cannot be finished within {within_s:.3g} s: {why} about {needed_s:.3g} s; allow "
                          "more time, request less, or try again when the service is less busy")
 

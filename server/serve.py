@@ -17,9 +17,9 @@ from fastapi import FastAPI
 
 from . import logs
 from .app import create_app
-from .engine.memory import collect
 from .errors import Draining
 from .listening import AT_ONCE, WAITING, listen, log_refused_connections, url_of
+from .memory import collect
 from .origins import Hosts, Origins, is_loopback
 from .settings import Settings, misspelt
 from .web import error_handlers
@@ -49,7 +49,7 @@ class Probes(uvicorn.Server):
     """
 
     def __init__(self, service: Service, sockets: list[socket.socket]) -> None:
-        settings, metrics = service.settings, service.ledger.metrics
+        settings, metrics = service.settings, service.requests.metrics
         app = FastAPI(openapi_url=None)
         app.state.service = service
         app.include_router(operations.probes)
@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, service: Service, probes: Probes | None = None) -> None:
         super().__init__(config)
-        self._service, self._ledger, self._probes = service, service.ledger, probes
+        self._service, self._requests, self._probes = service, service.requests, probes
         self._drain_until = 0.0
         self.closes_at_once = False  # when it drains: other processes on the same port can answer better than 503
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps only weak references
@@ -114,7 +114,7 @@ class Server(uvicorn.Server):
         """Announce that the service is ready, and handle SIGHUP from now on."""
         form = self._service.settings.log_format
         for listening in sockets:
-            logs.announce(f"LinPix serves {', '.join(self._ledger.models)} at {url_of(listening)}", form)
+            logs.announce(f"LinPix serves {', '.join(self._requests.models)} at {url_of(listening)}", form)
         if self._probes is not None:
             self._probes.announce(form)
         if hasattr(signal, "SIGHUP"):
@@ -135,7 +135,7 @@ class Server(uvicorn.Server):
 
     def _hang_up(self) -> None:
         """Read keys and checkpoints again: keys at once, checkpoints in a task, while requests go on."""
-        if self._ledger.draining:
+        if self._requests.draining:
             return
         self._service.reload_keys()
         if not self._stale:
@@ -158,11 +158,11 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None:  # before start-up: nothing to finish
             super().handle_exit(sig, frame)
-        elif self._ledger.draining:  # the second signal: end now
+        elif self._requests.draining:  # the second signal: end now
             self._drain_until = 0.0
             self._loop.call_soon_threadsafe(lambda: self._begin(self._cut_off()))
         else:
-            self._ledger.draining = True
+            self._requests.draining = True
             self._drain_until = self._loop.time() + self._service.settings.drain_timeout
             self._loop.call_soon_threadsafe(lambda: self._begin(self._drain()))
 
@@ -170,13 +170,14 @@ class Server(uvicorn.Server):
         assert self._loop is not None
         try:
             self._service.body_drain.close()
-            self._service.comparisons.stop()
+            if self._service.comparisons is not None:
+                self._service.comparisons.stop()
             await asyncio.sleep(LINGER_S)  # connected before the signal, but not read yet: answered too
             if self.closes_at_once:
                 self._close()
-            while self._ledger.tickets and self._loop.time() < self._drain_until:
+            while self._requests.requests and self._loop.time() < self._drain_until:
                 await asyncio.sleep(0.02)
-            self._ledger.fail_all(Draining("the server is shutting down and could not finish this request in time; "
+            self._requests.fail_all(Draining("the server is shutting down and could not finish this request in time; "
                                            "send it again after the restart"))
             self._close()
             await asyncio.sleep(LINGER_S)

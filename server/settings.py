@@ -113,6 +113,8 @@ class Settings(BaseSettings):
     metrics_host: str = Field("127.0.0.1", description="address to listen on with --metrics-port")
     metrics_port: int | None = Field(None, ge=0, le=65535, description="separate TCP port for /metrics, /healthz and "
                                      "/readyz; default: they are on the service's port")
+    metrics_targets: Path | None = Field(None, description="with --replicas: folder in which each process writes the "
+                                         "address of its metrics, for Prometheus (file_sd_configs)")
     replicas: int = Field(0, ge=0, le=1024, description="number of engines in separate processes, run by Ray Serve "
                           "(pip install '.[ray]'); 0: one engine, in the server's process")
     fronts: int = Field(1, ge=1, le=1024, description="with --replicas: number of processes that answer HTTP, all on "

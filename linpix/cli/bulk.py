@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from linpix.model import ops
-from linpix.server.engine.answers.plan import Plan
-from linpix.server.engine.batch import Batcher
-from linpix.server.engine.messages import Submission
+from linpix.server.engine.attempts import chosen
+from linpix.server.engine.decode.engine import Engine
+from linpix.server.engine.image import images_of
+from linpix.server.engine.job import Job
 from linpix.server.pictures import pictures
 
 from .draw import quantum_of
@@ -39,7 +40,7 @@ ShardFormat = Literal["tar", "png"]  # WebDataset's tars, or folders of the same
 class BulkOrder:
     """The images that a bulk command draws."""
 
-    plan: Plan
+    job: Job
     seed_given: bool  # else a later call takes that of the folder's first call
     shards: int
     shard_format: ShardFormat
@@ -47,7 +48,7 @@ class BulkOrder:
 
     @property
     def count(self) -> int:
-        return self.plan.images
+        return self.job.images
 
     def images_of(self, shard: int) -> range:
         """The numbers of a shard's images: shards are equally long, or differ by one image."""
@@ -66,10 +67,10 @@ class Drawn:
     files: list[str]  # of all shards
 
 
-def draw_shards(folder: Path, order: BulkOrder, batcher: Batcher) -> Drawn:
+def draw_shards(folder: Path, order: BulkOrder, engine: Engine) -> Drawn:
     """Draw the shards that folder lacks. Raises ValueError if it was begun with other settings, or is in use."""
     with _locked(folder):
-        seed = _settle(folder, order, batcher)
+        seed = _settle(folder, order, engine)
         paths = [order.path_of(folder, shard) for shard in range(order.shards)]
         missing = [shard for shard, path in enumerate(paths) if not path.exists()]
         todo = sum(len(order.images_of(shard)) for shard in missing)
@@ -77,7 +78,7 @@ def draw_shards(folder: Path, order: BulkOrder, batcher: Batcher) -> Drawn:
         with tqdm(total=order.count, initial=order.count - todo, disable=not sys.stderr.isatty(), unit=" images",
                   bar_format="{l_bar}{bar}| {n:.0f}/{total:.0f} images [{elapsed}<{remaining}, {rate_noinv_fmt}]"
                   ) as bar:
-            drawing = _Drawing(batcher, replace(order, plan=replace(order.plan, seed=seed)), missing, bar)
+            drawing = _Drawing(engine, replace(order, job=replace(order.job, seed=seed)), missing, bar)
             for shard in missing:
                 with _writing(paths[shard], order.shard_format) as files:
                     for index in order.images_of(shard):
@@ -88,32 +89,33 @@ def draw_shards(folder: Path, order: BulkOrder, batcher: Batcher) -> Drawn:
 class _Drawing:
     """The images of some shards, drawn without a pause between shards, and written in their order."""
 
-    def __init__(self, batcher: Batcher, order: BulkOrder, shards: list[int], bar: "tqdm[Any]") -> None:
-        self._batcher, self._order, self._plan, self._bar = batcher, order, order.plan, bar
-        self._eager = batcher.decoder.name.startswith("eager")
+    def __init__(self, engine: Engine, order: BulkOrder, shards: list[int], bar: "tqdm[Any]") -> None:
+        self._engine, self._order, self._job, self._bar = engine, order, order.job, bar
+        self._eager = engine.decoder.name.startswith("eager")
         self._parts = (part for shard in shards for part in self._parts_of(order.images_of(shard)))
         self._finished: dict[int, tuple[NDArray[np.uint8], int | None]] = {}  # sub-pixels (T,), and class, by number
 
     def _parts_of(self, images: range) -> list[range]:
         # the clock decides when an image is drawn again, and so what is in the eager engine's batches: see _submit
-        slots = 1 if self._eager and self._plan.attempts > 1 else self._batcher.decoder.slots
+        slots = 1 if self._eager and self._job.attempts > 1 else self._engine.decoder.slots
         return [images[first:first + slots] for first in range(0, len(images), slots)]
 
     def write(self, index: int, files: "_Files") -> None:
         """Add the PNG and JSON of the next image."""
-        decoder = self._batcher.decoder
+        decoder = self._engine.decoder
         while index not in self._finished:
             self._submit()
-            report = quantum_of(self._batcher)
-            for image in report.finished:
-                assert image.canvas is not None
-                self._finished[int(image.request) + image.index] = image.canvas, image.label
-            self._bar.update(report.subpixels / decoder.config.subpixels - report.again)
+            _, finished = quantum_of(self._engine)
+            for image in finished:
+                best = chosen(image)
+                assert best.canvas is not None
+                self._finished[int(image.request) + image.index] = best.canvas, best.label
+            self._bar.update(len(finished))
         canvas, label = self._finished.pop(index)
         names = decoder.checkpoint.class_names
-        facts = {"seed": self._plan.seed + index, "label": label,
+        facts = {"seed": self._job.seed + index, "label": label,
                  "class": None if label is None or label >= len(names) else names[label],
-                 "temperature": self._plan.temperature, "attempts": max(1, self._plan.attempts),
+                 "temperature": self._job.temperature, "attempts": max(1, self._job.attempts),
                  "model": decoder.checkpoint.name,
                  "digest": decoder.checkpoint.digest, "engine": decoder.name, "precision": decoder.precision}
         key = f"{index:09}"  # no dot: in WebDataset, a sample's files differ after the first dot
@@ -126,12 +128,13 @@ class _Drawing:
         In the compiled engine, an image does not depend on the others in its batch. In the eager engine it may, in the
         last bits, so there the batches must be the same after an interruption.
         """
-        while not self._batcher.busy if self._eager else (
-                len(self._batcher.scheduler.waiting) < self._batcher.decoder.slots):
+        while not self._engine.busy if self._eager else (
+                sum(1 for _ in self._engine.scheduler.waiting) < self._engine.decoder.slots):
             part = next(self._parts, None)
             if part is None:
                 return
-            self._batcher.submit(Submission(str(part[0]), [self._plan.spec(index) for index in part]))
+            self._engine.submit(images_of(replace(self._job, seed=self._job.seed + part[0], images=len(part)),
+                                          str(part[0])))
 
 
 # --- settings of a folder ---
@@ -152,23 +155,23 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _settle(folder: Path, order: BulkOrder, batcher: Batcher) -> int:
+def _settle(folder: Path, order: BulkOrder, engine: Engine) -> int:
     """Write a new folder's settings, or check those of an old one; returns the seed of image 0. Raises ValueError."""
-    file, settings = folder / SETTINGS, _settings(order, batcher)
+    file, settings = folder / SETTINGS, _settings(order, engine)
     if not file.exists():
         if next(folder.glob("shard-*"), None):
             raise ValueError(f"--out {folder} has shards, but the file {SETTINGS} that describes them is missing; "
                              "restore it, or give another folder")
         temporary = file.with_name(file.name + ".new")
-        temporary.write_text(json.dumps({"seed": order.plan.seed} | settings, indent=1) + "\n")
+        temporary.write_text(json.dumps({"seed": order.job.seed} | settings, indent=1) + "\n")
         _published(temporary, file)
-        return order.plan.seed
+        return order.job.seed
     try:
         begun = {"attempts": 1} | json.loads(file.read_text())  # older releases made one attempt
         first = int(begun["seed"])
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{file} is damaged; restore it, or give another --out") from None
-    wanted = {"seed": order.plan.seed if order.seed_given else first} | settings
+    wanted = {"seed": order.job.seed if order.seed_given else first} | settings
     if differing := [f"{name} {begun.get(name)!r}, now {value!r}" for name, value in wanted.items()
                      if begun.get(name) != value]:
         raise ValueError(f"--out {folder} was started with other settings: {'; '.join(differing)}; use the settings of "
@@ -176,12 +179,12 @@ def _settle(folder: Path, order: BulkOrder, batcher: Batcher) -> int:
     return first
 
 
-def _settings(order: BulkOrder, batcher: Batcher) -> dict[str, object]:
+def _settings(order: BulkOrder, engine: Engine) -> dict[str, object]:
     """All that decides a shard's bytes, except the seed: also the versions of what draws and of what writes PNG."""
-    decoder = batcher.decoder
+    decoder = engine.decoder
     of_eager = {"batch": decoder.slots, "threads": torch.get_num_threads()}
     return {"count": order.count, "shards": order.shards, "shard_format": order.shard_format,
-            "temperature": order.plan.temperature, "attempts": max(1, order.plan.attempts), "label": order.plan.label,
+            "temperature": order.job.temperature, "attempts": max(1, order.job.attempts), "label": order.job.label,
             "scale": order.scale, **decoder.facts, "kernel": ops.kernel(), "torch": torch.__version__,
             "pillow": importlib.metadata.version("pillow"),
             **(of_eager if decoder.name.startswith("eager") else {})}

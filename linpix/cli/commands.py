@@ -24,12 +24,11 @@ from linpix.server.compare import chart, report
 from linpix.server.compare.backends import BACKENDS
 from linpix.server.compare.checkpoints import find_twins
 from linpix.server.compare.comparison import Comparison, ComparisonPlan
-from linpix.server.engine.answers.plan import Plan, class_of, plan
-from linpix.server.engine.answers.ranking import best
-from linpix.server.engine.batch import Batcher
+from linpix.server.engine.attempts import best_of
 from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.engine import Engine
+from linpix.server.engine.job import Job, class_of, new_job
 from linpix.server.pictures import uploads
-from linpix.server.pictures.pictures import Occluded
 from linpix.server.settings import Settings
 
 from . import animation, bulk, preview
@@ -61,9 +60,9 @@ def sample(given: argparse.Namespace) -> None:
     if given.shard_format:
         raise ValueError(f"--shard-format {given.shard_format} needs --shards, the number of shards")
     checkpoint, output = _opened(given)
-    planned = _planned(given, checkpoint)
-    warn("sample", checkpoint.temperature_warnings(planned.temperature))
-    _produce(given, _batcher(given, checkpoint, planned), output, planned)
+    job = _job(given, checkpoint)
+    warn("sample", checkpoint.temperature_warnings(job.temperature))
+    _produce(given, _engine(given, checkpoint, job), output, job)
 
 
 def _sample_shards(given: argparse.Namespace) -> None:
@@ -77,16 +76,17 @@ def _sample_shards(given: argparse.Namespace) -> None:
                          f"{given.count}; give fewer shards")
     given.preview = "never"
     checkpoint, _ = _opened(given)
-    planned = _planned(given, checkpoint)
-    order = bulk.BulkOrder(plan=planned, shards=given.shards, shard_format=given.shard_format or "tar",
+    job = _job(given, checkpoint)
+    order = bulk.BulkOrder(job=job, shards=given.shards, shard_format=given.shard_format or "tar",
                            seed_given=given.seed is not None, scale=given.scale or 1)
-    warn("sample", checkpoint.temperature_warnings(planned.temperature))
-    batcher = _batcher(given, checkpoint, planned)
-    drawn, engine = bulk.draw_shards(Path(given.out), order, batcher), batcher.decoder
+    warn("sample", checkpoint.temperature_warnings(job.temperature))
+    engine = _engine(given, checkpoint, job)
+    drawn, decoder = bulk.draw_shards(Path(given.out), order, engine), engine.decoder
     speed = drawn.images / drawn.seconds if drawn.images else None
     result = {"images": given.count, "drawn": drawn.images, "seconds": drawn.seconds, "images_per_second": speed,
-              **engine.facts, "seed": drawn.seed, "shards": given.shards, "files": drawn.files}
-    how = f" in {drawn.seconds:.2f} s ({speed:.2f} images/s, {engine.name} engine, {engine.precision})" if speed else ""
+              **decoder.facts, "seed": drawn.seed, "shards": given.shards, "files": drawn.files}
+    how = (f" in {drawn.seconds:.2f} s ({speed:.2f} images/s, {decoder.name} engine, {decoder.precision})"
+           if speed else "")
     _say(given, result, f"{given.out} has {given.count} images in {given.shards} shards, seeds from {drawn.seed}; "
                         f"{drawn.images} of them were drawn now{how}")
 
@@ -98,16 +98,16 @@ def complete(given: argparse.Namespace) -> None:
         raise ValueError("--lay-back writes one PNG per image at the size of the picture: give a folder as --out, and "
                          "leave out --scale")
     checkpoint, output = _opened(given)
-    planned = _planned(given, checkpoint)
+    job = _job(given, checkpoint)
     upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
                           preparation=given.prepare, lay_back=given.lay_back)
     occluded = upload.occluded
-    warn("complete", checkpoint.temperature_warnings(planned.temperature) + uploads.warnings_of(upload, checkpoint))
+    warn("complete", checkpoint.temperature_warnings(job.temperature) + uploads.warnings_of(upload, checkpoint))
     facts: dict[str, object] = {"crop": upload.crop}
-    batcher = _batcher(given, checkpoint, planned)
+    job = dataclasses.replace(job, canvas=occluded.canvas, known=occluded.known)
     if upload.prepared is not None:
         facts["prepared"] = {"inverted": upload.prepared.inverted, "box": upload.box}
-    _produce(given, batcher, dataclasses.replace(output, overlay=upload.overlay), planned, occluded,
+    _produce(given, _engine(given, checkpoint, job), dataclasses.replace(output, overlay=upload.overlay), job,
              conditioning=occluded.conditioning, known=occluded.known_count, **facts)
 
 
@@ -120,15 +120,14 @@ def _opened(given: argparse.Namespace) -> tuple[Checkpoint, Output]:
     return loaded, Output(given.out, kind, scale, config)
 
 
-def _planned(given: argparse.Namespace, checkpoint: Checkpoint) -> Plan:
-    return plan(checkpoint, given.count, label=class_of(given.label, checkpoint), seed=given.seed,
-                temperature=given.temperature, candidates=given.candidates, attempts=given.attempts)
+def _job(given: argparse.Namespace, checkpoint: Checkpoint) -> Job:
+    return new_job(checkpoint, given.count, label=class_of(given.label, checkpoint), seed=given.seed,
+                   temperature=given.temperature, candidates=given.candidates, attempts=given.attempts)
 
 
-def _batcher(given: argparse.Namespace, checkpoint: Checkpoint, planned: Plan) -> Batcher:
-    return Batcher(new_decoder(checkpoint, min(planned.images, given.batch), given.engine, given.precision,
-                               device=given.device,
-                               state=StateFormat(precision=given.state, defer=given.defer)))
+def _engine(given: argparse.Namespace, checkpoint: Checkpoint, job: Job) -> Engine:
+    return Engine(new_decoder(checkpoint, min(job.images, given.batch), given.engine, given.precision,
+                              device=given.device, state=StateFormat(precision=given.state, defer=given.defer)))
 
 
 def _colours(given: argparse.Namespace) -> int:
@@ -136,44 +135,43 @@ def _colours(given: argparse.Namespace) -> int:
     return preview.colours_of(sys.stderr, "never" if quiet else given.preview, os.environ)
 
 
-def _produce(given: argparse.Namespace, batcher: Batcher, output: Output, planned: Plan,
-             occluded: Occluded | None = None, **facts: object) -> None:
-    """Draw all images, choose the answers if there are candidates, write them, and report."""
-    engine, config = batcher.decoder, output.config
-    specs = planned.specs(occluded)
-    with preview.Progress(specs, config, sys.stderr, colours=_colours(given),
+def _produce(given: argparse.Namespace, engine: Engine, output: Output, job: Job, **facts: object) -> None:
+    """Draw all images, choose those to return if there are candidates, write them, and report."""
+    decoder, config = engine.decoder, output.config
+    job = dataclasses.replace(job, stream=True)  # for the preview and the film
+    with preview.Progress(job, config, sys.stderr, colours=_colours(given),
                           frames=animation.MAX_FRAMES if output.animated else 1) as progress:
 
         def done(index: int, image: NDArray[np.uint8]) -> None:
-            if not output.kind and planned.candidates is None:  # at once: an interruption loses only unfinished images
-                output.write_one(index, planned.seed + index, image)
+            if not output.kind and not job.candidates:  # at once: an interruption loses only unfinished images
+                output.write_one(index, job.seed + index, image)
             progress.done(index, image)
 
-        produced = produce(batcher, specs, done, progress.advanced)
-    kept, seconds = [*range(len(specs))], produced.seconds
-    if planned.attempts > 1:
+        produced = produce(engine, job, done, progress.advanced)
+    kept, seconds = [*range(job.images)], produced.seconds
+    if job.attempts > 1:
         facts |= {"attempts": [one.attempts for one in produced.recognised.values()],
                   "confidences": [one.confidence for one in produced.recognised.values()]}
-    if planned.candidates is not None:
-        kept = best([*produced.recognised.values()], given.count)
-        facts |= {"candidates": planned.candidates,
+    if job.candidates:
+        kept = best_of([*produced.recognised.values()], given.count)
+        facts |= {"candidates": job.images,
                   "confidences": [produced.recognised[index].confidence for index in kept]}
     text = output.path
     if output.kind:
         frames = output.write_all(np.stack([produced.images[index] for index in kept]),
-                                  [rows[kept] for rows in progress.film.moments], specs[0].known)
+                                  [rows[kept] for rows in progress.film.moments], job.known)
         if output.animated:
             facts["frames"], text = frames, f"{text} ({frames} frames)"
-    elif planned.candidates is not None:
+    elif job.candidates:
         for place, index in enumerate(kept):
-            output.write_one(place, planned.seed + index, produced.images[index])
-    files = list(dict.fromkeys(output.file(place, planned.seed + index) for place, index in enumerate(kept)))
-    result = {"images": len(kept), "seconds": seconds, "images_per_second": len(kept) / seconds, "drawn": len(specs),
-              **engine.facts, "seeds": [planned.seed + index for index in kept], "files": files, **facts}
-    what = "" if planned.candidates is None else f"the best {len(kept)} of them "
-    drawn = "1 image" if len(specs) == 1 else f"{len(specs)} images"
-    _say(given, result, f"{drawn} in {seconds:.2f} s ({len(specs) / seconds:.2f} images/s, "
-         f"{engine.name} engine, {engine.precision}), seeds from {planned.seed}, {what}written to {text}")
+            output.write_one(place, job.seed + index, produced.images[index])
+    files = list(dict.fromkeys(output.file(place, job.seed + index) for place, index in enumerate(kept)))
+    result = {"images": len(kept), "seconds": seconds, "images_per_second": len(kept) / seconds, "drawn": job.images,
+              **decoder.facts, "seeds": [job.seed + index for index in kept], "files": files, **facts}
+    what = f"the best {len(kept)} of them " if job.candidates else ""
+    drawn = "1 image" if job.images == 1 else f"{job.images} images"
+    _say(given, result, f"{drawn} in {seconds:.2f} s ({job.images / seconds:.2f} images/s, "
+         f"{decoder.name} engine, {decoder.precision}), seeds from {job.seed}, {what}written to {text}")
 
 
 def compare(given: argparse.Namespace) -> None:

@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,14 +15,12 @@ from linpix.model.attempts import Recognised
 from linpix.model.checkpoint import find, read
 from linpix.model.config import ModelConfig
 from linpix.model.team import limit_threads
-from linpix.server.engine.answers.plan import class_of, plan
-from linpix.server.engine.answers.ranking import best
-from linpix.server.engine.batch import Batcher
+from linpix.server.engine.attempts import again, best_of, chosen
 from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.decode.failures import NotFinite
-from linpix.server.engine.decode.image_spec import ImageSpec
-from linpix.server.engine.messages import QuantumReport, Submission
-from linpix.server.pictures import pictures
+from linpix.server.engine.image import Image, Report, images_of
+from linpix.server.engine.job import Job, class_of, new_job
 from linpix.server.pictures.uploads import Preparation, check_preparable, reduce_and_prepare
 
 
@@ -30,44 +28,49 @@ from linpix.server.pictures.uploads import Preparation, check_preparable, reduce
 class Produced:
     images: list[NDArray[np.uint8]]    # (T,) each, in the order asked for
     seconds: float                     # of decoding, prefills included
-    recognised: dict[int, Recognised]  # of images whose class was judged, by index
+    recognised: dict[int, Recognised]  # of images whose class was checked, by index
 
 
-def produce(batcher: Batcher, specs: Sequence[ImageSpec],
+def produce(engine: Engine, job: Job,
             done: Callable[[int, NDArray[np.uint8]], object] = lambda index, image: None,
-            advanced: Callable[[QuantumReport], object] = lambda report: None) -> Produced:
-    """Make one image per spec, as many at a time as there are slots.
+            advanced: Callable[[Report], object] = lambda report: None) -> Produced:
+    """Draw a job's images, as many at a time as there are slots.
 
-    done is called with each image that a quantum finishes, and then advanced with the quantum's report.
-    Specs may differ in seed and temperature only.
+    done is called with each image that is finished, and then advanced with the quantum's report.
     """
-    batcher.submit(Submission("all", specs, stream=True))
+    engine.submit(images_of(job, "all"))
     images: dict[int, NDArray[np.uint8]] = {}
-    judged: dict[int, Recognised] = {}
+    recognised: dict[int, Recognised] = {}
     seconds = 0.0
-    while batcher.busy:
+    while engine.busy:
         began = time.perf_counter()
-        report = quantum_of(batcher)
+        report, finished = quantum_of(engine)
         seconds += time.perf_counter() - began
-        for image in report.finished:
-            assert image.canvas is not None
-            images[image.index] = image.canvas
-            if image.recognised is not None:
-                judged[image.index] = image.recognised
-            done(image.index, image.canvas)
+        for image in finished:
+            best = chosen(image)
+            assert best.canvas is not None
+            images[image.index] = best.canvas
+            if best.recognised is not None:
+                recognised[image.index] = best.recognised._replace(attempts=image.attempt)
+            done(image.index, best.canvas)
         advanced(report)
-    return Produced([images[index] for index in range(len(specs))], seconds, dict(sorted(judged.items())))
+    return Produced([images[index] for index in range(job.images)], seconds, dict(sorted(recognised.items())))
 
 
-def quantum_of(batcher: Batcher) -> QuantumReport:
-    """Run one quantum. Raises the error that ended an image in it; for NotFinite, with what to do."""
-    report = batcher.run_quantum()
+def quantum_of(engine: Engine) -> tuple[Report, list[Image]]:
+    """Run one quantum, and draw images again that need it; returns its report, and the images that do not.
+
+    Raises the error that ended an image in it; for NotFinite, with what to do.
+    """
+    report = engine.run_quantum()
     for error in report.failed.values():
         if isinstance(error, NotFinite):
-            raise NotFinite(f"{batcher.name} produced NaN or infinite values; try --engine eager or --precision fp32, "
+            raise NotFinite(f"{engine.name} produced NaN or infinite values; try --engine eager or --precision fp32, "
                             "and if that does not help, restore the checkpoint") from error
         raise error
-    return report
+    following = {image: again(image) for image in report.finished}
+    engine.submit([image for image in following.values() if image is not None])
+    return report, [image for image, further in following.items() if further is None]
 
 
 def warn(command: str, warnings: Iterable[str]) -> None:
@@ -98,25 +101,21 @@ def draw(model: str | Path, count: int, given: tuple[ArrayLike, ArrayLike] | Non
     limit_threads()
     checkpoint = read(find(str(model), None if checkpoints is None else Path(checkpoints)))
     config = checkpoint.net.config
-    planned = plan(checkpoint, count, label=class_of(label, checkpoint), **options)
-    occluded = None
+    job = new_job(checkpoint, count, label=class_of(label, checkpoint), **options)
     if given is not None:
         image, known = np.asarray(given[0]), np.asarray(given[1])
         if prepare == "mnist":
             check_preparable(config)
             image, known = _prepared(image, known)
         values, flat = flattened(image, known, config)
-        occluded = pictures.Occluded(np.where(flat, values, np.uint8(0)), flat)
-    specs = planned.specs(occluded)
-    decoder = new_decoder(checkpoint, min(planned.images, batch))
-    todo = len(specs) * (config.subpixels - specs[0].prefix)
-    with tqdm(total=todo, unit="sub-pixel", unit_scale=True, disable=None if progress is None else not progress,
+        job = replace(job, canvas=np.where(flat, values, np.uint8(0)), known=flat)
+    with tqdm(total=job.images, unit="image", disable=None if progress is None else not progress,
               file=sys.stderr) as bar:
-        produced = produce(Batcher(decoder), specs, advanced=lambda report: bar.update(
-            report.subpixels - report.again * todo // len(specs)))
+        produced = produce(Engine(new_decoder(checkpoint, min(job.images, batch))), job,
+                           lambda index, image: bar.update())
     images = produced.images
-    if planned.candidates is not None:
-        images = [images[index] for index in best([*produced.recognised.values()], count)]
+    if job.candidates:
+        images = [images[index] for index in best_of([*produced.recognised.values()], count)]
     return np.stack(images).reshape(count, *config.image_shape)
 
 

@@ -6,7 +6,7 @@ A picture is (height, width) of greys or (height, width, 3) of colours, uint8.
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, TextIO
 
 import numpy as np
@@ -15,8 +15,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from linpix.model.config import ModelConfig
-from linpix.server.engine.decode.image_spec import ImageSpec
-from linpix.server.engine.messages import QuantumReport
+from linpix.server.engine.image import Report
+from linpix.server.engine.job import Job
 
 from .animation import Film, Picture, grid
 
@@ -105,20 +105,19 @@ class Progress:
     A context manager; inside it, call done for each finished image, then advanced for each quantum.
     """
 
-    def __init__(self, specs: Sequence[ImageSpec], config: ModelConfig, stream: TextIO, *, colours: int,
+    def __init__(self, job: Job, config: ModelConfig, stream: TextIO, *, colours: int,
                  frames: int) -> None:
-        """specs: alike but for seed and temperature · colours: as colours_of says · frames: of the film, at most."""
-        first, self._config, self._known = specs[0], config, specs[0].known
-        self.film = Film(len(specs), first.known_rows(config), config.height, frames)
-        self._preview = Preview(stream, len(specs), config, colours, terminal_size(stream)) if colours else None
+        """colours: as colours_of says · frames: of the film, at most."""
+        self._config, self._known = config, job.known
+        self.film = Film(job.images, job.known_rows(config), config.height, frames)
+        self._preview = Preview(stream, job.images, config, colours, terminal_size(stream)) if colours else None
         self._live = stream.isatty()
         self._canvas = np.zeros((self._preview.count if self._preview else 0, config.subpixels), np.uint8)
-        if first.canvas is not None:
-            self._canvas[:] = first.canvas
+        if job.canvas is not None:
+            self._canvas[:] = job.canvas
         self._finished, self._drawn_at = 0, 0.0
-        self._each = config.subpixels - first.prefix  # sub-pixels to draw of an image
-        self._bar = tqdm(total=len(specs) * self._each, file=stream, disable=not self._live,
-                         desc=f"0/{len(specs)} images", bar_format="{l_bar}{bar}| [{elapsed}<{remaining}]")
+        self._bar = tqdm(total=job.images * config.height, file=stream, disable=not self._live,
+                         desc=f"0/{job.images} images", bar_format="{l_bar}{bar}| [{elapsed}<{remaining}]")
 
     def __enter__(self) -> "Progress":
         if self._live:
@@ -136,15 +135,14 @@ class Progress:
             self._canvas[index] = image
         self._bar.set_description_str(f"{self._finished}/{len(self.film.rows)} images", refresh=False)
 
-    def advanced(self, report: QuantumReport) -> None:
-        self.film.advance((image.index, image.position // self._config.row_length)
-                          for image in (*report.running, *report.finished))
-        for image in report.running:
-            if image.canvas is not None and image.index < len(self._canvas):
-                self._canvas[image.index] = image.canvas
+    def advanced(self, report: Report) -> None:
+        self.film.advance((image.index, rows) for image, rows, _ in report.rows)
+        for image, _, canvas in report.rows:
+            if canvas is not None and image.index < len(self._canvas):
+                self._canvas[image.index] = canvas
         if self._preview and self._live and time.perf_counter() - self._drawn_at >= REDRAWN_S:
             self._draw()
-        self._bar.update(report.subpixels - report.again * self._each)
+        self._bar.update(int(self.film.rows.sum()) - self._bar.n)  # less, if an image is drawn again
 
     def _draw(self) -> None:
         if self._preview:

@@ -4,16 +4,18 @@ import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from linpix.model.checkpoint import find, read
+from linpix.model.checkpoint import Checkpoint, find, read
+from linpix.model.likelihood import Scoring
 from linpix.model.team import limit_threads
-from linpix.server.engine.answers.plan import class_of
-from linpix.server.engine.decode.scoring import likelihood, scoring_of
+from linpix.server.engine.job import class_of
 from linpix.server.pictures.encode import enlarged
-from linpix.server.pictures.likelihoods import map_png, numbers, read_scored
+from linpix.server.pictures.likelihoods import labels_of, likelihood, map_png, numbers, read_scored
+from linpix.server.pictures.pictures import Occluded
 from linpix.server.pictures.uploads import outside
 
 from .draw import flattened, warn
@@ -40,10 +42,17 @@ def score(model: str | Path, image: ArrayLike, known: ArrayLike | None, label: i
     if given.all():
         raise ValueError("known hides no pixel, so there is nothing to score: set it to false for at least one pixel, "
                          "or leave it out")
-    scoring = scoring_of(checkpoint, canvas, given, number, every=posterior).complete()
-    bits, found = likelihood(scoring, number, checkpoint, every=posterior)
+    bits, found = _scored(checkpoint, Occluded(canvas, given), number, every=posterior)
     return Score(found["bits_per_dim"], found["log_likelihood"], bits.reshape(checkpoint.net.config.image_shape),
                  {entry["label"]: entry["posterior"] for entry in found["labels"] or []})
+
+
+def _scored(checkpoint: Checkpoint, picture: Occluded, label: int | None, *, every: bool
+            ) -> tuple[NDArray[np.float64], dict[str, Any]]:
+    """As `likelihood`."""
+    labels = labels_of(checkpoint, picture, label, every=every)
+    scoring = Scoring(checkpoint.net, picture.canvas, picture.known, labels).complete()
+    return likelihood(checkpoint, picture.known, scoring.log_probs.cpu().numpy(), scoring.priors, label, every=every)
 
 
 def run(given: argparse.Namespace) -> None:
@@ -57,8 +66,7 @@ def run(given: argparse.Namespace) -> None:
         raise ValueError(f"--labels all needs a model with classes, and {checkpoint.name} has none; leave it out")
     occluded = read_scored(picture, config, mask=mask, keep_rows=given.keep_rows)
     warn("score", outside(occluded))
-    scoring = scoring_of(checkpoint, occluded.canvas, occluded.known, label, every=every).complete()
-    bits, found = likelihood(scoring, label, checkpoint, every=every)
+    bits, found = _scored(checkpoint, occluded, label, every=every)
     if given.out:
         Path(given.out).write_bytes(map_png(bits, config, enlarged(config, given.scale)))
     if given.json:

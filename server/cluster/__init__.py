@@ -1,14 +1,14 @@
-"""Several processes that serve as one, on Ray Serve: fronts for HTTP, replicas that decode, and a desk between them.
+"""The same application several times, on Ray Serve: fronts for HTTP, and replicas that draw. It is cut at the engine:
+a front is the plain server with replicas in the place of its engine, a replica is the engine without HTTP.
 
-messages    what a front asks of a replica
-replica     one engine: the Core of the plain server, which is given orders instead of HTTP requests
-front       HTTP without an engine: a ledger whose images are drawn by replicas
-desk        what all fronts must agree on: clients' images, rates of keys, when to drain; and all metrics as one
-choosing    which replica will be done first
+A replica admits requests for itself, as the plain server does. Serve chooses the replica, replaces those that die,
+scales and drains.
+
+remote      the requests of a front, drawn by replicas
+replica     one engine, which is called by fronts
+front       the HTTP server of a front; and where Prometheus finds the metrics of each process
 scaling     how many replicas there should be
-serving     the HTTP server of a front, with stand-ins for models, comparisons and keys of other processes
 -- only the files below import Ray --
-router      choosing, as a request router of Ray Serve
-deployments desk, replicas and fronts as deployments of Ray Serve, and `app` for `serve deploy`
+deployments replicas and fronts as deployments of Ray Serve, and `app` for `serve deploy`
 local       `linpix serve --replicas`: a cluster on this machine alone, until a signal ends it
 """

@@ -9,7 +9,6 @@ import signal
 import tempfile
 import time
 from types import FrameType
-from typing import Any
 
 from linpix.model.sharing import remove_unused
 from linpix.model.team import usable_cores
@@ -34,8 +33,6 @@ QUIET = {  # variables that Ray reads before it begins; those that a user has se
 STORE_BYTES = 80 * 2**20  # of shared memory for large objects, of which we have none
 TRIES = 3  # Ray gives up its start after 30 s, which may be too short on a busy machine
 LOOK_S = 0.1
-DESK_S = 2.0  # seconds that the desk may take to answer
-ENDS_S = 5.0  # seconds after the fronts' --drain-timeout
 
 logger = logging.getLogger("linpix")
 
@@ -144,34 +141,21 @@ def _run(settings: Settings, signals: _Signals) -> None:
     """Serve until a signal; then drain, until a second one."""
     from ray import serve as cluster
 
-    from .deployments import app
+    from .deployments import engines, fronts
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     cluster.start(proxy_location="Disabled", logging_config={"log_level": "ERROR", "enable_access_log": False})
     try:
-        cluster.run(app(settings.model_dump(mode="json")), name="linpix", route_prefix=None)
+        replicas = cluster.run(engines(settings), name="engines", route_prefix=None)
+        cluster.run(fronts(settings, replicas), name="fronts", route_prefix=None)
     except RuntimeError as error:
         raise OSError(f"the replicas or fronts did not start ({error}); the log above says why") from error
-    desk = cluster.get_deployment_handle("Desk", "linpix")
-    while _answer_of(desk.fronts) < settings.fronts:
-        time.sleep(LOOK_S)
     signals.started = True
     host = f"[{settings.host}]" if ":" in settings.host else settings.host or "localhost"
     logs.announce(f"LinPix serves {settings.replicas} replicas through {settings.fronts} fronts at "
                   f"http://{host}:{settings.port}", settings.log_format)
     while not signals.asked:
         time.sleep(LOOK_S)
-    end = time.monotonic() + settings.drain_timeout + ENDS_S
-    while signals.asked < 2 and time.monotonic() < end and not _answer_of(desk.drained):
-        _answer_of(desk.drain)  # again, in case the desk has died
+    cluster.delete("fronts", _blocking=False)  # before the replicas, which finish what the fronts have admitted
+    while signals.asked < 2 and "fronts" in cluster.status().applications:
         time.sleep(LOOK_S)
-
-
-def _answer_of(ask: Any) -> Any:
-    """The desk's answer; 0 while there is none, because the desk has just died."""
-    from .deployments import LOST
-
-    try:
-        return ask.remote().result(timeout_s=DESK_S)
-    except (*LOST, TimeoutError):
-        return 0

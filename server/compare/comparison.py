@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.packing import choose
 
-from ..engine.memory import free_bytes
+from ..memory import free_bytes
 from .backends import (
     BACKENDS,
     SPECS,

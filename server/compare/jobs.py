@@ -5,27 +5,28 @@ import itertools
 import logging
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from linpix.model.checkpoint import Checkpoint
 
-from ..engine.ledger.local_ledger import LocalLedger
-from ..engine.thread import EngineThread
+from ..engine.admission import Admission
+from ..engine.thread import EngineThread, Work
 from ..errors import ComparisonNotFound, Conflict, JustCancelled, ModelNotFound
 from .checkpoints import find_twins
 from .comparison import Comparison, ComparisonPlan
 
 logger = logging.getLogger("linpix")
+CLIENT = ""    # of the engine thread's background work: comparisons and clients' likelihoods take turns
+REST = 9.0     # times as long as a unit takes, while images are drawn
 PAUSE_S = 1.0  # before the next one after a cancelled one: beginning takes time from live requests, cancelling is free
 
 Status = Literal["running", "completed", "cancelled", "failed"]
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class Run:
     """A comparison's state as clients see it. Used on the event loop only; it holds no network."""
 
     id: str
@@ -38,96 +39,74 @@ class Job:
     report: dict[str, Any] | None = None  # replaced, never changed; None until it has been made
 
 
-class Comparisons(ABC):
-    """What routes call. FarComparisons, of a front, are in server/cluster/serving.py."""
+class Comparisons:
+    """The comparisons of this process. Used on the event loop, except for what says otherwise."""
 
-    @abstractmethod
-    async def begin(self, model: str, plan: ComparisonPlan) -> Job:
-        """Start a comparison of a model that is served. Raises ModelNotFound, Conflict or JustCancelled."""
-
-    @abstractmethod
-    async def find(self, id: str) -> Job:
-        """Raises ComparisonNotFound."""
-
-    @abstractmethod
-    async def cancel(self, id: str) -> Job:
-        """Raises ComparisonNotFound."""
-
-    @abstractmethod
-    async def latest(self) -> Job | None:
-        """The last comparison that was begun, running or over."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Cancel the running comparison, if it is this process's: the process is ending."""
-
-    async def watch(self, id: str, interval_s: float = 0.5) -> AsyncIterator[Job]:
-        """Yield a job every interval_s while it runs, and once more when it is over."""
-        while (job := await self.find(id)).status == "running":
-            yield job
-            await asyncio.sleep(interval_s)
-        yield job
-
-
-class LocalComparisons(Comparisons):
-    """Comparisons in this process. Used on the event loop, except for what says otherwise."""
-
-    def __init__(self, ledger: LocalLedger, thread: EngineThread) -> None:
-        self._ledger, self._thread = ledger, thread
-        self._jobs: dict[str, Job] = {}
+    def __init__(self, admission: Admission, thread: EngineThread) -> None:
+        self._admission, self._thread = admission, thread
+        self._jobs: dict[str, Run] = {}
         self._ids = itertools.count(1)
         self._twins: list[Checkpoint] = []  # of the last model compared, if not served: likely needed again
         self._making: asyncio.Task[None] | None = None
         self._quiet_until = 0.0
 
-    async def begin(self, model: str, plan: ComparisonPlan) -> Job:
-        if (served := self._ledger.models.get(model)) is None:
-            raise ModelNotFound(model, self._ledger.models)
+    def begin(self, model: str, plan: ComparisonPlan) -> Run:
+        """Start a comparison of a model that is served. Raises ModelNotFound, Conflict or JustCancelled."""
+        if (served := self._admission.models.get(model)) is None:
+            raise ModelNotFound(model, self._admission.models)
         if running := next((job for job in self._jobs.values() if job.status == "running"), None):
             raise Conflict(running.id)
         left_s = self._quiet_until - time.monotonic()
         if left_s > 0 or (self._making and not self._making.done()):
             raise JustCancelled(next(reversed(self._jobs)), max(left_s, 0.1))
-        job = Job(f"cmp-{next(self._ids)}", model, plan.budget_s)
+        job = Run(f"cmp-{next(self._ids)}", model, plan.budget_s)
         self._jobs = dict(list(self._jobs.items())[-15:])  # the last 16 stay readable
         self._jobs[job.id] = job
         self._making = asyncio.get_running_loop().create_task(self._make(job, served.checkpoint, plan))
         return job
 
-    async def find(self, id: str) -> Job:
-        return self._checked(self._known(id))
+    def find(self, id: str) -> Run:
+        """Raises ComparisonNotFound."""
+        if id not in self._jobs:
+            raise ComparisonNotFound(id, self._jobs)
+        return self._checked(self._jobs[id])
 
-    async def cancel(self, id: str) -> Job:
-        job = self._checked(self._known(id))
+    def cancel(self, id: str) -> Run:
+        """Raises ComparisonNotFound."""
+        job = self.find(id)
         self._cancel(job)
         return job
 
-    async def latest(self) -> Job | None:
+    def latest(self) -> Run | None:
+        """The last comparison that was begun, running or over."""
         return self._checked(next(reversed(self._jobs.values()))) if self._jobs else None
 
+    async def watch(self, id: str, interval_s: float = 0.5) -> AsyncIterator[Run]:
+        """Yield a job every interval_s while it runs, and once more when it is over."""
+        while (job := self.find(id)).status == "running":
+            yield job
+            await asyncio.sleep(interval_s)
+        yield job
+
     def stop(self) -> None:
+        """Cancel the running comparison: the process is ending."""
         for job in self._jobs.values():
             self._cancel(self._checked(job))
 
-    def _known(self, id: str) -> Job:
-        if id not in self._jobs:
-            raise ComparisonNotFound(id, self._jobs)
-        return self._jobs[id]
-
-    def _checked(self, job: Job) -> Job:
-        if job.status == "running" and self._ledger.gone:  # without an engine nothing else ends it
-            job.error, job.status = self._ledger.gone, "failed"
+    def _checked(self, job: Run) -> Run:
+        if job.status == "running" and self._admission.gone:  # without an engine nothing else ends it
+            job.error, job.status = self._admission.gone, "failed"
         return job
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: Run) -> None:
         if job.status == "running":
             job.status = "cancelled"
-            self._thread.run_in_background(None)
+            self._thread.cancel(job.id)
             self._quiet_until = time.monotonic() + PAUSE_S
 
-    async def _make(self, job: Job, checkpoint: Checkpoint, plan: ComparisonPlan) -> None:
+    async def _make(self, job: Run, checkpoint: Checkpoint, plan: ComparisonPlan) -> None:
         """Read and hash twins, and build networks, both in a thread; then have the engine thread compare them."""
-        served = [served.checkpoint for served in self._ledger.models.values()]
+        served = [served.checkpoint for served in self._admission.models.values()]
         try:
             twins = await asyncio.to_thread(find_twins, checkpoint, checkpoint.folder.parent, [*served, *self._twins])
             self._twins = [twin for twin in twins if not any(twin is one for one in served)]
@@ -138,25 +117,25 @@ class LocalComparisons(Comparisons):
             self._fail(job, failure, checkpoint)
             return
         if job.status == "running":
-            self._thread.run_in_background(self._units(job, comparison, checkpoint))
+            self._thread.run_in_background(Work(job.id, CLIENT, self._units(job, comparison, checkpoint), rest=REST))
 
-    def _units(self, job: Job, comparison: Comparison, checkpoint: Checkpoint) -> Iterator[None]:
+    def _units(self, job: Run, comparison: Comparison, checkpoint: Checkpoint) -> Iterator[None]:
         """The comparison's units of work, one a `next`, on the engine thread, which reports each to the event loop."""
         try:
             for _ in comparison.run():
-                self._thread.report(self._advance, job, comparison.progress, comparison.report, self._thread.busy)
+                self._thread.report(self._advance, job, comparison.progress, comparison.report, self._thread.shared)
                 yield
             self._thread.report(self._complete, job, comparison.report)
         except Exception as failure:
             self._thread.report(self._fail, job, failure, checkpoint)
             raise
 
-    def _advance(self, job: Job, progress: float, report: dict[str, Any], shared: bool) -> None:
+    def _advance(self, job: Run, progress: float, report: dict[str, Any], shared: bool) -> None:
         if job.status == "running":
             job.progress, job.report = progress, report
             job.shared_device |= shared
 
-    def _complete(self, job: Job, report: dict[str, Any]) -> None:
+    def _complete(self, job: Run, report: dict[str, Any]) -> None:
         if job.status != "running":  # it was cancelled during the last unit
             return
         job.report, job.status, job.progress = report, "completed", 1.0
@@ -164,9 +143,9 @@ class LocalComparisons(Comparisons):
         for result in report["results"]:
             best[result["backend"]] = max(best.get(result["backend"], 0.0), result["images_per_second"] or 0.0)
         for backend, rate in best.items():
-            self._ledger.metrics.comparison.labels(backend).set(rate)
+            self._admission.metrics.comparison.labels(backend).set(rate)
 
-    def _fail(self, job: Job, failure: Exception, checkpoint: Checkpoint) -> None:
+    def _fail(self, job: Run, failure: Exception, checkpoint: Checkpoint) -> None:
         """End a job with an error. Clients see paths below the folder of checkpoints; the log has the whole path."""
         if job.status == "running":
             reason = str(failure).replace(f"{checkpoint.folder.parent}{os.sep}", "")

@@ -10,32 +10,32 @@ from linpix.model.checkpoint import Checkpoint, CheckpointError
 from linpix.model.cuda import StateFormat
 from linpix.model.packing import choose
 
+from ..memory import free_bytes
 from ..settings import Settings
-from .batch import Batcher
+from .admission import Admission
 from .decode.choice import new_decoder
+from .decode.engine import Engine
 from .decode.faults import Faults, with_faults
-from .ledger.local_ledger import LocalLedger
-from .memory import free_bytes
 
 logger = logging.getLogger("linpix")
 _FIRST = ("mnist", "mnist-conditional", "mnist-small")  # the default model, the first of these that exists
 
 
 class Catalogue:
-    """The checkpoints that the settings name, as batchers."""
+    """The checkpoints that the settings name, as engines."""
 
     def __init__(self, settings: Settings, faults: Faults | None = None, *, share: bool = False) -> None:
         """share: whether other processes on this machine serve the same models."""
         self._settings, self._faults, self._share = settings, faults, share
 
-    def read(self) -> dict[str, Batcher]:
-        """A batcher per model, the default one first. Raises CheckpointError or ValueError with the cure."""
-        found: dict[str, Batcher] = {}
+    def read(self) -> dict[str, Engine]:
+        """A engine per model, the default one first. Raises CheckpointError or ValueError with the cure."""
+        found: dict[str, Engine] = {}
         for folder in self._folders():
             if (name := checkpoint.name_of(folder)) in found:
                 raise CheckpointError(f"two models have the name {name}; rename one of their folders")
-            if (batcher := self._batcher(folder)) is not None:
-                found[name] = batcher
+            if (engine := self._engine(folder)) is not None:
+                found[name] = engine
         if not found:
             raise CheckpointError(f"{checkpoint.root(self._settings.checkpoints)} holds no checkpoint that draws "
                                   "images; give another folder with --checkpoints, or train a model with linpix train")
@@ -46,7 +46,7 @@ class Catalogue:
         for folder in self._folders():
             checkpoint.config_of(folder)
 
-    async def reload(self, ledger: LocalLedger) -> None:
+    async def reload(self, admission: Admission) -> None:
         """Serve what the folders hold now; digests show what has changed. On the event loop, but reads in a thread.
 
         A checkpoint is read while the model before it is served, and replaces it once it is complete. One that cannot
@@ -55,53 +55,53 @@ class Catalogue:
         try:
             folders = await asyncio.to_thread(self._present)
         except (OSError, ValueError) as error:
-            self._refuse(ledger, f"the models that are served do not change: {error}")
+            self._refuse(admission, f"the models that are served do not change: {error}")
             return
         for name, folder in folders.items():
-            model = ledger.models.get(name)
-            served = model.batcher if model else None
+            model = admission.models.get(name)
+            served = model.engine if model else None
             try:
                 fresh = await asyncio.to_thread(self._changed, folder, served)
             except Exception as error:
                 known = isinstance(error, (OSError, ValueError))
-                self._refuse(ledger, f"{name}: {error}" + ("; the loaded one is kept" if served else ""),
+                self._refuse(admission, f"{name}: {error}" + ("; the loaded one is kept" if served else ""),
                              exc_info=not known)
                 continue
-            if ledger.draining or ledger.gone:
+            if admission.draining or admission.gone:
                 return
             if fresh is None:
-                ledger.metrics.reloads.labels("unchanged").inc()
+                admission.metrics.reloads.labels("unchanged").inc()
             else:
-                self._put(ledger, name, fresh, list(folders))
-        self._remove(ledger, [name for name in ledger.models if name not in folders])
+                self._put(admission, name, fresh, list(folders))
+        self._remove(admission, [name for name in admission.models if name not in folders])
 
-    def _put(self, ledger: LocalLedger, name: str, fresh: Batcher, order: list[str]) -> None:
-        outcome = "replaced" if name in ledger.models else "added"
-        serving = _batchers(ledger) | {name: fresh}
-        ledger.served_models.serve({model: serving[model] for model in [*order, *serving] if model in serving})
+    def _put(self, admission: Admission, name: str, fresh: Engine, order: list[str]) -> None:
+        outcome = "replaced" if name in admission.models else "added"
+        serving = _engines(admission) | {name: fresh}
+        admission.serve({model: serving[model] for model in [*order, *serving] if model in serving})
         logger.warning("SIGHUP: %s is %s: checkpoint %s", name, outcome, fresh.decoder.checkpoint.digest[:16])
-        ledger.metrics.reloads.labels(outcome).inc()
+        admission.metrics.reloads.labels(outcome).inc()
 
-    def _remove(self, ledger: LocalLedger, gone: list[str]) -> None:
-        none_left = len(gone) == len(ledger.models)
+    def _remove(self, admission: Admission, gone: list[str]) -> None:
+        none_left = len(gone) == len(admission.models)
         for name in gone:
-            folder = ledger.models[name].decoder.checkpoint.folder
+            folder = admission.models[name].checkpoint.folder
             if left := [path for path in (folder, *checkpoint.unfinished(folder)) if path.is_dir()]:
-                self._refuse(ledger, f"{name} is kept: {folder} has no readable config.json but contains {left[0]}, so "
-                                     "it is still being written, or a save was interrupted; send SIGHUP again when it "
-                                     "is complete")
+                self._refuse(admission, f"{name} is kept: {folder} has no readable config.json but contains {left[0]}, "
+                                        "so it is still being written, or a save was interrupted; send SIGHUP again "
+                                        "when it is complete")
             elif none_left:
-                self._refuse(ledger, f"{name} is kept: {folder} does not exist, but without it no model would be left; "
-                                     f"put a valid checkpoint into {folder.parent}, and send SIGHUP again")
+                self._refuse(admission, f"{name} is kept: {folder} does not exist, but without it no model would be "
+                                        f"left; put a valid checkpoint into {folder.parent}, and send SIGHUP again")
             else:
-                kept = {other: batcher for other, batcher in _batchers(ledger).items() if other != name}
-                ledger.served_models.serve(kept)
+                kept = {other: engine for other, engine in _engines(admission).items() if other != name}
+                admission.serve(kept)
                 logger.warning("SIGHUP: %s was removed", name)
-                ledger.metrics.reloads.labels("removed").inc()
+                admission.metrics.reloads.labels("removed").inc()
 
-    def _refuse(self, ledger: LocalLedger, why: str, *, exc_info: bool = False) -> None:
+    def _refuse(self, admission: Admission, why: str, *, exc_info: bool = False) -> None:
         logger.error("SIGHUP: refused: %s", why, exc_info=exc_info)
-        ledger.metrics.reloads.labels("refused").inc()
+        admission.metrics.reloads.labels("refused").inc()
 
     def _present(self) -> dict[str, Path]:
         """Folders by model, the default one first; models named by --models that are missing are left out."""
@@ -112,13 +112,13 @@ class Catalogue:
                              "them", folder, other)
         return found
 
-    def _changed(self, folder: Path, served: Batcher | None) -> Batcher | None:
+    def _changed(self, folder: Path, served: Engine | None) -> Engine | None:
         """The model of a folder, or None if it is the one served. Raises ValueError with the cure."""
         if served is not None and checkpoint.digest_of(folder) == served.decoder.checkpoint.digest:
             return None
-        return self._batcher(folder, required=served is not None)
+        return self._engine(folder, required=served is not None)
 
-    def _batcher(self, folder: Path, *, required: bool = False) -> Batcher | None:
+    def _engine(self, folder: Path, *, required: bool = False) -> Engine | None:
         """The model of a folder; None if its attention draws no images (ValueError if it is required or named)."""
         settings, config = self._settings, checkpoint.config_of(folder)
         if not attention_for(config).steps_as:
@@ -142,7 +142,7 @@ class Catalogue:
                                   fill_freed_with_nan=settings.poison, share=self._share)
         except ValueError as error:
             raise ValueError(f"{loaded.name}: {error}; or leave the model out with --models") from error
-        return Batcher(with_faults(decoder, self._faults) if self._faults else decoder)
+        return Engine(with_faults(decoder, self._faults) if self._faults else decoder)
 
     def _folders(self, *, missing: bool = False) -> list[Path]:
         """missing: whether named models may be missing, and there may be no model at all."""
@@ -167,8 +167,8 @@ class Catalogue:
             raise
 
 
-def _batchers(ledger: LocalLedger) -> dict[str, Batcher]:
-    return {name: served.batcher for name, served in ledger.models.items()}
+def _engines(admission: Admission) -> dict[str, Engine]:
+    return {name: model.engine for name, model in admission.models.items()}
 
 
 def _check_memory(source: Checkpoint, slots: int, *, shadowed: bool) -> None:

@@ -12,37 +12,49 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NoReturn, Protocol
 
+from .. import logs
 from ..errors import BatchFailed, EngineFailed, EngineGone, ServiceError
-from .batch import Batcher
+from .decode.engine import Engine
 from .decode.failures import EngineLost
-from .decode.scoring import ScoringJob, ScoringQueue
-from .messages import QuantumReport, Submission
+from .image import Image, Report
 from .watchdog import Watchdog
 
 logger = logging.getLogger("linpix")
 LAST_WORDS_S = 1.0  # seconds for answers to reach clients before a process without an engine exits
 LOST = 70           # exit status of such a process: an internal software error, by sysexits.h
 RESTARTS, RESTARTS_S = 3, 600.0  # the process ends if the engine thread dies more often than this in so many seconds
-BACKGROUND_PATIENCE = 10  # watchdog time-outs that one unit of background work may take
-BACKGROUND_SHARE = 10     # background work gets one unit in so many rounds of quanta
+PATIENCE = 10       # watchdog time-outs that one piece of background work may take
 
 
 class Reports(Protocol):
     """The receiver of the engine thread's reports; every call is made on the event loop, in order."""
 
-    def quantum_done(self, batcher: Batcher, report: QuantumReport) -> None: ...
+    def quantum_done(self, engine: Engine, report: Report) -> None: ...
 
-    def batch_lost(self, batcher: Batcher | None, requests: Sequence[str], error: ServiceError) -> None:
+    def batch_lost(self, engine: Engine | None, requests: Sequence[str], error: ServiceError) -> None:
         """The thread died and was restarted; these requests lost an image."""
 
-    def score_done(self, score: ScoringJob, error: Exception | None) -> None: ...
+    def work_done(self, id: str, error: Exception | None) -> None:
+        """Background work has ended."""
 
     def engine_gone(self, why: str, error: ServiceError) -> None:
         """This process no longer decodes, and is about to exit."""
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """Background work, such as a likelihood or a comparison: a generator that is advanced between quanta."""
+
+    id: str
+    client: str              # clients take turns
+    pieces: Iterator[None]
+    rest: float = 1.0        # while images are drawn, it rests so many times as long as its last piece took
+    rests_until: float = 0.0  # by perf_counter
 
 
 class EngineThread:
@@ -50,15 +62,15 @@ class EngineThread:
 
     def __init__(self, watchdog_timeout_s: float = 60.0) -> None:
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._batchers: Sequence[Batcher] = ()  # replaced, never changed in place: the watchdog reads it
-        self._current: Batcher | None = None    # the one whose quantum is running
-        self._scores = ScoringQueue()
-        self._background: Iterator[None] | None = None
+        self._engines: Sequence[Engine] = ()   # replaced, never changed in place: the watchdog reads it
+        self._current: Engine | None = None    # the one whose quantum is running
+        self._background: list[Work] = []      # in the order of turns
+        self._rests_until = 0.0                # no background work before, while images are drawn; by perf_counter
         self._running = False
         self._call_on_loop: Callable[..., object]
         self._reports: Reports
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._watchdog = Watchdog(watchdog_timeout_s, self._has_work, self._hung)
+        self._watchdog = Watchdog(watchdog_timeout_s, lambda: self.busy, self._hung)
 
     def start(self, reports: Reports, call_on_loop: Callable[..., object]) -> None:
         """call_on_loop: makes a call on the event loop, as loop.call_soon_threadsafe does."""
@@ -72,32 +84,38 @@ class EngineThread:
         self._thread.join()  # if it hangs, the watchdog still runs
         self._watchdog.stop()
 
-    def serve(self, batchers: Sequence[Batcher]) -> None:
+    def serve(self, engines: Sequence[Engine]) -> None:
         """Run the quanta of these models from now on, and forget all others."""
-        self._inbox.put(partial(self._serve, batchers))
+        self._inbox.put(partial(self._serve, engines))
 
-    def submit(self, batcher: Batcher, submission: Submission) -> None:
-        self._inbox.put(partial(batcher.submit, submission))
+    def submit(self, engine: Engine, images: Sequence[Image]) -> None:
+        self._inbox.put(partial(engine.submit, images))
 
-    def cancel(self, batcher: Batcher, request: str) -> None:
-        self._inbox.put(partial(self._cancel, batcher, request))
+    def run_in_background(self, work: Work) -> None:
+        """Run a generator between quanta, one `next` at a time."""
+        self._inbox.put(partial(self._begin, work))
 
-    def score(self, score: ScoringJob) -> None:
-        """Score an image in pieces, at most one after each round of quanta."""
-        self._inbox.put(partial(self._scores.append, score))
-
-    def run_in_background(self, work: Iterator[None] | None) -> None:
-        """Run a generator between quanta, one `next` at a time; it replaces an earlier one. None ends that one."""
-        self._inbox.put(partial(setattr, self, "_background", work))
+    def cancel(self, id: str, engine: Engine | None = None) -> None:
+        """Forget a request, or background work."""
+        self._inbox.put(partial(self._cancel, id, engine))
 
     @property
     def running(self) -> bool:
         return self._running and self._thread.is_alive()
 
     @property
+    def drawing(self) -> bool:
+        """Whether a model has images to draw."""
+        return any(engine.busy for engine in self._engines)
+
+    @property
     def busy(self) -> bool:
-        """Whether a model has images to decode or to score."""
-        return self._scores.busy or any(batcher.busy for batcher in self._batchers)
+        return bool(self._background) or self.drawing
+
+    @property
+    def shared(self) -> bool:
+        """Whether there is other work beside one piece of background work."""
+        return len(self._background) > 1 or self.drawing
 
     @property
     def heartbeat_age_s(self) -> float:
@@ -110,7 +128,9 @@ class EngineThread:
         died: deque[float] = deque(maxlen=RESTARTS)
         while True:
             try:
-                self._rounds()
+                self._running = True
+                while self._take_calls(wait=not self.busy):
+                    self._round()
                 return
             except EngineLost as lost:
                 self._end(str(lost), EngineFailed(str(lost)))
@@ -124,16 +144,6 @@ class EngineThread:
                 died.append(now)
                 self._abandon(failure)
 
-    def _rounds(self) -> None:
-        self._running, rounds = True, 0
-        live = True  # after a restart, there may be work
-        while self._take_calls(wait=not live and self._background is None):
-            live = self._round()
-            rounds += 1
-            if self._background is not None and (not live or rounds % BACKGROUND_SHARE == 0):
-                self._watchdog.beat(BACKGROUND_PATIENCE)
-                self._work_in_background(self._background)
-
     def _take_calls(self, wait: bool) -> bool:
         """Make the calls in the inbox. wait: for at least one. Returns False if the thread is to stop."""
         try:
@@ -144,52 +154,63 @@ class EngineThread:
         except Empty:
             return True
 
-    def _round(self) -> bool:
-        """Run a quantum of each busy model, and then a piece of a likelihood; returns whether there was any work.
-
-        Keeps no reference to any model.
-        """
-        live = False
-        for batcher in self._batchers:
-            if batcher.busy:
-                live, self._current = True, batcher
+    def _round(self) -> None:
+        """Run a quantum of each busy model, and a piece of background work. Keeps no reference to any model."""
+        drawing = False
+        for engine in self._engines:
+            if engine.busy:
+                drawing, self._current = True, engine
                 self._watchdog.beat()
-                self.report(self._reports.quantum_done, batcher, batcher.run_quantum())
+                self.report(self._reports.quantum_done, engine, engine.run_quantum())
                 self._current = None
-        if self._scores.busy:
-            self._watchdog.beat()
-            if (ended := self._scores.advance(drawing=live)) is not None:
-                self.report(self._reports.score_done, *ended)
-            live = True
-        return live
+        if self._background:
+            self._work(drawing=drawing)
 
-    def _cancel(self, batcher: Batcher, request: str) -> None:
-        batcher.cancel(request)
-        self._scores.cancel(request)
+    def _work(self, *, drawing: bool) -> None:
+        """Run a piece of background work. Clients take turns; each finishes one piece of work before it begins another.
 
-    def _serve(self, batchers: Sequence[Batcher]) -> None:
-        for batcher in batchers:
-            batcher.beat = self._watchdog.beat
-        self._batchers = batchers
+        drawing: images are being drawn. They then have at least half of the time, as pieces may be far longer than
+        quanta.
+        """
+        began, error, ended = time.perf_counter(), None, False
+        ready = [work for work in self._background if not drawing or began >= max(self._rests_until, work.rests_until)]
+        if not ready:
+            return
+        work = ready[0]
+        self._watchdog.beat(PATIENCE)
+        try:
+            next(work.pieces)
+        except StopIteration:
+            ended = True
+        except Exception as raised:
+            logger.exception("background work failed", extra=logs.of(work.id))
+            ended, error = True, raised
+        now = time.perf_counter()
+        self._rests_until, work.rests_until = now + (now - began), now + work.rest * (now - began)
+        others = [other for other in self._background if other is not work]
+        self._background = [*(other for other in others if other.client != work.client), *([] if ended else [work]),
+                            *(other for other in others if other.client == work.client)]
+        if ended:
+            self.report(self._reports.work_done, work.id, error)
 
-    def _has_work(self) -> bool:
-        return self._background is not None or self.busy
+    def _cancel(self, id: str, engine: Engine | None) -> None:
+        if engine is not None:
+            engine.cancel(id)
+        self._background = [work for work in self._background if work.id != id]
+
+    def _begin(self, work: Work) -> None:
+        self._background = [*self._background, work]
+
+    def _serve(self, engines: Sequence[Engine]) -> None:
+        for engine in engines:
+            engine.beat = self._watchdog.beat
+        self._engines = engines
 
     def _abandon(self, failure: Exception) -> None:
         """Empty the slots of the model whose quantum raised; everything else is as it was."""
-        batcher, self._current = self._current, None
-        lost = [] if batcher is None else batcher.abandon()
-        self.report(self._reports.batch_lost, batcher, lost, BatchFailed(type(failure).__name__))
-
-    def _work_in_background(self, work: Iterator[None]) -> None:
-        try:
-            next(work)
-            return
-        except StopIteration:
-            pass
-        except Exception:
-            logger.exception("background work failed")
-        self._background = None
+        engine, self._current = self._current, None
+        lost = [] if engine is None else engine.abandon()
+        self.report(self._reports.batch_lost, engine, lost, BatchFailed(type(failure).__name__))
 
     def report(self, call: Callable[..., None], *about: object) -> None:
         """Make a call on the event loop."""

@@ -19,7 +19,7 @@ SQUARES = (256, 512, 1024)  # sides in pixels that OpenAI clients ask for by def
 MEDIA_TYPES: dict[str, Format] = {"image/png": "png", "image/webp": "webp", "image/jpeg": "jpeg"}
 NPY = "application/x-npy"
 JPEG_QUALITY = 95
-SOON_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30 ms
+INLINE_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30 ms
 SMALL_PIXELS, SMALL_LEVEL = 2**12, 2  # the largest grey picture that _small_png writes, and its zlib level
 
 Image.init()  # load Pillow's writers now, not while a request waits
@@ -39,9 +39,9 @@ class Frame:
         return f"{self.width}x{self.height}"
 
     @property
-    def soon(self) -> bool:
+    def encodes_inline(self) -> bool:
         """Whether a picture is encoded in a moment."""
-        return self.width * self.height <= SOON_PIXELS
+        return self.width * self.height <= INLINE_PIXELS
 
 
 def enlarged(config: ModelConfig, factor: int = 1) -> Frame:

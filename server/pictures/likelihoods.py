@@ -1,14 +1,20 @@
 """Pictures whose likelihood is computed, and the map that shows it: bright where the model did not expect a pixel."""
 
 import io
+import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
+from linpix.model.likelihood import mixture_of, posterior
 
+from ..errors import Impossible
 from .encode import Frame
 from .pictures import Occluded, PictureError, decode, occluded
 
@@ -24,6 +30,39 @@ def read_scored(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_r
         raise PictureError(f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or leave "
                            f"out {param} to score the whole picture", param)
     return replace(found, canvas=np.where(found.known, found.canvas, whole.canvas))
+
+
+def labels_of(checkpoint: Checkpoint, picture: Occluded, label: int | None, *, every: bool
+              ) -> Sequence[int | None] | None:
+    """The classes under which Scoring scores a picture: `every` one, or label. Raises Impossible."""
+    marginal = checkpoint.net.config.first_marginal
+    if marginal and not picture.known[0] and not marginal[picture.canvas[0]]:
+        raise Impossible(checkpoint.name)
+    return range(len(checkpoint.class_names)) if every else None if label is None else [label]
+
+
+def likelihood(checkpoint: Checkpoint, known: NDArray[np.bool_], log_probs: NDArray[np.float32],
+               priors: NDArray[np.float64], label: int | None, *, every: bool
+               ) -> tuple[NDArray[np.float64], dict[str, Any]]:
+    """Bits of each sub-pixel, (T,), NaN where not counted, and the other results of a Scoring under labels_of.
+
+    log_probs: (labels, T) · priors: (labels,), as in Scoring · every: report each class too.
+    Without a label, if every class was scored: of a mixture of the classes, each as probable as what is known makes it.
+    """
+    own_probs = log_probs.astype(np.float64)[:, ~known]
+    own = mixture_of(own_probs, priors) if label is None else own_probs[label if every else 0]
+    bits, counted = np.full(len(known), np.nan), len(own)
+    bits[~known] = -own / math.log(2)
+    names, totals = checkpoint.class_names, own_probs.sum(1)
+
+    def measured(nats: float) -> dict[str, float]:
+        return {"log_likelihood": float(nats), "bits_per_dim": float(-nats / math.log(2) / counted)}
+
+    classes = [{"label": names[index], "posterior": float(share), **measured(totals[index])}
+               for index, share in sorted(enumerate(posterior(totals + priors)), key=lambda pair: -pair[1])
+               ] if every else None
+    return bits, {"label": None if label is None else names[label], "counted": counted, **measured(own.sum()),
+                  "labels": classes}
 
 
 def numbers(bits: NDArray[np.float64], config: ModelConfig) -> list[list[list[float | None]]]:

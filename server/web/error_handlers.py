@@ -20,14 +20,12 @@ from ..errors import (
     in_seconds,
     shown,
 )
-from ..metrics import Metrics
+from ..metrics import ENDPOINTS, Metrics
 from .schemas import ErrorEnvelope, ErrorFields
 
 logger = logging.getLogger("linpix")
 _BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
               415: "unsupported_media_type"}
-# Errors of a request; others are bugs. A client that has disconnected needs no answer.
-ANSWERED = ServiceError, OptionError, RequestValidationError, HTTPException, ClientDisconnect
 _OPTION_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
 _MIN_RETRY_MS = 250  # smallest retry-after-ms: when a body gives back its place cannot be predicted
 
@@ -60,6 +58,8 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
         assert isinstance(error, ServiceError)
         if error.status in (400, 413, 415) or (isinstance(error, ModelNotFound) and request.method == "POST"):
             metrics.requests_rejected.labels("too_large" if error.status == 413 else "invalid").inc()
+        if isinstance(error, Exhausted) and (endpoint := request.url.path.rpartition("/")[2]) in ENDPOINTS:
+            metrics.requests.labels(endpoint, "failed").inc()
         return response_of(error)
 
     async def option_error(request: Request, error: Exception) -> Response:

@@ -1,14 +1,16 @@
 """Fields that bodies, answers and statuses share, each defined once; examples are of the shipped `mnist-small`."""
 
-from typing import Annotated, Literal, TypeVar
+import math
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from linpix.model.attempts import MAX_ATTEMPTS
 from linpix.model.philox import MAX_SEED
 
+from ..errors import InvalidRequest, shown
 from ..pictures import encode
 from ..pictures.uploads import Preparation
 
@@ -71,6 +73,24 @@ LayBack = Annotated[bool | None, Field(examples=[False], description="answer wit
 Conditioning = Annotated[Literal["prefix", "full"] | None, Field(examples=["prefix"], description="prefix: draw as if "
     "everything from the first hole on were hidden; the answer still keeps the known pixels there; full: refuse the "
     "request if the model cannot use all known pixels; default: use all known pixels that the model can use")]
+
+TIMEOUT_HEADER = "X-Request-Timeout"
+_timeout: TypeAdapter[float | None] = TypeAdapter(Timeout)
+_schema = _timeout.json_schema()
+TIMEOUT_PARAMETER: dict[str, Any] = {"name": TIMEOUT_HEADER, "in": "header", "required": False,
+                                     "schema": _schema["anyOf"][0], "description": _schema["description"],
+                                     "example": _schema["examples"][0]}
+
+
+def timeout_of(text: str | None) -> float:
+    """The seconds that the header X-Request-Timeout allows; inf without it. Raises InvalidRequest."""
+    try:
+        seconds = _timeout.validate_python(text)
+    except ValidationError:
+        raise InvalidRequest(f"{TIMEOUT_HEADER} must be a number of seconds greater than 0, got {shown(text)}",
+                             param=TIMEOUT_HEADER) from None
+    return math.inf if seconds is None else seconds
+
 
 # --- answers, events and statuses ---
 

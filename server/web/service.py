@@ -1,7 +1,7 @@
-"""What the routes share: the settings, the ledger, and which model is the default."""
+"""What the routes share: the settings, the requests that are served, and which model is the default."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -9,8 +9,9 @@ from fastapi import Depends, Request
 from linpix.model.config import ModelConfig
 
 from ..compare.jobs import Comparisons
-from ..engine.ledger.ledger import Ledger, ServedModel
+from ..engine.request import Requests, ServedModel
 from ..errors import ModelNotFound
+from ..pictures.upload_slots import UploadSlots
 from ..settings import Settings
 from .keys import Keys
 from .middleware.bodies import BodyDrain
@@ -19,11 +20,12 @@ from .middleware.bodies import BodyDrain
 @dataclass(frozen=True, slots=True)
 class Service:
     settings: Settings
-    ledger: Ledger
-    comparisons: Comparisons
+    requests: Requests
+    comparisons: Comparisons | None  # None: replicas draw, and none of them can be measured alone
     reload_models: Callable[[], Awaitable[None]] | None  # on SIGHUP; None: this process has no models of its own
     body_drain: BodyDrain
     keys: Keys | None = None  # None: no key is required
+    upload_slots: UploadSlots = field(default_factory=UploadSlots)
 
     def reload_keys(self) -> bool:
         """Read the file of API keys again. Returns whether that was possible; if it was not, the old keys stay."""
@@ -31,22 +33,22 @@ class Service:
 
     def find(self, model: str | None) -> ServedModel:
         """The loaded model with this name or alias (--alias); None means the default. Raises ModelNotFound."""
-        name = next(iter(self.ledger.models)) if model is None else model
-        if name not in self.ledger.models:
+        name = next(iter(self.requests.models)) if model is None else model
+        if name not in self.requests.models:
             name = self.settings.aliases.get(name, name)
-        if name not in self.ledger.models:
-            raise ModelNotFound(name, self.ledger.models)
-        return self.ledger.models[name]
+        if name not in self.requests.models:
+            raise ModelNotFound(name, self.requests.models)
+        return self.requests.models[name]
 
     def instead_of(self, served: ServedModel, able: Callable[[ModelConfig], bool]) -> str | None:
         """A loaded model that can do what `served` cannot, with pictures of the same shape; None if there is none."""
-        return next((name for name, other in self.ledger.models.items()
+        return next((name for name, other in self.requests.models.items()
                      if able(other.config) and other.config.image_shape == served.config.image_shape), None)
 
     def max_images(self, *models: ServedModel, bulk: bool = False) -> int:
-        """Images that one request may ask for, whichever of these models it names."""
+        """Images that one request may ask for, for any of these models."""
         return min(self.settings.max_n, self.settings.client_images or self.settings.max_n,
-                   *(served.room.slots + served.room.queue_of(bulk) for served in models))
+                   *(served.slots + served.queue_of(bulk) for served in models))
 
 
 async def _service(request: Request) -> Service:

@@ -45,7 +45,8 @@ from linpix.model.transformer import Transformer
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CompiledDecoder
 from linpix.server.engine.decode.decoder import Decoder, EagerDecoder
-from linpix.server.engine.decode.image_spec import ImageSpec
+from linpix.server.engine.image import images_of
+from linpix.server.engine.job import Job
 
 Clock = Callable[[], float]
 EAGER_STEPS = 12  # of the eager engine, whose steps all cost the same and take long
@@ -184,7 +185,7 @@ def seconds_of(work: Callable[[], object], clock: Clock) -> float:
 def eager_step(source: Checkpoint, batch: int, repeat: int, clock: Clock) -> float:
     engine = EagerDecoder(source, batch)
     slots = list(range(1, batch + 1))
-    engine.take(slots, [ImageSpec(seed=seed) for seed in range(batch)])
+    engine.take(slots, images_of(Job(images=batch), "all"))
     engine.quantum(slots, [0] * batch, [1] * batch)
     return statistics.median(seconds_of(lambda: engine.quantum(slots, [1] * batch, [EAGER_STEPS] * batch), clock)
                              for _ in range(repeat)) / EAGER_STEPS
@@ -195,7 +196,7 @@ def decode(engine: Decoder, batch: int, repeat: int, clock: Clock) -> list[float
     config, slots, row = engine.config, list(range(1, batch + 1)), engine.config.row_length
     decodes: list[list[float]] = []
     for _ in range(repeat + 1):
-        engine.take(slots, [ImageSpec(seed=seed) for seed in range(batch)])
+        engine.take(slots, images_of(Job(images=batch), "all"))
         decodes.append([seconds_of(lambda at=at: engine.quantum(slots, [at] * batch, [row] * batch), clock) / row
                         for at in range(0, config.length, row)])
     return [statistics.median(steps) for steps in zip(*decodes[1:], strict=True)]  # the first was to warm up

@@ -37,10 +37,10 @@ from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.team import limit_threads
 from linpix.model.transformer import Transformer
-from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.image_spec import ImageSpec
-from linpix.server.engine.messages import Submission
+from linpix.server.engine.decode.engine import Engine
+from linpix.server.engine.image import images_of
+from linpix.server.engine.job import Job
 from tests.benchmarks.decode import machine
 from tests.server.conftest import Process, serving
 
@@ -79,20 +79,20 @@ class Result(NamedTuple):
     loop_s: float = 0   # of it a request's on the event loop's thread
 
 
-def bare(batcher: Batcher, batch: int, seconds: float) -> Result:
+def bare(engine: Engine, batch: int, seconds: float) -> Result:
     """The engine alone with so many images always in flight."""
     began, used, subpixels, asked = time.perf_counter(), time.process_time(), 0, 0
     while (passed := time.perf_counter() - began) < seconds:
-        running = len(batcher.scheduler.running) + len(batcher.scheduler.waiting)
+        running = len(engine.scheduler.running) + sum(1 for _ in engine.scheduler.waiting)
         for _ in range(batch - running):
-            batcher.submit(Submission(str(asked), [ImageSpec(seed=asked)]))
+            engine.submit(images_of(Job(seed=asked), str(asked)))
             asked += 1
-        subpixels += batcher.run_quantum().subpixels
-    images, used = subpixels / batcher.decoder.config.subpixels, time.process_time() - used
-    for image in batcher.scheduler.running.copy().values():
-        batcher.cancel(image.request)
-    while batcher.busy:
-        batcher.run_quantum()
+        subpixels += engine.run_quantum().subpixels
+    images, used = subpixels / engine.decoder.config.subpixels, time.process_time() - used
+    for image in engine.scheduler.running.copy().values():
+        engine.cancel(image.request)
+    while engine.busy:
+        engine.run_quantum()
     return Result(images / passed, used / images)
 
 
@@ -177,7 +177,7 @@ def main() -> None:
 
 def measure(folder: Path, given: argparse.Namespace) -> None:
     limit_threads()
-    batcher = Batcher(new_decoder(checkpoint.read(folder), given.batch, precision="auto"))
+    engine = Engine(new_decoder(checkpoint.read(folder), given.batch, precision="auto"))
     flags = ("--models", folder.name, "--slots", str(given.batch))
     load: Load = by_httpx if given.python else by_wrk
     alone: list[Result] = []
@@ -187,11 +187,11 @@ def measure(folder: Path, given: argparse.Namespace) -> None:
         if given.other:
             elsewhere = ["env", f"--chdir={given.other.resolve()}"]
             servers[", the other checkout"] = stack.enter_context(serving(folder.parent, *flags, before=elsewhere))
-        bare(batcher, given.batch, STEADY_S)
+        bare(engine, given.batch, STEADY_S)
         for server in servers.values():
             load(server.url, given.batch, 1, STEADY_S, given.accept)
         for turn in range(given.repeat):
-            alone.append(bare(batcher, given.batch, given.seconds))
+            alone.append(bare(engine, given.batch, given.seconds))
             for name, server in list(servers.items())[::1 if turn % 2 else -1]:
                 for n in given.n:
                     found.setdefault(f"n = {n}{name}", []).append(served(server, load, given, n))

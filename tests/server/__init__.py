@@ -1,31 +1,26 @@
 """Tests of server/: those of server/ROOM/FILE.py are in ROOM/test_FILE.py here.
 
 Files without a test of their own name, and where they are tested:
-  app, core, serve, web/service, web/routes/models, web/routes/operations         test_service.py
+  app, serve, web/service, web/routes/models, web/routes/operations               test_service.py, web/test_openapi.py
   metrics                                                                         test_dashboard.py
-  cluster/messages, cluster/replica, cluster/serving                              cluster/test_front.py
-  cluster/router                                                                  cluster/test_deployments.py
-  cluster/scaling                                                                 cluster/test_choosing.py
+  cluster/front, cluster/replica                                                  cluster/test_remote.py
+  cluster/deployments, cluster/scaling                                            cluster/test_serve_deploy.py
   compare/backends, compare/checkpoints, compare/measure, compare/results         compare/test_comparison.py
   compare/chart, compare/paper                                                    compare/test_report.py
-  engine/batch, engine/messages, engine/decode/choice, engine/decode/compiled     engine/decode/test_decoder.py
-  engine/decode/image_spec                        engine/decode/test_decoder.py, engine/ledger/test_local_ledger.py
-  engine/ledger/ledger                                    engine/ledger/test_local_ledger.py, cluster/test_front.py
-  engine/ledger/served_models                                                     engine/test_catalogue.py
-  engine/thread                                                                   engine/ledger/test_local_ledger.py
-  pictures/likelihoods, web/likelihood_schemas                                    web/routes/test_likelihoods.py
+  engine/admission                                        engine/test_model.py, test_service.py, web/test_admission.py
+  engine/image, engine/decode/choice, engine/decode/compiled                      engine/decode/test_decoder.py
+  pictures/likelihoods                                                            web/routes/test_likelihoods.py
   pictures/overlay                                                                pictures/test_prepare.py
-  web/fields, web/requests/request_schemas                                        web/test_forms.py
+  web/fields, web/request_schemas, web/uploads                                    web/test_forms.py
   web/middleware/bodies                                                           web/test_admission.py
   web/middleware/headers                                                          web/middleware/test_stack.py
-  web/requests/answer                                     web/routes/test_images.py, web/test_candidates.py
-  web/requests/responses, web/requests/uploads            web/routes/test_images.py, web/test_leaving.py
+  web/answers                                             web/routes/test_images.py, web/test_leaving.py
   web/routes/compare                                                              compare/test_jobs.py, test_service.py
-  web/status_schemas                                                              web/test_openapi.py
 
 Tests that are not about one file:
   engine/test_conditional.py, engine/test_pixels.py         kinds of models in slots
-  web/test_attempts.py, web/test_candidates.py, web/test_colours.py, web/test_completions.py
+  web/test_attempts.py, web/test_candidates.py, web/test_colours.py, web/test_completions.py, web/test_prompts.py,
+  web/test_forms.py
                                                             what a request can ask for
   web/test_openai.py, web/test_schemas.py                   stock clients; everything that /openapi.json says
   test_alerts.py, test_balancer.py, test_deployment.py, cluster/test_deploy.py, cluster/test_serve_deploy.py

@@ -25,7 +25,7 @@ from linpix.server.app import create_app
 from linpix.server.compare.backends import BACKENDS
 from linpix.server.pictures import encode
 from linpix.server.settings import Settings
-from linpix.server.web.requests import responses
+from linpix.server.web import answers
 from tests.server.conftest import EAGER, eventually, serving
 from tests.server.web.routes.test_images import events_of, occluded
 
@@ -72,9 +72,9 @@ def test_an_unexpected_failure_is_500_with_its_request_id(tiny):
     assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
 
 
-def test_a_bug_before_images_are_queued_is_counted_as_a_failed_request_and_bad_input_is_not(tiny, monkeypatch):
+def test_a_bug_while_images_are_queued_is_counted_as_a_failed_request_and_bad_input_is_not(tiny, monkeypatch):
     app = create_app(Settings(checkpoints=tiny.parent))
-    metrics = app.state.service.ledger.metrics
+    metrics = app.state.service.requests.metrics
 
     def counted() -> float:
         return metrics.values("linpix_requests_total")["linpix_requests_total", "generations", "failed"]
@@ -83,7 +83,7 @@ def test_a_bug_before_images_are_queued_is_counted_as_a_failed_request_and_bad_i
         for body, status in (({"n": "one"}, 400), ({"n": 0}, 400), ({"label": "ten"}, 400), ({"model": "none"}, 404)):
             assert client.post("/v1/images/generations", json=body).status_code == status
         assert counted() == 0
-        monkeypatch.setattr("linpix.server.web.requests.image_request.plan", None)
+        monkeypatch.setattr("linpix.server.engine.admission.images_of", None)
         assert client.post("/v1/images/generations", json={}).status_code == 500
         assert counted() == 1
 
@@ -439,7 +439,7 @@ def test_a_model_with_lsh_attention_is_left_out_of_the_service_and_refused_by_na
 
 
 def test_a_stream_that_is_silent_says_now_and_then_that_it_is_there(tiny, monkeypatch):
-    monkeypatch.setattr(responses, "PING_S", 0.05)
+    monkeypatch.setattr(answers, "PING_S", 0.05)
     body = {"stream": True, "partial_images": 0}
     app = create_app(Settings(checkpoints=tiny.parent, faults="slow:at=1:ms=300"))
     with TestClient(app, base_url="http://localhost") as client:

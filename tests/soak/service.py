@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from linpix.cli.draw import produce
 from linpix.model import checkpoint
-from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.image_spec import ImageSpec
+from linpix.server.engine.decode.engine import Engine
+from linpix.server.engine.job import Job
 from linpix.server.pictures import encode, pictures
 from tests.server.conftest import Process
 from tests.soak.client import Connection, Picture, Record
@@ -108,7 +108,7 @@ class Oracle:
         self.promised = card["engine"] == "compiled"  # the eager engine rounds otherwise in another batch
         loaded = checkpoint.read(model)
         self.digest, self.config = loaded.digest, loaded.net.config
-        self._batcher = Batcher(new_decoder(loaded, 1, card["engine"], card["precision"], device=card["device"]))
+        self._engine = Engine(new_decoder(loaded, 1, card["engine"], card["precision"], device=card["device"]))
         self.canvas, self.png = functools.cache(self._canvas), functools.cache(self._png)
 
     def _canvas(self, seed: int, picture: Picture | None = None, temperature: float = 1.0):
@@ -120,7 +120,7 @@ class Oracle:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # two meet at barriers in every step, which take long on a busy machine
         try:
-            [image] = produce(self._batcher, [ImageSpec(seed=seed, temperature=temperature, **given)]).images
+            [image] = produce(self._engine, Job(seed=seed, temperature=temperature, **given)).images
         finally:
             torch.set_num_threads(threads)
         return image

@@ -17,9 +17,9 @@ from linpix.model.cuda import GpuPool
 from linpix.model.packing import PRECISIONS, Packed, choose, pack
 from linpix.model.sharing import SharedWeights
 
+from ..image import Image
 from .decoder import Advance, Decoder, Numbers
 from .failures import EngineLost
-from .image_spec import ImageSpec
 
 READS_TOGETHER = 8  # requests, or images, in one call of the kernels
 
@@ -118,11 +118,11 @@ class CudaDecoder(BitwiseDecoder):
         if self.net.patches is not None and choose(self.config).engine == "compiled":
             self.reader, self.reads_together = pack(self.net, PRECISIONS[precision]), READS_TOGETHER
 
-    def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
+    def take(self, slots: Sequence[int], images: Sequence[Image]) -> None:
         with _on_gpu():
             self.pool.put(slots, *(None if given is None else from_numpy(given)
-                                   for given in (specs[0].canvas, specs[0].known)))
-            super().take(slots, specs)
+                                   for given in (images[0].job.canvas, images[0].job.known)))
+            super().take(slots, images)
 
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
         with _on_gpu():

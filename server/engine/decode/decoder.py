@@ -21,7 +21,7 @@ from linpix.model.inputs import START, check_known
 from linpix.model.likelihood import class_log_probs
 from linpix.model.transformer import PREFILL_TOKENS
 
-from .image_spec import ImageSpec
+from ..image import Image
 
 Numbers = NDArray[np.int64]  # (B,)
 
@@ -71,21 +71,21 @@ class Decoder(ABC):
     def close(self) -> None:  # noqa: B027 - most have nothing of the kind
         """Release what the decoder holds; it decodes no more."""
 
-    def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
-        """Give clear slots to images that differ in seed and temperature only.
+    def take(self, slots: Sequence[int], images: Sequence[Image]) -> None:
+        """Give clear slots to images that differ in their seeds only.
 
         What they share must then be prefilled in the first slot, piece by piece, and copied; or read, if `conditioned`.
         """
-        first, at = specs[0], np.array(slots)
-        if first.known is not None:
-            check_known(self.config, first.known)
-        for slot, spec in zip(slots, specs, strict=True):
+        job, at = images[0].job, np.array(slots)
+        if job.known is not None:
+            check_known(self.config, job.known)
+        for slot, image in zip(slots, images, strict=True):
             self.pool.clear(slot)  # on taking, not on giving back: a crashed request gives back nothing clean
-            self.seed[slot] = spec.seed
-            self.temperature[slot] = spec.temperature
-        self.start[at] = self.net.start_index(first.label)
-        self.canvas[at] = 0 if first.canvas is None else first.canvas
-        self.known[at] = False if first.known is None else first.known
+            self.seed[slot] = image.seed
+            self.temperature[slot] = job.temperature
+        self.start[at] = self.net.start_index(images[0].label)
+        self.canvas[at] = 0 if job.canvas is None else job.canvas
+        self.known[at] = False if job.known is None else job.known
         self.conditioned[at] = self.net.patches is not None and self.known[slots[0]].any()
         if self.config.class_first and not self.conditioned[slots[0]]:
             self._set_classes(slots, torch.zeros(1, self.config.classes))
@@ -98,7 +98,7 @@ class Decoder(ABC):
     def read(self, requests: Sequence[Sequence[int]]) -> None:
         """Have a conditional model read what is known of each request's images: some fifty tokens.
 
-        requests: the slots of each; its images differ in seed and temperature only. Images without a class get one that
+        requests: the slots of each; its images differ in their seeds only. Images without a class get one that
         fits what is known.
         """
         scores = self.read_into([slots[0] for slots in requests])

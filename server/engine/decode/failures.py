@@ -7,9 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..schedule.scheduler import ScheduledImage
-
-QuantumPlan = list[tuple[ScheduledImage, int]]  # each image with its number of steps, most steps first
+from .scheduler import Plan
 
 
 class NotFinite(FloatingPointError):
@@ -34,7 +32,7 @@ def most_retries(images: int) -> int:
     return max(1, 4 * (images - 1).bit_length())
 
 
-def isolate(plan: QuantumPlan, run: Callable[[QuantumPlan], list[int]], restore: Callable[[QuantumPlan], None],
+def isolate(plan: Plan, run: Callable[[Plan], list[int]], restore: Callable[[Plan], None],
             error: Exception) -> Outcome:
     """Carry out a plan whose first run raised, without the images that make it raise.
 
@@ -64,6 +62,6 @@ def isolate(plan: QuantumPlan, run: Callable[[QuantumPlan], list[int]], restore:
     return outcome
 
 
-def _halves(plan: QuantumPlan) -> list[QuantumPlan]:
+def _halves(plan: Plan) -> list[Plan]:
     middle = len(plan) // 2
     return [half for half in (plan[:middle], plan[middle:]) if half]

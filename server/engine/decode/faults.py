@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from ...fault_rules import Rule, parse
+from ..image import Image
 from .decoder import Advance, Decoder
 from .failures import EngineLost
-from .image_spec import ImageSpec
 
 
 class InjectedFault(RuntimeError):
@@ -52,10 +52,10 @@ class _Breaking:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)
 
-    def take(self, slots: Sequence[int], specs: Sequence[ImageSpec]) -> None:
-        self._faults.take([spec.seed for spec in specs])
+    def take(self, slots: Sequence[int], images: Sequence[Image]) -> None:
+        self._faults.take([image.seed for image in images])
         self._failing.difference_update(slots)
-        self._decoder.take(slots, specs)
+        self._decoder.take(slots, images)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Called once before each quantum, however often that is run."""

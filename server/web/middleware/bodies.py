@@ -5,7 +5,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from python_multipart.multipart import parse_options_header
@@ -19,6 +19,7 @@ from ...errors import (
     DeadlinePassed,
     Draining,
     Encoded,
+    InvalidRequest,
     NotForm,
     NotJson,
     NotUtf8,
@@ -28,13 +29,13 @@ from ...errors import (
 )
 from ...metrics import Metrics
 from ...settings import Settings
+from ..fields import TIMEOUT_HEADER, timeout_of
 
-LIKELIHOODS = "/v1/images/likelihoods"
-UPLOADS = ("/v1/images/edits", LIKELIHOODS)  # the routes whose bodies may be large
+IMAGES = "/v1/images/"
+UPLOADS = ("/v1/images/edits", "/v1/images/likelihoods")  # the routes whose bodies may be large
 JSON = ("/v1/images/generations", "/v1/compare")
 PLAIN_BYTES = 2**17  # largest body of every other route: while it waits, its JSON may take 30 times as much memory
 CLIENT_SHARE = 4     # one client may have 1/CLIENT_SHARE of what all clients share
-QUEUE_SHARE = 8      # uploads that are still being read may hold 1/QUEUE_SHARE of the queue
 STALL_SHARE = 6      # a body is given up if nothing arrives for 1/STALL_SHARE of --body-timeout
 KEPT_BYTES = 2**16   # if at most this much of a refused body is left, it is read, to keep the connection
 LINGER_S = 2.0       # longest that a refused client may go on sending: if closed at once, it would lose the answer
@@ -82,11 +83,12 @@ class BodyDrain:
 class BodyBudget:
     """The limits, and what bodies hold while they are read. For the event loop only."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, drain: BodyDrain) -> None:
-        self.settings, self.metrics, self.drain = settings, metrics, drain
+    def __init__(self, settings: Settings, metrics: Metrics, drain: BodyDrain,
+                 full: Callable[[str], ServiceError | None] = lambda client: None) -> None:
+        """full: the error that one more image of a client would get, so that it need not send megabytes first."""
+        self.settings, self.metrics, self.drain, self.full = settings, metrics, drain, full
         self.reading = Share(settings.max_requests or sys.maxsize)
         self.space = Share(max(settings.upload_space, settings.max_upload), settings.max_upload, "bytes of uploads")
-        self.places = Share(settings.max_queue // QUEUE_SHARE)
 
 
 class Body:
@@ -104,28 +106,36 @@ class Body:
         self._path = scope["path"] if scope["method"] == "POST" else ""
         self._upload = self._path in UPLOADS
         self._max_bytes = bodies.settings.max_upload if self._upload else min(bodies.settings.max_upload, PLAIN_BYTES)
-        # a small body arrives in a moment, and needs no place in the queue until then
         self.large = self._upload and not self.whole and (self.declared is None or self.declared > PLAIN_BYTES)
         self._received = 0
         self._loop = asyncio.get_running_loop()
         self._ends = math.inf                            # when --body-timeout is over
         self.deadline = self.timeout_s = math.inf        # of its request; timeout_s: in seconds after its head
-        self._reading = self._place = False              # what it holds of BodyBudget's shares
-        self._space = 0
+        self._reading, self._space = False, 0            # what it holds of BodyBudget's shares
         self._closing = False
 
-    def check(self, client: str) -> None:
-        """Check what the head shows. Raises UnsupportedMedia, BodyTooLarge, or ServiceError if there is no room.
+    def check(self, client: str, began: float) -> float:
+        """Check what the head shows; returns the seconds that it gives the request. Raises ServiceError.
 
-        client: the client to whose limits the body counts.
+        client: the client to whose limits the body counts · began: when the head was read.
         """
-        self._client = client
+        self._client, timeout_s = client, math.inf
+        if self._path.startswith(IMAGES):
+            try:
+                timeout_s = timeout_of(self.headers.get(TIMEOUT_HEADER.lower()))
+            except InvalidRequest as error:
+                raise self._refused(error, "invalid") from None
+            self.timeout_s = min(timeout_s, self._bodies.settings.request_timeout)
+            self.deadline = began + self.timeout_s  # reading ends then, too
         if wrong := _media(self._path, self.headers):
             raise self._refused(wrong, "invalid")
         if self.declared is not None and self.declared > self._max_bytes:
             raise self._refused(BodyTooLarge(self.declared, self._max_bytes), "too_large")
         if self.large:
+            if refusal := self._bodies.full(client):
+                raise self._refused(refusal, refusal.code)
             self._take_space(self.declared or 0)
+        return timeout_s
 
     def _take_space(self, size: int) -> None:
         """Take room for an upload of `size` bytes in all, in memory or in a file. Raises ServiceError."""
@@ -135,19 +145,12 @@ class Body:
                 raise self._refused(refusal, refusal.code)
             self._space = size
 
-    def take_place(self) -> bool:
-        """Take a place in the queue while the body is read. Returns whether one was left: there are few for uploads."""
-        self._place = self._bodies.places.take(self._client) is None
-        return self._place
-
     def end(self) -> None:
         """Give back what reading holds: nothing more of the body will be read."""
         if self._reading:
             self._bodies.reading.give_back(self._client)
             self._bodies.metrics.bodies_reading.dec()
-        if self._place:
-            self._bodies.places.give_back(self._client)
-        self._reading = self._place = False
+        self._reading = False
 
     def keep(self, size: int) -> None:
         """Hold room only for the `size` bytes made from the body, no longer for the body. Raises ServiceError."""

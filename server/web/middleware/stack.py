@@ -52,13 +52,13 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 0
+        began, status = time.monotonic(), 0
         method = scope["method"] if scope["method"] in _METHODS else "OTHER"
         request_id = secrets.token_hex(8)
         REQUEST_ID.set(request_id)
         peer = scope.get("client")
         state = scope.setdefault("state", {})
-        state.update(request_id=request_id, client=peer[0][:64] if peer else "unknown")
+        state.update(request_id=request_id, client=peer[0][:64] if peer else "unknown", began=began)
         body = scope["linpix.body"] = Body(self.bodies, scope, receive, send)
 
         async def send_recorded(message: Message) -> None:
@@ -85,7 +85,7 @@ class Gate:
             await response_of(Unexpected(request_id))(scope, receive, send_recorded)
         finally:
             access(method=method, route=_route(scope), status=status,
-                   duration_s=round(time.perf_counter() - began, 6), client=state["client"], model=state.get("model"),
+                   duration_s=round(time.monotonic() - began, 6), client=state["client"], model=state.get("model"),
                    images=state.get("images"))
             body.release_all()
 
@@ -119,7 +119,7 @@ class HeadChecks:
             try:
                 if self.keys is not None and scope["path"].startswith("/v1/"):
                     state["client"] = await self._client(self.keys, body.headers.get("authorization", ""))
-                body.check(state["client"])
+                state["timeout_s"] = body.check(state["client"], state["began"])
             except ServiceError as error:
                 await response_of(error)(scope, receive, send)
                 return

@@ -9,13 +9,14 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from ...compare.backends import BACKENDS
 from ...compare.checkpoints import not_compared
 from ...compare.comparison import ComparisonPlan
-from ...compare.jobs import Comparisons, Job
+from ...compare.jobs import Comparisons, Run
 from ...errors import (
     ComparisonNotFound,
     Conflict,
     InvalidRequest,
     JustCancelled,
     ModelNotFound,
+    NotFound,
     NotJson,
 )
 from .. import fields
@@ -44,10 +45,10 @@ _EVENTS = event_stream(Comparison, {
                                ModelNotFound("mnist-large", ["mnist-small"]), Conflict("cmp-1"),
                                JustCancelled("cmp-1", 0.8), NotJson("text/plain"), *BODY, *LEAVING))
 async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=COMPARE)], service: ServiceDep
-                           ) -> Job:
+                           ) -> Run:
     """Compare attention backends on this machine, between live requests; one comparison at a time."""
     served = service.find(body.model or _comparable(service))
-    service.ledger.check_open()
+    service.requests.check_open()
     if obstacle := not_compared(served.checkpoint):
         raise InvalidRequest(obstacle, param="model")
     if body.budget > service.settings.compare_budget:
@@ -58,12 +59,20 @@ async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=CO
                               budget_s=body.budget)
     except ValueError as error:
         raise InvalidRequest(str(error), param="backends") from error
-    return await service.comparisons.begin(served.name, plan)
+    return _comparisons(service).begin(served.name, plan)
+
+
+def _comparisons(service: Service) -> Comparisons:
+    """Raises NotFound where images are drawn by replicas."""
+    if service.comparisons is None:
+        raise NotFound("comparisons run where one process serves alone: start linpix serve without --replicas, or run "
+                       "linpix compare")
+    return service.comparisons
 
 
 def _comparable(service: Service) -> str | None:
     """The first model that can be compared, as the default one may not be; None if there is none."""
-    return next((served.name for served in service.ledger.models.values()
+    return next((served.name for served in service.requests.models.values()
                  if not not_compared(served.checkpoint)), None)
 
 
@@ -73,9 +82,9 @@ def _comparable(service: Service) -> str | None:
 async def comparison(id: fields.ComparisonId, service: ServiceDep,
                      accept: Annotated[str, Header(include_in_schema=False)] = "") -> Any:
     """Progress and result; as server-sent events with `Accept: text/event-stream`."""
-    job = await service.comparisons.find(id)
+    job = _comparisons(service).find(id)
     if preferred(accept) == "text/event-stream":
-        return EventSourceResponse(_events(service.comparisons, id))
+        return EventSourceResponse(_events(_comparisons(service), id))
     return job
 
 
@@ -90,6 +99,6 @@ async def _events(comparisons: Comparisons, id: str) -> AsyncIterator[bytes]:
                operation_id="cancel_comparison",
                responses=ok_response("the comparison after it was cancelled")
                | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
-async def cancel_comparison(id: fields.ComparisonId, service: ServiceDep) -> Job:
+async def cancel_comparison(id: fields.ComparisonId, service: ServiceDep) -> Run:
     """Stop a comparison, whichever client began it; what it has measured stays readable."""
-    return await service.comparisons.cancel(id)
+    return _comparisons(service).cancel(id)

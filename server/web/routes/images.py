@@ -4,7 +4,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, File, Request, Response
 
-from ...engine.ledger.ticket import Ticket
 from ...errors import (
     BodyTooLarge,
     Exhausted,
@@ -14,16 +13,15 @@ from ...errors import (
     UnsupportedMedia,
 )
 from ...pictures import uploads
-from ..admission import TIMEOUT_PARAMETER, AdmittingRoute
+from ..answers import Images
+from ..asked import AskedImages
+from ..fields import TIMEOUT_PARAMETER
 from ..openapi import image_responses
-from ..requests.image_request import ImageRequest
-from ..requests.request_schemas import EDIT, GENERATE, EditForm, GenerateBody
-from ..requests.responses import respond
-from ..requests.uploads import check_options, decoded, facts_of, only
+from ..request_schemas import EDIT, GENERATE, EditForm, GenerateBody
 from ..schemas import EditEvent, EditResponse, GenerationEvent, ImagesResponse
-from ..service import Service
+from ..uploads import FormRoute, decoded, facts_of, files_of
 
-router = APIRouter(prefix="/v1/images", tags=["images"], route_class=AdmittingRoute)
+router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
 _GENERATIONS = image_responses(GenerationEvent, InvalidRequest("n must be 1..16, got 17", param="n"),
                                ModelNotFound("mnist-large", ["mnist-small"]), NotJson("text/plain"),
@@ -45,12 +43,7 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
 
     Choose `image/png` as the media type of the response to see the picture itself.
     """
-    service: Service = http.app.state.service
-    ticket: Ticket = http.state.ticket
-    request = ImageRequest(service, http, body)
-    service.ledger.admit(ticket, request.served, request.demand(known=0), request.timeout_s)
-    return await respond(service.ledger, http, request, ticket, ImagesResponse, GenerationEvent,
-                         {"candidates": body.candidates})
+    return Images(AskedImages(http, body), ImagesResponse, GenerationEvent, {"candidates": body.candidates})
 
 
 @router.post("/edits", response_model=EditResponse, operation_id="edit", responses=_EDITS,
@@ -63,19 +56,14 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
 
     Choose `image/png` as the media type of the response to see the picture itself.
     """
-    service: Service = http.app.state.service
-    ticket: Ticket = http.state.ticket
-    request = ImageRequest(service, http, form)
-    upload, mask = only(form), form.mask
-    check_options(request, form)
-    service.ledger.admit(ticket, request.served, request.demand(), request.timeout_s)
+    asked = AskedImages(http, form)
+    files_of(form)
+    asked.check_edit(form)
 
-    def read() -> uploads.Upload:
-        return uploads.read(upload.file.read(), request.config, mask=None if mask is None else mask.file.read(),
-                            keep_rows=form.keep_rows, preparation=form.prepare or "none", lay_back=bool(form.lay_back))
+    def read(picture: bytes, mask: bytes | None) -> uploads.Upload:
+        return uploads.read(picture, asked.config, mask=mask, keep_rows=form.keep_rows,
+                            preparation=form.prepare or "none", lay_back=bool(form.lay_back))
 
-    found = await decoded(http, service.ledger, ticket, read, lambda found: found.held)
-    occluded = request.complete(service, found, form.conditioning)
-    facts = facts_of(occluded, found) | {"candidates": form.candidates}
-    del found  # frees the megabytes of a prepared picture while its completions wait
-    return await respond(service.ledger, http, request, ticket, EditResponse, EditEvent, facts)
+    upload = await decoded(asked, form, read, lambda upload: upload.held)
+    occluded = asked.complete(upload, form.conditioning)
+    return Images(asked, EditResponse, EditEvent, facts_of(occluded, upload) | {"candidates": form.candidates})

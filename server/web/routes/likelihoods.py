@@ -3,33 +3,91 @@
 import asyncio
 import base64
 import time
-from collections.abc import Callable
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
+import numpy as np
 from fastapi import APIRouter, File, Request, Response
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 
-from linpix.model.likelihood import Scoring
-
-from ...engine.decode.scoring import likelihood, scoring_of
-from ...engine.ledger.ticket import Demand, Ticket
+from ...engine.job import Job
+from ...engine.request import Request as Admitted
 from ...errors import BodyTooLarge, Exhausted, Impossible, InvalidRequest, ModelNotFound, UnsupportedMedia
-from ...pictures.likelihoods import map_png, numbers, read_scored
+from ...pictures.likelihoods import labels_of, likelihood, map_png, numbers, read_scored
 from ...pictures.pictures import Occluded
 from ...pictures.uploads import outside
-from ..admission import TIMEOUT_PARAMETER, AdmittingRoute
-from ..likelihood_schemas import Likelihoods
+from .. import fields
+from ..answers import Answer, as_json
+from ..asked import Asked
+from ..fields import TIMEOUT_PARAMETER
 from ..openapi import BODY, DRAWING, PNG, error_responses, ok_response, png_headers
-from ..requests.image_request import PictureRequest
-from ..requests.request_schemas import LIKELIHOOD, LikelihoodForm
-from ..requests.responses import as_json, while_connected
-from ..requests.uploads import decoded, facts_of, only
-from ..service import Service
+from ..request_schemas import LIKELIHOOD, LikelihoodForm
+from ..schemas import Conditioning
+from ..uploads import FormRoute, decoded, facts_of, files_of
 
-router = APIRouter(prefix="/v1/images", tags=["images"], route_class=AdmittingRoute)
+router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
-SOON_NUMBERS = 2**15  # log-probabilities of all classes; with up to so many, an answer takes a few milliseconds
+INLINE_NUMBERS = 2**15  # log-probabilities of all classes; with up to so many, an answer takes a few milliseconds
+
+
+# --- the answer; the examples are of the shipped `mnist-small` ---
+
+_Nats = Annotated[float, Field(description="natural logarithm of the probability of the counted sub-pixels",
+                               examples=[-457.6])]
+_Bits = Annotated[float, Field(description="mean number of bits over the counted sub-pixels; 8 is a uniform guess, and "
+                               "lower is more probable", examples=[0.842])]
+
+
+class ClassLikelihood(BaseModel):
+    """How probable the picture is as one of this class."""
+
+    label: str = Field(description="name of the class", examples=["7"])
+    posterior: float = Field(ge=0, le=1, description="probability of the class after the counted sub-pixels were seen, "
+                             "if all classes are equally probable before", examples=[0.992])
+    log_likelihood: _Nats
+    bits_per_dim: _Bits
+
+
+class Source(BaseModel):
+    """By what a likelihood was computed."""
+
+    created: int = Field(description="time of the answer, seconds since 1970", examples=[1795303560])
+    model: fields.Name
+    checkpoint: fields.Digest
+    precision: Literal["fp32"] = Field("fp32", description="always fp32: likelihoods are computed by torch in float32, "
+                                       "whatever precision the model draws with")
+    warnings: list[str] = Field(description="parts of the request that were ignored, or that had no effect",
+                                examples=[[]])
+
+
+class Scores(BaseModel):
+    """A likelihood, for the whole picture, by class and by sub-pixel."""
+
+    label: str | None = Field(description="class that the model assumed; null: no class; with labels=all, or with a "
+                              "model that draws the class first: the mixture of all classes", examples=["7"])
+    counted: int = Field(description="number of hidden sub-pixels; without transparency, mask and keep_rows, all are "
+                                     "hidden",
+                         examples=[784])
+    log_likelihood: _Nats
+    bits_per_dim: _Bits
+    labels: list[ClassLikelihood] | None = Field(description="every class, the most probable first; null without "
+                                                 "labels=all")
+    map: list[list[list[float | None]]] = Field(
+        description="bits of each sub-pixel given the ones before it, by image row, pixel and channel; null for known "
+                    "sub-pixels; their sum is -log_likelihood / ln 2",
+        examples=[[[[0.001], [3.25]], [[None], [0.5]]]])
+    b64_json: str | None = Field(description="the map as a PNG in base64: the mean over channels, from black for 0 "
+                                 "bits to white for 8 bits or more; transparent for known pixels; null unless "
+                                 "response_format is b64_json",
+                                 examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAQAAAB..."])
+
+
+class Likelihoods(Scores, Conditioning, Source):  # fields are sent in the order of the bases, the last one first
+    """How probable the hidden part of a picture is, given the known part."""
+
+
+# --- the route ---
 
 _FORM = {"examples": LIKELIHOOD, "encoding": {"image[]": {"explode": True}}}
 _OK = ok_response("the likelihood; with Accept: image/png, its map as a picture", content=PNG)
@@ -50,54 +108,56 @@ _RESPONSES = _OK | error_responses(
                  "Unknown fields are ignored and listed in the answer's warnings."}})
 async def likelihoods(form: Annotated[LikelihoodForm, File()], http: Request) -> Response:
     """Say how probable the hidden part of a picture is, given the known part; if none is known, the whole picture."""
-    service: Service = http.app.state.service
-    ticket: Ticket = http.state.ticket
-    request = PictureRequest(service, http, form)
+    asked = Asked(http, form)
     http.state.images = 1  # for the log
     if form.response_format == "url":
         raise InvalidRequest("response_format must be b64_json here, or absent, got 'url'", param="response_format")
-    checkpoint, every, upload, mask = request.served.checkpoint, form.labels == "all", only(form), form.mask
-    if every and not checkpoint.class_names:
-        raise InvalidRequest(f"labels=all needs a model with classes, and {request.served.name} has none; leave it out",
+    files_of(form)
+    every = form.labels == "all"
+    if every and not asked.checkpoint.class_names:
+        raise InvalidRequest(f"labels=all needs a model with classes, and {asked.model.name} has none; leave it out",
                              param="labels")
-    service.ledger.admit(ticket, request.served, Demand(1, scored_only=True), request.timeout_s)
 
-    def read() -> Occluded:
-        return read_scored(upload.file.read(), request.config, mask=None if mask is None else mask.file.read(),
-                           keep_rows=form.keep_rows)
+    def read(picture: bytes, mask: bytes | None) -> Occluded:
+        return read_scored(picture, asked.config, mask=mask, keep_rows=form.keep_rows)
 
-    occluded = await decoded(http, service.ledger, ticket, read)
-    request.warnings += outside(occluded)
-    scoring = scoring_of(checkpoint, occluded.canvas, occluded.known, request.label, every=every)
-    await service.ledger.score(ticket, scoring)
-    answer = partial(_answer, request, scoring, facts_of(occluded), every=every, drawn=form.response_format is not None)
-    response = await while_connected(http, _when_scored(request, ticket, scoring, answer))
-    service.ledger.release(ticket, "completed")
-    return response
+    occluded = await decoded(asked, form, read)
+    asked.warnings += outside(occluded)
+    labels = labels_of(asked.checkpoint, occluded, asked.label, every=every)
+    asked.job = Job(model=asked.model.name, scored=True, canvas=occluded.canvas, known=occluded.known, labels=labels)
+    return Scored(asked, facts_of(occluded), every=every, drawn=form.response_format is not None)
 
 
-async def _when_scored(request: PictureRequest, ticket: Ticket, scoring: Scoring, answer: Callable[[], Response]
-                       ) -> Response:
-    """The answer, made in a thread if that takes more than a moment. Raises ServiceError."""
-    await ticket.scored()
-    if scoring.log_probs.numel() <= SOON_NUMBERS and request.frame.soon:
-        return answer()
-    async with ticket.in_time():
-        return await asyncio.to_thread(answer)
+class Scored(Answer):
+    """The likelihood of a job's picture."""
 
+    def __init__(self, asked: Asked, facts: dict[str, Any], *, every: bool, drawn: bool) -> None:
+        """drawn: whether the JSON has the map as a PNG too."""
+        super().__init__(asked)
+        self.facts, self.every, self.drawn = facts, every, drawn
 
-def _answer(request: PictureRequest, scoring: Scoring, facts: dict[str, Any], *, every: bool, drawn: bool) -> Response:
-    """drawn: whether the JSON has the map as a PNG too."""
-    checkpoint = request.served.checkpoint
-    bits, found = likelihood(scoring, request.label, checkpoint, every=every)
-    source = {"model": checkpoint.name, "checkpoint": checkpoint.digest}
-    alone = request.alone == "png"  # only PNG: maps have transparent parts, and exact values
-    png = map_png(bits, request.config, request.frame) if drawn or alone else b""
-    if alone:
-        headers = {f"x-linpix-{name}": quote(value, safe="+") for name, value in source.items()}
-        headers["x-linpix-precision"] = "fp32"
-        headers |= {f"x-linpix-{name.replace('_', '-')}": f"{found[name]:.6g}" for name in ("bits_per_dim",
-                                                                                            "log_likelihood")}
-        return Response(png, media_type="image/png", headers=headers)
-    return as_json(Likelihoods(created=int(time.time()), **source, warnings=request.warnings, **facts, **found,
-                               map=numbers(bits, request.config), b64_json=base64.b64encode(png).decode() or None))
+    async def in_one_piece(self, request: Admitted) -> Response:
+        """Made in a thread if that takes more than a moment."""
+        async with request.in_time():
+            event = await request.next_event()
+            assert event is not None and event.scores is not None
+            log_probs, priors = event.scores
+            if log_probs.size <= INLINE_NUMBERS and self.asked.frame.encodes_inline:
+                return self._response(log_probs, priors)
+            return await asyncio.to_thread(self._response, log_probs, priors)
+
+    def _response(self, log_probs: NDArray[np.float32], priors: NDArray[np.float64]) -> Response:
+        asked, checkpoint = self.asked, self.asked.checkpoint
+        assert asked.job.known is not None
+        bits, scores = likelihood(checkpoint, asked.job.known, log_probs, priors, asked.label, every=self.every)
+        source = {"model": checkpoint.name, "checkpoint": checkpoint.digest}
+        alone = asked.alone == "png"  # only PNG: maps have transparent parts, and exact values
+        png = map_png(bits, asked.config, asked.frame) if self.drawn or alone else b""
+        if alone:
+            headers = {f"x-linpix-{name}": quote(value, safe="+") for name, value in source.items()}
+            headers["x-linpix-precision"] = "fp32"
+            headers |= {f"x-linpix-{name.replace('_', '-')}": f"{scores[name]:.6g}"
+                        for name in ("bits_per_dim", "log_likelihood")}
+            return Response(png, media_type="image/png", headers=headers)
+        return as_json(Likelihoods(created=int(time.time()), **source, warnings=asked.warnings, **self.facts, **scores,
+                                   map=numbers(bits, asked.config), b64_json=base64.b64encode(png).decode() or None))

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from ...engine.ledger.ledger import ServedModel
+from ...engine.request import ServedModel
 from ...errors import ModelNotFound
 from ...pictures import encode
 from .. import fields
@@ -26,14 +26,14 @@ def card_of(served: ServedModel, aliases: dict[str, str]) -> ModelCard:
         attempts=source.attempts, limits=source.limits,
         class_agreement=source.class_agreement,
         aliases=[alias for alias, name in aliases.items() if name == served.name],
-        state_bytes=source.net.attention.state_bytes, slots=served.room.slots)
+        state_bytes=source.net.attention.state_bytes, slots=served.slots)
 
 
 @router.get("/v1/models", summary="List the models",
             responses=ok_response("the loaded models", links={"model": {"model": "data/0/id"}}))
 async def models(service: ServiceDep) -> ModelList:
     """The loaded models, the default one first."""
-    return ModelList(data=[card_of(served, service.settings.aliases) for served in service.ledger.models.values()])
+    return ModelList(data=[card_of(served, service.settings.aliases) for served in service.requests.models.values()])
 
 
 @router.get("/v1/models/{model}", summary="Describe a model", operation_id="model",

@@ -1,20 +1,16 @@
 """How the service is doing: /v1/status, /metrics, /healthz and /readyz."""
 
 import time
+from typing import Literal
 
 from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
 
-from ...engine.ledger.ledger import ServedModel
+from ...engine.request import ServedModel
 from ...errors import Starting
+from .. import fields
 from ..openapi import LEAVING, error_responses, ok_response
 from ..service import ServiceDep
-from ..status_schemas import (
-    ComparisonStatus,
-    Health,
-    Limits,
-    ModelStatus,
-    Status,
-)
 
 router = APIRouter()
 probes = APIRouter(tags=["operations"])  # on a separate port, if --metrics-port is set
@@ -30,29 +26,88 @@ _WATCHED = (f"{_STEP}_sum", f"{_STEP}_count", _ROWS, _REJECTED, _WAITING, "linpi
             "linpix_state_slots", "linpix_state_slots_used", "linpix_kernel_info")
 
 
+# --- answers; the examples are of the shipped `mnist-small` ---
+
+class ModelStatus(BaseModel):
+    """Counters grow from the start of the process: a rate is the difference of two answers over their `uptime`s."""
+
+    id: fields.Name
+    backend: str = Field(description="kind of decoding: linear or stateful-softmax", examples=["linear"])
+    engine: fields.Engine
+    precision: fields.Precision
+    device: fields.Device
+    slots: fields.Slots
+    slots_used: int = Field(description="number of slots that hold an image", examples=[2])
+    images_waiting: int = Field(description="number of admitted images that have no slot yet", examples=[0])
+    images_completed: int = Field(description="number of finished images", examples=[4])
+    pixels_generated: int = Field(description="number of decoded sub-pixels", examples=[2744])
+    quanta: int = Field(description="number of engine calls, each of several steps", examples=[345])
+    step_seconds_sum: float = Field(description="sum, over all quanta, of the mean seconds per step", examples=[0.35])
+
+
+class ComparisonStatus(BaseModel):
+    id: fields.ComparisonId
+    model: fields.Name
+    status: fields.Phase
+
+
+class Limits(BaseModel):
+    max_n: int = Field(description="largest n that a request may have", examples=[16])
+    max_queue: int = Field(description="images that may wait for a slot, per model", examples=[256])
+    max_upload: int = Field(description="largest request body, in bytes", examples=[16777216])
+    compare_budget: float = Field(description="longest comparison, in seconds", examples=[120.0])
+
+
+class Status(BaseModel):
+    """The values of /metrics that a page shows and updates, and the limits of requests."""
+
+    status: Literal["ready", "starting", "draining", "gone"] = Field(description="whether requests are accepted; gone: "
+                                                                     "the process is about to end")
+    version: str = Field(description="version of LinPix", examples=["0.1.0"])
+    torch: str = Field(description="version of torch", examples=["2.13.0"])
+    kernel: str = Field(description="instruction set of the compiled kernels, cuda, or eager", examples=["avx512bf16"])
+    uptime: float = Field(description="seconds since the start", examples=[22.15])
+    requests_running: int = Field(description="requests with an image in a slot", examples=[1])
+    requests_waiting: int = Field(description="requests without an image in a slot yet", examples=[0])
+    requests_rejected: dict[str, int] = Field(description="refused requests, by "
+                                                          "reason", examples=[{"queue_full": 0, "invalid": 2}])
+    rows_sum: int = Field(description="sum, over all quanta, of the number of images", examples=[690])
+    models: list[ModelStatus] = Field(description="one entry per model, the default one first")
+    comparison: ComparisonStatus | None = Field(description="the latest comparison; null if there was none")
+    limits: Limits = Field(description="limits of requests")
+
+
+class Health(BaseModel):
+    status: str = Field(description="alive for /healthz, ready for /readyz", examples=["alive"])
+
+
+# --- routes ---
+
 @probes.get("/metrics", summary="Metrics for Prometheus", response_class=Response,
             responses=ok_response("all metrics", content=_TEXT))
 async def metrics(service: ServiceDep) -> Response:
     """Prometheus text."""
-    return Response((await service.ledger.measured()).text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(service.requests.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/v1/status", summary="State of the service", tags=["operations"],
             responses=ok_response("counters, queue, slots and limits"))
 async def status(service: ServiceDep) -> Status:
     """Counters, queue, slots and the kernel in use, as in /metrics, and the limits of requests."""
-    ledger, settings, latest = service.ledger, service.settings, await service.comparisons.latest()
-    values = (await ledger.measured()).values(*_WATCHED)
+    requests, settings = service.requests, service.settings
+    latest = service.comparisons and service.comparisons.latest()
+    values = requests.metrics.values(*_WATCHED)
     version, torch, kernel = next(labels for name, *labels in values if name == "linpix_kernel_info")
     return Status(
-        status="gone" if ledger.gone else "draining" if ledger.draining else "ready" if ledger.ready else "starting",
-        version=version, torch=torch, kernel=kernel, uptime=time.monotonic() - ledger.began,
+        status=("gone" if requests.gone else "draining" if requests.draining else
+                "ready" if requests.ready else "starting"),
+        version=version, torch=torch, kernel=kernel, uptime=time.monotonic() - requests.began,
         requests_running=int(values["linpix_requests_running",]),
         requests_waiting=int(values["linpix_requests_waiting",]),
         requests_rejected={labels[0]: int(x) for (name, *labels), x in values.items() if name == _REJECTED},
-        rows_sum=int(values[_ROWS,]), models=[_status_of(served, values) for served in ledger.models.values()],
+        rows_sum=int(values[_ROWS,]), models=[_status_of(served, values) for served in requests.models.values()],
         comparison=latest and ComparisonStatus(id=latest.id, model=latest.model, status=latest.status),
-        limits=Limits(max_n=service.max_images(*ledger.models.values()), max_queue=settings.max_queue,
+        limits=Limits(max_n=service.max_images(*requests.models.values()), max_queue=settings.max_queue,
                       max_upload=settings.max_upload, compare_budget=settings.compare_budget))
 
 
@@ -60,7 +115,7 @@ def _status_of(served: ServedModel, values: dict[tuple[str, ...], float]) -> Mod
     name, backend, facts = served.name, served.backend, served.facts
     return ModelStatus(
         id=name, backend=backend, engine=facts["engine"], precision=facts["precision"], device=facts["device"],
-        slots=int(values["linpix_state_slots", name]), slots_used=int(values["linpix_state_slots_used", name]),
+        slots=served.slots, slots_used=int(values.get(("linpix_state_slots_used", name), 0)),  # replicas have their own
         images_waiting=int(sum(x for (metric, *labels), x in values.items() if metric == _WAITING
                                and labels[0] == name)),
         images_completed=int(values["linpix_images_completed_total", name, backend, "completed"]),
@@ -81,7 +136,7 @@ async def healthz() -> Health:
             | error_responses(*LEAVING, Starting()))
 async def readyz(service: ServiceDep) -> Health:
     """The weights are loaded, the engine runs, and the service is not draining."""
-    service.ledger.check_open()
-    if not service.ledger.ready:
+    service.requests.check_open()
+    if not service.requests.ready:
         raise Starting()
     return Health(status="ready")

@@ -27,9 +27,9 @@ from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.likelihood import class_log_probs_of
 from linpix.model.transformer import Transformer
-from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.image_spec import ImageSpec
+from linpix.server.engine.decode.engine import Engine
+from linpix.server.engine.job import Job
 from tests.linpix.cli.test_animation import enlarged, frames_of
 from tests.linpix.cli.test_preview import read_half_blocks, screen_pixels
 from tests.linpix.test_main import pixels
@@ -204,12 +204,12 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize("known", [0, 20])
 def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total_and_the_film_with_all_rows(class_first, known):
     mask = np.arange(64) < known
-    specs = [ImageSpec(seed=seed, attempts=4, **({"canvas": np.zeros(64, np.uint8), "known": mask} if known else {}))
-             for seed in range(5)]
+    job = Job(images=5, attempts=4, stream=True,
+              **({"canvas": np.zeros(64, np.uint8), "known": mask} if known else {}))
     read = checkpoint.read(class_first)
-    with Progress(specs, read.net.config, Terminal(), colours=0, frames=60) as progress:
-        produced = produce(Batcher(new_decoder(read, 2)), specs, progress.done, progress.advanced)
-        assert progress._bar.n == progress._bar.total == 5 * (64 - known)
+    with Progress(job, read.net.config, Terminal(), colours=0, frames=60) as progress:
+        produced = produce(Engine(new_decoder(read, 2)), job, progress.done, progress.advanced)
+        assert progress._bar.n == progress._bar.total == 5 * 8
     assert [one.attempts for one in produced.recognised.values()] == [4] * 5
     moments = np.stack(progress.film.moments)
     assert (moments[-1] == 8).all() and (np.diff(moments, axis=0) >= 0).all()

@@ -5,7 +5,7 @@ import contextlib
 import gc
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,10 @@ from linpix.model import checkpoint as checkpoints
 from linpix.server.compare import jobs
 from linpix.server.compare.backends import BACKENDS
 from linpix.server.compare.comparison import Comparison, ComparisonPlan
-from linpix.server.compare.jobs import Job, LocalComparisons
-from linpix.server.engine.batch import Batcher
+from linpix.server.compare.jobs import Comparisons, Run
+from linpix.server.engine.admission import Admission
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.ledger.local_ledger import LocalLedger
+from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.thread import EngineThread
 from linpix.server.errors import Conflict, JustCancelled
 from linpix.server.metrics import Metrics
@@ -37,19 +37,19 @@ def family(tmp_path: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def beginning(family: Path) -> AsyncIterator[tuple[LocalComparisons, Callable[[ComparisonPlan], Awaitable[Job]]]]:
+async def beginning(family: Path) -> AsyncIterator[tuple[Comparisons, Callable[[ComparisonPlan], Run]]]:
     """Comparisons of an engine thread that serves the model, and how one is begun."""
     checkpoint = checkpoints.read(family / "small")
-    batcher, thread = Batcher(new_decoder(checkpoint, 1)), EngineThread()
-    metrics = Metrics([(batcher.name, batcher.backend)], BACKENDS, "1", "eager")
-    ledger = LocalLedger({"small": batcher}, metrics, thread, max_queue=8)
-    ledger.start()
-    under_way = LocalComparisons(ledger, thread)
+    engine, thread = Engine(new_decoder(checkpoint, 1)), EngineThread()
+    metrics = Metrics([(engine.name, engine.backend)], BACKENDS, "1", "eager")
+    admission = Admission({"small": engine}, metrics, thread, max_queue=8)
+    admission.start()
+    under_way = Comparisons(admission, thread)
     try:
         yield under_way, lambda plan: under_way.begin("small", plan)
     finally:
         under_way.stop()
-        await ledger.stop()
+        await admission.stop()
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -79,7 +79,7 @@ def reading(monkeypatch) -> dict:
 def test_a_comparison_is_made_on_a_thread_that_neither_steps_nor_answers(family, reading):
     async def scenario():
         async with beginning(family) as (_, begin):
-            job = await begin(PLAN)
+            job = begin(PLAN)
             await until(lambda: reading["thread"] is not None)
             assert reading["thread"].name != "engine" and reading["thread"] is not threading.main_thread()
             assert job.report is None
@@ -96,12 +96,12 @@ def test_what_is_cancelled_while_it_is_made_goes_no_further_and_no_other_is_begu
 
     async def scenario():
         async with beginning(family) as (under_way, begin):
-            job = await begin(LONG)
+            job = begin(LONG)
             await until(lambda: reading["thread"] is not None)
-            await under_way.cancel(job.id)
+            under_way.cancel(job.id)
             await asyncio.sleep(jobs.PAUSE_S + 0.1)
             with pytest.raises(JustCancelled):
-                await begin(LONG)
+                begin(LONG)
             reading["go on"].set()
             await until(under_way._making.done)
             assert (job.status, job.report, reading["calls"], built) == ("cancelled", None, 1, [])
@@ -112,17 +112,17 @@ def test_what_is_cancelled_while_it_is_made_goes_no_further_and_no_other_is_begu
 def test_a_cancelled_comparison_is_followed_by_a_pause(family):
     async def scenario():
         async with beginning(family) as (under_way, begin):
-            first = await begin(LONG)
+            first = begin(LONG)
             with pytest.raises(Conflict, match="still running") as running:
-                await begin(LONG)
+                begin(LONG)
             assert running.value.retry_after_s is None
             await until(lambda: first.report is not None)
-            await under_way.cancel(first.id)
+            under_way.cancel(first.id)
             with pytest.raises(JustCancelled, match="cmp-1 was just cancelled") as paused:
-                await begin(LONG)
+                begin(LONG)
             assert 0 < paused.value.retry_after_s <= jobs.PAUSE_S
             await asyncio.sleep(paused.value.retry_after_s + 0.05)
-            assert (await begin(LONG)).id == "cmp-2"
+            assert (begin(LONG)).id == "cmp-2"
 
     asyncio.run(scenario())
 
@@ -130,11 +130,11 @@ def test_a_cancelled_comparison_is_followed_by_a_pause(family):
 def test_a_comparison_of_an_engine_that_is_gone_has_failed_when_the_service_stops(family):
     async def scenario():
         async with beginning(family) as (under_way, begin):
-            job = await begin(LONG)
-            under_way._ledger.gone = "the engine hung"
+            job = begin(LONG)
+            under_way._admission.gone = "the engine hung"
             under_way.stop()
             assert (job.status, job.error) == ("failed", "the engine hung")
-            under_way._ledger.gone = ""
+            under_way._admission.gone = ""
 
     asyncio.run(scenario())
 
@@ -143,12 +143,12 @@ def test_of_an_ended_comparison_numbers_stay_and_no_network_does(family):
     async def scenario():
         async with beginning(family) as (under_way, begin):
             for plan in (PLAN, LONG):
-                job = await begin(plan)
+                job = begin(plan)
                 await until(lambda job=job: job.report is not None)
                 assert plan is PLAN or alive() == 1
                 if plan is LONG:
-                    await under_way.cancel(job.id)
-                await until(lambda job=job: job.status != "running" and under_way._thread._background is None)
+                    under_way.cancel(job.id)
+                await until(lambda job=job: job.status != "running" and not under_way._thread._background)
                 assert len(job.report["results"]) >= 2
             assert alive() == 0
 
@@ -169,7 +169,7 @@ def test_twins_are_read_once_and_again_when_they_are_others(family, monkeypatch)
             for change in (None, None, make("softmax", "small-softmax", twin_of="small", eps=1e-5), None):
                 if change is not None:
                     checkpoints.save(family / change.name, change.net, change.provenance, "# card\n")
-                job = await begin(PLAN)
+                job = begin(PLAN)
                 await until(lambda job=job: job.status == "completed")
             assert reads == ["small-softmax", "small-softmax"]
 

@@ -1,0 +1,56 @@
+"""Images given to an engine without a server, and what becomes of them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linpix.model.attempts import Recognised
+from linpix.server.engine.attempts import again, chosen
+from linpix.server.engine.decode.engine import Engine
+from linpix.server.engine.image import Image, Report
+from linpix.server.engine.job import Job
+
+
+class Drawn(NamedTuple):
+    """An image as a request gets it."""
+
+    request: str
+    index: int
+    canvas: NDArray[np.uint8]
+    label: int | None
+    recognised: Recognised | None
+
+
+class Ran(NamedTuple):
+    """A quantum: its report, images that need no further attempt, and how many do."""
+
+    report: Report
+    finished: list[Drawn]
+    again: int
+
+
+def images(jobs: Sequence[Job], request: str = "a") -> list[Image]:
+    """An image of each job: a request may have images that differ in more than their seeds here."""
+    return [Image(request, job, index, job.seed, job.label) for index, job in enumerate(jobs)]
+
+
+def submit(engine: Engine, request: str, jobs: Sequence[Job]) -> list[Image]:
+    new = images(jobs, request)
+    engine.submit(new)
+    return new
+
+
+def run(engine: Engine) -> Ran:
+    """Run a quantum, and begin further attempts as admission does."""
+    report, finished, further = engine.run_quantum(), [], []
+    for image in report.finished:
+        if (following := again(image)) is not None:
+            further.append(following)
+            continue
+        best = chosen(image)
+        recognised = best.recognised and best.recognised._replace(attempts=image.attempt)
+        finished.append(Drawn(image.request, image.index, best.canvas, best.label, recognised))
+    engine.submit(further)
+    return Ran(report, finished, len(further))

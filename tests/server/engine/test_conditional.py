@@ -8,13 +8,14 @@ from linpix.model import ops
 from linpix.model.cuda import GpuPool
 from linpix.model.generate import generate
 from linpix.model.packing import Choice
-from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode import compiled
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CudaDecoder
+from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.decode.faults import Faults, with_faults
-from linpix.server.engine.decode.image_spec import ImageSpec
-from linpix.server.engine.messages import Submission
+from linpix.server.engine.image import Report, State
+from linpix.server.engine.job import Job
+from tests.server.engine import images, submit
 
 RANDOM = np.random.default_rng(0)
 PICTURE, KNOWN = RANDOM.integers(0, 256, 64, dtype=np.uint8), RANDOM.random(64) < 0.5
@@ -22,21 +23,21 @@ KNOWN[:3] = True, True, False
 DARK = np.where(np.arange(64) % 13 == 5, PICTURE, 0).astype(np.uint8)  # most of what is drawn of it skips the layers
 
 
-def drawn(batcher: Batcher, **requests: list[ImageSpec]) -> dict[str, np.ndarray]:
+def drawn(engine: Engine, **requests: list[Job]) -> dict[str, np.ndarray]:
     """The images of requests that come together, by request."""
     found: dict[str, dict[int, np.ndarray]] = {name: {} for name in requests}
     for name, specs in requests.items():
-        batcher.submit(Submission(name, specs))
-    while batcher.busy:
-        report = batcher.run_quantum()
+        submit(engine, name, specs)
+    while engine.busy:
+        report = engine.run_quantum()
         assert not report.failed
         for image in report.finished:
             found[image.request][image.index] = image.canvas
     return {name: np.stack([images[index] for index in sorted(images)]) for name, images in found.items()}
 
 
-def edits(*seeds: int, picture=PICTURE, known=KNOWN, label=None) -> list[ImageSpec]:
-    return [ImageSpec(seed=seed, canvas=picture, known=known, label=label) for seed in seeds]
+def edits(*seeds: int, picture=PICTURE, known=KNOWN, label=None) -> list[Job]:
+    return [Job(seed=seed, canvas=picture, known=known, label=label) for seed in seeds]
 
 
 @pytest.mark.parametrize("label", [None, 3])
@@ -46,23 +47,23 @@ def test_completions_are_those_of_the_plain_decode_loop(decoder, source, picture
     expected = generate(source.net, seeds, labels=[label] * 8, known=torch.from_numpy(picture).expand(8, -1),
                         given=torch.from_numpy(KNOWN).expand(8, -1)).numpy()
     engine = decoder(8)
-    found = drawn(Batcher(engine), request=edits(*seeds, picture=picture, label=label))["request"]
+    found = drawn(Engine(engine), request=edits(*seeds, picture=picture, label=label))["request"]
     assert np.array_equal(found[:, KNOWN], expected[:, KNOWN])
     same = (found == expected)[:, ~KNOWN].mean()
     assert same > (0.6 if engine.precision == "int8" else 0.9), same  # batches of another size round otherwise
 
 
 def test_no_hidden_sub_pixel_is_used(decoder):
-    before = drawn(Batcher(decoder(1)), a=edits(5))["a"]
+    before = drawn(Engine(decoder(1)), a=edits(5))["a"]
     hidden = np.where(KNOWN, PICTURE, 255 - PICTURE)
-    assert np.array_equal(drawn(Batcher(decoder(1)), a=edits(5, picture=hidden))["a"], before)
+    assert np.array_equal(drawn(Engine(decoder(1)), a=edits(5, picture=hidden))["a"], before)
 
 
 def test_what_is_known_in_each_square_changes_what_is_drawn_first(decoder):
     """By the state after reading: what is drawn may stay the same by chance."""
     def state_of(picture):
         one = decoder(1)
-        one.take([1], edits(5, picture=picture, label=3))
+        one.take([1], images(edits(5, picture=picture, label=3)))
         one.read([[1]])
         assert one.start[1] == 256 + 1 + 3
         return one.pool.S[1].float()
@@ -84,8 +85,8 @@ def test_beside_a_gpu_the_processor_reads_what_is_known_by_its_kernels_if_there_
     states = []
     for one in (new_decoder(source, 2, engine, "fp32"), CudaDecoder(source, 2, pool, precision="fp32")):
         assert (one.reads_together > 1) == (engine == "compiled")
-        one.take([1], edits(5))
-        one.take([2], edits(6, picture=DARK))
+        one.take([1], images(edits(5)))
+        one.take([2], images(edits(6, picture=DARK)))
         one.read([[1]])
         one.read([[2]])
         states.append([one.pool.S[1:].clone(), one.pool.z[1:].clone(), torch.from_numpy(one.start[1:])])
@@ -94,11 +95,11 @@ def test_beside_a_gpu_the_processor_reads_what_is_known_by_its_kernels_if_there_
 
 @pytest.mark.parametrize("picture", [PICTURE, DARK], ids=["noise", "dark"])
 def test_an_image_is_the_same_in_any_company_and_however_many_share_a_reading(decoder, picture):
-    specs, other = edits(1, 2, 3, picture=picture), [ImageSpec(seed=1), ImageSpec(seed=2)]
-    together = drawn(Batcher(decoder(6)), a=specs, b=edits(9, label=4), c=other)
-    turns = drawn(Batcher(decoder(2)), a=specs)["a"]  # the third gets a slot, and reads, later
-    alone = np.concatenate([drawn(Batcher(decoder(1)), a=[spec])["a"] for spec in specs])
-    undisturbed = np.concatenate([drawn(Batcher(decoder(1)), c=[spec])["c"] for spec in other])
+    specs, other = edits(1, 2, 3, picture=picture), [Job(seed=1), Job(seed=2)]
+    together = drawn(Engine(decoder(6)), a=specs, b=edits(9, label=4), c=other)
+    turns = drawn(Engine(decoder(2)), a=specs)["a"]  # the third gets a slot, and reads, later
+    alone = np.concatenate([drawn(Engine(decoder(1)), a=[spec])["a"] for spec in specs])
+    undisturbed = np.concatenate([drawn(Engine(decoder(1)), c=[spec])["c"] for spec in other])
     for found, expected in ((together["a"], alone), (turns, alone), (together["c"], undisturbed)):
         assert (found == expected).mean() > 0.9
         assert np.array_equal(found, expected) or decoder(1).name != "compiled"
@@ -106,7 +107,7 @@ def test_an_image_is_the_same_in_any_company_and_however_many_share_a_reading(de
 
 def test_images_that_share_a_reading_have_classes_of_their_own(decoder):
     some = decoder(32)
-    some.take(list(range(1, 33)), edits(*range(32)))
+    some.take(list(range(1, 33)), images(edits(*range(32))))
     some.read([[*range(1, 33)]])
     assert len(set(some.start[1:].tolist())) > 3
     assert (some.start[1:] > 256).all()
@@ -114,36 +115,36 @@ def test_images_that_share_a_reading_have_classes_of_their_own(decoder):
 
 def test_nothing_known_draws_as_without_a_picture_and_all_known_draws_nothing(decoder, monkeypatch):
     nothing = edits(1, 2, known=np.zeros(64, np.bool_))
-    found = drawn(Batcher(decoder(4)), a=nothing, b=[ImageSpec(seed=1), ImageSpec(seed=2)])
+    found = drawn(Engine(decoder(4)), a=nothing, b=[Job(seed=1), Job(seed=2)])
     assert np.array_equal(found["a"], found["b"])
-    whole = Batcher(decoder(1))
+    whole = Engine(decoder(1))
     monkeypatch.setattr(whole.decoder, "read", None)
     assert np.array_equal(drawn(whole, a=edits(1, known=np.ones(64, np.bool_)))["a"][0], PICTURE)
 
 
 def test_a_request_that_leaves_before_its_reading_frees_its_slots(decoder):
-    batcher = Batcher(decoder(2))
-    batcher.submit(Submission("gone", edits(1, 2)))
-    batcher._join()
-    batcher.cancel("gone")
-    found = drawn(batcher, a=[ImageSpec(seed=7)])["a"]
-    assert np.array_equal(found, drawn(Batcher(decoder(2)), a=[ImageSpec(seed=7)])["a"])
+    engine = Engine(decoder(2))
+    submit(engine, "gone", edits(1, 2))
+    engine._join(Report())
+    engine.cancel("gone")
+    found = drawn(engine, a=[Job(seed=7)])["a"]
+    assert np.array_equal(found, drawn(Engine(decoder(2)), a=[Job(seed=7)])["a"])
 
 
 @pytest.mark.parametrize("picture", [PICTURE, DARK], ids=["noise", "dark"])
 def test_a_quantum_that_throws_half_way_is_put_back_to_what_was_read(decoder, picture):
-    clean = drawn(Batcher(decoder(3)), a=edits(1, 2, picture=picture), b=[ImageSpec(seed=3)])
-    broken = Batcher(with_faults(decoder(3), Faults("glitch:every=2")))
-    again = drawn(broken, a=edits(1, 2, picture=picture), b=[ImageSpec(seed=3)])
+    clean = drawn(Engine(decoder(3)), a=edits(1, 2, picture=picture), b=[Job(seed=3)])
+    broken = Engine(with_faults(decoder(3), Faults("glitch:every=2")))
+    again = drawn(broken, a=edits(1, 2, picture=picture), b=[Job(seed=3)])
     assert all((again[name] == images).mean() > 0.9 for name, images in clean.items())
     assert broken.decoder.name != "compiled" or all(np.array_equal(again[name], clean[name]) for name in clean)
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_reading_that_throws_is_begun_again_once_and_then_ends_its_request(decoder, monkeypatch, times):
-    expected = drawn(Batcher(decoder(2)), a=edits(1, 2))["a"]
-    batcher, left = Batcher(decoder(2)), [times]
-    read = batcher.decoder.read
+    expected = drawn(Engine(decoder(2)), a=edits(1, 2))["a"]
+    engine, left = Engine(decoder(2)), [times]
+    read = engine.decoder.read
 
     def thrown(slots):
         read(slots)
@@ -151,11 +152,11 @@ def test_a_reading_that_throws_is_begun_again_once_and_then_ends_its_request(dec
             left[0] -= 1
             raise RuntimeError("after it has changed the state")
 
-    monkeypatch.setattr(batcher.decoder, "read", thrown)
-    batcher.submit(Submission("a", edits(1, 2)))
+    monkeypatch.setattr(engine.decoder, "read", thrown)
+    submit(engine, "a", edits(1, 2))
     images, failed = {}, {}
-    while batcher.busy:
-        report = batcher.run_quantum()
+    while engine.busy:
+        report = engine.run_quantum()
         failed |= report.failed
         images |= {image.index: image.canvas for image in report.finished}
     assert failed.keys() == ({"a"} if times == 2 else set())
@@ -163,12 +164,13 @@ def test_a_reading_that_throws_is_begun_again_once_and_then_ends_its_request(dec
 
 
 def test_the_remaining_work_of_an_image_counts_hidden_sub_pixels_only(decoder):
-    batcher, seen = Batcher(decoder(2)), []
-    batcher.submit(Submission("edit", edits(1)))
-    batcher.submit(Submission("whole", [ImageSpec(seed=1)]))
-    while batcher.busy:
-        for image in batcher.run_quantum().running:
-            hidden = ~KNOWN if image.request == "edit" else np.ones(64, np.bool_)
-            assert image.left == hidden[image.position:].sum()
-            seen.append(image.request)
-    assert {"edit", "whole"} <= set(seen)
+    engine, seen = Engine(decoder(2)), set()
+    running = submit(engine, "edit", edits(1)) + submit(engine, "whole", [Job(seed=1)])
+    while engine.busy:
+        engine.run_quantum()
+        for image in running:
+            if image.state is State.DRAWING:
+                hidden = ~KNOWN if image.request == "edit" else np.ones(64, np.bool_)
+                assert image.left == hidden[image.position:].sum()
+                seen.add(image.request)
+    assert seen == {"edit", "whole"}

@@ -11,10 +11,10 @@ from linpix.model.config import PRESETS
 from linpix.model.generate import generate
 from linpix.model.packing import choose
 from linpix.model.transformer import Transformer
-from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.image_spec import ImageSpec
-from linpix.server.engine.messages import Submission
+from linpix.server.engine.decode.engine import Engine
+from linpix.server.engine.job import Job
+from tests.server.engine import images, submit
 
 PLAIN = dataclasses.replace(
     PRESETS["tiny"], channels=3, tokens="pixel", look_ups=("previous", "row", "column"),
@@ -42,41 +42,41 @@ ENGINES = [(kind, engine) for kind, config in KINDS.items()
 
 
 @pytest.fixture(params=ENGINES, ids="-".join)
-def batchers(request):
+def engines(request):
     kind, engine = request.param
     source = source_of(kind)
-    return lambda slots: Batcher(new_decoder(source, slots, engine, "fp32"))
+    return lambda slots: Engine(new_decoder(source, slots, engine, "fp32"))
 
 
-def completions(*seeds: int, known=PREFIX, picture=PICTURE) -> list[ImageSpec]:
-    return [ImageSpec(seed=seed, canvas=picture, known=known.repeat(3)) for seed in seeds]
+def completions(*seeds: int, known=PREFIX, picture=PICTURE) -> list[Job]:
+    return [Job(seed=seed, canvas=picture, known=known.repeat(3)) for seed in seeds]
 
 
-def drawn(batcher: Batcher, *requests: list[ImageSpec]) -> list[np.ndarray]:
+def drawn(engine: Engine, *requests: list[Job]) -> list[np.ndarray]:
     """The images of requests that come together, (count, T) each."""
     found: list[dict[int, np.ndarray]] = [{} for _ in requests]
     for name, specs in enumerate(requests):
-        batcher.submit(Submission(str(name), specs))
-    while batcher.busy:
-        report = batcher.run_quantum()
+        submit(engine, str(name), specs)
+    while engine.busy:
+        report = engine.run_quantum()
         assert not report.failed
         for image in report.finished:
             found[int(image.request)][image.index] = image.canvas
     return [np.stack([images[index] for index in sorted(images)]) for images in found]
 
 
-def test_images_are_those_of_the_plain_decode_loop(batchers):
+def test_images_are_those_of_the_plain_decode_loop(engines):
     """Drawn from the start, after a prefix, and around known pixels."""
-    batcher, seeds = batchers(8), list(range(8))
-    net, given = batcher.decoder.net, torch.from_numpy(PICTURE).expand(8, -1)
-    [found] = drawn(batcher, [ImageSpec(seed=seed) for seed in seeds])
+    engine, seeds = engines(8), list(range(8))
+    net, given = engine.decoder.net, torch.from_numpy(PICTURE).expand(8, -1)
+    [found] = drawn(engine, [Job(seed=seed) for seed in seeds])
     assert (found == generate(net, seeds).numpy()).mean() > 0.95  # batches of another size round otherwise
     if net.patches is None:
-        [found] = drawn(batchers(8), completions(*seeds))
+        [found] = drawn(engines(8), completions(*seeds))
         expected = generate(net, seeds, known=given, prefix=37).numpy()
         known = PREFIX.repeat(3)
     else:
-        [found] = drawn(batchers(8), completions(*seeds, known=SCATTERED))
+        [found] = drawn(engines(8), completions(*seeds, known=SCATTERED))
         known = SCATTERED.repeat(3)
         expected = generate(net, seeds, known=given, given=torch.from_numpy(known).expand(8, -1)).numpy()
     assert np.array_equal(found[:, known], np.broadcast_to(PICTURE[known], (8, known.sum())))
@@ -84,50 +84,47 @@ def test_images_are_those_of_the_plain_decode_loop(batchers):
     assert (found[:, ~known] == expected[:, ~known][::-1]).mean() < 0.5  # other seeds are other images
 
 
-def test_no_hidden_sub_pixel_is_used(batchers):
+def test_no_hidden_sub_pixel_is_used(engines):
     for known in (PREFIX, SCATTERED):
         hidden = np.where(known.repeat(3), PICTURE, 255 - PICTURE)
-        assert np.array_equal(drawn(batchers(1), completions(5, known=known))[0],
-                              drawn(batchers(1), completions(5, known=known, picture=hidden))[0])
+        assert np.array_equal(drawn(engines(1), completions(5, known=known))[0],
+                              drawn(engines(1), completions(5, known=known, picture=hidden))[0])
 
 
-def test_an_image_is_the_same_in_any_company(batchers):
-    a, b, c = completions(1, 2, 3), [ImageSpec(seed=9, label=4)], completions(5, known=SCATTERED)
-    together = drawn(batchers(6), a, b, c)
-    in_turns = drawn(batchers(2), a, b, c)
-    alone = [np.concatenate([drawn(batchers(1), [spec])[0] for spec in specs]) for specs in (a, b, c)]
-    exact = batchers(1).decoder.name == "compiled"
+def test_an_image_is_the_same_in_any_company(engines):
+    a, b, c = completions(1, 2, 3), [Job(seed=9, label=4)], completions(5, known=SCATTERED)
+    together = drawn(engines(6), a, b, c)
+    in_turns = drawn(engines(2), a, b, c)
+    alone = [np.concatenate([drawn(engines(1), [spec])[0] for spec in specs]) for specs in (a, b, c)]
+    exact = engines(1).decoder.name == "compiled"
     for found in (*zip(together, alone, strict=True), *zip(in_turns, alone, strict=True)):
         assert np.array_equal(*found) if exact else (found[0] == found[1]).mean() > 0.9
 
 
-def test_what_is_left_is_counted_in_pixels(batchers):
-    batcher = batchers(1)
-    patches = batcher.decoder.net.patches is not None
+def test_what_is_left_is_counted_in_pixels(engines):
+    engine = engines(1)
+    patches = engine.decoder.net.patches is not None
     hidden = ~SCATTERED
-    batcher.submit(Submission("a", completions(1, known=SCATTERED), stream=True))
-    position, decoded, shown, finished = 2, 0, [], []  # two pixels are known before the first hole
-    while batcher.busy:
-        report = batcher.run_quantum()
+    [image] = submit(engine, "a", [dataclasses.replace(job, stream=True) for job in completions(1, known=SCATTERED)])
+    position, decoded, shown = 2, 0, []  # two pixels are known before the first hole
+    while engine.busy:
+        report = engine.run_quantum()
         decoded += report.subpixels
-        for image in report.running:
-            assert image.left == (hidden[image.position:].sum() if patches else 64 - image.position)
-            assert hidden[position:image.position].sum() <= 8  # at most those of an image row; read ones may be passed
-            if image.canvas is not None:
-                shown.append((image.position // 8, image.canvas))
-            position = image.position
-        finished += report.finished
+        assert image.left == (hidden[image.position:].sum() if patches else 64 - image.position)
+        assert hidden[position:image.position].sum() <= 8  # at most those of an image row; read ones may be passed
+        shown += [(row, canvas) for _, row, canvas in report.rows]
+        position = image.position
     assert decoded == 3 * (64 - 2)
     rows = [row for row, _ in shown]
     assert rows and rows == sorted(set(rows))
     for row, canvas in shown:
-        assert np.array_equal(canvas[:row * 24], finished[0].canvas[:row * 24])
+        assert np.array_equal(canvas[:row * 24], image.canvas[:row * 24])
 
 
-def test_a_fault_in_a_quantum_changes_no_image(batchers):
+def test_a_fault_in_a_quantum_changes_no_image(engines):
     """Its images are put back to where they were, and drawn again."""
-    batcher = batchers(3)
-    own, thrown = batcher.decoder.quantum, []
+    engine = engines(3)
+    own, thrown = engine.decoder.quantum, []
 
     def faulty(slots, positions, steps):
         done = own(slots, positions, steps)
@@ -136,17 +133,17 @@ def test_a_fault_in_a_quantum_changes_no_image(batchers):
             raise RuntimeError("a fault")
         return done
 
-    batcher.decoder.quantum = faulty
-    [found] = drawn(batcher, completions(1, 2, 3))
+    engine.decoder.quantum = faulty
+    [found] = drawn(engine, completions(1, 2, 3))
     assert thrown
-    assert (found == drawn(batchers(3), completions(1, 2, 3))[0]).mean() > 0.9
+    assert (found == drawn(engines(3), completions(1, 2, 3))[0]).mean() > 0.9
 
 
-def test_a_pixel_of_which_only_some_channels_are_known_is_refused(batchers):
+def test_a_pixel_of_which_only_some_channels_are_known_is_refused(engines):
     known = SCATTERED.repeat(3)
     known[0] = False
     with pytest.raises(ValueError, match="either all channels or none must be known"):
-        batchers(1).decoder.take([1], [ImageSpec(seed=0, canvas=PICTURE, known=known)])
+        engines(1).decoder.take([1], images([Job(seed=0, canvas=PICTURE, known=known)]))
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import pytest
 
-from linpix.server.errors import DeadlineUnreachable
 from linpix.server.pictures.upload_slots import SLOTS, UploadSlots
 
 
@@ -76,7 +75,6 @@ def test_who_leaves_the_line_takes_no_place_and_who_leaves_while_it_is_decoded_k
             upload._go.set()
         await asyncio.gather(*(upload.task for upload in uploads), return_exceptions=True)
         assert len(Upload.begun) == SLOTS + 2
-        assert slots.until(100) == 0
         await asyncio.gather(*(slots.run("b", lambda: None) for _ in range(5)))  # every place is there again
 
     asyncio.run(leaving())
@@ -98,28 +96,3 @@ def test_a_picture_that_fails_after_its_client_left_is_no_line_of_the_log(caplog
 
     asyncio.run(leave())
     assert caplog.records == []
-
-
-def test_a_wait_for_a_place_beyond_the_deadline_is_refused_and_told():
-    async def line() -> None:
-        slots = UploadSlots()
-        assert slots.until(1) == 0
-        slow = Upload(slots, "many")
-        await begun(1)
-        await asyncio.sleep(0.1)
-        await slow.end()
-        assert slots.until(1) == 0 < slots._seconds
-        slots._seconds = 0.1  # as on a machine that is not busy
-        slots.check("one", 0.01)
-        uploads = [Upload(slots, "many") for _ in range(SLOTS + 20)]
-        await begun(1 + SLOTS)
-        for _ in range(2):
-            slots.check("one", 0.1)  # only one is taken before it
-            with pytest.raises(DeadlineUnreachable, match="20 uploads are ahead of it, which take about"):
-                slots.check("many", 0.5)
-        assert 0.05 * 10 <= slots.until(10) < slots.until(1000) == slots.until(SLOTS + 20)
-        for upload in uploads:
-            upload._go.set()
-        await asyncio.gather(*(upload.task for upload in uploads))
-
-    asyncio.run(line())

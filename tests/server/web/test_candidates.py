@@ -16,7 +16,7 @@ from linpix.model.generate import starts_of
 from linpix.model.inputs import START
 from linpix.model.likelihood import class_log_probs_of
 from linpix.model.transformer import Transformer
-from linpix.server.engine.answers.ranking import best
+from linpix.server.engine.attempts import best_of as best
 from tests.server.conftest import serving
 from tests.server.web.routes.test_images import PICTURE, edit, encode, events_of, images_of
 

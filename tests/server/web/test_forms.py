@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from fastapi import Request
 
-from linpix.server.web import forms
-from linpix.server.web.forms import FIELD_BYTES, MAX_FIELDS
-from linpix.server.web.requests.request_schemas import FORM_FIELDS
+from linpix.server.web.request_schemas import FORM_FIELDS
+from linpix.server.web.uploads import FIELD_BYTES, MAX_FIELDS, read_form
 from tests.server.conftest import ROOT, eventually, serving
 from tests.server.web.routes.test_images import images_of, occluded
 from tests.server.web.test_admission import BOUNDARY, Raw, commented, error_of, part, rejected
@@ -127,7 +126,7 @@ def test_of_unknown_fields_little_is_kept():
 
     request = Request({"type": "http", "headers": [
         (b"content-type", f"multipart/form-data; boundary={BOUNDARY}".encode())]}, receive)
-    asyncio.run(forms.read(request))
+    asyncio.run(read_form(request))
     kept = asyncio.run(request._get_form()).multi_items()
     assert len(kept) == MAX_FIELDS and sum(len(name) + len(value) for name, value in kept) < 100 * MAX_FIELDS
 

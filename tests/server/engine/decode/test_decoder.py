@@ -17,14 +17,14 @@ from linpix.model.cuda import GpuPool, StateFormat
 from linpix.model.generate import generate
 from linpix.model.sharing import SharedWeights
 from linpix.model.transformer import Transformer
-from linpix.server.engine.batch import Batcher
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CudaDecoder
 from linpix.server.engine.decode.decoder import Decoder, EagerDecoder
+from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.decode.failures import EngineLost, most_retries
 from linpix.server.engine.decode.faults import Faults, with_faults
-from linpix.server.engine.decode.image_spec import ImageSpec
-from linpix.server.engine.messages import Submission
+from linpix.server.engine.job import Job
+from tests.server.engine import images, submit
 
 SEEDS = list(range(100, 107))
 
@@ -73,7 +73,7 @@ def tiny(request):
 def begin(engine: Decoder, slots, specs, piece=64):
     """Give slots to images, and prefill each, so many tokens at a time."""
     for slot, spec in zip(slots, specs, strict=True):
-        engine.take([slot], [spec])
+        engine.take([slot], images([spec]))
         for position in range(0, spec.prefix, piece):
             engine.prefill(*(np.array([x]) for x in (slot, position, min(piece, spec.prefix - position))))
 
@@ -94,10 +94,10 @@ def decode(engine: Decoder, specs, quantum=8, slots=None, piece=64):
 
 
 def specs(**options):
-    return [ImageSpec(seed=seed, **options) for seed in SEEDS]
+    return [Job(seed=seed, **options) for seed in SEEDS]
 
 
-def test_the_engine_draws_what_the_plain_decode_loop_draws(tiny):
+def test_the_modeldraws_what_the_plain_decode_loop_draws(tiny):
     expected = generate(tiny.checkpoint.net, SEEDS, labels=[3] * 7, temperature=0.8).numpy()
     found = decode(tiny(7), specs(label=3, temperature=0.8))
     assert (found == expected).mean() > (0.9 if tiny.engine == "compiled" else 0.999999)  # which rounds differently
@@ -119,7 +119,7 @@ def test_the_slots_that_images_sit_in_change_nothing_and_poisoned_free_slots_are
 def test_a_slot_is_as_good_as_new_for_its_next_image(tiny):
     engine = tiny(7)
     first = decode(engine, specs())
-    decode(engine, [ImageSpec(seed=seed, label=5) for seed in range(7)])
+    decode(engine, [Job(seed=seed, label=5) for seed in range(7)])
     assert np.array_equal(decode(engine, specs()), first)
 
 
@@ -149,7 +149,7 @@ def test_a_prefilled_prefix_continues_as_if_it_had_been_decoded(prefix):
     free = decode(EagerDecoder(source, 7), specs())
     known = np.arange(64) < prefix
     for seed, image in zip(SEEDS, free, strict=True):
-        again = decode(EagerDecoder(source, 1), [ImageSpec(seed=seed, canvas=image * known, known=known)])[0]
+        again = decode(EagerDecoder(source, 1), [Job(seed=seed, canvas=image * known, known=known)])[0]
         assert np.array_equal(again[:prefix], image[:prefix])
         assert (again == image).mean() > 0.8
 
@@ -161,9 +161,9 @@ def test_a_prefix_may_be_prefilled_in_pieces(tiny, prefix):
     assert np.array_equal(decode(tiny(7), given, piece=32), decode(tiny(7), given))
 
 
-def prefilled_slowly(batcher: Batcher, monkeypatch, seconds=0.06) -> list[tuple]:
+def prefilled_slowly(model: Engine, monkeypatch, seconds=0.06) -> list[tuple]:
     """What the engine is to do from now on, in order: (slots, positions, steps) of prefills, (slots,) of quanta."""
-    engine, calls = batcher.decoder, []
+    engine, calls = model.decoder, []
     prefill, quantum = engine.prefill, engine.quantum
 
     def slowly(*numbers):
@@ -183,28 +183,28 @@ def prefilled_slowly(batcher: Batcher, monkeypatch, seconds=0.06) -> list[tuple]
 def completions(seeds, prefix=200):
     known = np.arange(256) < prefix
     canvas = np.where(known, 200, 0).astype(np.uint8)
-    return [ImageSpec(seed=seed, canvas=canvas, known=known) for seed in seeds]
+    return [Job(seed=seed, canvas=canvas, known=known) for seed in seeds]
 
 
-def ask(batcher: Batcher, request: str, specs) -> None:
-    batcher.submit(Submission(request, specs))
+def ask(model: Engine, request: str, specs) -> None:
+    submit(model, request, specs)
 
 
-def images_of(batcher: Batcher) -> dict[tuple[str, int], Any]:
-    images = {}
-    while batcher.busy:
-        for image in batcher.run_quantum().finished:
-            images[image.request, image.index] = image.canvas
-    return images
+def drawn_by(model: Engine) -> dict[tuple[str, int], Any]:
+    drawn = {}
+    while model.busy:
+        for image in model.run_quantum().finished:
+            drawn[image.request, image.index] = image.canvas
+    return drawn
 
 
 def test_completions_of_one_picture_prefill_once_by_pieces_while_others_decode(tiny, monkeypatch):
-    batcher = Batcher(tiny(5, tiny.larger))
-    calls = prefilled_slowly(batcher, monkeypatch)
-    stride = batcher.decoder.prefill_stride
-    ask(batcher, "draw", [ImageSpec(seed=9)])
-    ask(batcher, "complete", completions([1, 2, 3]))
-    images = images_of(batcher)
+    model = Engine(tiny(5, tiny.larger))
+    calls = prefilled_slowly(model, monkeypatch)
+    stride = model.decoder.prefill_stride
+    ask(model, "draw", [Job(seed=9)])
+    ask(model, "complete", completions([1, 2, 3]))
+    images = drawn_by(model)
     pieces = [call for call in calls if len(call) == 3]
     assert pieces == [([2], [position], [min(stride, 200 - position)]) for position in range(0, 200, stride)]
     until = calls.index(pieces[-1])
@@ -214,18 +214,18 @@ def test_completions_of_one_picture_prefill_once_by_pieces_while_others_decode(t
     together = np.stack([images["complete", index] for index in range(3)])
     assert len(np.unique(together, axis=0)) == 3
     assert (together[:, :200] == 200).all()
-    for request, spec in (("draw", ImageSpec(seed=9)), ("complete", completions([1])[0])):
-        alone = Batcher(tiny(1, tiny.larger))
+    for request, spec in (("draw", Job(seed=9)), ("complete", completions([1])[0])):
+        alone = Engine(tiny(1, tiny.larger))
         ask(alone, request, [spec])
-        equal = images_of(alone)[request, 0] == images[request, 0]
+        equal = drawn_by(alone)[request, 0] == images[request, 0]
         assert equal.mean() > 0.9 if tiny.engine == "eager" else equal.all()  # another size of batch rounds otherwise
 
 
 def test_beside_images_that_are_drawn_prefills_get_half_of_the_time(tiny, monkeypatch):
     """By a clock that only prefills (10 ms) and quanta (15 ms) move: three of the one for two of the other."""
-    batcher, clock = Batcher(tiny(9, tiny.larger)), [0.0]
-    calls = prefilled_slowly(batcher, monkeypatch, seconds=0)
-    prefill, quantum = batcher.decoder.prefill, batcher.decoder.quantum
+    model, clock = Engine(tiny(9, tiny.larger)), [0.0]
+    calls = prefilled_slowly(model, monkeypatch, seconds=0)
+    prefill, quantum = model.decoder.prefill, model.decoder.quantum
 
     def taking(seconds, function):
         def slow(*numbers):
@@ -237,39 +237,39 @@ def test_beside_images_that_are_drawn_prefills_get_half_of_the_time(tiny, monkey
         clock[0] += 1e-6
         return clock[0]
 
-    monkeypatch.setattr(batcher.decoder, "prefill", taking(0.010, prefill))
-    monkeypatch.setattr(batcher.decoder, "quantum", taking(0.015, quantum))
+    monkeypatch.setattr(model.decoder, "prefill", taking(0.010, prefill))
+    monkeypatch.setattr(model.decoder, "quantum", taking(0.015, quantum))
     monkeypatch.setattr(time, "perf_counter", now)
-    ask(batcher, "draw", [ImageSpec(seed=9)])
-    batcher.run_quantum()
+    ask(model, "draw", [Job(seed=9)])
+    model.run_quantum()
     calls.clear()
     for index in range(8):
-        ask(batcher, f"complete {index}", completions([index], prefix=20))
+        ask(model, f"complete {index}", completions([index], prefix=20))
     for _ in range(4):
-        batcher.run_quantum()
+        model.run_quantum()
     assert ["quantum" if len(call) == 1 else "prefill" for call in calls] == (
         ["prefill", "prefill", "quantum", "prefill", "quantum"] * 2)
 
 
 def test_a_request_that_leaves_in_the_middle_of_its_prefill_frees_its_slots(tiny, monkeypatch):
-    batcher = Batcher(tiny(2, tiny.larger))
-    calls = prefilled_slowly(batcher, monkeypatch)
-    ask(batcher, "gone", completions([1, 2]))
-    ask(batcher, "next", [ImageSpec(seed=9)])
-    batcher.run_quantum()
-    batcher.cancel("gone")
-    assert len(batcher.run_quantum().joined) == 1
+    model = Engine(tiny(2, tiny.larger))
+    calls = prefilled_slowly(model, monkeypatch)
+    ask(model, "gone", completions([1, 2]))
+    ask(model, "next", [Job(seed=9)])
+    model.run_quantum()
+    model.cancel("gone")
+    assert len(model.run_quantum().joined) == 1
     assert len([call for call in calls if len(call) == 3]) == 1
-    assert images_of(batcher).keys() == {("next", 0)}
+    assert drawn_by(model).keys() == {("next", 0)}
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_prefill_that_throws_is_begun_again_once_and_then_ends_its_request_alone(tiny, monkeypatch, times):
-    expected = Batcher(tiny(3, tiny.larger))
+    expected = Engine(tiny(3, tiny.larger))
     ask(expected, "bad", completions([1, 2]))
-    clean = images_of(expected)
-    batcher, calls = Batcher(tiny(3, tiny.larger)), []
-    prefill = batcher.decoder.prefill
+    clean = drawn_by(expected)
+    model, calls = Engine(tiny(3, tiny.larger)), []
+    prefill = model.decoder.prefill
 
     def thrown(*numbers):
         prefill(*numbers)  # which has changed the state
@@ -277,45 +277,45 @@ def test_a_prefill_that_throws_is_begun_again_once_and_then_ends_its_request_alo
         if 2 <= len(calls) < 2 + times:
             raise RuntimeError("at its second piece, or when it is begun again")
 
-    monkeypatch.setattr(batcher.decoder, "prefill", thrown)
-    ask(batcher, "good", [ImageSpec(seed=9)])
-    ask(batcher, "bad", completions([1, 2]))
+    monkeypatch.setattr(model.decoder, "prefill", thrown)
+    ask(model, "good", [Job(seed=9)])
+    ask(model, "bad", completions([1, 2]))
     images, failed = {}, {}
-    while batcher.busy:
-        report = batcher.run_quantum()
+    while model.busy:
+        report = model.run_quantum()
         failed |= report.failed
         images |= {(image.request, image.index): image.canvas for image in report.finished}
     assert failed.keys() == ({"bad"} if times == 2 else set())
     assert images.keys() == {("good", 0)} | (set() if times == 2 else clean.keys())
     assert times == 2 or all(np.mean(images[key] == image) > 0.9 for key, image in clean.items())
     assert times == 2 or tiny.engine == "eager" or all(np.array_equal(images[key], clean[key]) for key in clean)
-    assert len(batcher.scheduler.free) == 3
+    assert len(model.scheduler.free) == 3
 
 
 def test_a_picture_without_a_hole_is_not_prefilled(tiny, monkeypatch):
-    batcher = Batcher(tiny(1, tiny.larger))
-    calls = prefilled_slowly(batcher, monkeypatch)
-    ask(batcher, "whole", completions([1], prefix=256))
-    assert (images_of(batcher)["whole", 0] == 200).all()
+    model = Engine(tiny(1, tiny.larger))
+    calls = prefilled_slowly(model, monkeypatch)
+    ask(model, "whole", completions([1], prefix=256))
+    assert (drawn_by(model)["whole", 0] == 200).all()
     assert calls == []
 
 
 def test_a_wait_for_a_slot_does_not_include_the_images_own_prefill(monkeypatch):
-    batcher = Batcher(EagerDecoder(loaded(side=16), 1))
-    prefill, begun = batcher.decoder.prefill, []
+    model = Engine(EagerDecoder(loaded(side=16), 1))
+    prefill, begun = model.decoder.prefill, []
 
     def noted(*given):
         begun.append(time.monotonic())
         prefill(*given)
 
-    monkeypatch.setattr(batcher.decoder, "prefill", noted)
-    ask(batcher, "complete", completions([1]))
-    assert batcher.run_quantum().joined_at <= begun[0]
+    monkeypatch.setattr(model.decoder, "prefill", noted)
+    ask(model, "complete", completions([1]))
+    assert model.run_quantum().joined_at <= begun[0]
 
 
 def test_bulk_work_makes_every_image_whatever_the_number_of_slots(tiny):
     for slots in (2, 7, 20):
-        produced = produce(Batcher(tiny(slots)), specs())
+        produced = produce(Engine(tiny(slots)), Job(seed=SEEDS[0], images=7))
         assert len(produced.images) == 7
         assert produced.seconds > 0
     assert np.array_equal(np.stack(produced.images), decode(tiny(7), specs()))
@@ -350,27 +350,27 @@ def test_a_quantum_that_threw_half_way_is_put_back_and_run_again_in_parts(tiny):
 def test_a_first_quantum_that_threw_is_put_back_to_the_start(tiny):
     engine = tiny(3)
     for slot in (1, 2, 3):
-        engine.take([slot], [ImageSpec(seed=slot)])
+        engine.take([slot], images([Job(seed=slot)]))
     engine.keep([1, 2, 3])
     engine.quantum([1, 2, 3], [0] * 3, [5] * 3)
     engine.restore([1, 2, 3], [0] * 3)
     assert not engine.quantum([1, 2, 3], [0] * 3, [64] * 3).not_finite
     assert np.array_equal(np.stack([engine.image(slot) for slot in (1, 2, 3)]),
-                          decode(tiny(3), [ImageSpec(seed=seed) for seed in (1, 2, 3)]))
+                          decode(tiny(3), [Job(seed=seed) for seed in (1, 2, 3)]))
 
 
-def finish(batcher: Batcher, requests: dict[str, list[int]]) -> tuple[dict[int, Any], dict[str, Exception], int]:
+def finish(model: Engine, requests: dict[str, list[int]]) -> tuple[dict[int, Any], dict[str, Exception], int]:
     """Turn until all is over; images by seed, requests that failed, quanta that were run again."""
     for request, seeds in requests.items():
-        ask(batcher, request, [ImageSpec(seed=seed) for seed in seeds])
+        ask(model, request, [Job(seed=seed) for seed in seeds])
     images, failed, retried = {}, {}, 0
-    while batcher.busy:
-        report = batcher.run_quantum()
+    while model.busy:
+        report = model.run_quantum()
         failed |= report.failed
         retried += report.retries > 0
         for image in report.finished:
             images[requests[image.request][image.index]] = image.canvas
-    assert len(batcher.scheduler.free) == batcher.decoder.slots
+    assert len(model.scheduler.free) == model.decoder.slots
     return images, failed, retried
 
 
@@ -381,7 +381,7 @@ REQUESTS = {"a": [100], "b": [101, 102], "c": [103], "d": [104, 105], "e": [106]
     ("throw:image=102", {"b"}), ("throw:image=102,throw:image=106", {"b", "e"}), ("glitch:every=2", set()),
     ("nan:image=104,throw:image=100", {"a", "d"}), ("prefill:image=103,glitch:at=1", {"c"})])
 def test_an_image_that_throws_ends_its_request_and_the_others_get_what_they_would_have_had(tiny, faults, lost):
-    images, failed, retried = finish(Batcher(with_faults(tiny(7), Faults(faults))), REQUESTS)
+    images, failed, retried = finish(Engine(with_faults(tiny(7), Faults(faults))), REQUESTS)
     assert failed.keys() == lost
     assert retried == (faults != "glitch:every=2") or retried > 2
     assert images.keys() == {seed for request, seeds in REQUESTS.items() if request not in lost for seed in seeds}
@@ -393,36 +393,36 @@ def test_an_image_that_throws_ends_its_request_and_the_others_get_what_they_woul
         assert set(equal) == {1.0}
 
 
-def test_when_nothing_can_be_decoded_every_request_ends_and_at_last_the_engine_is_lost():
+def test_when_nothing_can_be_decoded_every_request_ends_and_at_last_the_modelis_lost():
     engine, runs = EagerDecoder(loaded(), 4), []
     quantum = engine.quantum
-    batcher = Batcher(with_faults(engine, Faults("broken:from=1")))
-    batcher.beat = lambda: runs.append(1)
+    model = Engine(with_faults(engine, Faults("broken:from=1")))
+    model.beat = lambda: runs.append(1)
     for request in range(6):
-        ask(batcher, str(request), [ImageSpec(seed=0), ImageSpec(seed=1)])
+        ask(model, str(request), [Job(seed=0), Job(seed=1)])
     for ended in ({"0", "1"}, {"2", "3"}):
-        assert batcher.run_quantum().failed.keys() == ended
+        assert model.run_quantum().failed.keys() == ended
     assert len(runs) <= 2 * (2 + 1 + 2 * most_retries(4) + 2)  # joins, the first run, retries and restores, the probe
     with pytest.raises(EngineLost, match="decoded no image in 3 quanta in a row"):
-        batcher.run_quantum()
+        model.run_quantum()
     assert engine.quantum == quantum
 
 
 def test_rows_that_throw_whenever_they_are_alone_do_not_end_the_engine():
-    batcher = Batcher(with_faults(EagerDecoder(loaded(), 1), Faults("throw:image=13")))
-    images, failed, _ = finish(batcher, {str(number): [13] for number in range(6)} | {"good": [14]})
+    model = Engine(with_faults(EagerDecoder(loaded(), 1), Faults("throw:image=13")))
+    images, failed, _ = finish(model, {str(number): [13] for number in range(6)} | {"good": [14]})
     assert len(failed) == 6
     assert images.keys() == {14}
 
 
 def test_after_an_internal_error_every_slot_is_free_and_waiting_images_still_wait():
-    batcher = Batcher(EagerDecoder(loaded(), 2))
+    model = Engine(EagerDecoder(loaded(), 2))
     for request in ("a", "b", "c"):
-        ask(batcher, request, [ImageSpec(seed=0)])
-    batcher.run_quantum()
-    assert batcher.abandon() == ["a", "b"]
-    assert batcher.scheduler.free == [1, 2]
-    assert images_of(batcher).keys() == {("c", 0)}
+        ask(model, request, [Job(seed=0)])
+    model.run_quantum()
+    assert sorted(model.abandon()) == ["a", "b"]
+    assert model.scheduler.free == [1, 2]
+    assert drawn_by(model).keys() == {("c", 0)}
 
 
 def test_an_image_whose_parameters_are_not_finite_is_reported_and_no_other_changes(tiny):
@@ -431,7 +431,7 @@ def test_an_image_whose_parameters_are_not_finite_is_reported_and_no_other_chang
     engine = tiny(len(specs_))
     slots = list(range(1, len(specs_) + 1))
     for slot, spec in zip(slots, specs_, strict=True):
-        engine.take([slot], [spec])
+        engine.take([slot], images([spec]))
     at = [spec.prefix for spec in specs_]
     order = sorted(range(len(specs_)), key=lambda i: at[i])
     done = engine.quantum([slots[i] for i in order], [at[i] for i in order], [min(8, 64 - at[i]) for i in order])
@@ -445,21 +445,21 @@ def test_an_image_whose_parameters_are_not_finite_is_reported_and_no_other_chang
 
 
 def test_a_request_with_an_image_that_is_not_finite_ends_alone(tiny):
-    batcher = Batcher(tiny(4))
+    model = Engine(tiny(4))
     for request, seeds in (("good", [1, 2]), ("bad", [3, 4]), ("later", [5])):
-        ask(batcher, request, [ImageSpec(seed=seed) for seed in seeds])
-    batcher.run_quantum()
-    batcher.decoder.pool.fill_with_nan(3)
-    report = batcher.run_quantum()
+        ask(model, request, [Job(seed=seed) for seed in seeds])
+    model.run_quantum()
+    model.decoder.pool.fill_with_nan(3)
+    report = model.run_quantum()
     assert report.failed.keys() == {"bad"}
-    assert {image.request for image in report.running} == {"good"}
+    assert {image.request for image in model.scheduler.running.values()} == {"good"}
     finished = []
-    while batcher.busy:
-        report = batcher.run_quantum()
+    while model.busy:
+        report = model.run_quantum()
         assert not report.failed
         finished += [image.request for image in report.finished]
     assert sorted(finished) == ["good", "good", "later"]
-    assert batcher.scheduler.free == [1, 2, 3, 4]
+    assert model.scheduler.free == [1, 2, 3, 4]
 
 
 @pytest.mark.skipif(ops.gpu, reason="there is a GPU here")
@@ -474,7 +474,7 @@ def test_what_only_a_gpu_can_do_is_refused_on_a_processor_with_the_reason(option
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear", "background"])
-def test_an_engine_on_a_gpu_records_its_graphs_when_it_is_loaded(emulated, monkeypatch, kind):
+def test_an_modelon_a_gpu_records_its_graphs_when_it_is_loaded(emulated, monkeypatch, kind):
     recorded = []
     pool = functools.partial(GpuPool, device="cpu", operators=emulated.operators,
                              recorder=lambda work: recorded.append(work) or work)
@@ -484,7 +484,7 @@ def test_an_engine_on_a_gpu_records_its_graphs_when_it_is_loaded(emulated, monke
     assert len(recorded) == 4  # 1, 2, 4 and 8 rows
     for rows in range(1, 6):
         slots = list(range(1, rows + 1))
-        engine.take(slots, [ImageSpec(seed=seed) for seed in slots])
+        engine.take(slots, images([Job(seed=seed) for seed in slots]))
         engine.quantum(slots, [0] * rows, [8] * rows)
     assert len(recorded) == 4
 
@@ -494,7 +494,7 @@ def test_a_gpu_that_no_longer_answers_is_distinguished_from_a_failed_batch(emula
     """The error comes again when one only waits for the GPU, so the engine is lost; else the batch is."""
     source = loaded()
     engine = CudaDecoder(source, 2, GpuPool(source.net, 2, device="cpu", operators=emulated.operators))
-    engine.take([1], [ImageSpec(seed=0)])
+    engine.take([1], images([Job(seed=0)]))
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")

@@ -5,14 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linpix.server.engine.decode.failures import EngineLost, Outcome, isolate, most_retries
-from linpix.server.engine.schedule.scheduler import ScheduledImage
+from linpix.server.engine.image import Image
+from linpix.server.engine.job import Job
 
 
 class Rows:
     """Rows whose work is to be done once each, some of which throw."""
 
     def __init__(self, count: int, poison: set[int]) -> None:
-        self.plan = [(ScheduledImage("r", index, 0, slot=index + 1), 8) for index in range(count)]
+        self.plan = [(Image("r", Job(), index, 0, None, slot=index + 1), 8) for index in range(count)]
         self.poison, self.done, self.runs = poison, dict.fromkeys(range(1, count + 1), 0), 0
 
     def run(self, plan) -> list[int]:

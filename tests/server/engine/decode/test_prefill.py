@@ -3,11 +3,13 @@
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from linpix.model.attempts import Recognised
 from linpix.server.engine.decode.prefill import Prefills
-from linpix.server.engine.schedule.scheduler import ScheduledImage
+from linpix.server.engine.image import Image, Report, State
+from linpix.server.engine.job import Job
 
 STRIDE = 32
 
@@ -28,24 +30,31 @@ def prefills(clock, token_s: float = 0.0, reading_s: float = 0.0) -> Prefills:
         clock[0] += reading_s
 
     return Prefills(SimpleNamespace(prefill=fold, read=read, copy=lambda slots: None, prefill_stride=STRIDE,
-                                    reads_together=1))
+                                    reads_together=1, conditioned=[reading_s > 0] * 9,
+                                    config=SimpleNamespace(token_size=1)))
 
 
-def rows(count: int = 1) -> list[ScheduledImage]:
-    return [ScheduledImage("a", index, 0, index + 1) for index in range(count)]
+def run(waiting: Prefills, seconds: float, *, others: bool = False) -> Report:
+    waiting.run(seconds, lambda: None, report := Report(), others=others)
+    return report
 
 
-def test_a_request_is_told_when_it_is_done_with_all_its_pieces(clock):
-    waiting, images = prefills(clock, token_s=1e-3), rows(2)
-    waiting.append(images, 3 * STRIDE)
-    told = []
+def group(count: int = 1, known: int = 1) -> list[Image]:
+    job = Job(known=np.arange(784) < known)
+    return [Image("a", job, index, index, None, state=State.PREFILL, slot=index + 1) for index in range(count)]
+
+
+def test_images_may_decode_when_all_pieces_are_done(clock):
+    waiting, images = prefills(clock, token_s=1e-3), group(2, 3 * STRIDE)
+    waiting.append(images)
+    seconds = []
     for _ in range(3):
-        assert not any(image.prefilled for image in images)
-        ran = waiting.run(0.01, lambda: None, beside=False)  # less than a piece takes
-        assert not ran.failed
-        told += ran.done
-    assert [(one.tokens, pytest.approx(one.seconds)) for one in told] == [(3 * STRIDE, 3 * STRIDE * 1e-3)]
-    assert all(image.prefilled for image in images)
+        assert {image.state for image in images} == {State.PREFILL}
+        report = run(waiting, 0.01)  # less than a piece takes
+        assert not report.failed
+        seconds += report.prefill_s
+    assert seconds == [pytest.approx(3 * STRIDE * 1e-3)]
+    assert {(image.state, image.position) for image in images} == {(State.DRAWING, 3 * STRIDE)}
 
 
 @pytest.mark.parametrize(("reading_s", "quantum_s"), [(0.030, 0.003), (0.001, 0.003), (0.004, 0.003)])
@@ -54,9 +63,9 @@ def test_beside_images_that_are_drawn_it_gets_half_of_the_time_however_long_a_pi
     read = drawn = 0.0
     for _ in range(1000):
         for _ in range(4):  # so there is always more to do
-            waiting.append(rows(), 1, read=True)
+            waiting.append(group())
         before = clock[0]
-        waiting.run(quantum_s, lambda: None, beside=True)
+        run(waiting, quantum_s, others=True)
         read += clock[0] - before
         clock[0] += quantum_s
         drawn += quantum_s
@@ -66,17 +75,17 @@ def test_beside_images_that_are_drawn_it_gets_half_of_the_time_however_long_a_pi
 def test_where_nothing_is_drawn_nothing_is_paid_back(clock):
     waiting = prefills(clock, reading_s=1.0)
     for _ in range(3):
-        waiting.append(rows(), 1, read=True)
-        assert len(waiting.run(0.05, lambda: None, beside=False).done) == 1
+        waiting.append(group())
+        assert len(run(waiting, 0.05).prefill_s) == 1
 
 
 def test_what_was_not_used_is_not_saved(clock):
     waiting = prefills(clock, reading_s=0.002)
     for _ in range(100):
-        waiting.run(0.05, lambda: None, beside=True)
+        run(waiting, 0.05, others=True)
     for _ in range(100):
-        waiting.append(rows(), 1, read=True)
-    assert len(waiting.run(0.010, lambda: None, beside=True).done) == pytest.approx(5, abs=1)
+        waiting.append(group())
+    assert len(run(waiting, 0.010, others=True).prefill_s) == pytest.approx(5, abs=1)
 
 
 # --- several in one call ---
@@ -99,68 +108,62 @@ def recorded(clock, together: int = 3, broken: frozenset[int] = frozenset()) -> 
         prefill=lambda slots, positions, steps: called("prefill", slots.tolist()), judge=judge,
         read=lambda requests: called("read", [slots[0] for slots in requests]), copy=lambda slots: None,
         prefill_stride=STRIDE, reads_together=together, pool=SimpleNamespace(clear=lambda slot: None),
-        checkpoint=SimpleNamespace(name="fake"))), calls
+        checkpoint=SimpleNamespace(name="fake"), config=SimpleNamespace(token_size=1),
+        conditioned=[slot != FOLDED for slot in range(10)])), calls
 
 
-def at(slot: int) -> ScheduledImage:
-    return ScheduledImage(f"request {slot}", 0, 0, slot)
+FOLDED = 8  # the slot of an image whose prefix is folded in
 
 
-def test_readings_and_judging_go_several_in_a_call_in_the_order_in_which_they_came(clock):
-    waiting, calls = recorded(clock)
-    for slot in (1, 2, 3, 4):
-        waiting.append([at(slot)], 1, read=True)
-    for slot in (5, 6):
-        waiting.judge(at(slot))
-    waiting.append([at(7)], 1, read=True)
-    waiting.append([at(8)], STRIDE)
-    waiting.append([at(9)], 1, read=True)
-    ran = waiting.run(1.0, lambda: None, beside=False)
+def image(slot: int, state: State = State.PREFILL) -> Image:
+    return Image(f"request {slot}", Job(known=np.arange(784) < STRIDE), 0, 0, None, state=state, slot=slot)
+
+
+def waiting_for(clock, *slots: int, state: State, broken: frozenset[int] = frozenset()):
+    waiting, calls = recorded(clock, broken=broken)
+    images = [image(slot, state) for slot in slots]
+    for one in images:
+        waiting.append([one])
+    return waiting, calls, images
+
+
+def test_readings_and_checks_go_several_in_a_call_in_the_order_in_which_they_came(clock):
+    waiting, calls, _ = waiting_for(clock, 1, 2, 3, 4, state=State.PREFILL)
+    checked = [image(slot, State.CHECKING) for slot in (5, 6)]
+    for one in (*checked, image(7), image(FOLDED), image(9)):
+        waiting.append([one])
+    report = run(waiting, 1.0)
     assert calls == [("read", [1, 2, 3]), ("read", [4]), ("judge", [5, 6]), ("read", [7]), ("prefill", [8]),
                      ("read", [9])]
-    assert [one.image.slot for one in ran.judged] == [5, 6]
-    assert [one.found for one in ran.judged] == [Recognised(5, -5.0), Recognised(6, -6.0)]
-    assert [one.tokens for one in ran.done] == [1, 1, 1, 1, 1, STRIDE, 1]
-    assert not ran.failed
+    assert [one.recognised for one in checked] == [Recognised(5, -5.0), Recognised(6, -6.0)]
+    assert {one.state for one in checked} == {State.DONE}
+    assert len(report.prefill_s) == 7 and not report.failed
 
 
 def test_the_time_of_a_call_is_divided_among_those_that_share_it(clock):
-    waiting, _ = recorded(clock)
-    for slot in (1, 2, 3, 4):
-        waiting.judge(at(slot))
-    assert [one.seconds for one in waiting.run(1.0, lambda: None, beside=False).judged] \
-        == pytest.approx([0.002] * 3 + [0.006])
+    waiting, _, _ = waiting_for(clock, 1, 2, 3, 4, state=State.PREFILL)
+    assert run(waiting, 1.0).prefill_s == pytest.approx([0.002] * 3 + [0.006])
 
 
-def test_what_is_not_judged_yet_decodes_nothing(clock):
-    waiting, _ = recorded(clock)
-    images = [at(slot) for slot in range(1, 5)]
-    for image in images:
-        waiting.judge(image)
-    waiting.run(0.001, lambda: None, beside=False)
-    assert [image.prefilled for image in images] == [True, True, True, False]
+def test_what_is_not_checked_yet_is_not_done(clock):
+    waiting, _, images = waiting_for(clock, 1, 2, 3, 4, state=State.CHECKING)
+    run(waiting, 0.001)
+    assert [one.state for one in images] == [State.DONE] * 3 + [State.CHECKING]
 
 
-@pytest.mark.parametrize("kind", ["read", "judge"])
-def test_what_threw_together_goes_alone_and_what_throws_again_fails_alone(clock, kind):
-    waiting, calls = recorded(clock, broken=frozenset({2}))
-    for slot in (1, 2, 3, 4, 5):
-        if kind == "judge":
-            waiting.judge(at(slot))
-        else:
-            waiting.append([at(slot)], 1, read=True)
-    ran = waiting.run(1.0, lambda: None, beside=False)
+@pytest.mark.parametrize(("kind", "state"), [("read", State.PREFILL), ("judge", State.CHECKING)])
+def test_what_threw_together_goes_alone_and_what_throws_again_fails_alone(clock, kind, state):
+    waiting, calls, images = waiting_for(clock, 1, 2, 3, 4, 5, state=state, broken=frozenset({2}))
+    report = run(waiting, 1.0)
     assert calls == [(kind, slots) for slots in ([1, 2, 3], [1], [2], [3], [4, 5])]
-    assert ran.failed.keys() == {"request 2"} and str(ran.failed["request 2"]) == "[2]"
-    assert len(ran.judged if kind == "judge" else ran.done) == 4
-    assert not waiting.run(1.0, lambda: None, beside=False).failed and len(calls) == 5
+    assert report.failed.keys() == {"request 2"} and str(report.failed["request 2"]) == "[2]"
+    assert [one.state is not state for one in images] == [True, False, True, True, True]
+    assert not run(waiting, 1.0).failed and len(calls) == 5
 
 
-def test_what_was_cancelled_is_neither_read_nor_judged(clock):
-    waiting, calls = recorded(clock)
-    images = [at(slot) for slot in (1, 2, 3)]
-    for image in images:
-        waiting.judge(image)
-    images[1].cancelled = True
-    assert [one.image.slot for one in waiting.run(1.0, lambda: None, beside=False).judged] == [1, 3]
+def test_what_was_cancelled_is_neither_read_nor_checked(clock):
+    waiting, calls, images = waiting_for(clock, 1, 2, 3, state=State.CHECKING)
+    images[1].state = State.CANCELLED
+    run(waiting, 1.0)
+    assert [one.recognised is not None for one in images] == [True, False, True]
     assert calls == [("judge", [1, 3])]

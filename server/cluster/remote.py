@@ -1,0 +1,130 @@
+"""The requests of a front, which has no engine: replicas draw their images."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ..engine.job import Job
+from ..engine.request import Event, Request, Requests, ServedModel
+from ..errors import DeadlinePassed, Draining, EngineGone, ServiceError
+from ..metrics import Metrics
+
+logger = logging.getLogger("linpix")
+RUNS = 2      # of a call: one whose replica died runs only once more, since it may be what kills replicas
+LATE_S = 0.5  # seconds from a deadline until the front ends the request; the replica, which counts it, does so before
+ELSEWHERE = EngineGone, Draining  # errors of a replica that ends: another can draw the same
+News = list[Event | ServiceError]  # an error is the last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request, as a front sends it to a replica."""
+
+    id: str
+    endpoint: str
+    client: str
+    job: Job
+    facts: dict[str, str]  # of the model's decoder, with weights and precision, as the answer will report them
+    timeout_s: float       # from when its head was read
+    spent_s: float         # the part of it that has passed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """A model as a replica serves it: what a front must know of its decoder."""
+
+    facts: dict[str, str]
+    backend: str
+    slots: int
+
+
+class ReplicaLost(Exception):
+    """The replica of a call died, or was ended, before it had answered all of it."""
+
+
+class Remote(Requests):
+    """Replicas count the requests that they admit or refuse; a front counts those that died with a replica."""
+
+    def __init__(self, models: Mapping[str, ServedModel], metrics: Metrics, run: Callable[[Call], AsyncIterator[News]],
+                 *, request_timeout_s: float) -> None:
+        """run: news of a call from some replica, first an empty list when a stream is admitted. Raises ReplicaLost."""
+        super().__init__(metrics, request_timeout_s=request_timeout_s)
+        self.models, self._run_call = models, run
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._admitted: dict[str, asyncio.Future[None]] = {}  # of streams
+
+    @property
+    def ready(self) -> bool:
+        return True  # a front starts once a replica has described itself; calls wait while replicas are replaced
+
+    def full(self, client: str) -> ServiceError | None:
+        return None  # only replicas know
+
+    def _begin(self, request: Request) -> None:
+        loop = asyncio.get_running_loop()
+        if request.job.stream:
+            self._admitted[request.id] = loop.create_future()
+        request.expiry = loop.call_at(request.deadline + LATE_S, self._expire, request)
+        self._calls[request.id] = loop.create_task(self._run(request))
+
+    async def answering(self, request: Request) -> None:
+        """Wait until a replica has admitted a stream, since its answer begins then. Raises the replica's error."""
+        if (admitted := self._admitted.get(request.id)) is not None:
+            async with request.in_time():
+                await admitted
+
+    def _end(self, request: Request) -> None:
+        if (call := self._calls.pop(request.id, None)) is not None:
+            call.cancel()
+        self._admitted.pop(request.id, None)
+
+    def _expire(self, request: Request) -> None:
+        self.metrics.deadlines_passed.labels("waiting").inc()
+        self._fail(request, DeadlinePassed(request.timeout_s))
+
+    def _fail(self, request: Request, error: ServiceError) -> None:
+        """End a request that no replica counts."""
+        self.metrics.requests.labels(request.endpoint, "failed").inc()
+        self._pass_on(request, [error])
+
+    def _pass_on(self, request: Request, news: News) -> None:
+        admitted = self._admitted.get(request.id)
+        if admitted is not None and not admitted.done():
+            if news and isinstance(news[0], ServiceError):
+                admitted.set_exception(news[0])
+            else:
+                admitted.set_result(None)
+        for event in news:
+            request.done += isinstance(event, Event) and event.done
+            request.send(event)
+
+    async def _run(self, request: Request) -> None:
+        """Pass on what replicas answer. A call whose replica dies runs again, if nothing was passed on."""
+        call = Call(id=request.id, endpoint=request.endpoint, client=request.client, job=request.job,
+                    facts=request.model.facts, timeout_s=request.timeout_s, spent_s=0.0)
+        for run in range(RUNS):
+            # an id of its own: if the same replica gets it again, the first run's late answers do not belong to it
+            call = replace(call, spent_s=time.monotonic() - request.began,
+                           id=f"{request.id}.{run}" if run else request.id)
+            passed = False
+            try:
+                async for news in self._run_call(call):
+                    for event in news:
+                        if isinstance(event, ELSEWHERE):
+                            raise ReplicaLost(str(event))
+                    self._pass_on(request, news)
+                    passed |= bool(news)
+                return
+            except ReplicaLost as lost:
+                again = run + 1 < RUNS and not passed
+                logger.warning("%s; request %s %s", lost, call.id, "runs again on another replica" if again else "ends")
+                if not again:
+                    break
+            except Exception as failure:  # a bug, of ours or of the transport
+                logger.exception("request %s was lost", call.id)
+                self._fail(request, EngineGone("the request was lost on its way to a replica "
+                                               f"({type(failure).__name__})"))
+                return
+        self._fail(request, EngineGone("the replicas for this request have ended, or serve other weights"))

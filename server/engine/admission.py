@@ -1,0 +1,243 @@
+"""Admission: which requests the engine of this process takes, and what its reports mean for them.
+
+A request is admitted once, when everything about it is known, with room for all its images. Used on the event loop
+only.
+"""
+
+import asyncio
+import logging
+import math
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from linpix.model.likelihood import Scoring
+
+from .. import logs
+from ..errors import ClientLimit, DeadlinePassed, EngineFailed, QueueFull, ServiceError
+from ..memory import collect
+from ..metrics import PRIORITIES, Metrics
+from .attempts import again
+from .decode.engine import Engine
+from .image import Image, Report, images_of
+from .model import Model
+from .request import Event, Request, Requests
+from .thread import EngineThread, Work
+
+logger = logging.getLogger("linpix")
+COLLECT_S = 1.0  # seconds from the last request of a model that is no longer served until its memory is freed
+AGAIN_S = 6.0    # seconds until the next attempt if something still held it: uvicorn's keep-alive, and a second
+
+
+class Admission(Requests):
+    """Admits requests to the models of this process, and receives the reports of its engine thread."""
+
+    models: dict[str, Model]
+
+    def __init__(self, engines: dict[str, Engine], metrics: Metrics, thread: EngineThread, *, max_queue: int,
+                 request_timeout_s: float = math.inf, client_images: int = 0) -> None:
+        """engines: by name, the default one first · max_queue: images of one model that may wait · client_images: that
+        one client may have; 0: any number."""
+        super().__init__(metrics, request_timeout_s=request_timeout_s)
+        self.models = {}
+        self._thread, self._max_queue, self._client_images = thread, max_queue, client_images
+        self._all: dict[Engine, Model] = {}  # of `models`, and those that are decoded until their last request ends
+        self.serve(engines)
+        metrics.heartbeat_age.set_function(lambda: thread.heartbeat_age_s)
+        metrics.requests_waiting.set_function(lambda: sum(not request.begun for request in self.requests.values()))
+        metrics.requests_running.set_function(lambda: sum(bool(request.begun) for request in self.requests.values()))
+
+    def start(self) -> None:
+        self._thread.start(self, asyncio.get_running_loop().call_soon_threadsafe)
+
+    async def stop(self) -> None:
+        """Also end the engine thread, after the current quantum."""
+        await super().stop()
+        await asyncio.to_thread(self._thread.stop)
+
+    @property
+    def ready(self) -> bool:
+        return self._thread.running and not self.gone
+
+    # --- requests ---
+
+    def full(self, client: str) -> ServiceError | None:
+        try:
+            self._check_client(client, 1)
+            roomiest = max(self.models.values(), key=lambda model: model.room_left())
+            if roomiest.room_left() < 1:
+                return QueueFull(roomiest.waiting(), 1, self._max_queue, roomiest.ends()[0][0])
+        except ServiceError as error:
+            return error
+        return None
+
+    def _admit(self, request: Request) -> None:
+        assert isinstance(request.model, Model)
+        self._check_client(request.client, request.job.images)
+        request.model.admit(request)
+
+    def _begin(self, request: Request) -> None:
+        job, model = request.job, request.model
+        assert isinstance(model, Model)
+        request.expiry = asyncio.get_running_loop().call_at(
+            request.deadline, lambda: request.send(DeadlinePassed(request.timeout_s)))
+        if job.scored:
+            assert job.canvas is not None
+            scoring = Scoring(model.checkpoint.net, job.canvas, job.known, job.labels)
+            self._thread.run_in_background(Work(request.id, request.client, self._scored(request, scoring)))
+        else:
+            request.images = images_of(job, request.id)
+            self._thread.submit(model.engine, request.images)
+
+    def _scored(self, request: Request, scoring: Scoring) -> Iterator[None]:
+        """Score a picture piece by piece. On the engine thread."""
+        while scoring.advance():
+            yield
+        scores = scoring.log_probs.cpu().numpy(), scoring.priors
+        assert request.job.canvas is not None
+        self._thread.report(request.send, Event(0, 0, request.job.canvas, True, scores=scores))
+
+    def _end(self, request: Request) -> None:
+        metrics, job, model = self.metrics, request.job, request.model
+        assert isinstance(model, Model)
+        metrics.requests.labels(request.endpoint, request.outcome).inc()
+        metrics.request_duration.labels(request.endpoint).observe(time.monotonic() - request.began)
+        if request.late:
+            metrics.deadlines_passed.labels("running" if request.begun else "waiting").inc()
+        del model.requests[request.id]
+        if request.undone:
+            self._thread.cancel(request.id, model.engine)
+            if not job.scored:
+                metrics.images_completed.labels(model.name, model.backend, request.outcome).inc(request.undone)
+        if len(self._all) > len(self.models):
+            self._forget_idle()
+
+    def _check_client(self, client: str, images: int) -> None:
+        """Raise ClientLimit, with the time until there is room, if so many more images are too many for one client."""
+        here = sum(request.undone for request in self.requests.values() if request.client == client)
+        if self._client_images and (excess := here + images - self._client_images) > 0:
+            theirs = {request.id for request in self.requests.values() if request.client == client}
+            until = sorted(end for model in self._all.values() for end, id in model.ends() if id in theirs)
+            raise ClientLimit(here, images, self._client_images, until[min(excess, len(until)) - 1] if until else 0.0)
+
+    # --- models ---
+
+    def serve(self, engines: dict[str, Engine]) -> None:
+        """Admit requests to these models from now on. Requests admitted to other models go on until they end."""
+        for engine in engines.values():
+            if engine not in self._all:
+                self._all[engine] = Model(engine, self._max_queue)
+        self.models.clear()
+        self.models.update((name, self._all[engine]) for name, engine in engines.items())
+        for name, model in self.models.items():  # one and the one that replaces it have the same name: counted together
+            self.metrics.add_model(name, model.backend)
+            self.metrics.follow_slots(name, partial(self._slots, name), partial(self._slots_used, name))
+            for bulk, priority in enumerate(PRIORITIES):
+                self.metrics.images_waiting.labels(name, priority).set_function(
+                    partial(self._images_waiting, name, bool(bulk)))
+        self._thread.serve([*self._all])
+        self._forget_idle()
+
+    def _forget_idle(self) -> None:
+        """Free the memory of models that are no longer served and have no requests."""
+        serving = [*self.models.values()]
+        over = [model for model in self._all.values() if not model.requests and model not in serving]
+        if not over:
+            return
+        for model in over:
+            del self._all[model.engine]
+        self._thread.serve([*self._all])
+        for name in {model.name for model in over} - {model.name for model in self._all.values()}:
+            self.metrics.forget_slots(name)
+        gone = [weakref.ref(model.engine) for model in over]
+        asyncio.get_running_loop().call_later(COLLECT_S, self._give_back, gone, AGAIN_S)
+
+    def _give_back(self, gone: "list[weakref.ref[Engine]]", again_s: float) -> None:
+        """Collect garbage until the engines are freed: cycles and idle connections still hold their last requests."""
+        collect()
+        if left := [engine for engine in gone if engine() is not None]:
+            asyncio.get_running_loop().call_later(again_s, self._give_back, left, 2 * again_s)
+
+    def _slots(self, name: str) -> int:
+        return sum(model.slots for model in self._all.values() if model.name == name)
+
+    def _slots_used(self, name: str) -> int:
+        return sum(len(model.engine.scheduler.running) for model in self._all.values() if model.name == name)
+
+    def _images_waiting(self, name: str, bulk: bool) -> int:
+        return sum(model.waiting(bulk) for model in self._all.values() if model.name == name)
+
+    # --- reports of the engine thread ---
+
+    def quantum_done(self, engine: Engine, report: Report) -> None:
+        """Send events to the requests of one quantum, and count it in the metrics."""
+        model, metrics, now = self._all.get(engine), self.metrics, time.monotonic()
+        if model is None:  # the model is no longer served, and its last request has ended
+            return
+        for image in report.joined:
+            if (request := model.requests.get(image.request)) is not None and image.attempt == 1:
+                request.begun[image.index] = report.joined_at
+                metrics.queue_wait.observe(report.joined_at - request.began)
+        for image, rows, canvas in report.rows:
+            if (request := model.requests.get(image.request)) is not None and request.progressed(image, rows, canvas):
+                metrics.first_row.observe(now - request.began)
+        for image in report.finished:
+            if (request := model.requests.get(image.request)) is not None:
+                self._finished(model, request, image)
+        for id, error in report.failed.items():
+            if (request := model.requests.get(id)) is not None:
+                self._failed(request, error)
+        for request in model.too_late():
+            self._thread.cancel(request.id, engine)
+            request.send(DeadlinePassed(request.timeout_s))
+        self._count(model, report)
+
+    def _finished(self, model: Model, request: Request, image: Image) -> None:
+        """An attempt at an image is done: begin the next one, or send the best."""
+        if (following := again(image)) is not None:
+            request.images[image.index] = following
+            self.metrics.images_drawn_again.labels(model.name, model.backend).inc()
+            self._thread.submit(model.engine, [following])
+            return
+        model.finished(request, image)
+        request.finish(image)
+        self.metrics.images_completed.labels(model.name, model.backend, "completed").inc()
+
+    def _failed(self, request: Request, error: Exception,
+                cure: str = "another seed or temperature may succeed") -> None:
+        name = request.model.name
+        logger.error("a request of %s failed, others continue: %s: %s", name, type(error).__name__, error,
+                     extra=logs.of(request.id))
+        why = f"the engine failed on an image of this request ({type(error).__name__})"
+        not_finite = isinstance(error, FloatingPointError)
+        self.metrics.faults_isolated.labels(name, "not_finite" if not_finite else "threw").inc()
+        request.send(EngineFailed(f"{error if not_finite else why}; {cure}"))
+
+    def _count(self, model: Model, report: Report) -> None:
+        metrics, labels = self.metrics, (model.name, model.backend)
+        if report.passes:
+            metrics.pixels_generated.labels(*labels).inc(report.subpixels)
+            metrics.state_saturations.labels(model.name).inc(report.saturated)
+        for seconds in report.prefill_s:
+            metrics.prefill.labels(model.name).observe(seconds)
+        if report.retries:
+            metrics.quanta_retried.labels(model.name).inc()
+        elif report.passes:
+            metrics.engine_step.labels(*labels).observe(report.seconds / report.passes)
+            metrics.engine_step_batch_size.observe(report.images)
+
+    def work_done(self, id: str, error: Exception | None) -> None:
+        if error is not None and (request := self.requests.get(id)) is not None:
+            self._failed(request, error, "try again, or with another model")
+
+    def batch_lost(self, engine: Engine | None, requests: Sequence[str], error: ServiceError) -> None:
+        self.metrics.engine_restarts.inc()
+        for id in requests:
+            if (request := self.requests.get(id)) is not None:
+                logger.error("a request of %s failed with its whole batch", request.model.name, extra=logs.of(id))
+                request.send(error)
+
+    def engine_gone(self, why: str, error: ServiceError) -> None:
+        self.gone = why
+        self.fail_all(error)

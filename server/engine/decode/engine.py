@@ -1,0 +1,202 @@
+"""One model being decoded: its scheduler and its decoder, advanced one quantum at a time.
+
+The service's engine thread and the command line run the same quanta. A quantum that raises is run again without the
+images that make it raise, and only their requests end.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from ... import logs
+from ..image import Image, Report, State
+from ..job import Job
+from .decoder import Decoder
+from .failures import EngineLost, NotFinite, Outcome, isolate
+from .prefill import Prefills
+from .scheduler import QUANTUM_S, Plan, QuantumLength, Scheduler
+
+logger = logging.getLogger("linpix")
+RESTORED = 2           # images restored in one call: few, as all their tokens are prefilled again without a heartbeat
+MAX_FAILED_QUANTA = 3  # quanta in a row that decode nothing, not even a test image: the engine is then lost
+
+
+class Engine:
+    """Used by the thread that runs its quanta; `busy` may be read by any thread."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder, self.config = decoder, decoder.config
+        self.name, self.backend = decoder.checkpoint.name, decoder.checkpoint.net.attention.steps_as
+        self.beat: Callable[[], None] = lambda: None  # called before each call of the decoder
+        self.scheduler = Scheduler(decoder.slots, self.config.length)
+        # streams show each image row, so no quantum is longer
+        self._length = QuantumLength(decoder.stride, self.config.row_length)
+        self._prefills = Prefills(decoder)
+        self._decoded_s = QUANTUM_S  # seconds of decoding in the last quantum
+        self._advances: dict[int, tuple[int, int]] = {}  # in a quantum, by slot: new position, and passes
+        self._failed_quanta = 0
+        self._report = Report()
+
+    @property
+    def busy(self) -> bool:
+        return self.scheduler.busy
+
+    def submit(self, images: Sequence[Image]) -> None:
+        """Queue images."""
+        self.scheduler.enqueue(images)
+
+    def cancel(self, request: str) -> None:
+        """Forget a request, or do nothing if it is not here. Its slots are free when the next quantum begins."""
+        self.scheduler.cancel(request)
+
+    def run_quantum(self) -> Report:
+        """Let waiting images join, prefill for a while, run one quantum, let finished images leave. Raises EngineLost.
+
+        While images are decoding, prefill gets at most half of the time. If no image can decode yet, no step is taken.
+        """
+        report = self._report = Report()
+        self._join(report)
+        report.joined_at = time.monotonic()
+        drawing = self.scheduler.drawing
+        self._prefills.run(self._decoded_s if drawing else QUANTUM_S, self.beat, report, others=bool(drawing))
+        for request in report.failed:
+            self.cancel(request)
+        if plan := self.scheduler.plan(self._length.steps(len(self.scheduler.drawing))):
+            self._decode(plan, report)
+        self._leave(report)
+        return report
+
+    def abandon(self) -> list[str]:
+        """After an exception from run_quantum: empty every slot. Returns the requests that lost an image."""
+        lost = {image.request for image in (*self.scheduler.running.values(), *self._report.finished)
+                if image.state is not State.CANCELLED} | self._report.failed.keys()
+        self.scheduler.clear()
+        self._prefills.clear()
+        for request in lost:
+            self.cancel(request)
+        return [*lost]
+
+    # --- parts of a quantum ---
+
+    def _join(self, report: Report) -> None:
+        """Give free slots to waiting images, for at most the time of a quantum."""
+        began = time.perf_counter()
+        while time.perf_counter() - began < QUANTUM_S and (images := self.scheduler.join()):
+            request = images[0].request
+            try:
+                self._take(images)
+                report.joined += images
+            except EngineLost:
+                raise
+            except Exception as error:
+                logger.exception("a request of %s could not get its slots", self.name, extra=logs.of(request))
+                report.failed[request] = error
+                self.cancel(request)
+
+    def _take(self, images: list[Image]) -> None:
+        """Put images that share what is known into their slots."""
+        self.beat()
+        self.decoder.take([image.slot for image in images], images)
+        length, conditioned = self.config.length, bool(self.decoder.conditioned[images[0].slot])
+        prefix = images[0].job.prefix // self.config.token_size
+        prefill = (conditioned or prefix > 0) and prefix < length  # else nothing to fold in, or nothing to draw
+        for image in images:
+            image.state = State.PREFILL if prefill else State.DRAWING
+            image.position = 0 if prefill and not conditioned else prefix
+            image.left = self.decoder.left(image.slot, prefix)
+        if prefill:
+            self._prefills.append(images)
+
+    def _decode(self, plan: Plan, report: Report) -> None:
+        """Run one quantum. Images that cannot be decoded end their requests."""
+        saturated, began = self.decoder.saturated, time.perf_counter()
+        self._advances.clear()
+        self.decoder.keep([image.slot for image, _ in plan])
+        try:
+            outcome = Outcome(not_finite=self._run(plan))
+        except EngineLost:
+            raise
+        except Exception as error:
+            logger.exception("a quantum of %s with %d images failed; running it again in parts", self.name, len(plan))
+            outcome = isolate(plan, self._run, self._restore, error)
+        report.seconds = time.perf_counter() - began
+        self._decoded_s = min(report.seconds, QUANTUM_S)
+        report.saturated, report.retries = self.decoder.saturated - saturated, outcome.retries
+        report.images, report.passes = len(plan), 1
+        self._end_failed(plan, outcome, report)
+        for image, _ in plan:
+            before = image.position
+            image.position, passes = self._advances.get(image.slot, (before, 0))
+            image.left = self.decoder.left(image.slot, image.position)
+            report.passes = max(report.passes, passes)
+            report.subpixels += (image.position - before) * self.config.token_size
+            if image.state is State.DRAWING and (rows := image.position // self.config.row_length
+                                                 ) > before // self.config.row_length:
+                report.rows.append((image, rows, self.decoder.image(image.slot) if image.job.stream else None))
+        if outcome.retries:
+            self._check_hope(plan, outcome)
+        else:
+            self._failed_quanta = 0
+            self._length.learn(len(plan), report.seconds / report.passes)
+
+    def _run(self, plan: Plan) -> list[int]:
+        """Decode a plan's images; returns the slots whose parameters were not finite."""
+        self.beat()
+        slots = [image.slot for image, _ in plan]
+        done = self.decoder.quantum(slots, [image.position for image, _ in plan], [count for _, count in plan])
+        self._advances |= zip(slots, zip(done.positions, done.passes, strict=True), strict=True)
+        return done.not_finite
+
+    def _restore(self, plan: Plan) -> None:
+        for first in range(0, len(plan), RESTORED):
+            some = plan[first:first + RESTORED]
+            self.beat()
+            self.decoder.restore([image.slot for image, _ in some], [image.position for image, _ in some])
+
+    def _end_failed(self, plan: Plan, outcome: Outcome, report: Report) -> None:
+        """End requests because of an image in this quantum; their other images are cancelled."""
+        error = NotFinite(f"model {self.name!r} produced NaN or infinite values for an image of this request")
+        bad = dict.fromkeys(outcome.not_finite, error) | outcome.failed
+        failed = {image.request: bad[image.slot] for image, _ in plan if image.slot in bad}
+        report.failed |= failed
+        for request in failed:
+            self.cancel(request)
+
+    def _leave(self, report: Report) -> None:
+        """Images that are drawn leave, or are checked first; cancelled ones leave too."""
+        for image in [*self.scheduler.running.values()]:
+            if image.state is State.DRAWING and image.position >= self.config.length:
+                if image.job.attempts:
+                    image.state = State.CHECKING
+                    self._prefills.append([image])
+                else:
+                    image.state = State.DONE
+            if image.state is State.DONE:
+                image.canvas = self.decoder.image(image.slot)
+                image.label = image.recognised.label if image.recognised else self.decoder.label(image.slot)
+                report.finished.append(image)
+            if image.state in (State.DONE, State.CANCELLED):
+                self.scheduler.release(image)
+        if self.decoder.fill_freed_with_nan:
+            for slot in self.scheduler.free:
+                self.decoder.pool.fill_with_nan(slot)
+
+    def _check_hope(self, plan: Plan, outcome: Outcome) -> None:
+        """Raise EngineLost if MAX_FAILED_QUANTA quanta in a row decoded no image, nor a test image in a free slot."""
+        failed = len(outcome.failed) == len(plan) and not self._decodes_a_test_image(plan[0][0].slot)
+        self._failed_quanta = self._failed_quanta + 1 if failed else 0
+        if self._failed_quanta == MAX_FAILED_QUANTA:
+            raise EngineLost(f"{self.name} decoded no image in {MAX_FAILED_QUANTA} quanta in a row, and could not "
+                             "decode a test image either")
+
+    def _decodes_a_test_image(self, slot: int) -> bool:
+        test = Image("test image", Job(), 0, 0, None, slot=slot)
+        try:
+            self.decoder.take([slot], [test])
+            self._run([(test, self.decoder.stride)])
+        except EngineLost:
+            raise
+        except Exception:
+            logger.exception("%s cannot decode a test image either", self.name)
+            return False
+        return True

@@ -1,0 +1,69 @@
+"""An image on its way from the queue to its pixels, and the report of what a quantum did to images."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linpix.model.attempts import Recognised
+
+from .job import Job
+
+
+class State(Enum):
+    WAITING = "has no slot yet"
+    PREFILL = "in a slot: what is known is read or folded in"
+    DRAWING = "in a slot: takes steps"
+    CHECKING = "in a slot, drawn: the model reads it to see whether it recognises the class"
+    DONE = "has left its slot"
+    CANCELLED = "was cancelled, and leaves its slot when the current quantum ends"
+
+
+@dataclass(slots=True, eq=False)
+class Image:
+    """One image of a job, or one attempt at it. Only the engine's thread changes it until it is done."""
+
+    request: str              # the id under which the engine can cancel it
+    job: Job
+    index: int                # among the job's images
+    seed: int                 # of this attempt
+    label: int | None         # the class: requested, or drawn by the model
+    attempt: int = 1
+    best: "Image | None" = None  # of the attempts before
+    state: State = State.WAITING
+    slot: int = 0
+    position: int = 0         # next token to draw, or in PREFILL to fold in
+    left: int = 0             # tokens still to be drawn
+    canvas: NDArray[np.uint8] | None = None  # (T,), when it is done
+    recognised: Recognised | None = None     # when it was checked
+    retried: bool = False     # its prefill raised once
+    prefill_s: float = 0.0    # seconds of prefill so far
+
+    @property
+    def key(self) -> tuple[str, int | None, int]:
+        """Images with equal keys differ in their seeds only, so that they share their prefill."""
+        return self.request, self.label, self.attempt
+
+
+def images_of(job: Job, request: str) -> list[Image]:
+    return [Image(request, job, index, job.seed + index, job.label) for index in range(job.images)]
+
+
+@dataclass(slots=True)
+class Report:
+    """What one quantum of one model did."""
+
+    joined: list[Image] = field(default_factory=list)    # that got a slot
+    joined_at: float = 0.0   # by time.monotonic
+    # images that have finished further image rows; the number of finished rows; and for streams the canvas, (T,)
+    rows: list[tuple[Image, int, NDArray[np.uint8] | None]] = field(default_factory=list)
+    finished: list[Image] = field(default_factory=list)
+    failed: dict[str, Exception] = field(default_factory=dict)  # by request: NotFinite, or what the decoder raised
+    images: int = 0          # decoded in the quantum
+    passes: int = 0          # the most passes through the layers of one image; at least 1 if images were decoded
+    subpixels: int = 0       # decoded, of all images together
+    seconds: float = 0.0     # of decoding, without prefill
+    saturated: int = 0       # elements of state that were clamped
+    retries: int = 0         # runs of the quantum after the first
+    prefill_s: list[float] = field(default_factory=list)  # seconds of each prefill that ended

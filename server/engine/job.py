@@ -1,0 +1,120 @@
+"""A job: what a request or a command asks for, checked. It decides every pixel, and can be sent to another process."""
+
+import operator
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linpix.model.attempts import MAX_ATTEMPTS
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.config import ModelConfig
+from linpix.model.inputs import first_hole
+from linpix.model.philox import MAX_SEED
+
+from ..errors import OptionError, shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Job:
+    """Images of one model to be drawn, which differ in their seeds only; or a picture to be scored."""
+
+    model: str = ""
+    images: int = 1                # to draw; image i has the seed `seed` + i
+    answers: int = 1               # images to return: all, or the best of `images` candidates
+    candidates: bool = False
+    seed: int = 0
+    temperature: float = 1.0
+    label: int | None = None       # None: the unconditional start, or a class that the model draws
+    attempts: int = 0              # most attempts until the model recognises an image's class; 0: it does not check
+    canvas: NDArray[np.uint8] | None = None  # (T,), with `known` if it is a picture to complete or to score
+    known: NDArray[np.bool_] | None = None   # (T,)
+    labels: Sequence[int | None] | None = None  # classes under which to score; None: as of Scoring
+    scored: bool = False           # the picture is scored, and nothing is drawn
+    bulk: bool = False             # it gets one slot in four while others wait
+    stream: bool = False           # each finished image row is sent
+
+    @property
+    def prefix(self) -> int:
+        """Known sub-pixels before the first unknown one: they are prefilled or read, not decoded."""
+        return 0 if self.known is None else first_hole(self.known)
+
+    def known_rows(self, config: ModelConfig) -> int:
+        """Whole image rows that are known from the start."""
+        return self.prefix // config.row_length // config.token_size
+
+    def tokens(self, config: ModelConfig) -> int:
+        """Tokens of an image that must be drawn: not known ones that the model reads first, nor those before a hole."""
+        read = int(self.known.sum()) if self.known is not None and config.patch else self.prefix
+        return config.length - read // config.token_size
+
+
+def new_job(checkpoint: Checkpoint, answers: int, *, label: int | None = None, seed: int | None = None,
+            temperature: float | None = None, candidates: int | None = None, attempts: int | None = None,
+            limit: int | None = None, able: str | None = "mnist-conditional") -> Job:
+    """Check the options of images, and give those that are None their defaults. Raises OptionError.
+
+    seed: None is a random one · candidates: draw so many, and return the best · limit: the most images that a request
+    may draw · able: the name of a model that draws the class first, if there is one to name.
+    """
+    if candidates is not None and not answers <= candidates <= (limit or candidates):
+        allowed = f"at least {answers}" if limit is None else f"{answers}..{limit} here"
+        raise OptionError(f"candidates must be {allowed}, got {shown(candidates)}; the best {answers} are "
+                          "returned", "candidates")
+    if temperature is not None and not 0 <= temperature < float("inf"):
+        raise OptionError(f"temperature must be a number of at least 0, got {temperature}", "temperature")
+    if temperature is None:
+        temperature = checkpoint.temperature
+    option = "candidates" if candidates is not None else "attempts" if attempts not in (None, 0, 1) else None
+    if option and not checkpoint.net.config.class_first:
+        example = f", such as {able}" if able else ""
+        raise OptionError(f"{option} need a model that can recognise classes, and {checkpoint.name} cannot; leave "
+                          f"out {option}, or use a model that draws the class first{example}", option)
+    images = candidates or answers
+    return Job(model=checkpoint.name, images=images, answers=answers, candidates=candidates is not None,
+               seed=_first_seed(seed, images), temperature=temperature, label=label,
+               attempts=_attempts(attempts, checkpoint, candidates=candidates, temperature=temperature))
+
+
+def _first_seed(seed: int | None, count: int) -> int:
+    """The seed of the first of so many images; None: a random one. Raises OptionError, or TypeError."""
+    largest = MAX_SEED - count + 1
+    if seed is None:
+        return secrets.randbelow(largest)
+    seed = operator.index(seed)  # of numpy, too, whose integers would overflow
+    if not 0 <= seed <= largest:
+        images = "1 image" if count == 1 else f"{count} images"
+        raise OptionError(f"image i uses seed + i, which must be at least 0 and below 2^53: with {images} the "
+                          f"largest seed is {largest}, got {seed}", "seed")
+    return seed
+
+
+def _attempts(attempts: int | None, checkpoint: Checkpoint, *, candidates: int | None, temperature: float) -> int:
+    """Job.attempts. Candidates are drawn once, and checked."""
+    ranked = candidates is not None
+    if attempts is None:
+        attempts = 1 if ranked or temperature == 0 else checkpoint.attempts
+    if attempts not in range(1, MAX_ATTEMPTS + 1):
+        raise OptionError(f"attempts must be 1..{MAX_ATTEMPTS}, got {attempts}", "attempts")
+    if attempts == 1:
+        return int(ranked)
+    if ranked:
+        raise OptionError(f"candidates and attempts do not work together, got {candidates} candidates and "
+                          f"{attempts} attempts; leave out one of them", "attempts")
+    if temperature == 0:
+        raise OptionError(f"at temperature 0 all attempts are the same, got {attempts} attempts; leave out "
+                          "attempts", "attempts")
+    return attempts
+
+
+def class_of(label: int | str | None, checkpoint: Checkpoint) -> int | None:
+    """The number of a class that is given by number or name. Raises OptionError, which lists the classes."""
+    if label is None:
+        return None
+    names, number = checkpoint.class_names, checkpoint.class_of(str(label))
+    if number is None:
+        allowed = f"0..{len(names) - 1} or one of {', '.join(names)}" if names else "none: it has no classes"
+        raise OptionError(f"label must be a class of {checkpoint.name}: {allowed}; got {shown(label)}", "label")
+    return number

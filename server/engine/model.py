@@ -1,0 +1,128 @@
+"""A model of this process, as the event loop knows it: its requests, its room, and when images will be done."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+
+from ..errors import DeadlineUnreachable, QueueFull
+from .decode.engine import Engine
+from .decode.scheduler import QUANTUM_S
+from .forecast import SAFETY, Pace, Remaining, ends, latest_end, queue_order
+from .image import Image, State
+from .request import Request, ServedModel
+
+MEASURED_S = 0.25  # seconds that images must have been in slots before their pace counts
+STALE_S = 5.0      # forget the pace after so long without use: a wrong one that refuses every request would otherwise
+                   # never be corrected
+
+
+class Model(ServedModel):
+    """Used on the event loop only. The engine thread changes images meanwhile, so numbers may be a quantum old."""
+
+    def __init__(self, engine: Engine, max_queue: int) -> None:
+        decoder = engine.decoder
+        super().__init__(decoder.checkpoint, decoder.facts, engine.backend, decoder.slots, max_queue)
+        self.engine, self.pace = engine, Pace()
+        self.requests: dict[str, Request] = {}  # in the order they came
+        self._measured_at = -math.inf
+
+    @property
+    def images(self) -> Iterator[Image]:
+        """Images that wait or are in slots."""
+        return (image for request in self.requests.values() for image in request.images
+                if image.state is not State.DONE)
+
+    @property
+    def undone(self) -> int:
+        return sum(request.undone for request in self.requests.values())
+
+    def waiting(self, bulk: bool | None = None) -> int:
+        """Images without a slot, of one class or of both; a picture to be scored counts as one."""
+        wanted = [request for request in self.requests.values() if bulk in (None, request.job.bulk)]
+        return sum(request.job.scored + sum(image.state is State.WAITING for image in request.images)
+                   for request in wanted)
+
+    def room_left(self, bulk: bool = False) -> int:
+        """Images of a class that would be admitted now."""
+        undone, waiting = self.undone, self.waiting()
+        left = self.slots + self.max_queue - undone
+        if bulk:
+            left = min(left, self.slots - (undone - waiting) + self.queue_of(bulk) - self.waiting(bulk=True))
+        return left
+
+    def admit(self, request: Request) -> None:
+        """Raises QueueFull with the time until there is room, or DeadlineUnreachable."""
+        job, now = request.job, time.monotonic()
+        if not self.requests and now - self._measured_at > STALE_S:
+            self.pace.forget()
+        if (excess := job.images - self.room_left(job.bulk)) > 0:
+            bulk = job.bulk and job.images <= self.room_left()  # only bulk images have too little room
+            until_s = [end for end, _ in self.ends()]
+            raise QueueFull(self.waiting(job.bulk if bulk else None), job.images, self.queue_of(bulk),
+                            until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
+        if not job.scored:
+            self._check_deadline(request)
+        self.requests[request.id] = request
+
+    def _check_deadline(self, request: Request) -> None:
+        """Raise DeadlineUnreachable if a request would probably not be done in time."""
+        job, each = request.job, request.job.tokens(self.config)
+        tokens = sum(image.left or self.config.length for image in self.images) + each * job.images
+        bound = latest_end(self.slots, tokens, self.config.length) * self.seconds_per_token(self.slots)
+        if bound * SAFETY <= request.left_s:  # nearly always
+            return
+        new = [Remaining(request.id, each)] * job.images
+        needed_s = SAFETY * max(end for end, id in self.ends(new, bulk=job.bulk) if id == request.id)
+        if needed_s > request.left_s:
+            raise DeadlineUnreachable(request.left_s, needed_s, sum(1 for _ in self.images))
+
+    def ends(self, new: Sequence[Remaining] = (), *, bulk: bool = False) -> list[tuple[float, str]]:
+        """Seconds until each image will be done, and its request. new: images that would come last in their class."""
+        classes: tuple[list[Remaining], list[Remaining]] = ([], [])
+        running = []
+        for request in self.requests.values():
+            each = request.job.tokens(self.config)
+            for image in request.images:
+                if image.state is State.WAITING:
+                    classes[request.job.bulk].append(Remaining(request.id, each))
+                elif image.state is not State.DONE:
+                    running.append(Remaining(request.id, image.left))
+        classes[bulk].extend(new)
+        return ends(self.slots, running, queue_order(*classes), self.seconds_per_token)
+
+    def seconds_per_token(self, images: int) -> float:
+        """The pace with so many images in slots; until images have finished, that of the running ones; else 0."""
+        if not self.pace.confident:
+            drawn, seconds, now, running = 0, 0.0, time.monotonic(), 0
+            for request in self.requests.values():
+                for index, began in request.begun.items():
+                    image = request.images[index]
+                    if image.slot and image.state is not State.DONE:
+                        drawn += request.job.tokens(self.config) - image.left
+                        seconds, running = seconds + now - began, running + 1
+            if drawn and seconds > MEASURED_S:
+                return (seconds / drawn) * math.sqrt(images / running)
+            return 0.0
+        return self.pace(images)
+
+    def finished(self, request: Request, image: Image) -> None:
+        """One of a request's images is done: learn from the time it took."""
+        self._measured_at = now = time.monotonic()
+        if tokens := request.job.tokens(self.config):
+            beside = sum(image.state is not State.WAITING for image in self.images)
+            self.pace.learn(min(beside + 1, self.slots), (now - request.begun[image.index]) / tokens)
+
+    def too_late(self) -> list[Request]:
+        """Requests without a slot that would hardly be done in time even if they got one now; marks them as late.
+
+        Decoding them all the same would also delay the requests behind them.
+        """
+        waiting = [request for request in self.requests.values()
+                   if not (request.begun or request.late or request.job.scored)]
+        images = min(len(self.engine.scheduler.running) + 1, self.slots)
+        token_s = self.seconds_per_token(images) if waiting else 0.0
+        late = [request for request in waiting  # the next report comes up to a quantum later
+                if request.job.tokens(self.config) * token_s * SAFETY > request.left_s - QUANTUM_S]
+        for request in late:
+            request.late = True
+        return late

@@ -1,0 +1,228 @@
+"""A request: a job in progress, from its admission to its last byte. Used on the event loop only."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linpix.model.attempts import Recognised
+from linpix.model.checkpoint import Checkpoint
+
+from ..errors import ClientLeft, DeadlinePassed, Draining, EngineGone, ServiceError
+from ..metrics import Metrics
+from .attempts import chosen
+from .image import Image
+from .job import Job
+
+BULK_QUEUE = 4  # a quarter of the queue is closed to bulk images, so that they never shut others out
+
+
+class Event(NamedTuple):
+    """News of one image: `rows` finished image rows of it, or the whole of it if it is `done`."""
+
+    image: int                     # its number among the job's images
+    rows: int
+    canvas: NDArray[np.uint8]      # (T,)
+    done: bool = False
+    recognised: Recognised | None = None  # if the model has checked it
+    scores: tuple[NDArray[np.float32], NDArray[np.float64]] | None = None  # Scoring's log_probs and priors
+
+
+class ServedModel:
+    """A model that requests may ask for, decoded in this process or in replicas."""
+
+    def __init__(self, checkpoint: Checkpoint, facts: dict[str, str], backend: str, slots: int, max_queue: int) -> None:
+        """facts: of Decoder · backend: its attention, as metrics name it · max_queue: images that may wait."""
+        self.checkpoint, self.facts, self.backend, self.slots = checkpoint, facts, backend, slots
+        self.name, self.config, self.max_queue = checkpoint.name, checkpoint.net.config, max_queue
+
+    def queue_of(self, bulk: bool) -> int:
+        """Images of a class that may wait."""
+        return self.max_queue - self.max_queue // BULK_QUEUE if bulk else self.max_queue
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Times are by time.monotonic, which is the loop's clock."""
+
+    id: str
+    endpoint: str
+    client: str
+    job: Job
+    model: ServedModel
+    timeout_s: float               # from `began`
+    began: float = field(default_factory=time.monotonic)  # when its head was read
+    images: list[Image] = field(default_factory=list)     # the current attempt at each
+    begun: dict[int, float] = field(default_factory=dict)  # when each image got its first slot
+    done: int = 0                  # images that are finished
+    rows: dict[int, tuple[int, int]] = field(default_factory=dict)  # by image: attempt, and finished image rows
+    outcome: str = "cancelled"     # "completed", "cancelled" or "failed": what is counted at its end
+    late: bool = False             # its deadline has passed, or can no longer be met
+    released: bool = False
+    expiry: asyncio.TimerHandle | None = None  # sends DeadlinePassed
+    events: asyncio.Queue[Event | ServiceError] = field(default_factory=asyncio.Queue)
+
+    @property
+    def deadline(self) -> float:
+        return self.began + self.timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+    @property
+    def given(self) -> int:
+        """Image rows that are known from the start."""
+        return self.job.known_rows(self.model.config)
+
+    @property
+    def undone(self) -> int:
+        """Images that wait, or are drawn."""
+        return self.job.images - self.done
+
+    def send(self, event: Event | ServiceError) -> None:
+        self.events.put_nowait(event)
+
+    def progressed(self, image: Image, rows: int, canvas: NDArray[np.uint8] | None) -> bool:
+        """Record that `rows` image rows of an image are finished, and send the new ones if canvas has them.
+
+        Returns whether the first decoded image row is among them. Another attempt begins with the first row again.
+        """
+        attempt, before = self.rows.get(image.index, (image.attempt, self.given))
+        if attempt < image.attempt:
+            before = self.given
+        self.rows[image.index] = image.attempt, rows
+        if canvas is not None:
+            for finished in range(before + 1, rows + 1):
+                self.send(Event(image.index, finished, canvas))
+        return image.attempt == 1 and before == self.given < rows
+
+    def finish(self, image: Image) -> None:
+        """The last attempt at an image is done: send the best one."""
+        self.done += 1
+        best = chosen(image)
+        assert best.canvas is not None
+        recognised = best.recognised and best.recognised._replace(attempts=image.attempt)
+        self.send(Event(image.index, self.model.config.height, best.canvas, True, recognised))
+
+    def check_time(self) -> None:
+        """Raise DeadlinePassed if the deadline passed during work that the event loop could not interrupt."""
+        if self.left_s <= 0:
+            self.late = True
+            raise DeadlinePassed(self.timeout_s)
+
+    @contextlib.asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """Interrupt the block at the deadline, wherever it is, and raise DeadlinePassed."""
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                yield
+        except TimeoutError:
+            self.late = True
+            raise DeadlinePassed(self.timeout_s) from None
+
+    async def next_event(self, patience_s: float | None = None) -> Event | None:
+        """The next event; None after patience_s without one. Raises the ServiceError that ended the request early."""
+        event: Event | ServiceError | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                event = await self.events.get()
+        if isinstance(event, ServiceError):
+            self.late |= isinstance(event, DeadlinePassed)
+            raise event
+        return event
+
+
+class Requests:
+    """The requests that are served, and how they begin and end: with the engine of this process (Admission), or with
+    replicas (server/cluster).
+    """
+
+    models: Mapping[str, ServedModel]  # which requests may ask for, by name; the default one is first
+
+    def __init__(self, metrics: Metrics, *, request_timeout_s: float) -> None:
+        self.metrics, self.request_timeout_s = metrics, request_timeout_s
+        self.requests: dict[str, Request] = {}  # admitted ones, by id
+        self.draining = False
+        self.gone = ""                        # why this process no longer decodes; empty while it does
+        self.began = time.monotonic()
+
+    def start(self) -> None:
+        """Called on the event loop, before the first request."""
+
+    async def stop(self) -> None:
+        """Requests that are still here end with Draining."""
+        self.draining = True
+        self.fail_all(Draining())
+
+    @property
+    def ready(self) -> bool:
+        """Whether images can be drawn."""
+        raise NotImplementedError
+
+    def full(self, client: str) -> ServiceError | None:
+        """The error that one more image of a client would get now, at any model; None if there is room."""
+        raise NotImplementedError
+
+    def _admit(self, request: Request) -> None:
+        """Take room for a request. Raises ServiceError; the request then holds nothing."""
+
+    def _begin(self, request: Request) -> None:
+        """Have an admitted request's images drawn, or its picture scored."""
+        raise NotImplementedError
+
+    def _end(self, request: Request) -> None:
+        """Free what a request holds."""
+        raise NotImplementedError
+
+    async def answering(self, request: Request) -> None:
+        """Wait until the answer to a stream can begin. Raises ServiceError."""
+
+    def check_open(self) -> None:
+        """Raise Draining or EngineGone if no request is admitted any more."""
+        if self.draining:
+            raise Draining()
+        if self.gone:
+            raise EngineGone(self.gone)
+
+    def fail_all(self, error: ServiceError) -> None:
+        for request in self.requests.values():
+            request.send(error)
+
+    @contextlib.contextmanager
+    def admitted(self, request: Request) -> Iterator[None]:
+        """A request's life: however it ends, it is counted, and what it holds is freed. Raises ServiceError."""
+        try:
+            self.check_open()
+            request.check_time()
+            self._admit(request)
+        except ServiceError as error:
+            self.metrics.requests_rejected.labels(error.code).inc()
+            raise
+        self.requests[request.id] = request
+        try:
+            self._begin(request)
+            yield
+        except ClientLeft:  # it stays "cancelled"
+            raise
+        except Exception:
+            request.outcome = "failed"
+            raise
+        finally:
+            self.release(request)
+
+    def release(self, request: Request, outcome: str = "") -> None:
+        """Free what a request holds, and count how it ended, before its last byte is sent. Later calls do nothing."""
+        if request.released:
+            return
+        request.released, request.outcome = True, outcome or request.outcome
+        if request.expiry is not None:
+            request.expiry.cancel()
+        del self.requests[request.id]
+        self._end(request)

@@ -1,0 +1,99 @@
+"""What requests may ask for: the bodies of the images routes. Unknown fields are ignored, and answers warn of them."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import UploadFile
+from pydantic import BaseModel, ConfigDict, Field
+
+from . import fields
+
+
+class PictureFields(BaseModel):
+    """The fields of every route that answers with pictures, or about one."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: fields.Model = None
+    prompt: fields.Prompt = None
+    size: fields.Size = None
+    response_format: fields.Format = None
+    label: fields.Label = None
+    timeout: fields.Timeout = None
+
+
+class ImageFields(PictureFields):
+    """The fields of routes that draw images."""
+
+    n: fields.Count = None
+    candidates: fields.Candidates = None
+    attempts: fields.Attempts = None
+    output_format: fields.OutputFormat = None
+    stream: fields.Stream = None
+    partial_images: fields.Partials = None
+    seed: fields.Seed = None
+    temperature: fields.Temperature = None
+    priority: fields.Priority = None
+
+
+class GenerateBody(ImageFields):
+    """Unknown fields are ignored, and the answer's warnings name them."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class UploadFields(BaseModel):
+    """A picture, and what of it is hidden."""
+
+    image: Annotated[UploadFile | None, Field(description="PNG, JPEG or WebP, not smaller than the model's size; "
+                                              "without mask and keep_rows, its transparent parts are hidden",
+                                              examples=["seven.png"])] = None
+    image_list: Annotated[list[UploadFile] | None, Field(alias="image[]", description="another name for image, which "
+                                                         "some clients use; one picture", examples=[[]])] = None
+    mask: Annotated[UploadFile | None, Field(description="picture whose transparent parts say what is hidden, instead "
+                                             "of the transparent parts of image", examples=["mask.png"])] = None
+    keep_rows: fields.KeptRows = None
+
+
+class EditForm(ImageFields, UploadFields):
+    """What is hidden is drawn. Unknown fields are ignored, and the answer's warnings name them."""
+
+    prepare: fields.Prepare = None
+    lay_back: fields.LayBack = None
+    conditioning: fields.Conditioning = None
+
+
+class LikelihoodForm(PictureFields, UploadFields):
+    """Unknown fields are ignored, and the answer's warnings name them."""
+
+    label: Annotated[int | str | None, Field(examples=[7], description="class that the model assumes, by index or "
+        "name; default: no class; with labels=all, or with a model that draws the class first: the mixture of all "
+        "classes")] = None
+    labels: Annotated[Literal["all"] | None, Field(description="all: compute the likelihood under every class, and the "
+                                            "probability of each class; default: only under label",
+                                            examples=["all"])] = None
+    response_format: Annotated[str | None, Field(examples=["b64_json"], description="b64_json: answer with the map as "
+        "a PNG too; default: only as numbers")] = None
+
+
+def names_of(form: type[UploadFields]) -> frozenset[str]:
+    """The names that a form's fields have on the wire."""
+    return frozenset(field.alias or name for name, field in form.model_fields.items())
+
+
+FORM_LISTS = ("image[]",)  # fields of forms that may be sent more than once
+FORM_FIELDS = names_of(EditForm) | names_of(LikelihoodForm)  # of any form; a route ignores the fields of others
+
+GENERATE: dict[str, Any] = {  # example bodies, by what they show
+    "one image of a class": {"value": {"label": 7, "seed": 1}},
+    "several larger images": {"value": {"n": 4, "size": "280x280", "temperature": 0.9}},
+    "a stream": {"value": {"prompt": "3", "stream": True, "partial_images": 2}},
+}
+EDIT: dict[str, Any] = {
+    "the lower half": {"value": {"image": "seven.png", "keep_rows": 14, "seed": 5}},
+    "the transparent part of a mask": {"value": {"image": "seven.png", "mask": "mask.png", "n": 2}},
+}
+LIKELIHOOD: dict[str, Any] = {
+    "a whole picture, and its class": {"value": {"image": "seven.png", "labels": "all"}},
+    "the lower half, as a 7": {"value": {"image": "seven.png", "keep_rows": 14, "label": 7}},
+    "the part that a mask hides": {"value": {"image": "seven.png", "mask": "mask.png", "response_format": "b64_json"}},
+}

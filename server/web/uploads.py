@@ -1,0 +1,135 @@
+"""Uploads: reading a form, decoding its picture, and what answers say of the part that was known."""
+
+import asyncio
+import base64
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import Request, Response, UploadFile
+from fastapi.routing import APIRoute
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from ..errors import ClientLeft, DeadlinePassed, Exhausted, InvalidRequest, ServiceError
+from ..pictures.pictures import Occluded
+from ..pictures.uploads import Upload
+from .answers import while_connected
+from .asked import Asked
+from .middleware.bodies import UPLOADS, Body
+from .request_schemas import FORM_FIELDS, FORM_LISTS, UploadFields
+
+logger = logging.getLogger("linpix")
+T = TypeVar("T")
+# While a form is read, memory holds up to 1 MiB of each file, and 4 bytes per character of a known field.
+MAX_FILES, MAX_FIELDS, FIELD_BYTES = 3, 64, 2**12
+NAME_CHARACTERS = 80  # kept of the name of an unknown field, for the warning about it
+
+
+class _Form(MultiPartParser):
+    """Starlette's parser, but it keeps only the name of an unknown field, and notes whether the form has ended."""
+
+    ended = False
+
+    def on_headers_finished(self) -> None:
+        super().on_headers_finished()
+        if self._current_part.field_name not in FORM_FIELDS:
+            self._current_part.field_name = self._current_part.field_name[:NAME_CHARACTERS]
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._current_part.field_name in FORM_FIELDS:
+            super().on_part_data(data, start, end)
+
+    def on_end(self) -> None:
+        self.ended = True
+
+
+async def read_form(http: Request) -> None:
+    """Read a request's form, so that FastAPI finds it parsed. Raises ServiceError."""
+    parser = _Form(http.headers, http.stream(), max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=FIELD_BYTES)
+    try:
+        form = http._form = await parser.parse()  # where Request.form() keeps what it has parsed
+    except ServiceError:
+        raise
+    except (OSError, MemoryError, RuntimeError) as error:  # such as a full disk, or no more threads
+        logger.exception("an upload could not be read")
+        raise Exhausted() from error
+    except Exception as error:  # whatever else it is, it is the client's mistake
+        why = error.message if isinstance(error, MultiPartException) else type(error).__name__
+        raise InvalidRequest(f"the body cannot be read as a form ({why}); send multipart/form-data with at most "
+                             f"{MAX_FILES} files and {MAX_FIELDS} fields of up to {FIELD_BYTES:,} bytes "
+                             "each") from error
+    if not parser.ended:
+        await form.close()
+        raise InvalidRequest("the form ends before its closing boundary; send the whole form")
+    for name, times in Counter(name for name, _ in form.multi_items()).items():
+        if times > 1 and name in FORM_FIELDS and name not in FORM_LISTS:
+            await form.close()
+            raise InvalidRequest(f"the form has {times} fields {name}; send one", param=name)
+
+
+class FormRoute(APIRoute):
+    """A route of which `read_form` reads the form, if it takes one."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def reading(http: Request) -> Response:
+            if self.path in UPLOADS:
+                await read_form(http)
+            return await handle(http)
+
+        return reading
+
+
+def files_of(form: UploadFields) -> tuple[UploadFile, UploadFile | None]:
+    """The one picture, sent as image or as image[], and its mask. Raises InvalidRequest."""
+    sent = [upload for upload in [form.image, *(form.image_list or [])] if upload is not None]
+    if len(sent) != 1:
+        raise InvalidRequest(f"send exactly one picture as image or image[], got {len(sent)}", param="image")
+    return sent[0], form.mask
+
+
+async def decoded(asked: Asked, form: UploadFields, read: Callable[[bytes, bytes | None], T],
+                  held: Callable[[T], int] = lambda found: 0) -> T:
+    """The result of `read`, given the form's picture and mask. Closes the files.
+
+    read is called in a thread, and so are the files read: waiting uploads stay in their files, and out of memory.
+    held: bytes of the result; they count from then on, in place of the upload's. Raises ServiceError, and what read
+    raises.
+    """
+    picture, mask = files_of(form)
+    http, service = asked.http, asked.service
+
+    def work() -> T:
+        return read(picture.file.read(), None if mask is None else mask.file.read())
+
+    try:
+        async with asyncio.timeout_at(asked.deadline) as limit:
+            found = await while_connected(http, service.upload_slots.run(http.state.client, work))
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        service.requests.metrics.deadlines_passed.labels("reading").inc()
+        raise DeadlinePassed(asked.timeout_s) from None
+    except ClientLeft:
+        raise
+    except (OSError, MemoryError, RuntimeError) as error:  # from reading a file, or from starting a thread
+        logger.exception("a picture could not be decoded")
+        raise Exhausted() from error
+    await http.close()  # closes its files: they are not needed while it waits for a slot
+    body: Body = http.scope["linpix.body"]
+    body.keep(held(found))
+    return found
+
+
+def facts_of(occluded: Occluded, upload: Upload | None = None) -> dict[str, Any]:
+    """What an answer says of what was known; for an edit's upload, also which part of it the model sees."""
+    facts: dict[str, Any] = {"conditioning": occluded.conditioning, "known": occluded.known_count,
+                             "known_before_first_hole": occluded.known_before_first_hole,
+                             "known_after_last_hole": occluded.known_after_last_hole}
+    if upload is not None:
+        prepared = None if upload.prepared is None else {"inverted": upload.prepared.inverted, "box": upload.box,
+                                                         "b64_json": base64.b64encode(upload.seen()).decode()}
+        facts |= {"crop": upload.crop, "prepared": prepared}
+    return facts

@@ -1,0 +1,379 @@
+"""A front with a real replica, in one process without Ray: the same answers as a plain server."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import pickle
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
+from linpix.server.app import application, create_app
+from linpix.server.cluster.front import front_server, models_of
+from linpix.server.cluster.remote import Call, News, Remote, ReplicaLost
+from linpix.server.cluster.replica import Replica
+from linpix.server.compare.backends import BACKENDS
+from linpix.server.metrics import Metrics
+from linpix.server.serve import LINGER_S
+from linpix.server.settings import Settings
+from linpix.server.web.middleware.bodies import BodyDrain
+from linpix.server.web.service import Service
+from tests.server.test_listening import free_port
+from tests.server.web.routes.test_images import encode
+
+PICTURE = encode(np.random.default_rng(0).integers(0, 255, (8, 8), dtype=np.uint8))
+LARGE = encode(np.random.default_rng(0).integers(0, 255, (500, 500), dtype=np.uint8))  # room is kept while it is read
+VOLATILE = {"created"}
+
+
+class Near:
+    """One replica, reached by calls, which may be lost after so many of its events."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.lost_after: list[int] = []  # events of the next calls, after which their replica is lost
+        self.calls: list[Call] = []
+        self.there = True
+
+    async def run(self, call: Call) -> AsyncIterator[News]:
+        while not self.there:
+            await asyncio.sleep(0.01)
+        self.calls.append(call)
+        call = pickle.loads(pickle.dumps(call))  # as between processes
+        lost, passed = self.lost_after.pop(0) if self.lost_after else None, 0
+        async with contextlib.aclosing(self.replica.run(call)) as answers:
+            async for news in answers:
+                news = pickle.loads(pickle.dumps(news))
+                for some in [[event] for event in news] if call.job.stream and news else [news]:
+                    if passed == lost:
+                        raise ReplicaLost("a replica was lost (test)")
+                    yield some
+                    passed += len(some)
+
+
+class Front:
+    """A front of a replica, and its client."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.near = Near(Replica(settings))
+        _, kernel, described = self.near.replica.describe()
+        self.requests = Remote(models_of(described, settings), Metrics([("tiny", "linear")], BACKENDS, "1", kernel),
+                               self.near.run, request_timeout_s=settings.request_timeout)
+        app = application(Service(settings, self.requests, None, None, BodyDrain()))
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.near.replica.requests.requests)
+
+
+@contextlib.asynccontextmanager
+async def fronted(tiny: Path, **flags: Any) -> AsyncIterator[Front]:
+    front = Front(Settings(checkpoints=tiny.parent, **flags))
+    try:
+        yield front
+    finally:
+        await front.client.aclose()
+        await front.near.replica.stop()
+        assert not (front.requests.requests or front.requests._calls or front.requests._admitted)
+
+
+def facts(answer: httpx.Response) -> Any:
+    return answer.status_code, {name: value for name, value in answer.json().items() if name not in VOLATILE}
+
+
+def events(text: str) -> list[dict]:
+    return [{name: value for name, value in json.loads(line.removeprefix("data: ")).items() if name not in VOLATILE}
+            for line in text.splitlines() if line.startswith("data: ")]
+
+
+JSON = [{"seed": 3, "n": 3}, {"seed": 3, "label": 4, "temperature": 0.5, "size": "16x16"}, {"n": 99},
+        {"model": "none"}, {"seed": 1, "timeout": 1e-9}]
+FORMS = [{"keep_rows": 4, "seed": 5}, {"keep_rows": 4, "seed": 5, "n": 2}, {"keep_rows": 2, "candidates": 4},
+         {"keep_rows": 9}]
+
+
+def test_answers_and_errors_are_those_of_the_plain_server(tiny):
+    with TestClient(create_app(Settings(checkpoints=tiny.parent)), base_url="http://localhost") as plain:
+
+        async def same() -> None:
+            async with fronted(tiny) as front:
+                client = front.client
+                for body in JSON:
+                    assert facts(await client.post("/v1/images/generations", json=body)) \
+                        == facts(plain.post("/v1/images/generations", json=body)), body
+                    streamed = body | {"stream": True}
+                    assert events((await client.post("/v1/images/generations", json=streamed)).text) \
+                        == events(plain.post("/v1/images/generations", json=streamed).text), body
+                for route in ("edits", "likelihoods"):
+                    for form in FORMS:
+                        ask = {"url": f"/v1/images/{route}", "data": form, "files": {"image": PICTURE}}
+                        assert facts(await client.post(**ask)) == facts(plain.post(**ask)), (route, form)
+                    ask["files"] = {"image": LARGE}
+                    assert facts(await client.post(**ask)) == facts(plain.post(**ask)), (route, "large")
+                assert (await client.get("/v1/models")).json() == plain.get("/v1/models").json()
+                assert (await client.get("/readyz")).status_code == 200
+
+        asyncio.run(same())
+
+
+@pytest.fixture
+def class_first(tmp_path: Path) -> Path:
+    """A checkpoint folder, also named tiny, that draws the class first and makes three attempts."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Transformer(dataclasses.replace(PRESETS["tiny"], patch=4,
+                                              look_ups=("previous", "row", "column", "class")))
+        for parameter in net.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    checkpoint.save(tmp_path / "tiny", net, {"attempts": 3}, "#")
+    return tmp_path / "tiny"
+
+
+def test_images_that_are_drawn_again_are_those_of_the_plain_server(class_first):
+    settings = Settings(checkpoints=class_first.parent)
+    bodies = [{"seed": 3, "n": 3}, {"seed": 3, "label": 4, "attempts": 5}, {"seed": 3, "attempts": 1},
+              {"seed": 3, "candidates": 4}, {"seed": 3, "attempts": 2, "candidates": 4}]
+    called = []
+    with TestClient(create_app(settings), base_url="http://localhost") as plain:
+
+        async def same() -> None:
+            async with fronted(class_first) as front:
+                client = front.client
+                for body in bodies:
+                    answer = await client.post("/v1/images/generations", json=body)
+                    assert facts(answer) == facts(plain.post("/v1/images/generations", json=body)), body
+                    streamed = body | {"stream": True}
+                    assert events((await client.post("/v1/images/generations", json=streamed)).text) \
+                        == events(plain.post("/v1/images/generations", json=streamed).text), body
+                    form = {"url": "/v1/images/edits", "data": {"keep_rows": 4} | body, "files": {"image": PICTURE}}
+                    assert facts(await client.post(**form)) == facts(plain.post(**form)), body
+                called.extend(call.job.attempts for call in front.near.calls)
+                assert (await client.get("/v1/models")).json() == plain.get("/v1/models").json()
+
+        asyncio.run(same())
+    assert called == [3] * 3 + [5] * 3 + [0] * 3 + [1] * 3, "the last is refused by the front"
+
+
+def test_a_call_whose_replica_dies_has_the_same_attempts_when_it_runs_again(class_first):
+    async def again() -> None:
+        async with fronted(class_first) as front:
+            near, client = front.near, front.client
+            whole = facts(await client.post("/v1/images/generations", json={"seed": 7, "n": 2}))
+            near.lost_after = [0]
+            assert facts(await client.post("/v1/images/generations", json={"seed": 7, "n": 2})) == whole
+            assert [image["attempts"] for image in whole[1]["data"]] == [3, 3] and len(near.calls) == 3
+
+    asyncio.run(again())
+
+
+def test_a_request_whose_replica_dies_runs_again_and_has_the_same_image(tiny):
+    async def again() -> None:
+        async with fronted(tiny) as front:
+            near, client = front.near, front.client
+            for body in ({"seed": 7, "n": 2}, {"seed": 7, "stream": True}):
+                whole = await client.post("/v1/images/generations", json=body)
+                near.lost_after = [0]  # admitted, and nothing sent
+                assert events(whole.text) == events((await client.post("/v1/images/generations", json=body)).text)
+            near.lost_after = [0, 0]
+            answer = await client.post("/v1/images/generations", json={"seed": 7})
+            assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_gone"
+            assert answer.headers["retry-after"]
+
+    asyncio.run(again())
+
+
+def test_a_replica_with_other_weights_draws_nothing(tiny, class_first):
+    async def refused() -> None:
+        async with fronted(tiny) as front:
+            near, client = front.near, front.client
+            own, near.replica = near.replica, Replica(Settings(checkpoints=class_first.parent))
+            try:
+                for body in ({"seed": 7}, {"seed": 7, "stream": True}):
+                    answer = await client.post("/v1/images/generations", json=body)
+                    assert answer.status_code == 503 and "other weights" in answer.json()["error"]["message"]
+                    assert answer.headers["retry-after"]
+            finally:
+                await near.replica.stop()
+                near.replica = own
+
+    asyncio.run(refused())
+
+
+def test_a_front_waits_for_a_replica_with_its_settings_and_weights(tiny, class_first):
+    async def waits() -> None:
+        async with fronted(tiny) as front:
+            near, settings = front.near, Settings(checkpoints=class_first.parent, port=0)
+            new = Replica(settings)
+            described = [near.replica.describe(), near.replica.describe(), new.describe()]
+
+            async def describe() -> Any:
+                return described.pop(0) if len(described) > 1 else described[0]
+
+            server = await front_server(settings, describe, near.run, patience_s=60)
+            await new.stop()
+            for listening in server._listening:
+                listening.close()
+            assert len(described) == 1
+            described = [(settings, *near.replica.describe()[1:])]
+            with pytest.raises(checkpoint.CheckpointError, match="another checkpoint"):
+                await front_server(settings, describe, near.run, patience_s=0.05)
+            described = [near.replica.describe()]
+            settings = settings.model_copy(update={"checkpoints": tiny.parent, "slots": 3})
+            with pytest.raises(LookupError, match="the settings of this front"):
+                await front_server(settings, describe, near.run, patience_s=0.05)
+
+    asyncio.run(waits())
+
+
+def test_a_front_that_is_replaced_leaves_its_port_to_the_others_and_finishes_what_it_has_begun(tiny):
+    async def replaced() -> None:
+        async with fronted(tiny, port=free_port(), faults="slow:every=1:ms=25", client_images=0) as front:
+            described = front.near.replica.describe()
+
+            async def describe() -> Any:
+                return described
+
+            servers = [await front_server(described[0], describe, front.near.run, patience_s=1) for _ in range(2)]
+            serving = [asyncio.ensure_future(server.serve_shared()) for server in servers]
+            url = f"http://127.0.0.1:{described[0].port}"
+
+            async def ask(method: str, path: str) -> int:
+                async with httpx.AsyncClient(timeout=30) as client:  # a connection of its own
+                    return (await client.request(method, url + path, json={"n": 2})).status_code
+
+            while not all(server.started for server in servers):
+                await asyncio.sleep(0.01)
+            asked = [asyncio.ensure_future(ask("POST", "/v1/images/generations")) for _ in range(16)]
+            while not all(server._requests.requests for server in servers):
+                await asyncio.sleep(0.01)
+            servers[0].drain()
+            await asyncio.sleep(2 * LINGER_S)
+            assert not serving[0].done() and servers[0]._requests.requests
+            assert {await ask("GET", "/readyz") for _ in range(16)} == {200}, "half would be refused"
+            assert await asyncio.gather(*asked) == [200] * len(asked)
+            await serving[0]
+            servers[1].drain()
+            await serving[1]
+
+    asyncio.run(replaced())
+
+
+def test_each_process_says_where_its_metrics_are(tiny, tmp_path):
+    (tmp_path / "engine-999999999.json").write_text("[]")  # of a process that was killed
+
+    async def scraped() -> None:
+        settings = Settings(checkpoints=tiny.parent, metrics_targets=tmp_path)
+        replica = Replica(settings)
+        await replica.scraped.begin()
+        [file] = tmp_path.glob("*.json")
+        [found] = json.loads(file.read_text())
+        assert found["labels"] == {"replica": file.stem} and file.stem.startswith("engine-")
+        async with httpx.AsyncClient() as client:
+            answer = await client.get(f"http://{found['targets'][0]}/metrics")
+        assert 'linpix_state_slots{model="tiny"}' in answer.text
+        await replica.stop()
+        assert not [*tmp_path.iterdir()]
+
+    asyncio.run(scraped())
+
+
+def test_a_stream_of_which_something_was_sent_ends_with_an_error(tiny):
+    async def ends() -> None:
+        async with fronted(tiny) as front:
+            front.near.lost_after = [3]
+            sent = events((await front.client.post("/v1/images/generations", json={"seed": 7, "stream": True})).text)
+            assert [event.get("type") for event in sent] == ["image_generation.partial_image"] * 3 + [None]
+            assert sent[-1]["error"]["code"] == "engine_gone"
+            assert len(front.near.calls) == 1
+            values = front.requests.metrics.values("linpix_requests_total")
+            assert values["linpix_requests_total", "generations", "failed"] == 1
+
+    asyncio.run(ends())
+
+
+def test_without_a_replica_requests_wait_until_their_deadline(tiny):
+    async def waits() -> None:
+        async with fronted(tiny) as front:
+            near, client = front.near, front.client
+            near.there = False
+            for body in ({"timeout": 0.2}, {"timeout": 0.2, "stream": True}):
+                late = await client.post("/v1/images/generations", json=body)
+                assert late.status_code == 504 and late.json()["error"]["code"] == "deadline_passed"
+            values = front.requests.metrics.values("linpix_requests_total", "linpix_deadlines_passed_total")
+            assert values["linpix_requests_total", "generations", "failed"] >= 1, "no replica has counted it"
+            waiting = asyncio.ensure_future(client.post("/v1/images/generations", json={"seed": 1}))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            near.there = True
+            assert (await waiting).status_code == 200
+            front.requests.draining = True
+            assert (await client.post("/v1/images/generations", json={})).json()["error"]["code"] == "draining"
+
+    asyncio.run(waits())
+
+
+def test_a_client_that_leaves_ends_its_call(tiny):
+    async def leaves() -> None:
+        async with fronted(tiny, faults="slow:every=1:ms=20") as front:
+            asked = asyncio.ensure_future(front.client.post("/v1/images/generations", json={"n": 16}))
+            while not front.busy:
+                await asyncio.sleep(0.005)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            await asyncio.sleep(0.1)
+            assert not front.busy
+
+    asyncio.run(leaves())
+
+
+def test_a_client_that_leaves_a_stream_that_no_replica_has_admitted_holds_nothing(tiny):
+    async def leaves() -> None:
+        async with fronted(tiny) as front:
+            front.near.there = False
+            body = json.dumps({"stream": True, "n": 4, "timeout": 30}).encode()
+            scope = {"type": "http", "method": "POST", "path": "/v1/images/generations", "scheme": "http",
+                     "query_string": b"", "http_version": "1.1", "server": ("localhost", 80), "client": ("::1", 1),
+                     "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"),
+                                 (b"content-length", str(len(body)).encode())]}
+            left, sent, messages = asyncio.Event(), [], [{"type": "http.request", "body": body}]
+
+            async def receive() -> dict:
+                if not messages:
+                    await left.wait()
+                return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+            async def send(message: dict) -> None:
+                sent.append(message)
+
+            asked = asyncio.ensure_future(front.client._transport.app(scope, receive, send))
+            while not front.requests.requests:
+                await asyncio.sleep(0.005)
+            left.set()
+            await asyncio.wait_for(asked, 5)
+            assert not front.requests.requests and not front.requests._calls
+            assert sent[0]["status"] == 499
+
+    asyncio.run(leaves())
+
+
+def test_comparisons_are_refused_with_what_to_do(tiny):
+    async def refused() -> None:
+        async with fronted(tiny) as front:
+            for answer in (await front.client.post("/v1/compare", json={"budget": 1, "batch": [1]}),
+                           await front.client.get("/v1/compare/cmp-1")):
+                assert answer.status_code == 404 and "without --replicas" in answer.json()["error"]["message"]
+            assert (await front.client.get("/v1/status")).json()["comparison"] is None
+
+    asyncio.run(refused())

@@ -1,0 +1,59 @@
+"""Which images are returned: the best of several attempts, and of several candidates."""
+
+import numpy as np
+
+from linpix.model.attempts import Recognised
+from linpix.model.philox import MAX_SEED
+from linpix.server.engine.attempts import again, best_of, chosen
+from linpix.server.engine.image import Image
+from linpix.server.engine.job import Job
+
+
+def of(*classes: tuple[int, float]) -> list[Recognised]:
+    return [Recognised(label, float(np.log(share))) for label, share in classes]
+
+
+def test_recognised_images_come_in_their_order_and_then_the_surest_of_the_others():
+    drawn = of((3, 0.5), (3, 0.95), (3, 0.7), (3, 0.999), (3, 0.91), (3, 0.6))
+    assert best_of(drawn, 2) == [1, 3]
+    assert best_of(drawn, 6) == [1, 3, 4, 2, 5, 0]
+    assert best_of([Recognised(0, -np.inf), Recognised(1, -1.0)], 1) == [1]
+
+
+def test_answers_are_divided_among_classes_in_proportion_to_their_recognised_candidates():
+    drawn = of((7, 0.95), (1, 0.99), (1, 0.1), (7, 0.95), (1, 0.95), (7, 0.95), (7, 0.95), (2, 0.99))
+    assert best_of(drawn, 1) == [0]                    # 4 of 7, 2 of 1, 1 of 2
+    assert best_of(drawn, 4) == [0, 1, 3, 5]           # quotients 4, 2, 2, 4/3
+    assert best_of(drawn, 8) == [0, 1, 3, 5, 4, 6, 7, 2]
+
+
+def attempt(job: Job, probability: float | None, before: Image | None = None, label: int = 3) -> Image:
+    """The next attempt after one, done and checked with this probability of its class."""
+    image = Image("a", job, 2, job.seed + 2, job.label) if before is None else again(before)
+    assert image is not None
+    image.label, image.canvas = label, np.full(64, image.attempt, np.uint8)
+    if probability is not None:
+        image.recognised = Recognised(label, float(np.log(probability)))
+    return image
+
+
+def test_an_image_is_drawn_again_until_it_is_recognised_or_there_were_enough_attempts():
+    job = Job(seed=5, attempts=3)
+    assert again(attempt(job, 0.95)) is None
+    first = attempt(job, 0.5)
+    second = attempt(job, 0.7, first)
+    third = attempt(job, 0.6, second)
+    assert again(third) is None and chosen(third) is second
+    assert [image.seed for image in (first, second, third)] == [7, 7 + (MAX_SEED + 1), 7 + 2 * (MAX_SEED + 1)]
+    assert again(attempt(Job(attempts=0), None)) is None, "it is not checked"
+    assert again(attempt(Job(attempts=1), 0.1)) is None, "a candidate is drawn once"
+
+
+def test_a_further_attempt_keeps_the_drawn_class_but_a_completion_draws_another():
+    canvas, known = np.zeros(64, np.uint8), np.arange(64) < 8
+    for job, label in ((Job(attempts=2), 3), (Job(attempts=2, canvas=canvas, known=known), None),
+                       (Job(attempts=2, canvas=canvas, known=known, label=4), 4),
+                       (Job(attempts=2, canvas=canvas, known=np.zeros(64, np.bool_)), 3)):
+        following = again(attempt(job, 0.5))
+        assert following is not None and following.label == label
+    assert again(attempt(Job(attempts=2, canvas=canvas, known=np.ones(64, np.bool_)), 0.5)) is None

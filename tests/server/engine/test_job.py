@@ -1,0 +1,97 @@
+"""Jobs: options that do not go together, and defaults."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from linpix.model import checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
+from linpix.server.engine.image import images_of
+from linpix.server.engine.job import Job, class_of, new_job
+from linpix.server.errors import OptionError
+
+CLASS_FIRST = dataclasses.replace(PRESETS["tiny"], patch=4, following=((0, 1, 0),),
+                                  look_ups=("previous", "row", "column", "class"))
+TINY = checkpoint.Checkpoint("tiny", Transformer(PRESETS["tiny"]), {"temperature": 0.8}, "", ("zero", "one"))
+FIRST = checkpoint.Checkpoint("first", Transformer(CLASS_FIRST),
+                              {"attempts": 4}, "", ("zero", "one"))
+
+
+def job(source=TINY, answers=1, **options) -> Job:
+    return new_job(source, answers, **options)
+
+
+def seeds(of: Job) -> list[int]:
+    return [image.seed for image in images_of(of, "a")]
+
+
+def test_what_is_not_asked_for_is_the_models_own():
+    assert dataclasses.asdict(job(seed=5)) == dataclasses.asdict(Job(model="tiny", seed=5, temperature=0.8))
+    assert job(FIRST, seed=5).attempts == 4
+    assert job(FIRST, seed=5, temperature=0.0).attempts == 0
+    assert job(FIRST, seed=5, candidates=3).attempts == 1, "candidates are drawn once, and judged"
+    assert len({job().seed for _ in range(8)}) == 8
+
+
+def test_images_answers_and_seeds():
+    several = job(FIRST, 3, candidates=8, seed=10)
+    assert (several.answers, several.images) == (3, 8)
+    assert seeds(several) == [*range(10, 18)]
+
+
+def test_tokens_to_draw_and_rows_that_are_known():
+    known = np.arange(64) < 20
+    for source, scattered in ((TINY, 44), (FIRST, 43)):  # only a model that reads what is known skips what comes later
+        asked = dataclasses.replace(job(source), canvas=np.zeros(64, np.uint8), known=known)
+        config = source.net.config
+        assert (asked.prefix, asked.known_rows(config), asked.tokens(config)) == (20, 2, 44)
+        further = dataclasses.replace(asked, known=known | (np.arange(64) == 40))
+        assert further.tokens(config) == scattered and further.known_rows(config) == 2
+    assert (job().prefix, job().tokens(TINY.net.config)) == (0, 64)
+
+
+@pytest.mark.parametrize(("asked", "param", "words"), [
+    ({"answers": 4, "candidates": 3}, "candidates", "at least 4, got 3; the best 4 are returned"),
+    ({"answers": 4, "candidates": 17, "limit": 16}, "candidates", r"4\.\.16 here, got 17"),
+    ({"temperature": -0.1}, "temperature", "at least 0, got -0.1"),
+    ({"temperature": float("nan")}, "temperature", "at least 0, got nan"),
+    ({"seed": -1}, "seed", r"at least 0 and below 2\^53: with 1 image the largest seed is 9007199254740991, got -1"),
+    ({"seed": 2**53 - 2, "answers": 3}, "seed", "with 3 images the largest seed is 9007199254740989"),
+    ({"source": FIRST, "seed": 2**53 - 2, "candidates": 3}, "seed", "with 3 images"),
+    ({"attempts": 0}, "attempts", r"1\.\.16, got 0"),
+    ({"attempts": 2}, "attempts", "tiny cannot; leave out attempts"),
+])
+def test_what_cannot_be_asked_for_is_refused_by_name(asked, param, words):
+    with pytest.raises(OptionError, match=words) as refused:
+        job(**asked)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(("source", "asked", "words"), [
+    (TINY, {"candidates": 2}, "tiny cannot; leave out candidates"),
+    (FIRST, {"candidates": 2, "attempts": 2}, "got 2 candidates and 2 attempts"),
+    (FIRST, {"temperature": 0.0, "attempts": 2}, "all attempts are the same")])
+def test_candidates_and_attempts_need_a_model_that_recognises_classes(source, asked, words):
+    with pytest.raises(OptionError, match=words):
+        job(source, **asked)
+
+
+def test_the_largest_seeds_can_be_asked_for():
+    assert seeds(job(answers=3, seed=2**53 - 3))[-1] == 2**53 - 1
+
+
+@pytest.mark.parametrize("seed", [np.uint8(250), np.int32(250)])
+def test_seeds_of_numpy_do_not_overflow(seed):
+    assert seeds(job(answers=8, seed=seed)) == [*range(250, 258)]
+    with pytest.raises(TypeError, match="float"):
+        job(seed=5.0)
+
+
+def test_a_class_is_given_by_number_or_name():
+    assert [class_of(label, TINY) for label in (None, 1, "1", "one")] == [None, 1, 1, 1]
+    with pytest.raises(OptionError, match=r"a class of tiny: 0\.\.1 or one of zero, one; got 'two'"):
+        class_of("two", TINY)
+    with pytest.raises(OptionError, match="none: it has no classes"):
+        class_of(0, dataclasses.replace(TINY, class_names=()))

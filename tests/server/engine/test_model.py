@@ -1,0 +1,172 @@
+"""Room and deadlines of one model on the event loop, without a thread: quanta are run and reported by the test."""
+
+import math
+import time
+
+import pytest
+
+from linpix.model import checkpoint
+from linpix.server.engine.attempts import again
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.engine import Engine
+from linpix.server.engine.image import images_of
+from linpix.server.engine.job import Job
+from linpix.server.engine.model import Model
+from linpix.server.engine.request import Request
+from linpix.server.errors import DeadlineUnreachable, QueueFull
+
+
+@pytest.fixture
+def one_slot(tiny) -> Model:
+    return served(tiny, 1, 8)
+
+
+def served(tiny, slots: int, max_queue: int) -> Model:
+    return Model(Engine(new_decoder(checkpoint.read(tiny), slots, "eager")), max_queue)
+
+
+def ask(model: Model, name: str, images: int = 1, within_s: float = math.inf, **options) -> Request:
+    """Admit a request, and submit it."""
+    asked = Request(name, "generations", "somebody", Job(images=images, **options), model, within_s)
+    model.admit(asked)
+    if not asked.job.scored:
+        asked.images = images_of(asked.job, name)
+        model.engine.submit(asked.images)
+    return asked
+
+
+def run(model: Model) -> list[str]:
+    """Run a quantum and report it, as admission does; returns a request for each finished image."""
+    report = model.engine.run_quantum()
+    for image in report.joined:
+        model.requests[image.request].begun[image.index] = report.joined_at
+    for image in report.finished:
+        assert again(image) is None
+        request = model.requests[image.request]
+        model.finished(request, image)
+        request.done += 1
+        if not request.undone:
+            del model.requests[request.id]
+    for late in model.too_late():
+        model.engine.cancel(late.id)
+        del model.requests[late.id]
+    return [image.request for image in report.finished]
+
+
+def image_takes(model: Model, seconds: float) -> None:
+    for _ in range(100):
+        model.pace.learn(1, seconds / 64)
+
+
+def test_the_queue_is_counted_in_images_and_free_slots_do_not_count(tiny):
+    model = served(tiny, slots=2, max_queue=4)
+    ask(model, "a", 6)
+    with pytest.raises(QueueFull, match="6 images are already waiting, and 1 more would exceed the limit of 4"):
+        ask(model, "b")
+
+
+def test_bulk_that_fills_its_part_of_the_queue_is_refused_and_leaves_room_for_others(tiny):
+    model = served(tiny, slots=1, max_queue=8)
+    ask(model, "running", bulk=True)
+    run(model)
+    ask(model, "waiting", 6, bulk=True)  # three quarters of eight
+    with pytest.raises(QueueFull, match="6 images are already waiting, and 1 more would exceed the limit of 6"):
+        ask(model, "more", bulk=True)
+    ask(model, "interactive", 2)
+    with pytest.raises(QueueFull, match=r"8 images .* limit of 8"):
+        ask(model, "another")
+
+
+def test_a_request_that_finds_the_queue_full_is_given_the_time_until_there_is_room(tiny):
+    model = served(tiny, slots=1, max_queue=1)
+    ask(model, "a")
+    run(model)
+    image_takes(model, 6.4)
+    ask(model, "b")
+    with pytest.raises(QueueFull) as refused:
+        ask(model, "c")
+    [running, _] = [request.images[0] for request in model.requests.values()]
+    assert refused.value.retry_after_s == pytest.approx(0.1 * running.left) and refused.value.status == 429
+
+
+def test_what_leaves_in_a_slot_or_in_the_queue_gives_back_its_room(tiny):
+    model = served(tiny, slots=1, max_queue=1)
+    ask(model, "a", 2)
+    run(model)
+    assert (model.waiting(), model.room_left()) == (1, 0)
+    model.engine.cancel("a")
+    del model.requests["a"]
+    assert model.room_left() == 2
+    run(model)
+    assert not model.engine.scheduler.running
+
+
+def test_a_picture_to_be_scored_needs_room_in_the_queue_but_no_slot(tiny):
+    model = served(tiny, slots=1, max_queue=4)
+    ask(model, "scored", scored=True)
+    image_takes(model, 6.4)
+    assert (model.room_left(), model.waiting()) == (4, 1)
+    ask(model, "drawn")
+    assert model.ends() == [(pytest.approx(6.4), "drawn")], "it waits for nothing"
+
+
+def test_a_deadline_is_refused_once_the_pace_says_that_it_cannot_be_met(one_slot):
+    ask(one_slot, "runs")
+    image_takes(one_slot, 6.4)
+    ask(one_slot, "first", within_s=20.0)
+    with pytest.raises(DeadlineUnreachable, match="2 images are ahead of it, and it needs about 32"):
+        ask(one_slot, "too many", 2, within_s=20.0)
+    image_takes(one_slot, 64.0)
+    with pytest.raises(DeadlineUnreachable):
+        ask(one_slot, "later", within_s=20.0)
+    assert one_slot.waiting() == 2, "a refused request has no room"
+
+
+def test_until_images_have_finished_the_running_ones_tell_the_pace(one_slot, monkeypatch):
+    asked = ask(one_slot, "runs")
+    assert one_slot.seconds_per_token(1) == 0
+    run(one_slot)
+    drawn, now = 64 - asked.images[0].left, time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 100.0)
+    assert drawn and one_slot.seconds_per_token(1) == pytest.approx(100 / drawn, rel=0.01)
+    with pytest.raises(DeadlineUnreachable):
+        ask(one_slot, "hasty", within_s=101.0)
+
+
+def test_a_pace_that_was_not_used_for_long_is_forgotten(one_slot, monkeypatch):
+    image_takes(one_slot, 1e6)
+    one_slot._measured_at = time.monotonic()
+    with pytest.raises(DeadlineUnreachable):
+        ask(one_slot, "hasty", within_s=100.0)
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 6.0)
+    ask(one_slot, "later", within_s=100.0)
+
+
+def test_a_request_without_time_left_for_its_images_makes_no_other_late(one_slot):
+    late = [ask(one_slot, name, within_s=within_s) for name, within_s in
+            (("runs", 1e6), ("too late", 60.0), ("patient", 1e6))][1]  # nothing is known of the pace yet
+    image_takes(one_slot, 120.0)
+    finished = []
+    while one_slot.engine.busy:
+        finished += run(one_slot)
+    assert finished == ["runs", "patient"]
+    assert late.late
+
+
+def test_a_running_image_that_leaves_between_two_reports_is_not_waited_for(tiny):
+    model = served(tiny, slots=1, max_queue=4)
+    ask(model, "first")
+    run(model)
+    image_takes(model, 0.64)
+    ask(model, "second")
+    assert len(model.ends()) == 2
+    del model.requests["first"]
+    assert model.ends() == [(pytest.approx(0.64), "second")]
+
+
+def test_a_finished_image_is_measured_from_its_slot_to_its_end(one_slot, monkeypatch):
+    ask(one_slot, "a")
+    while one_slot.engine.busy:
+        run(one_slot)
+    assert 0 < one_slot.pace(1) < 1.0

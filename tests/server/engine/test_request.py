@@ -1,0 +1,138 @@
+"""Requests: the events that a stream gets, and how a request ends."""
+
+import asyncio
+import contextlib
+
+import numpy as np
+import pytest
+
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.transformer import Transformer
+from linpix.server.engine.image import Image
+from linpix.server.engine.job import Job
+from linpix.server.engine.request import Event, Request, Requests, ServedModel
+from linpix.server.errors import ClientLeft, DeadlinePassed, Draining, EngineFailed, EngineGone, QueueFull
+from linpix.server.metrics import Metrics
+
+MODEL = ServedModel(Checkpoint("tiny", Transformer(PRESETS["tiny"]), {}, "", ()), {}, "linear", 4, 8)
+CANVAS = np.zeros(64, np.uint8)
+
+
+def request(given: int = 0, **options) -> Request:
+    known = {} if not given else {"canvas": CANVAS, "known": np.arange(64) < 8 * given}
+    return Request("a", "generations", "somebody", Job(**known, **options), MODEL, 60.0)
+
+
+def told(asked: Request, *rows: tuple[int, int], stream: bool = True, index: int = 0) -> tuple[list[int], list[bool]]:
+    """The rows that a stream hears of when an attempt has finished so many, and whether the first was among them."""
+    firsts = [asked.progressed(Image("a", asked.job, index, 0, None, attempt=attempt), finished,
+                               CANVAS if stream else None) for attempt, finished in rows]
+    heard = []
+    while not asked.events.empty():
+        event = asked.events.get_nowait()
+        assert isinstance(event, Event) and event.image == index and not event.done
+        heard.append(event.rows)
+    return heard, firsts
+
+
+def test_each_row_is_sent_once_while_an_image_is_drawn_once():
+    assert told(request(), (1, 1), (1, 4), (1, 8)) == ([*range(1, 9)], [True, False, False])
+
+
+@pytest.mark.parametrize(("given", "rows", "expected"), [
+    (0, ((1, 3), (1, 8), (2, 2), (2, 8)), [*range(1, 9)] * 2), (0, ((1, 8), (2, 8)), [*range(1, 9)] * 2),
+    (6, ((1, 7), (1, 8), (2, 8)), [7, 8, 7, 8])])
+def test_rows_of_an_image_that_is_drawn_again_are_sent_again_but_known_rows_are_not(given, rows, expected):
+    assert told(request(given), *rows)[0] == expected
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_first_row_of_an_image_is_counted_once_however_often_it_is_drawn(stream):
+    asked = request(images=2)
+    assert told(asked, (1, 2), (1, 8), (2, 1), (2, 8), stream=stream)[1].count(True) == 1
+    assert told(asked, (1, 8), (2, 1), index=1)[1] == [True, False], "the other image has a first row of its own"
+
+
+def test_without_a_stream_no_rows_are_sent():
+    assert told(request(), (1, 4), (1, 8), stream=False)[0] == []
+
+
+class Held(Requests):
+    """Room for one request; notes what begins and ends."""
+
+    def __init__(self, fails: Exception | None = None) -> None:
+        super().__init__(Metrics([("tiny", "linear")], [], "0", "eager"), request_timeout_s=60.0)
+        self.models, self.log, self.fails = {"tiny": MODEL}, [], fails
+
+    def _admit(self, request: Request) -> None:
+        if self.requests:
+            raise QueueFull(1, 1, 0, 2.0)
+
+    def _begin(self, request: Request) -> None:
+        self.log.append("begins")
+        if self.fails is not None:
+            raise self.fails
+
+    def _end(self, request: Request) -> None:
+        self.log.append(request.outcome)
+
+
+@pytest.mark.parametrize(("raised", "outcome"), [
+    (None, "cancelled"), (ClientLeft("left"), "cancelled"), (EngineFailed("NaN"), "failed"), (RuntimeError(), "failed"),
+    (asyncio.CancelledError(), "cancelled")])
+def test_however_a_request_ends_it_is_released_once(raised, outcome):
+    held = Held()
+    with contextlib.suppress(BaseException), held.admitted(request()):
+        if raised is not None:
+            raise raised
+    assert held.log == ["begins", outcome] and not held.requests
+
+
+def test_a_released_request_is_not_released_again():
+    held = Held()
+    with held.admitted(asked := request()):
+        held.release(asked, "completed")
+        held.release(asked, "failed")
+    assert held.log == ["begins", "completed"]
+
+
+def test_a_refused_request_holds_nothing_and_is_counted_as_refused():
+    held = Held()
+    with held.admitted(request()), pytest.raises(QueueFull), held.admitted(request()):
+        pass
+    late = request()
+    late.timeout_s = 0.0
+    with pytest.raises(DeadlinePassed), held.admitted(late):
+        pass
+    for gone, kind in (("", Draining), ("it hung", EngineGone)):
+        held.draining, held.gone = not gone, gone
+        with pytest.raises(kind), held.admitted(request()):
+            pass
+    assert held.log == ["begins", "cancelled"] and not held.requests
+    refused = held.metrics.values("linpix_requests_rejected_total")
+    assert {code: refused["linpix_requests_rejected_total", code]
+            for code in ("queue_full", "draining", "engine_gone")} == dict.fromkeys(("queue_full", "draining",
+                                                                                     "engine_gone"), 1)
+
+
+def test_a_request_that_cannot_begin_is_released():
+    held = Held(RuntimeError("a bug"))
+    with pytest.raises(RuntimeError), held.admitted(request()):
+        pass
+    assert held.log == ["begins", "failed"] and not held.requests
+
+
+def test_the_error_that_ends_a_request_is_raised_and_a_deadline_makes_it_late():
+    asked = request()
+    asked.send(Event(0, 1, CANVAS))
+    asked.send(DeadlinePassed(1.0))
+
+    async def read() -> None:
+        assert (await asked.next_event()) == Event(0, 1, CANVAS)
+        with pytest.raises(DeadlinePassed):
+            await asked.next_event()
+        assert asked.late
+        assert await asked.next_event(0.01) is None
+
+    asyncio.run(read())

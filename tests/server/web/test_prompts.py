@@ -1,0 +1,31 @@
+"""Which class a prompt asks for."""
+
+import pytest
+
+from linpix.server.web.asked import wish
+
+DIGITS = [str(digit) for digit in range(10)]
+THINGS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+@pytest.mark.parametrize(("prompt", "names", "label"), [
+    ("7", DIGITS, 7), ("seven", DIGITS, 7), ("draw the digit 7", DIGITS, 7), ("one", DIGITS, 1), ("77", DIGITS, None),
+    ("a handwritten one", DIGITS, 1), ("digit-1", DIGITS, 1), ("-1", DIGITS, None), ("a -1 or a 4", DIGITS, 4),
+    ("1.5", DIGITS, None), ("3.", DIGITS, 3), ("a number", DIGITS, None),
+    ("a green frog", THINGS, 6), ("car", THINGS, 1), ("Puppy!", THINGS, 5), ("a dog and a cat", THINGS, 5),
+    ("3", THINGS, 3), ("three 3", THINGS, None), ("a boat", THINGS, 8), ("catalogue", THINGS, None),
+    ("an ice cream", ["ice", "pie", "ice cream"], 2), ("a polar bear", ["polar_bear"], 0), ("a cat", [], None),
+    ("a caf\u00e9", ["cafe\u0301"], 0), ("a cafe\u0301", ["caf\u00e9"], 0), ("CAFE\u0301", ["caf\u00e9"], 0),
+    ("\ud800", DIGITS, None), ("+", ["-", "+"], 1), ("a +", ["-", "+"], None), ("cat " * 10_000, THINGS, 3)])
+def test_a_class_is_found_in_a_prompt(prompt, names, label):
+    found = wish(prompt, names)
+    assert found.label == label
+    assert found.revised == (names[label] if label is not None else "an image of any class" if names else "an image")
+    found.warning.encode(), found.revised.encode()
+
+
+def test_the_first_class_is_drawn_and_a_warning_names_all_other_words():
+    assert wish("Cat, cat and a dog", THINGS).warning == "prompt: these words have no effect: and, a, dog"
+    assert wish("a dog", THINGS).warning == "prompt: these words have no effect: a"
+    assert wish("dog", THINGS).warning == ""
+    assert wish("cat " + " ".join(map(str, range(20, 40))), THINGS).warning.endswith("28, 29, ...")
