@@ -38,7 +38,6 @@ NOT_RUN = [
     ("scale.md", "linpix serve --replicas 4 --fronts 8 --device cuda --slots 1024"),
     ("scale.md", "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(openssl rand -hex 32)  # the same everywhere"),
     ("scale.md", "serve deploy deploy/ray.yaml"),
-    ("scale.md", "python -m tests.benchmarks.capacity measure --check"),
     ("scale.md", "kubectl apply --filename deploy/kubernetes.yaml"),
     ("train.md", "torchrun --standalone --nproc-per-node=4 -m linpix train mnist --data data --batch 64 --out runs/m"),
 ]

@@ -71,7 +71,7 @@ def test_ray_serve_takes_its_file_and_builds_what_it_names():
     assert set(deployments) == {"Engine", "Front"}
     for deployment in found["deployments"]:
         assert "ray_actor_options" not in deployment, "they would replace the app's, environment included"
-    _, engines, _ = built._bound_deployment.init_args
+    _, engines = built._bound_deployment.init_args
     options = engines._bound_deployment.ray_actor_options
     assert options["num_cpus"] == found["args"]["replica_threads"]
     assert options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == str(found["args"]["replica_threads"])
@@ -86,10 +86,9 @@ def test_what_serve_deploys_has_a_name_for_each_place_of_the_file():
     from linpix.server.cluster.deployments import app
 
     fronts = app({"replicas": 3, "fronts": 2, "replica_threads": 4})._bound_deployment
-    _, engines, desk = fronts.init_args
+    _, engines = fronts.init_args
     assert fronts.num_replicas == 2 and engines._bound_deployment.num_replicas == 3
     assert engines._bound_deployment.ray_actor_options["num_cpus"] == 4
-    assert desk._bound_deployment.name == "Desk" and desk._bound_deployment.num_replicas == 1
     for deployment in (fronts, engines._bound_deployment):
         assert deployment._deployment_config.graceful_shutdown_timeout_s > Settings().drain_timeout
         assert deployment.max_ongoing_requests > Settings().slots + Settings().max_queue

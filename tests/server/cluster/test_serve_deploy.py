@@ -57,6 +57,7 @@ class Head(Cluster):
         self.folder = Path(tempfile.mkdtemp(prefix="linpix-ray-"))  # sockets need a short path
         self.log = self.folder / "head.log"
         self.checkpoints, self.server, token = checkpoints, self, secrets.token_hex(32)
+        self.targets = self.folder / "targets"
         self.token = {"authorization": f"Bearer {token}"}
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")} | QUIET
         self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
@@ -106,7 +107,7 @@ class Head(Cluster):
 
     def deploy(self, **settings: Any) -> None:
         path = self.folder / "ray.yaml"
-        path.write_text(yaml.safe_dump(config(self.port, self.checkpoints, **settings)))
+        path.write_text(yaml.safe_dump(config(self.port, self.checkpoints, metrics_targets=str(self.targets), **settings)))
         ended = subprocess.run([BIN / "serve", "deploy", path, "--address", self.api], env=self.environment,
                                timeout=WITHIN_S, check=False, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stdout + ended.stderr
