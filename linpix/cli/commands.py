@@ -177,8 +177,8 @@ def _produce(given: argparse.Namespace, batcher: Batcher, output: Output, planne
 
 
 def compare(given: argparse.Namespace) -> None:
-    backends = BACKENDS if given.all or not given.backends else tuple(given.backends.split(","))
-    plan = ComparisonPlan(backends=backends, batches=tuple(given.batch), budget_s=given.budget)
+    backends = BACKENDS if given.all or not given.backends else tuple(",".join(given.backends).split(","))
+    plan = ComparisonPlan(backends=backends, batches=tuple(given.batch or (1, 16, 64)), budget_s=given.budget)
     folder = checkpoints.find(given.model, given.checkpoints)
     if given.out:
         Path(given.out).mkdir(parents=True, exist_ok=True)

@@ -51,6 +51,15 @@ def test_every_command_reports_a_misspelt_variable():
     assert told == "linpix doctor: LINPIX_MODLES is not a setting, so it has no effect; did you mean LINPIX_MODELS?\n"
 
 
+def test_lists_of_a_flag_that_is_given_twice_add_up():
+    """Each of the two is looked at: the wrong one is named, whichever comes first."""
+    for words in (["--models", "nowhere,", "--models", "mnist-small"], ["--models", "mnist-small", "--models=nowhere"]):
+        ended = linpix("serve", "--port", "0", *words)
+        assert ended.returncode == 2 and "no model 'nowhere'" in ended.stderr
+    told = linpix("compare", "--model", "mnist-small", "--backends", "nothing", "--backends", "linear").stderr
+    assert "nothing" in told
+
+
 def test_sample_writes_a_grid_and_the_same_one_again(tiny, tmp_path):
     for name in ("a.png", "b.png"):
         succeeds("sample", "--model", tiny, "--count", 12, "--seed", 7, "--out", tmp_path / name)
