@@ -40,6 +40,9 @@ class Core:
         engines = {(batcher.decoder.name, batcher.decoder.device) for batcher in batchers.values()}
         self.kernel = ("cuda" if ("compiled", "cuda") in engines else
                        ops.kernel() if ("compiled", "cpu") in engines else "eager")
+        logger.info("LinPix %s, kernel %s: %s", release(), self.kernel, ", ".join(
+            "{0} ({engine}, {precision}, {device}, checkpoint {checkpoint:.16})".format(name, **batcher.decoder.facts)
+            for name, batcher in batchers.items()))
         metrics = Metrics([(batcher.name, batcher.backend) for batcher in batchers.values()], BACKENDS, release(),
                           self.kernel)
         self.thread = EngineThread(settings.watchdog_timeout)

@@ -160,6 +160,9 @@ class Settings(BaseSettings):
                                  "cores if there are enough; 0: number of cores divided by number of replicas")
     log_format: Literal["text", "json"] = Field("text", description="format of the log on standard error; json: one "
                                                 "object per line")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe messages to log; "
+                                                                    "debug: also probes, scrapes, files of the page, "
+                                                                    "and requests for /v1/status")
     faults: str = Field("", json_schema_extra=HIDDEN, description="for tests: faults to inject, as described in "
                                                                   "server/fault_rules.py")
 

@@ -117,7 +117,7 @@ def test_without_free_file_descriptors_it_says_so_once_and_answers_open_connecti
         assert eventually(lambda: client.get("/healthz").status_code == 200)
         assert eventually(lambda: httpx.get(server.url + "/healthz", timeout=5).status_code == 200)
         told = [line for line in server.printed if "linpix.access" not in line]
-    assert len(told) == 2, told  # that it serves, and that
+    assert len(told) == 3, told  # what it is, that it serves, and that
 
 
 @pytest.mark.parametrize("broken", ["full", "closed"])
