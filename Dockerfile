@@ -79,9 +79,9 @@ WORKDIR /opt/linpix
 USER 10001:10001
 EXPOSE 8000
 
-# http.client, not urllib: it ignores the proxies of the environment
+# it asks the sockets that the server has opened, so it follows all flags and variables
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import http.client, os, sys; there = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('LINPIX_METRICS_PORT') or os.environ['LINPIX_PORT']), timeout=4); there.request('GET', '/readyz'); sys.exit(there.getresponse().status != 200)"]
+    CMD ["python", "-c", "import sys; from linpix.server.listening import is_ready; sys.exit(not is_ready())"]
 
 # no shell in between: SIGTERM reaches the server, which finishes what it has begun (LINPIX_DRAIN_TIMEOUT, 30 s)
 STOPSIGNAL SIGTERM

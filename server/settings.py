@@ -94,7 +94,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="LINPIX_", extra="ignore", frozen=True)
 
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface, :: for IPv6 too")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 lets the system choose")
     models: Listed = Field("", description="comma-separated models to serve; the first is the default; empty: all "
                                         "checkpoints")
@@ -175,6 +175,11 @@ class Settings(BaseSettings):
     @classmethod
     def _not_of_kubernetes(cls, value: object, info: ValidationInfo) -> object:
         return cls.model_fields[info.field_name or ""].default if _of_kubernetes(value) else value
+
+    @field_validator("host", "metrics_host")
+    @classmethod
+    def _without_brackets(cls, host: str) -> str:
+        return host.strip("[] ")
 
     @field_validator("api_keys", mode="before")
     @classmethod

@@ -140,13 +140,28 @@ def test_the_server_runs_as_nobody_special_and_gets_its_signals_itself():
         <= set(Settings.model_fields)
 
 
-@pytest.mark.parametrize("port", [pytest.param(None, id="ready"), pytest.param("1", id="nobody there")])
-def test_the_health_check_tells_a_ready_server_from_none(server, port):
+HEALTHY = """
+"$0" -c "$1" && exit 1                         # nobody there
+"$0" -m linpix serve --port 0 --checkpoints "$2" $3 2>/dev/null &
+for _ in $(seq 300); do "$0" -c "$1" && break; sleep 0.1; done
+"$0" -c "$1" || exit 2
+kill $! && wait $! || exit 3
+! "$0" -c "$1" || exit 4
+"""
+
+
+@pytest.mark.parametrize("flags", ["", "--host ::", "--host 0.0.0.0 --metrics-port 0", "--host localhost"])
+def test_the_health_check_tells_a_ready_server_from_none_whatever_its_flags(tiny, flags):
+    """In a namespace of processes of its own, as a container is: other servers of this machine are not asked."""
     python, *rest = json.loads(dict(LAST_STAGE)["HEALTHCHECK"].split("CMD ", 1)[1])
-    assert python == "python"
-    asked = subprocess.run([sys.executable, *rest], env={"LINPIX_PORT": port or server.url.rsplit(":", 1)[1]},
-                           capture_output=True, check=False)
-    assert (asked.returncode == 0) == (port is None), asked.stderr
+    apart = ["unshare", "--pid", "--fork", "--mount-proc",
+             *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("namespaces of processes are not to be had here: unshare --pid, as root or in a user namespace")
+    assert (python, rest[0]) == ("python", "-c")
+    ended = subprocess.run([*apart, "sh", "-c", HEALTHY, sys.executable, rest[1], str(tiny.parent), flags],
+                           capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_the_server_needs_nothing_to_write_to_but_its_scratch_folder(tiny, tmp_path):

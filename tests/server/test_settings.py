@@ -69,6 +69,11 @@ def test_every_setting_with_a_unit_of_time_or_space_takes_units():
     assert taking == {name for name in Settings.model_fields if name.endswith(endings)}
 
 
+def test_the_brackets_of_an_address_are_for_urls():
+    settings = Settings(host="[::]", metrics_host="[::1]")
+    assert (settings.host, settings.metrics_host) == ("::", "::1")
+
+
 @pytest.mark.parametrize("given", ["a,b,c", " a, b,,c ,", ["a", "b,c"], ["a,", ",b", "c"]])
 def test_a_list_has_no_empty_parts_and_adds_up(given):
     assert Settings(models=given).models == "a,b,c"
