@@ -41,6 +41,7 @@ def application(service: Service) -> FastAPI:
         await ledger.stop()
 
     app = FastAPI(title="LinPix", version=release(), docs_url=None, redoc_url=None, lifespan=lifespan,
+                  redirect_slashes=False, servers=[{"url": settings.root_path}] if settings.root_path else None,
                   description="Autoregressive image generators built as linear transformers. The images routes have "
                               "the shape of OpenAI's Images API.")
     app.state.service = service
@@ -52,6 +53,7 @@ def application(service: Service) -> FastAPI:
     app.router.routes.extend(page.routes)
     error_handlers.install(app, metrics=ledger.metrics)
     stack.install(app, hosts=Hosts(settings.host, settings.allowed_hosts), origins=Origins(settings.allowed_origins),
-                  bodies=BodyBudget(settings, ledger.metrics, service.body_drain), keys=service.keys)
+                  bodies=BodyBudget(settings, ledger.metrics, service.body_drain), keys=service.keys,
+                  root_path=settings.root_path)
     openapi.describe(app, keys=service.keys is not None)
     return app

@@ -96,6 +96,8 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface, :: for IPv6 too")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 lets the system choose")
+    root_path: str = Field("", pattern=r"^(/[\w.~-]+)*$", description="path under which a proxy serves all of this, "
+                           "such as /pix; not needed if the proxy removes the path from requests")
     models: Listed = Field("", description="comma-separated models to serve; the first is the default; empty: all "
                                         "checkpoints")
     alias: Listed = Field("", description="other names that clients may use for models, comma-separated, such as "
@@ -175,6 +177,11 @@ class Settings(BaseSettings):
     @classmethod
     def _not_of_kubernetes(cls, value: object, info: ValidationInfo) -> object:
         return cls.model_fields[info.field_name or ""].default if _of_kubernetes(value) else value
+
+    @field_validator("root_path", mode="before")
+    @classmethod
+    def _without_slash(cls, path: object) -> object:
+        return path.rstrip("/") if isinstance(path, str) else path
 
     @field_validator("host", "metrics_host")
     @classmethod

@@ -9,11 +9,13 @@ import logging
 import re
 import secrets
 import time
+import urllib.parse
 from collections.abc import Iterable, Mapping
 
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -47,11 +49,13 @@ class Gate:
     Refuses hosts that are not this service's, and pages of origins that may not use it. scope["linpix.body"] is the
     Body. scope["state"]["client"] is the peer's address, or the name of its key once HeadChecks has checked it. Routes
     may set `model` and `images` in scope["state"], to be logged. X-Request-Id and traceparent of trusted proxies are
-    kept.
+    kept. HEAD is answered as GET is; uvicorn sends no body then.
     """
 
-    def __init__(self, app: ASGIApp, *, hosts: Hosts, origins: Origins, bodies: BodyBudget) -> None:
+    def __init__(self, app: ASGIApp, *, hosts: Hosts, origins: Origins, bodies: BodyBudget, root_path: str) -> None:
+        """root_path: under which a proxy serves all of this; the paths of requests may begin with it."""
         self.app, self.hosts, self.origins, self.bodies = app, hosts, origins, bodies
+        self._root_path = root_path
         self._ids = set[str]()  # that callers have given, of requests in progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,6 +64,11 @@ class Gate:
             return
         began, status = time.perf_counter(), 0
         method = scope["method"] if scope["method"] in _METHODS else "OTHER"
+        if method == "HEAD":
+            scope = {**scope, "method": "GET"}
+        path = scope["path"]
+        if self._root_path and path.startswith(f"{self._root_path}/"):
+            scope["path"] = path.removeprefix(self._root_path)
         state, peer = scope.setdefault("state", {}), scope.get("client")
         body = scope["linpix.body"] = Body(self.bodies, scope, receive, send)
         given = body.headers if state.get("trusted") else {}
@@ -89,6 +98,8 @@ class Gate:
             if refusal := self._refusal(scope, body.headers):
                 self.bodies.metrics.requests_rejected.labels(refusal.code).inc()
                 await response_of(refusal)(scope, receive, send_recorded)
+            elif (scope["path"].endswith("/") and scope["path"].strip("/")) or path == self._root_path != "":
+                await _redirect(path, scope)(scope, receive, send_recorded)
             else:
                 await self.app(scope, body.receive, send_recorded)
         except Exception:
@@ -117,6 +128,14 @@ def _route(scope: Scope) -> str | None:
     A refused request has not found its route yet, and routes that are not FastAPI's do not say theirs: look it up.
     """
     return getattr(scope.get("route"), "path", None) or _template(scope["app"].routes, {**scope, "root_path": ""})
+
+
+def _redirect(path: str, scope: Scope) -> RedirectResponse:
+    """To the same path without a slash at its end, or with one if it has none. Relative, since a proxy may have removed
+    the beginning of the path."""
+    there = "../" * path.endswith("/") + path.removesuffix("/").rsplit("/", 1)[1] + "/" * (not path.endswith("/"))
+    query = scope["query_string"].decode("latin-1")
+    return RedirectResponse(urllib.parse.quote(there) + (f"?{query}" if query else ""))
 
 
 def _template(routes: Iterable[BaseRoute], scope: Scope) -> str | None:
@@ -161,10 +180,11 @@ class HeadChecks:
         return key.name
 
 
-def install(app: FastAPI, *, hosts: Hosts, origins: Origins, bodies: BodyBudget, keys: Keys | None) -> None:
+def install(app: FastAPI, *, hosts: Hosts, origins: Origins, bodies: BodyBudget, keys: Keys | None,
+            root_path: str = "") -> None:
     """Put all of it before an app's routes; the last one added is the outermost."""
     app.add_middleware(HeadChecks, keys=keys, metrics=bodies.metrics)
     if origins.allowed:  # between the two: a page that may use the service must be able to read its refusals
         app.add_middleware(CORSMiddleware, allow_origins=origins.allowed, allow_methods=["*"], allow_headers=["*"],
                            expose_headers=["*"], allow_private_network=True)
-    app.add_middleware(Gate, hosts=hosts, origins=origins, bodies=bodies)
+    app.add_middleware(Gate, hosts=hosts, origins=origins, bodies=bodies, root_path=root_path)
