@@ -184,6 +184,37 @@ def test_the_server_needs_nothing_to_write_to_but_its_scratch_folder(tiny, tmp_p
             assert client.get(path).status_code == 200
 
 
+# --- deploy/linpix.service ---
+
+UNIT = (ROOT / "deploy/linpix.service").read_text()
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["as it is", "with keys"])
+def test_systemd_takes_the_unit_and_finds_it_locked_up(tmp_path, keys):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed; on Debian and Ubuntu: apt-get install systemd")
+    unit, command = UNIT, "/opt/linpix/.venv/bin/linpix serve\n"
+    assert unit.count(f"ExecStart={command}") == 1
+    unit = unit.replace(command, f"{sys.executable} -m linpix serve\n")  # systemd looks for the program
+    if keys:
+        unit = re.sub(r"(?m)^#(?=[A-Z]\w+=)", "", unit)
+        assert "\nLoadCredential=keys:" in unit and "\nEnvironment=LINPIX_API_KEYS=%d/keys\n" in unit
+    (tmp_path / "linpix.service").write_text(unit)
+    verified = subprocess.run(["systemd-analyze", "verify", str(tmp_path / "linpix.service")], capture_output=True,
+                              text=True, check=False)
+    assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")
+    exposed = subprocess.run(["systemd-analyze", "security", "--offline=true", "--threshold=20",  # of 100
+                              str(tmp_path / "linpix.service")], capture_output=True, text=True, check=False)
+    assert exposed.returncode == 0, exposed.stdout
+
+
+def test_systemd_gives_the_server_time_to_drain_and_the_temporary_files_that_uploads_need():
+    lines = dict(line.split("=", 1) for line in UNIT.splitlines() if re.match(r"[A-Z]\w+=", line))
+    assert seconds(lines["TimeoutStopSec"]) > Settings().drain_timeout + 10
+    assert lines["PrivateTmp"] == "yes" and lines["ExecReload"] == "kill -HUP $MAINPID"
+    assert lines["Restart"] == "on-failure", "status 70 is a failure, 0 after SIGTERM is none"
+
+
 # --- docker-compose.yml and deploy/ ---
 
 def test_every_port_is_published_on_this_machine_only():
