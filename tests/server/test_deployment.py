@@ -100,15 +100,35 @@ def test_the_image_holds_what_its_packages_need_and_nothing_private():
 
 def test_torch_is_pinned_first_and_no_later_install_can_pull_another():
     commands = [rest for word, rest in INSTRUCTIONS if word == "RUN"]
-    installs = [found for command in commands for found in re.findall(r"pip install[^&]*", command)]
-    assert len(installs) == 3
-    assert '"$TORCH_SPEC"' in installs[0]
-    assert "--constraint /opt/constraints.txt" in installs[1]
-    assert {"--no-deps", "--no-build-isolation"} <= set(installs[2].split())
+    installs = [found for command in commands for found in re.findall(r"pip install[^&;]*", command)]
+    uv, *first, second, third = installs  # uv is not in the environment
+    assert uv == "pip install --target /opt/uv uv "
+    assert len(first) == 2 and all('"$TORCH_SPEC"' in install for install in first)
+    assert "--constraint /opt/constraints.txt" in second
+    assert {"--no-deps", "--no-build-isolation"} <= set(third.split())
     [pinned] = [rest.split("=", 1)[1] for word, rest in INSTRUCTIONS if word == "ARG" and rest.startswith("TORCH_SPEC")]
     assert pinned == re.search(r"^TORCH_SPEC \?= (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
     for name in ("TORCH_INDEX_URL", "INDEX_URL"):
         assert ("ARG", f"{name}=") in INSTRUCTIONS, "empty means pip's default"
+
+
+@pytest.mark.parametrize(("given", "index"), [
+    ({"DEVICE": "cpu"}, "--torch-backend cpu"), ({"DEVICE": "cuda"}, None),
+    ({"DEVICE": "cpu", "TORCH_INDEX_URL": "t"}, "t"), ({"DEVICE": "cpu", "INDEX_URL": "i"}, "i"),
+    ({"DEVICE": "cuda", "TORCH_INDEX_URL": "t", "INDEX_URL": "i"}, "t")])
+def test_an_image_for_a_cpu_gets_a_torch_without_cuda_unless_an_index_is_named(tmp_path, given, index):
+    """The shell of the Dockerfile, with installers that say what they were asked for: there is no network here."""
+    [command] = [rest for word, rest in INSTRUCTIONS if word == "RUN" and '"$TORCH_SPEC"' in rest]
+    command = command.split("&& python -c")[0].replace("/opt/uv/bin/uv", "uv")
+    for name in ("pip", "uv"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    ran = subprocess.run(["sh", "-ec", command], capture_output=True, text=True, check=True,
+                         env={"PATH": f"{tmp_path}:/bin:/usr/bin", "TORCH_SPEC": "torch==1", **given})
+    *_, asked = ran.stdout.splitlines()
+    expected = (f"uv pip install {index} torch==1" if index == "--torch-backend cpu" else
+                f"pip install {f'--index-url {index} ' if index else ''}torch==1")
+    assert asked == expected
 
 
 def test_the_base_is_one_exact_version_and_the_last_stage_has_no_compiler_and_installs_nothing():
