@@ -81,7 +81,8 @@ def _joined(value: object) -> object:
 
 
 SECONDS = _in_units("seconds", {"ms": 0.001, "s": 1, "min": 60, "m": 60, "h": 3600})
-BYTES = _in_units("bytes", {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30})
+BYTES = _in_units("bytes", {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
+                            "Ki": 2**10, "Mi": 2**20, "Gi": 2**30})  # no M, which means either
 LIST = BeforeValidator(_joined)  # a flag of it may be given several times
 Seconds = Annotated[float, SECONDS]
 Bytes = Annotated[int, BYTES]

@@ -47,7 +47,8 @@ def test_a_time_is_seconds_or_has_units(text, seconds):
 
 
 @pytest.mark.parametrize(("text", "size"), [("4096", 4096), ("32MiB", 2**25), ("1.5gib", 3 * 2**29), ("64 KiB", 2**16),
-                                            ("16MB", 16_000_000), ("2kB", 2000)])
+                                            ("16MB", 16_000_000), ("2kB", 2000),
+                                            ("16Mi", 2**24), ("1GiB512MiB", 3 * 2**29)])
 def test_a_size_is_bytes_or_has_units(text, size):
     assert Settings(max_upload=text).max_upload == size
 
@@ -56,7 +57,7 @@ def test_a_size_is_bytes_or_has_units(text, size):
     ("drain_timeout", "5 parsecs", "number of seconds, or have a unit: ms, s, min, m, h"),
     ("drain_timeout", "-5s", "number of seconds"), ("drain_timeout", "s", "number of seconds"),
     ("head_timeout", "0ms", "greater than 0"), ("watchdog_timeout", "25h", "less than or equal to 86400"),
-    ("max_upload", "16M", "number of bytes, or have a unit: kB, MB, GB, KiB, MiB, GiB"),  # of 1,000 or 1,024?
+    ("max_upload", "16M", "number of bytes, or have a unit: kB, MB, GB, KiB, MiB, GiB, Ki, Mi, Gi"),
     ("max_upload", "1kB", "greater than or equal to 1024"), ("upload_space", "16MiBs", "number of bytes")])
 def test_what_is_not_a_time_or_a_size_is_refused_with_the_units(field, value, told):
     with pytest.raises(ValueError, match=re.escape(told)):
