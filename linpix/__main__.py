@@ -90,6 +90,12 @@ def _number(kind: type, least: float, most: float = math.inf) -> Callable[[str],
     return parse
 
 
+def _new_folder(text: str) -> str:
+    if Path(text).name in ("", ".."):
+        raise argparse.ArgumentTypeError(f"must be a folder that does not exist yet, such as runs/mine; got {text!r}")
+    return text
+
+
 def _scale(text: str) -> Any:
     if text == "auto":
         return text
@@ -222,7 +228,7 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
                                                      "checkpoint for distribution")
     exporting.add_argument("run_folder", help="folder written by `linpix train`")
     exporting.add_argument("--data", required=True, help="folder of the data set used in training")
-    exporting.add_argument("--out", required=True, help="checkpoint folder to write")
+    exporting.add_argument("--out", type=_new_folder, required=True, help="checkpoint folder to write")
     exporting.add_argument("--twin-of", help="name of the model to compare it with; default: the one given in training")
     exporting.add_argument("--fp32", action="store_true", help="keep all weights in float32, not only the "
                                                                     "head and the norm before it")
@@ -238,7 +244,7 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     importing.add_argument("--attention", choices=("linear", "softmax"), default="linear", help="kind of attention "
                            "that the model was trained with")
     importing.add_argument("--data", help="folder of the training data; needed for the distribution of sub-pixel 0")
-    importing.add_argument("--out", required=True, help="checkpoint folder to write")
+    importing.add_argument("--out", type=_new_folder, required=True, help="checkpoint folder to write")
 
     trying = command("linpix.training", "experiment", "repeat an experiment of the papers; run again, it continues")
     if wanted == ["experiment"]:
@@ -349,8 +355,8 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
                         "pictures, which may have any size, and training starts with the weights of mnist-conditional "
                         "(grey) or cifar10-conditional (colour)")
     parser.add_argument("--data", help="folder of the data set; if it is empty, the data are downloaded")
-    parser.add_argument("--out", required=True, help="checkpoint folder to write; FOLDER.training holds the log, and "
-                                                     "the state to resume from")
+    parser.add_argument("--out", type=_new_folder, required=True, help="checkpoint folder to write; FOLDER.training "
+                        "holds the log, and the state to resume from")
     _device_flag(parser)
     parser.add_argument("--attention", choices=get_args(AttentionKind), default="linear", help="kind of attention")
     parser.add_argument("--feature-map", choices=get_args(FeatureMap), default="elu+1", help="feature map of linear "

@@ -130,6 +130,9 @@ def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, c
     (["sample", "--model", "m", "--out", "o", "--count", "0"], "--count: must be an integer, 1 to 1000000; got '0'"),
     (["sample", "--model", "m", "--out", "o", "--seed", "-1"], "an integer, 0 to 9007199254740991; got '-1'"),
     (["sample", "--model", "m", "--out", "o", "--temperature", "nan"], "must be a number, 0 to 10; got 'nan'"),
+    (["train", "mnist-small", "--data", ".", "--out", "."], "--out: must be a folder that does not exist yet"),
+    (["export", "r", "--data", ".", "--out", ".."], "--out: must be a folder that does not exist yet"),
+    (["import", "m.pth", "--heads", "2", "--out", "/"], "--out: must be a folder that does not exist yet"),
     (["compare", "--model", "m", "--batch", "1,x"], "--batch: must be an integer, 1 to 4096; got 'x'"),
     (["compare", "--model", "m", "--all", "--backends", "linear"], "--backends"), (["fly"], "fly"), ([], "COMMAND")])
 def test_a_flag_out_of_range_is_named(arguments, words):
