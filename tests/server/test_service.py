@@ -414,7 +414,7 @@ def test_a_bad_comparison_is_refused(server, body, param, words):
     (["--slots", "10000000", "--models", "SLOW"], "lower --slots"),  # 629 GiB, at 66 KiB a slot
     (["--engine", "eager", "--precision", "bf16"], "--precision fp32"),
     (["--state", "fp16"], "use it with --defer 8"),
-    (["--api-keys", "missing"], "missing"),
+    (["--api-keys", "missing"], "no such file can be found"),
     (["--faults", "burn:at=1"], "--faults (LINPIX_FAULTS): 'burn:at=1': expected one of throw"),
     (["--watchdog-timeout", "0"], "--watchdog-timeout"),
     (["--checkpoints", "missing"], "--checkpoints"),
