@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(\d{1,5}))?")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{0,5})?")
+_ALLOWED = re.compile(r"(?!.*\.\d+$)(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")  # no name ends with a number
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -49,7 +50,7 @@ class Hosts:
         """allowed: comma-separated names; *.example.com for subdomains, * for any. Raises ValueError."""
         names = entries(allowed)
         for name in names:
-            if name != "*" and _name(name.removeprefix("*.")) != name.removeprefix("*.").strip("[]"):
+            if name != "*" and _address(name.strip("[]")) is None and not _ALLOWED.fullmatch(name):
                 raise ValueError("hosts must be names or addresses without scheme and port, such as pix.example.com, "
                                  "*.example.com or 10.0.0.5")
         self._any = "*" in names

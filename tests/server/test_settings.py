@@ -82,7 +82,9 @@ def test_a_list_has_no_empty_parts_and_adds_up(given):
 
 @pytest.mark.parametrize(("field", "value"), [
     ("allowed_hosts", "http://pix.example"), ("allowed_hosts", "pix.example:80"), ("allowed_hosts", "pix/example"),
-    ("allowed_hosts", "pix.*"), ("allowed_hosts", "10.0.0.0/8"), ("allowed_hosts", "b\u00fccher.example"),
+    ("allowed_hosts", "pix.*"), ("allowed_hosts", ".pix.example"), ("allowed_hosts", "pix.example."),
+    ("allowed_hosts", "*.10.0.0.5"), ("allowed_hosts", "10.0.0"), ("allowed_hosts", "*pix.example"),
+    ("allowed_hosts", "[::1]:80"), ("allowed_hosts", "10.0.0.0/8"), ("allowed_hosts", "b\u00fccher.example"),
     ("allowed_origins", "*"), ("allowed_origins", "null"), ("allowed_origins", "app.example.com"),
     ("allowed_origins", "https://app.example.com/"), ("allowed_origins", "https://app.example.com/path"),
     ("allowed_origins", "https://a@app.example.com"), ("allowed_origins", "https://"),
