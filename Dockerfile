@@ -6,8 +6,8 @@
 #   docker build --tag linpix:ray --build-arg EXTRAS=ray .          for serve --replicas, and for clusters of Ray
 #   docker run --init --read-only --tmpfs /tmp --publish 127.0.0.1:8000:8000 linpix      also: docker run linpix doctor
 #
-# On x86 pip's own index has only CUDA builds of torch: gigabytes, though they serve on a CPU as well. For a small
-# image name an index of CPU builds with --build-arg TORCH_INDEX_URL=... INDEX_URL is where everything else comes from.
+# With DEVICE=cpu torch is a build without CUDA, which is gigabytes smaller: uv knows where torch's makers keep these, since
+# pip's own index has none for x86. TORCH_INDEX_URL names another index of torch, INDEX_URL one of everything else.
 
 # an exact version; whoever has pulled and checked it may add the digest: PYTHON_IMAGE=python:...@sha256:...
 ARG PYTHON_IMAGE=python:3.11.15-slim-bookworm
@@ -29,7 +29,7 @@ RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=toolkit /toolkit/ /usr/local/
-ENV PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 UV_NO_CACHE=1
 RUN python -m venv /opt/venv
 WORKDIR /src
 
@@ -39,7 +39,9 @@ ARG TORCH_SPEC=torch==2.13.0
 ARG TORCH_INDEX_URL=
 ARG INDEX_URL=
 RUN index="${TORCH_INDEX_URL:-$INDEX_URL}" \
- && pip install ${index:+--index-url "$index"} "$TORCH_SPEC" \
+ && if [ "$DEVICE" = cpu ] && [ -z "$index" ]; \
+    then pip install --target /opt/uv uv && /opt/uv/bin/uv pip install --torch-backend cpu "$TORCH_SPEC"; \
+    else pip install ${index:+--index-url "$index"} "$TORCH_SPEC"; fi \
  && python -c "import importlib.metadata as m; print('torch==' + m.version('torch'))" > /opt/constraints.txt \
  && python -c "import sys, torch; sys.exit('$DEVICE' == 'cuda' and not torch.version.cuda and f'DEVICE=cuda, but torch {torch.__version__} has no CUDA: change TORCH_INDEX_URL')"
 
@@ -79,9 +81,9 @@ WORKDIR /opt/linpix
 USER 10001:10001
 EXPOSE 8000
 
-# http.client, not urllib: it ignores the proxies of the environment
+# it asks the sockets that the server has opened, so it follows all flags and variables
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import http.client, os, sys; there = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('LINPIX_METRICS_PORT') or os.environ['LINPIX_PORT']), timeout=4); there.request('GET', '/readyz'); sys.exit(there.getresponse().status != 200)"]
+    CMD ["python", "-c", "import sys; from linpix.server.listening import is_ready; sys.exit(not is_ready())"]
 
 # no shell in between: SIGTERM reaches the server, which finishes what it has begun (LINPIX_DRAIN_TIMEOUT, 30 s)
 STOPSIGNAL SIGTERM

@@ -90,6 +90,12 @@ def _number(kind: type, least: float, most: float = math.inf) -> Callable[[str],
     return parse
 
 
+def _new_folder(text: str) -> str:
+    if Path(text).name in ("", ".."):
+        raise argparse.ArgumentTypeError(f"must be a folder that does not exist yet, such as runs/mine; got {text!r}")
+    return text
+
+
 def _scale(text: str) -> Any:
     if text == "auto":
         return text
@@ -178,10 +184,11 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     comparing = command("linpix.cli", "compare", "measure attention backends side by side")
     _model_flags(comparing)
     which = comparing.add_mutually_exclusive_group()
-    which.add_argument("--backends", help="comma-separated list of linear, softmax, stateful-softmax, lsh-1 and "
-                                          "lsh-4; default: all")
+    which.add_argument("--backends", action="append", help="comma-separated list of linear, softmax, "
+                       "stateful-softmax, lsh-1 and lsh-4; default: all")
     which.add_argument("--all", action="store_true", help="all backends")
-    comparing.add_argument("--batch", type=_integers, default=[1, 16, 64], help="comma-separated batch sizes")
+    comparing.add_argument("--batch", type=_integers, action="extend", help="comma-separated batch sizes; default: "
+                                                                            "1,16,64")
     comparing.add_argument("--budget", type=_number(float, 1), default=60.0, help="time for the measurement, in "
                            "seconds")
     comparing.add_argument("--out", help="folder for report.json, report.md and report.svg (a chart, which "
@@ -221,7 +228,7 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
                                                      "checkpoint for distribution")
     exporting.add_argument("run_folder", help="folder written by `linpix train`")
     exporting.add_argument("--data", required=True, help="folder of the data set used in training")
-    exporting.add_argument("--out", required=True, help="checkpoint folder to write")
+    exporting.add_argument("--out", type=_new_folder, required=True, help="checkpoint folder to write")
     exporting.add_argument("--twin-of", help="name of the model to compare it with; default: the one given in training")
     exporting.add_argument("--fp32", action="store_true", help="keep all weights in float32, not only the "
                                                                     "head and the norm before it")
@@ -237,7 +244,7 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     importing.add_argument("--attention", choices=("linear", "softmax"), default="linear", help="kind of attention "
                            "that the model was trained with")
     importing.add_argument("--data", help="folder of the training data; needed for the distribution of sub-pixel 0")
-    importing.add_argument("--out", required=True, help="checkpoint folder to write")
+    importing.add_argument("--out", type=_new_folder, required=True, help="checkpoint folder to write")
 
     trying = command("linpix.training", "experiment", "repeat an experiment of the papers; run again, it continues")
     if wanted == ["experiment"]:
@@ -262,15 +269,23 @@ def _release() -> str:
 
 def _serve_flags(parser: argparse.ArgumentParser) -> None:
     _imported("linpix.server.settings")
-    from linpix.server.settings import HIDDEN, Settings
+    from linpix.server.settings import BYTES, HIDDEN, LIST, SECONDS, Settings
 
     for name, field in Settings.model_fields.items():
-        default = "" if field.default in (None, "") else f"default: {field.default}; "
-        text = f"{field.description} ({default}LINPIX_{name.upper()})"
-        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar="|".join(choices) or name.upper(),
-                            help=argparse.SUPPRESS if field.json_schema_extra == HIDDEN else text)
+        kind = "|".join(get_args(field.annotation) if get_origin(field.annotation) is Literal else ())
+        default = field.default
+        if SECONDS in field.metadata:
+            kind, default = "TIME", f"{default:g}s"
+        elif BYTES in field.metadata:
+            kind, default = "SIZE", f"{default >> 20}MiB"
+        default = "" if field.default in (None, "") else f"default: {default}; "
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=kind or name.upper(),
+                            action="append" if LIST in field.metadata else "store",
+                            help=argparse.SUPPRESS if field.json_schema_extra == HIDDEN else
+                            f"{field.description} ({default}LINPIX_{name.upper()})")
     parser.formatter_class = argparse.HelpFormatter  # defaults are in the texts; None: the variable decides
+    parser.epilog = ("TIME: seconds, or a number with a unit (500ms, 90s, 2m, 1h, 1m30s). SIZE: bytes, or a number "
+                     "with a unit (16MiB, 1.5GiB, 500MB). A comma-separated list may be given in several flags.")
 
 
 def _model_flags(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
@@ -340,8 +355,8 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
                         "pictures, which may have any size, and training starts with the weights of mnist-conditional "
                         "(grey) or cifar10-conditional (colour)")
     parser.add_argument("--data", help="folder of the data set; if it is empty, the data are downloaded")
-    parser.add_argument("--out", required=True, help="checkpoint folder to write; FOLDER.training holds the log, and "
-                                                     "the state to resume from")
+    parser.add_argument("--out", type=_new_folder, required=True, help="checkpoint folder to write; FOLDER.training "
+                        "holds the log, and the state to resume from")
     _device_flag(parser)
     parser.add_argument("--attention", choices=get_args(AttentionKind), default="linear", help="kind of attention")
     parser.add_argument("--feature-map", choices=get_args(FeatureMap), default="elu+1", help="feature map of linear "

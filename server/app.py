@@ -50,6 +50,9 @@ def local(settings: Settings, *, share: bool = False) -> tuple[Service, str]:
     engines = catalogue.read()
     used = {(engine.decoder.name, engine.decoder.device) for engine in engines.values()}
     kernel = ("cuda" if ("compiled", "cuda") in used else ops.kernel() if ("compiled", "cpu") in used else "eager")
+    logger.info("LinPix %s, kernel %s: %s", release(), kernel, ", ".join(
+        "{0} ({engine}, {precision}, {device}, checkpoint {checkpoint:.16})".format(name, **engine.decoder.facts)
+        for name, engine in engines.items()))
     metrics = Metrics([(engine.name, engine.backend) for engine in engines.values()], BACKENDS, release(), kernel)
     thread = EngineThread(settings.watchdog_timeout)
     admission = Admission(engines, metrics, thread, max_queue=settings.max_queue,
@@ -74,6 +77,7 @@ def application(service: Service) -> FastAPI:
             why = f"{name} is already the name of a model" if name in requests.models else f"{model} is not loaded"
             raise ValueError(f"--alias {name}={model}: {why}; loaded: {', '.join(requests.models)}")
     app = FastAPI(title="LinPix", version=release(), docs_url=None, redoc_url=None, lifespan=partial(_life, requests),
+                  redirect_slashes=False, servers=[{"url": settings.root_path}] if settings.root_path else None,
                   description="Autoregressive image generators built as linear transformers. The images routes have "
                               "the shape of OpenAI's Images API.")
     app.state.service = service
@@ -85,7 +89,8 @@ def application(service: Service) -> FastAPI:
     app.router.routes.extend(page.routes)
     error_handlers.install(app, metrics=requests.metrics)
     stack.install(app, hosts=Hosts(settings.host, settings.allowed_hosts), origins=Origins(settings.allowed_origins),
-                  bodies=BodyBudget(settings, requests.metrics, service.body_drain, requests.full), keys=service.keys)
+                  bodies=BodyBudget(settings, requests.metrics, service.body_drain, requests.full), keys=service.keys,
+                  root_path=settings.root_path)
     openapi.describe(app, keys=service.keys is not None)
     return app
 

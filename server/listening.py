@@ -1,11 +1,15 @@
-"""Listening sockets, opened before the weights are read; and a short log when connections cannot be accepted."""
+"""Listening sockets, opened before the weights are read; whether they answer; and a short log when connections cannot
+be accepted."""
 
 import asyncio
 import errno
+import http.client
 import logging
 import os
 import socket
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 AT_ONCE = 128   # connections accepted in one go; if accepting fails, asyncio tries this often and logs each failure
@@ -16,19 +20,22 @@ logger = logging.getLogger("linpix")
 
 
 def listen(host: str, port: int, of: str = "", *, shared: bool = False) -> list[socket.socket]:
-    """Open a listening socket for each address of a host; an empty host means every interface. Raises OSError.
+    """Open a listening socket for each address of a host; :: or an empty host means every interface. Raises OSError.
 
     of: prefix of the flags that messages name: "metrics-" or "" · shared: with other processes that open the same port;
     the system divides the connections among them.
     """
     asked = f"--{of}host {host} and --{of}port {port}"
+    named = host if host.strip("0:") or ":" not in host else ""  # :: would mean IPv6 alone
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(named or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise OSError(f"--{of}host {host}: {error.strerror}; give an address or a name of this machine") from error
     sockets: list[socket.socket] = []
     missing: OSError | None = None
     for family, _, _, _, address in dict.fromkeys(found):
+        if sockets:  # the system may have chosen the port of the first one
+            address = (address[0], sockets[0].getsockname()[1], *address[2:])
         try:
             sockets.append(_listen(family, address, shared))
         except OSError as error:
@@ -63,6 +70,29 @@ def _listen(family: int, address: Any, shared: bool) -> socket.socket:
 def url_of(listening: Any) -> str:
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_ready() -> bool:
+    """Whether a server of this user and container answers /readyz with 200; found by its sockets, whatever its flags.
+
+    For the HEALTHCHECK of a container, on Linux.
+    """
+    owned = set[str]()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):  # a process that has ended, or another user's
+            owned.add(os.readlink(link))
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:] if Path("/proc/net", table).exists() else []:
+            _, local, _, state, *_, inode = line.split()[:10]
+            words, port = bytes.fromhex(local.split(":")[0]), int(local.split(":")[1], 16)
+            if state == "0A" and f"socket:[{inode}]" in owned:  # it listens
+                host = socket.inet_ntop(family, b"".join(words[at:at + 4][::-1] for at in range(0, len(words), 4)))
+                with suppress(OSError, http.client.HTTPException):
+                    connection = http.client.HTTPConnection(host, port, timeout=1)
+                    connection.request("GET", "/readyz", headers={"Host": "localhost"})
+                    if connection.getresponse().status == 200:
+                        return True
+    return False
 
 
 def log_refused_connections(loop: asyncio.AbstractEventLoop) -> None:

@@ -19,6 +19,8 @@ WRITE_S = 0.1        # delay before lines are written, many of them in one write
 PATIENCE_S = 1.0     # longest wait for a slow reader at the end of the process
 MAX_LINES = 10_000
 
+QUIET = {"/static", "/healthz", "/readyz", "/metrics", "/v1/status"}  # asked for all the time: logged at level debug
+
 _access = logging.getLogger("linpix.access")
 # Our own messages hold no keys or pictures; the text of another library's exception might.
 _CONTROL = re.compile(r"[\0-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # they move a terminal's cursor; newlines are kept
@@ -32,8 +34,9 @@ def redacted(text: str) -> str:
 
 def access(*, method: str, route: str | None, status: int, **facts: object) -> None:
     """Write a line of the access log. route: the template, never the path or the query; None if no route was found."""
-    _access.info("%s %s %s", method, route or "(no route)", status or "no answer",
-                 extra={"fields": {"method": method, "route": route, "status": status or None, **facts}})
+    _access.log(logging.DEBUG if route in QUIET and 0 < status < 400 else logging.INFO, "%s %s %s", method,
+                route or "(no route)", status or "no answer",
+                extra={"fields": {"method": method, "route": route, "status": status or None, **facts}})
 
 
 class Formatter(logging.Formatter):
@@ -131,18 +134,20 @@ def announce(text: str, form: Literal["text", "json"]) -> None:
     """Announce what is ready: with text a plain line, for people and scripts; with json an entry of the log.
 
     It follows what was logged before it: whoever waits for this line has then seen all warnings of the start. It is
-    written when this returns, even if a signal then ends the process at once.
+    written when this returns, even if a signal then ends the process at once, and whatever --log-level is.
     """
-    logging.getLogger("linpix").info("%s", text, extra={"plain": form == "text"})
+    logger = logging.getLogger("linpix")
+    logger.handle(logger.makeRecord("linpix", logging.INFO, "", 0, text, (), None, extra={"plain": form == "text"}))
     for handler in logging.getLogger().handlers:
         handler.flush()
 
 
-def configure(form: Literal["text", "json"]) -> None:
-    """Log to standard error: messages of LinPix from level info, those of other libraries from warning."""
+def configure(form: Literal["text", "json"], level: str = "info") -> None:
+    """Log to standard error: messages of LinPix from this level, those of other libraries from warning."""
     handler = Lines(STDERR)
     handler.setFormatter(Formatter(form))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("linpix").setLevel(logging.INFO)
+    logging.getLogger("linpix").setLevel(level.upper())
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # its warnings are about clients that have left
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its warnings are about what clients send
     logging.captureWarnings(True)

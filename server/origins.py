@@ -11,7 +11,9 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(\d{1,5}))?")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{0,5})?")
+_ALLOWED = re.compile(r"(?!.*\.\d+$)(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")  # no name ends with a number
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -48,13 +50,14 @@ class Hosts:
         """allowed: comma-separated names; *.example.com for subdomains, * for any. Raises ValueError."""
         names = entries(allowed)
         for name in names:
-            if name != "*" and _name(name.removeprefix("*.")) != name.removeprefix("*.").strip("[]"):
+            if name != "*" and _address(name.strip("[]")) is None and not _ALLOWED.fullmatch(name):
                 raise ValueError("hosts must be names or addresses without scheme and port, such as pix.example.com, "
                                  "*.example.com or 10.0.0.5")
         self._any = "*" in names
         address = _address(listening)
         self._any_address = not listening or (address is not None and address.is_unspecified)
-        self._names = {"localhost", listening.lower(), *(name.strip("[]") for name in names if name[0] != "*")}
+        exact = (name.strip("[]") for name in names if name[0] != "*")
+        self._names = {"localhost", listening.lower(), *(str(_address(name) or name) for name in exact)}
         self._below = (".localhost", *(name[1:] for name in names if name[:2] == "*."))
 
     def accept(self, host: str) -> bool:
@@ -64,7 +67,7 @@ class Hosts:
         address = _address(name)
         if address is not None and (self._any_address or address.is_loopback):
             return True  # an address is not looked up, so it cannot be rebound
-        return name in self._names or name.endswith(self._below)
+        return str(address or name) in self._names or name.endswith(self._below)
 
 
 class Origins:
@@ -103,10 +106,24 @@ class Origins:
 
 
 def _origin(text: str) -> str:
-    """An origin as browsers send it. Raises ValueError if it is not an origin, or if it stands for any site."""
+    """An origin as browsers send it. Raises ValueError if it stands for any site, or if they send no such origin."""
     if text in ("*", "null"):
         raise ValueError(f"{text} would allow pages of every site; list the origins instead")
-    parts = urlsplit(text)
-    if not parts.scheme or not parts.hostname or text != f"{parts.scheme}://{parts.netloc}" or "@" in parts.netloc:
-        raise ValueError("origins must be scheme, host and port without a path, such as https://app.example.com")
-    return text.removesuffix(f":{_DEFAULT_PORTS.get(parts.scheme)}")
+    found = _ORIGIN.fullmatch(text)
+    if not found or found[1] in ("ws", "wss", "ftp", "file") or int(found[3] or 0) > 65535:
+        raise ValueError("origins must be scheme, host and port without a path, such as https://app.example.com; give "
+                         "each subdomain by itself, and other letters in the xn-- form")
+    return text.removesuffix(f":{_DEFAULT_PORTS.get(found[1])}")
+
+
+def check_proxies(text: str) -> None:
+    """Raise ValueError if no proxy can have one of these comma-separated addresses or networks; * stands for any."""
+    for entry in entries(text) if text != "*" else []:
+        try:
+            network = ipaddress.ip_network(entry)
+        except ValueError:
+            network = None
+        if network is None or (network.version == 6 and network.network_address.ipv4_mapped is not None) or (
+                network.num_addresses == 1 and network.network_address.is_unspecified):
+            raise ValueError("must be addresses or networks of proxies, such as 10.0.0.5 or 172.16.0.0/12 (a network "
+                             "begins with its first address), or * alone; names are not looked up")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from . import logs
 from .app import create_app
@@ -164,11 +165,14 @@ class Server(uvicorn.Server):
         else:
             self._requests.draining = True
             self._drain_until = self._loop.time() + self._service.settings.drain_timeout
-            self._loop.call_soon_threadsafe(lambda: self._begin(self._drain()))
+            self._loop.call_soon_threadsafe(lambda: self._begin(self._drain(signal.Signals(sig).name)))
 
-    async def _drain(self) -> None:
+    async def _drain(self, why: str) -> None:
         assert self._loop is not None
+        began = self._loop.time()
         try:
+            logger.info("%s: draining, for up to %g s; requests in progress: %d", why,
+                        self._service.settings.drain_timeout, len(self._requests.requests))
             self._service.body_drain.close()
             if self._service.comparisons is not None:
                 self._service.comparisons.stop()
@@ -177,6 +181,8 @@ class Server(uvicorn.Server):
                 self._close()
             while self._requests.requests and self._loop.time() < self._drain_until:
                 await asyncio.sleep(0.02)
+            logger.info("drained in %.1f s; requests that were not finished: %d", self._loop.time() - began,
+                        len(self._requests.requests))
             self._requests.fail_all(Draining("the server is shutting down and could not finish this request in time; "
                                            "send it again after the restart"))
             self._close()
@@ -190,6 +196,7 @@ class Server(uvicorn.Server):
 
     async def _cut_off(self) -> None:
         """Wait GRACE_S for clients to read the last answers, then abort all connections."""
+        logger.info("a second signal: the requests in progress end now")
         await asyncio.sleep(GRACE_S)
         for client in list(self.server_state.connections):
             client.transport.abort()
@@ -211,15 +218,16 @@ def warn_of_exposure(settings: Settings) -> None:
 
 def configured(app: Any, settings: Settings) -> uvicorn.Config:
     """uvicorn's configuration for an app."""
+    trusted = ProxyHeadersMiddleware(app, settings.trusted_proxies).trusted_hosts
     return uvicorn.Config(app, workers=1, timeout_graceful_shutdown=10,
-                          http=connection(settings.head_timeout, SECURITY_HEADERS),
+                          http=connection(settings.head_timeout, SECURITY_HEADERS, trusted.__contains__),
                           forwarded_allow_ips=settings.trusted_proxies, **UVICORN)
 
 
 def serve(settings: Settings) -> None:
     """Run the service until a signal ends it. Raises OSError or ValueError with the cure."""
     sys.setswitchinterval(0.0005)  # the engine thread takes the GIL back between quanta; by default it may wait 5 ms
-    logs.configure(settings.log_format)
+    logs.configure(settings.log_format, settings.log_level)
     for sentence in misspelt(os.environ):
         logger.warning("%s", sentence)
     # both before the weights are read: a second server with the same port fails at once

@@ -2,30 +2,32 @@
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from .fault_rules import parse
-from .origins import Hosts, Origins
+from .origins import Hosts, Origins, check_proxies
 
 _ELSEWHERE = re.compile(  # variables of training, kernels and tests, and those that Kubernetes sets
-    r"LINPIX_(MIRRORS|KERNEL|OVERLAP|DATA|GOLDEN|FORBID_SKIPS|TEST_.*|FUZZ_.*|SERVICE_.*|PORT_.*)")
+    r"LINPIX_(MIRRORS|KERNEL|OVERLAP|DATA|GOLDEN|FORBID_SKIPS|TEST_.*|FUZZ_.*|(.*_)?(SERVICE_(HOST|PORT)|PORT_\d).*)")
 
 
 def misspelt(environment: Mapping[str, str]) -> list[str]:
     """A sentence about each LINPIX_* variable that has no effect, so that a misspelt name does not go unnoticed."""
     known = [f"LINPIX_{name.upper()}" for name in Settings.model_fields]
     found = []
-    if _of_kubernetes(port := environment.get("LINPIX_PORT")):
-        found.append(f"the port {port} in the environment has no effect, since Kubernetes sets it for a Service named "
-                     "linpix; set enableServiceLinks: false in the pod, or the port by --port")
+    for name, flag in (("LINPIX_PORT", "--port"), ("LINPIX_METRICS_PORT", "--metrics-port")):
+        if _of_kubernetes(port := environment.get(name)):
+            found.append(f"the port {port} in the environment has no effect, since Kubernetes sets it for a Service; "
+                         f"set enableServiceLinks: false in the pod, or the port by {flag}")
     for name in sorted(environment):
-        if name.startswith("LINPIX_") and name not in known and not _ELSEWHERE.fullmatch(name):
+        if (name.startswith("LINPIX_") and name not in known and not _ELSEWHERE.fullmatch(name)
+                and not _of_kubernetes(environment[name])):
             near = difflib.get_close_matches(name, known, 1)
             found.append(f"{name} is not a setting, so it has no effect" + (f"; did you mean {near[0]}?" if near else
                                                                             "; linpix serve --help lists them"))
@@ -44,10 +46,47 @@ def names_of(text: str) -> dict[str, str]:
 
 
 def _of_kubernetes(value: object) -> bool:
-    """Whether this is what Kubernetes sets LINPIX_PORT to in pods beside a Service named linpix."""
+    """Whether this is what Kubernetes sets LINPIX_PORT to in pods beside a Service named linpix, or METRICS_PORT beside
+    linpix-metrics."""
     return isinstance(value, str) and value.startswith("tcp://")
 
 
+def _in_units(kind: str, units: dict[str, float]) -> BeforeValidator:
+    """A validator for a number with or without units, such as 90, 90s or 1m30s. kind: what a bare number is, for
+    messages."""
+    factors = {unit.lower(): factor for unit, factor in units.items()}
+    term = rf"([0-9]+(?:\.[0-9]+)?)\s*({'|'.join(factors)})\s*"
+
+    def number(value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if re.fullmatch(f"({term})+", value.strip().lower()):
+            total = sum(float(number) * factors[unit] for number, unit in re.findall(term, value.lower()))
+            return total if kind == "seconds" else round(min(total, 2.0**62))
+        try:
+            float(value)
+        except ValueError:
+            raise ValueError(f"must be a number of {kind}, or have a unit: {', '.join(units)}") from None
+        return value
+
+    return BeforeValidator(number)
+
+
+def _joined(value: object) -> object:
+    """A comma-separated list, from one or more of them, without spaces and empty parts."""
+    given: list[Any] = value if isinstance(value, list) else [value]
+    if not all(isinstance(text, str) for text in given):
+        return value
+    return ",".join(part.strip() for part in ",".join(given).split(",") if part.strip())
+
+
+SECONDS = _in_units("seconds", {"ms": 0.001, "s": 1, "min": 60, "m": 60, "h": 3600})
+BYTES = _in_units("bytes", {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
+                            "Ki": 2**10, "Mi": 2**20, "Gi": 2**30})  # no M, which means either
+LIST = BeforeValidator(_joined)  # a flag of it may be given several times
+Seconds = Annotated[float, SECONDS]
+Bytes = Annotated[int, BYTES]
+Listed = Annotated[str, LIST]
 HIDDEN: JsonDict = {"hidden": True}  # from --help
 
 
@@ -56,11 +95,13 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="LINPIX_", extra="ignore", frozen=True)
 
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface")
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface, :: for IPv6 too")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 lets the system choose")
-    models: str = Field("", description="comma-separated models to serve; the first is the default; empty: all "
+    root_path: str = Field("", pattern=r"^(/[\w.~-]+)*$", description="path under which a proxy serves all of this, "
+                           "such as /pix; not needed if the proxy removes the path from requests")
+    models: Listed = Field("", description="comma-separated models to serve; the first is the default; empty: all "
                                         "checkpoints")
-    alias: str = Field("", description="other names that clients may use for models, comma-separated, such as "
+    alias: Listed = Field("", description="other names that clients may use for models, comma-separated, such as "
                        "gpt-image-1=mnist-small; for tools with a fixed model name")
     checkpoints: Path | None = Field(None, description="folder of checkpoints, read again on SIGHUP; default: "
                                      "checkpoints/ in the source tree")
@@ -73,21 +114,21 @@ class Settings(BaseSettings):
     client_images: int = Field(256, ge=0, description="images that one client may have waiting or running; 0: no limit")
     max_requests: int = Field(512, ge=0, description="largest number of request bodies that are read at once; 0: no "
                                                      "limit")
-    head_timeout: float = Field(20.0, gt=0, description="seconds within which the head of a request must arrive")
-    body_timeout: float = Field(60.0, gt=0, description="seconds within which the body of a request must arrive")
-    max_upload: int = Field(16 * 2**20, ge=1024, description="largest request body, in bytes")
-    upload_space: int = Field(384 * 2**20, ge=1024, description="bytes that all current uploads together may use, in "
-                              "memory and in the folder for temporary files; one client may use a quarter of this, or "
-                              "--max-upload if that is more")
-    drain_timeout: float = Field(30.0, ge=0, description="seconds that admitted requests have to finish after SIGTERM, "
-                                 "before they get an error; a second SIGTERM ends them at once")
-    request_timeout: float = Field(600.0, gt=0, description="longest time for a request, in seconds; a request may set "
-                                                            "a shorter one")
-    watchdog_timeout: float = Field(60.0, gt=0, le=86_400, description="seconds without a heartbeat before a busy "
-                                    "engine counts as hung and the process exits; ten times as long during a "
-                                    "comparison")
-    compare_budget: float = Field(120.0, gt=0, le=3600, description="longest comparison that may be requested over "
-                                                                    "HTTP, in seconds")
+    head_timeout: Seconds = Field(20.0, gt=0, description="time within which the head of a request must arrive")
+    body_timeout: Seconds = Field(60.0, gt=0, description="time within which the body of a request must arrive")
+    max_upload: Bytes = Field(16 * 2**20, ge=1024, description="largest request body")
+    upload_space: Bytes = Field(384 * 2**20, ge=1024, description="space that all current uploads together may use, in "
+                                "memory and in the folder for temporary files; one client may use a quarter of this, "
+                                "or --max-upload if that is more")
+    drain_timeout: Seconds = Field(30.0, ge=0, description="time that admitted requests have to finish after SIGTERM, "
+                                   "before they get an error; a second SIGTERM ends them at once")
+    request_timeout: Seconds = Field(600.0, gt=0, description="longest time for a request; a request may set a shorter "
+                                                              "one")
+    watchdog_timeout: Seconds = Field(60.0, gt=0, le=86_400, description="time without a heartbeat before a busy "
+                                      "engine counts as hung and the process exits; ten times as long during a "
+                                      "comparison")
+    compare_budget: Seconds = Field(120.0, gt=0, le=3600, description="longest comparison that may be requested over "
+                                                                     "HTTP")
     engine: Literal["auto", "eager", "compiled"] = Field("auto", description="engine of linear models: torch (eager) "
                                                          "or the kernels of csrc/ (compiled); auto: compiled if it can "
                                                          "run the model")
@@ -104,12 +145,13 @@ class Settings(BaseSettings):
                                             "is read")
     api_keys: Path | None = Field(None, description="file of API keys, made with `linpix key`, with mode 600; if "
                                   "unset, no key is required")
-    allowed_hosts: str = Field("", description="host names to accept besides localhost and the listening address, "
-                               "comma-separated; *.example.com for subdomains, * for any")
-    allowed_origins: str = Field("", description="other origins whose pages may use the service, comma-separated, such "
-                                 "as https://app.example.com")
-    trusted_proxies: str = Field("", description="addresses or networks of proxies whose X-Forwarded-For and "
-                                 "X-Forwarded-Proto headers are trusted, comma-separated")
+    allowed_hosts: Listed = Field("", description="host names to accept besides localhost and the listening address, "
+                                  "comma-separated; *.example.com for subdomains, * for any")
+    allowed_origins: Listed = Field("", description="other origins whose pages may use the service, comma-separated, "
+                                    "such as https://app.example.com")
+    trusted_proxies: Listed = Field("", description="addresses or networks of proxies whose X-Forwarded-For, "
+                                    "X-Forwarded-Proto, X-Request-Id and traceparent headers are trusted, "
+                                    "comma-separated; * for any")
     metrics_host: str = Field("127.0.0.1", description="address to listen on with --metrics-port")
     metrics_port: int | None = Field(None, ge=0, le=65535, description="separate TCP port for /metrics, /healthz and "
                                      "/readyz; default: they are on the service's port")
@@ -123,6 +165,9 @@ class Settings(BaseSettings):
                                  "cores if there are enough; 0: number of cores divided by number of replicas")
     log_format: Literal["text", "json"] = Field("text", description="format of the log on standard error; json: one "
                                                 "object per line")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe messages to log; "
+                                                                    "debug: also probes, scrapes, files of the page, "
+                                                                    "and requests for /v1/status")
     faults: str = Field("", json_schema_extra=HIDDEN, description="for tests: faults to inject, as described in "
                                                                   "server/fault_rules.py")
 
@@ -131,10 +176,20 @@ class Settings(BaseSettings):
     def _empty_is_none(cls, value: object) -> object:
         return None if value == "" else value
 
-    @field_validator("port", mode="before")
+    @field_validator("port", "metrics_port", mode="before")
     @classmethod
-    def _not_of_kubernetes(cls, value: object) -> object:
-        return cls.model_fields["port"].default if _of_kubernetes(value) else value
+    def _not_of_kubernetes(cls, value: object, info: ValidationInfo) -> object:
+        return cls.model_fields[info.field_name or ""].default if _of_kubernetes(value) else value
+
+    @field_validator("root_path", mode="before")
+    @classmethod
+    def _without_slash(cls, path: object) -> object:
+        return path.rstrip("/") if isinstance(path, str) else path
+
+    @field_validator("host", "metrics_host")
+    @classmethod
+    def _without_brackets(cls, host: str) -> str:
+        return host.strip("[] ")
 
     @field_validator("api_keys", mode="before")
     @classmethod
@@ -143,32 +198,16 @@ class Settings(BaseSettings):
             raise ValueError("give a file of keys; or leave the setting out, and no key is required")
         return value
 
-    @field_validator("allowed_hosts")
+    @field_validator("alias", "allowed_hosts", "allowed_origins", "trusted_proxies", "faults")
     @classmethod
-    def _names_hosts(cls, text: str) -> str:
-        Hosts("", text)
-        return text
-
-    @field_validator("allowed_origins")
-    @classmethod
-    def _names_origins(cls, text: str) -> str:
-        Origins(text)
-        return text
-
-    @field_validator("alias")
-    @classmethod
-    def _names_models(cls, text: str) -> str:
-        names_of(text)
+    def _well_formed(cls, text: str, info: ValidationInfo) -> str:
+        checks: dict[str | None, Callable[[str], object]] = {
+            "alias": names_of, "allowed_hosts": lambda names: Hosts("", names), "allowed_origins": Origins,
+            "trusted_proxies": check_proxies, "faults": lambda rules: rules and parse(rules)}
+        checks[info.field_name](text)
         return text
 
     @property
     def aliases(self) -> dict[str, str]:
         """The model that each alias stands for."""
         return names_of(self.alias)
-
-    @field_validator("faults")
-    @classmethod
-    def _well_formed(cls, text: str) -> str:
-        if text:
-            parse(text)
-        return text

@@ -37,7 +37,9 @@ from .output import Output, check_output, kind_of, scale_of
 
 
 def serve(given: argparse.Namespace) -> None:
-    flags = {name: getattr(given, name) for name in Settings.model_fields if getattr(given, name) is not None}
+    flags: dict[str, Any] = {
+        name: ",".join(value) if isinstance(value, list) else value for name in Settings.model_fields
+        if (value := getattr(given, name)) is not None}
     try:
         settings = Settings(**flags)
     except ValidationError as invalid:
@@ -175,8 +177,8 @@ def _produce(given: argparse.Namespace, engine: Engine, output: Output, job: Job
 
 
 def compare(given: argparse.Namespace) -> None:
-    backends = BACKENDS if given.all or not given.backends else tuple(given.backends.split(","))
-    plan = ComparisonPlan(backends=backends, batches=tuple(given.batch), budget_s=given.budget)
+    backends = BACKENDS if given.all or not given.backends else tuple(",".join(given.backends).split(","))
+    plan = ComparisonPlan(backends=backends, batches=tuple(given.batch or (1, 16, 64)), budget_s=given.budget)
     folder = checkpoints.find(given.model, given.checkpoints)
     if given.out:
         Path(given.out).mkdir(parents=True, exist_ok=True)

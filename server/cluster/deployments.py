@@ -37,7 +37,7 @@ class Engine:
         from .replica import Replica, take_cores
 
         settings = Settings(**given)
-        logs.configure(settings.log_format)
+        logs.configure(settings.log_format, settings.log_level)
         if threads:
             take_cores(serve.get_replica_context().rank.local_rank, threads)
         self._replica = Replica(settings)
@@ -71,7 +71,7 @@ class Front:
             raise RuntimeError("this front would run on another event loop than asyncio's, without the limits of its "
                                f"connections; if you set ray_actor_options, add these env_vars to them: {ONE_LOOP}")
         settings = Settings(**given)
-        logs.configure(settings.log_format)
+        logs.configure(settings.log_format, settings.log_level)
         self._engines = engines.options(request_serialization="pickle", response_serialization="pickle", stream=True)
         self._server = await front_server(settings, engines.describe.remote, self._run,
                                           patience_s=settings.drain_timeout + ENDS_S + STARTS_S)

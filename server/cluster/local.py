@@ -78,7 +78,7 @@ def serve(settings: Settings) -> None:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"--replicas needs Ray Serve ({error}); install it with: pip install '.[ray]', or "
                                   "leave --replicas out") from error
-    logs.configure(settings.log_format)
+    logs.configure(settings.log_format, settings.log_level)
     settings = _checked(settings)
     warn_of_exposure(settings)
     signals, folder = _Signals(), tempfile.mkdtemp(prefix="linpix-ray-")  # for Ray's logs and sockets

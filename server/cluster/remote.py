@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -105,9 +106,9 @@ class Remote(Requests):
         call = Call(id=request.id, endpoint=request.endpoint, client=request.client, job=request.job,
                     facts=request.model.facts, timeout_s=request.timeout_s, spent_s=0.0)
         for run in range(RUNS):
-            # an id of its own: if the same replica gets it again, the first run's late answers do not belong to it
-            call = replace(call, spent_s=time.monotonic() - request.began,
-                           id=f"{request.id}.{run}" if run else request.id)
+            # an id of its own: other fronts may have the same, and if the same replica gets this call again, late
+            # answers to its first run do not belong to it
+            call = replace(call, spent_s=time.monotonic() - request.began, id=f"{request.id}.{secrets.token_hex(4)}")
             passed = False
             try:
                 async for news in self._run_call(call):

@@ -114,7 +114,7 @@ def open_private(path: Path, flags: int) -> int:
 
 def read(path: Path) -> tuple[Key, ...]:
     """The keys of a file. Raises OSError or ValueError."""
-    with open(open_private(path, os.O_RDONLY), encoding="utf-8", errors="replace") as file:
+    with open(open_private(path, os.O_RDONLY), encoding="utf-8-sig", errors="replace") as file:
         keys = parse(file.read(), path)
     if not keys:
         raise ValueError(f"{path} has no key; add one with linpix key NAME --file {path}, or leave out --api-keys")
@@ -128,6 +128,9 @@ class Keys:
         """Raises OSError or ValueError if the file cannot be used."""
         self._path, self._clock = path, clock
         self._stamp = self._look()
+        if self._stamp is None:  # it may be a key, given by mistake
+            raise ValueError("--api-keys (LINPIX_API_KEYS) must be the path of a file of keys, made with linpix key, "
+                             "and no such file can be found; what was given may be a secret, so it is not shown here")
         self._looked = clock()
         self._keys = read(path)
 

@@ -51,6 +51,15 @@ def test_every_command_reports_a_misspelt_variable():
     assert told == "linpix doctor: LINPIX_MODLES is not a setting, so it has no effect; did you mean LINPIX_MODELS?\n"
 
 
+def test_lists_of_a_flag_that_is_given_twice_add_up():
+    """Each of the two is looked at: the wrong one is named, whichever comes first."""
+    for words in (["--models", "nowhere,", "--models", "mnist-small"], ["--models", "mnist-small", "--models=nowhere"]):
+        ended = linpix("serve", "--port", "0", *words)
+        assert ended.returncode == 2 and "no model 'nowhere'" in ended.stderr
+    told = linpix("compare", "--model", "mnist-small", "--backends", "nothing", "--backends", "linear").stderr
+    assert "nothing" in told
+
+
 def test_sample_writes_a_grid_and_the_same_one_again(tiny, tmp_path):
     for name in ("a.png", "b.png"):
         succeeds("sample", "--model", tiny, "--count", 12, "--seed", 7, "--out", tmp_path / name)
@@ -121,6 +130,9 @@ def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, c
     (["sample", "--model", "m", "--out", "o", "--count", "0"], "--count: must be an integer, 1 to 1000000; got '0'"),
     (["sample", "--model", "m", "--out", "o", "--seed", "-1"], "an integer, 0 to 9007199254740991; got '-1'"),
     (["sample", "--model", "m", "--out", "o", "--temperature", "nan"], "must be a number, 0 to 10; got 'nan'"),
+    (["train", "mnist-small", "--data", ".", "--out", "."], "--out: must be a folder that does not exist yet"),
+    (["export", "r", "--data", ".", "--out", ".."], "--out: must be a folder that does not exist yet"),
+    (["import", "m.pth", "--heads", "2", "--out", "/"], "--out: must be a folder that does not exist yet"),
     (["compare", "--model", "m", "--batch", "1,x"], "--batch: must be an integer, 1 to 4096; got 'x'"),
     (["compare", "--model", "m", "--all", "--backends", "linear"], "--backends"), (["fly"], "fly"), ([], "COMMAND")])
 def test_a_flag_out_of_range_is_named(arguments, words):

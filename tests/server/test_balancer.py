@@ -114,7 +114,7 @@ def test_one_of_two_servers_is_killed_under_load_and_every_request_is_answered(s
         assert len(cut) <= 10 and all(answer.cut for answer in cut), "the client of a stream that broke can see it"
         assert all(answer.status == 200 for answer in streamed.values())
         log = (tmp_path / "linpix.log").read_text()
-        assert re.search(r"\(502, 200\) x-request-id [0-9a-f]{16}$", log, re.M), "some were handed on"
+        assert re.search(r"\(502, 200\) x-request-id [0-9a-f]{32}$", log, re.M), "some were handed on"
         for seed in (1, 2, 59, 58):  # whichever server drew it
             if answers[seed].image:
                 assert ask(second.url, seed=seed).image == answers[seed].image
@@ -127,6 +127,7 @@ def test_events_pass_at_once_ids_and_retry_after_are_kept_and_a_client_that_leav
     with serving(slow, *flags) as only, nginx(tmp_path, only.url, only.url) as url:
         drawn = 'linpix_images_completed_total{backend="linear",model="slow",outcome="completed"}'
         with httpx.stream("POST", url + GENERATIONS, json={"seed": 1, "n": 16, "stream": True, "partial_images": 0},
+                          headers={"x-request-id": "mine", "traceparent": f"00-{'1' * 32}-{'1' * 16}-01"},
                           timeout=60) as stream:
             assert eventually(lambda: only.metric(drawn) >= 1, 60)
             only.process.send_signal(signal.SIGSTOP)  # it sends nothing more: the event must be here, or on its way
@@ -137,7 +138,8 @@ def test_events_pass_at_once_ids_and_retry_after_are_kept_and_a_client_that_leav
             finally:
                 only.process.send_signal(signal.SIGCONT)
             assert json.loads(first.removeprefix("data: "))["type"] == "image_generation.completed"
-            assert re.fullmatch("[0-9a-f]{16}", stream.headers["x-request-id"])
+            assert re.fullmatch("[0-9a-f]{32}", stream.headers["x-request-id"]), "nginx's, not the client's"
+            assert "traceparent" not in stream.headers
             with httpx.stream("POST", url + GENERATIONS, json={"seed": 2, "stream": True}, timeout=120):
                 assert eventually(lambda: only.metric("linpix_requests_waiting") == 1)
                 full = ask(url, seed=3, n=16)
@@ -145,6 +147,7 @@ def test_events_pass_at_once_ids_and_retry_after_are_kept_and_a_client_that_leav
         assert eventually(lambda: only.quiet("slow")), "both have left"
         log = (tmp_path / "linpix.log").read_text()
         assert f"x-request-id {stream.headers['x-request-id']}" in log and "(429)" in log
+        assert eventually(lambda: any(f"request_id={stream.headers['x-request-id']}" in line for line in only.printed))
 
 
 @pytest.mark.slow

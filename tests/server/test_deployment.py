@@ -100,15 +100,35 @@ def test_the_image_holds_what_its_packages_need_and_nothing_private():
 
 def test_torch_is_pinned_first_and_no_later_install_can_pull_another():
     commands = [rest for word, rest in INSTRUCTIONS if word == "RUN"]
-    installs = [found for command in commands for found in re.findall(r"pip install[^&]*", command)]
-    assert len(installs) == 3
-    assert '"$TORCH_SPEC"' in installs[0]
-    assert "--constraint /opt/constraints.txt" in installs[1]
-    assert {"--no-deps", "--no-build-isolation"} <= set(installs[2].split())
+    installs = [found for command in commands for found in re.findall(r"pip install[^&;]*", command)]
+    uv, *first, second, third = installs  # uv is not in the environment
+    assert uv == "pip install --target /opt/uv uv "
+    assert len(first) == 2 and all('"$TORCH_SPEC"' in install for install in first)
+    assert "--constraint /opt/constraints.txt" in second
+    assert {"--no-deps", "--no-build-isolation"} <= set(third.split())
     [pinned] = [rest.split("=", 1)[1] for word, rest in INSTRUCTIONS if word == "ARG" and rest.startswith("TORCH_SPEC")]
     assert pinned == re.search(r"^TORCH_SPEC \?= (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
     for name in ("TORCH_INDEX_URL", "INDEX_URL"):
         assert ("ARG", f"{name}=") in INSTRUCTIONS, "empty means pip's default"
+
+
+@pytest.mark.parametrize(("given", "index"), [
+    ({"DEVICE": "cpu"}, "--torch-backend cpu"), ({"DEVICE": "cuda"}, None),
+    ({"DEVICE": "cpu", "TORCH_INDEX_URL": "t"}, "t"), ({"DEVICE": "cpu", "INDEX_URL": "i"}, "i"),
+    ({"DEVICE": "cuda", "TORCH_INDEX_URL": "t", "INDEX_URL": "i"}, "t")])
+def test_an_image_for_a_cpu_gets_a_torch_without_cuda_unless_an_index_is_named(tmp_path, given, index):
+    """The shell of the Dockerfile, with installers that say what they were asked for: there is no network here."""
+    [command] = [rest for word, rest in INSTRUCTIONS if word == "RUN" and '"$TORCH_SPEC"' in rest]
+    command = command.split("&& python -c")[0].replace("/opt/uv/bin/uv", "uv")
+    for name in ("pip", "uv"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    ran = subprocess.run(["sh", "-ec", command], capture_output=True, text=True, check=True,
+                         env={"PATH": f"{tmp_path}:/bin:/usr/bin", "TORCH_SPEC": "torch==1", **given})
+    *_, asked = ran.stdout.splitlines()
+    expected = (f"uv pip install {index} torch==1" if index == "--torch-backend cpu" else
+                f"pip install {f'--index-url {index} ' if index else ''}torch==1")
+    assert asked == expected
 
 
 def test_the_base_is_one_exact_version_and_the_last_stage_has_no_compiler_and_installs_nothing():
@@ -140,13 +160,28 @@ def test_the_server_runs_as_nobody_special_and_gets_its_signals_itself():
         <= set(Settings.model_fields)
 
 
-@pytest.mark.parametrize("port", [pytest.param(None, id="ready"), pytest.param("1", id="nobody there")])
-def test_the_health_check_tells_a_ready_server_from_none(server, port):
+HEALTHY = """
+"$0" -c "$1" && exit 1                         # nobody there
+"$0" -m linpix serve --port 0 --checkpoints "$2" $3 2>/dev/null &
+for _ in $(seq 300); do "$0" -c "$1" && break; sleep 0.1; done
+"$0" -c "$1" || exit 2
+kill $! && wait $! || exit 3
+! "$0" -c "$1" || exit 4
+"""
+
+
+@pytest.mark.parametrize("flags", ["", "--host ::", "--host 0.0.0.0 --metrics-port 0", "--host localhost"])
+def test_the_health_check_tells_a_ready_server_from_none_whatever_its_flags(tiny, flags):
+    """In a namespace of processes of its own, as a container is: other servers of this machine are not asked."""
     python, *rest = json.loads(dict(LAST_STAGE)["HEALTHCHECK"].split("CMD ", 1)[1])
-    assert python == "python"
-    asked = subprocess.run([sys.executable, *rest], env={"LINPIX_PORT": port or server.url.rsplit(":", 1)[1]},
-                           capture_output=True, check=False)
-    assert (asked.returncode == 0) == (port is None), asked.stderr
+    apart = ["unshare", "--pid", "--fork", "--mount-proc",
+             *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("namespaces of processes are not to be had here: unshare --pid, as root or in a user namespace")
+    assert (python, rest[0]) == ("python", "-c")
+    ended = subprocess.run([*apart, "sh", "-c", HEALTHY, sys.executable, rest[1], str(tiny.parent), flags],
+                           capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_the_server_needs_nothing_to_write_to_but_its_scratch_folder(tiny, tmp_path):
@@ -167,6 +202,37 @@ def test_the_server_needs_nothing_to_write_to_but_its_scratch_folder(tiny, tmp_p
         assert client.post("/v1/images/edits", files=upload, data={"keep_rows": 4}).status_code == 200
         for path in ("/", "/docs", "/openapi.json", "/metrics", "/readyz"):
             assert client.get(path).status_code == 200
+
+
+# --- deploy/linpix.service ---
+
+UNIT = (ROOT / "deploy/linpix.service").read_text()
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["as it is", "with keys"])
+def test_systemd_takes_the_unit_and_finds_it_locked_up(tmp_path, keys):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed; on Debian and Ubuntu: apt-get install systemd")
+    unit, command = UNIT, "/opt/linpix/.venv/bin/linpix serve\n"
+    assert unit.count(f"ExecStart={command}") == 1
+    unit = unit.replace(command, f"{sys.executable} -m linpix serve\n")  # systemd looks for the program
+    if keys:
+        unit = re.sub(r"(?m)^#(?=[A-Z]\w+=)", "", unit)
+        assert "\nLoadCredential=keys:" in unit and "\nEnvironment=LINPIX_API_KEYS=%d/keys\n" in unit
+    (tmp_path / "linpix.service").write_text(unit)
+    verified = subprocess.run(["systemd-analyze", "verify", str(tmp_path / "linpix.service")], capture_output=True,
+                              text=True, check=False)
+    assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")
+    exposed = subprocess.run(["systemd-analyze", "security", "--offline=true", "--threshold=20",  # of 100
+                              str(tmp_path / "linpix.service")], capture_output=True, text=True, check=False)
+    assert exposed.returncode == 0, exposed.stdout
+
+
+def test_systemd_gives_the_server_time_to_drain_and_the_temporary_files_that_uploads_need():
+    lines = dict(line.split("=", 1) for line in UNIT.splitlines() if re.match(r"[A-Z]\w+=", line))
+    assert seconds(lines["TimeoutStopSec"]) > Settings().drain_timeout + 10
+    assert lines["PrivateTmp"] == "yes" and lines["ExecReload"] == "kill -HUP $MAINPID"
+    assert lines["Restart"] == "on-failure", "status 70 is a failure, 0 after SIGTERM is none"
 
 
 # --- docker-compose.yml and deploy/ ---

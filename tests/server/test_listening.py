@@ -35,6 +35,19 @@ def test_a_host_name_is_listened_on_at_all_its_addresses_which_no_other_process_
             listening.close()
 
 
+def test_every_interface_means_both_families_on_one_port():
+    """Also where the system chooses the port."""
+    for host in ("::", "0:0::0", ""):
+        sockets = listen(host, 0)
+        addresses = {listening.family: listening.getsockname()[:2] for listening in sockets}
+        for listening in sockets:
+            listening.close()
+        assert addresses[socket.AF_INET][0] == "0.0.0.0"
+        assert len({port for _, port in addresses.values()}) == 1
+        if socket.has_dualstack_ipv6():
+            assert addresses[socket.AF_INET6][0] == "::"
+
+
 def test_answers_are_not_held_back_until_the_client_acknowledges_their_first_piece():
     """asyncio takes Nagle's algorithm off connections that it knows to be TCP."""
     async def look() -> int:
@@ -117,7 +130,7 @@ def test_without_free_file_descriptors_it_says_so_once_and_answers_open_connecti
         assert eventually(lambda: client.get("/healthz").status_code == 200)
         assert eventually(lambda: httpx.get(server.url + "/healthz", timeout=5).status_code == 200)
         told = [line for line in server.printed if "linpix.access" not in line]
-    assert len(told) == 2, told  # that it serves, and that
+    assert len(told) == 3, told  # what it is, that it serves, and that
 
 
 @pytest.mark.parametrize("broken", ["full", "closed"])

@@ -7,14 +7,17 @@ import logging
 import os
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi.testclient import TestClient
+from linpix.server.core import release
 
+from linpix.model import checkpoint
 from linpix.server import logs
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
-from tests.server.conftest import Process, eventually, serving
+from tests.server.conftest import EAGER, Process, eventually, serving
 from tests.server.web.routes.test_images import occluded
 from tests.server.web.test_keys import bearer, line, private
 
@@ -59,9 +62,9 @@ def use(server: Process) -> tuple[list, list[str]]:
 def logged(request, tiny, tmp_path) -> tuple[str, list, list[str], list[str]]:
     """The form of a log, the answers of a server, what it printed, and what may not be in it."""
     path = private(tmp_path / "keys", line("alice", KEY, "1000/s"))
-    with serving(tiny.parent, "--api-keys", str(path), "--log-format", request.param) as server:
+    with serving(tiny.parent, "--api-keys", str(path), "--log-format", request.param, "--log-level", "debug") as server:
         answers, forbidden = use(server)
-        assert eventually(lambda: len(server.printed) > len(answers))
+        assert eventually(lambda: len(server.printed) > len(answers) + 1)
         server.stop()
         server._reader.join(30)
     return request.param, answers, [text.rstrip("\n") for text in server.printed], forbidden
@@ -76,19 +79,21 @@ def test_every_request_is_a_line_of_the_log_and_none_has_a_secret_or_a_picture_i
     for answer in answers:
         assert sum(answer.headers["x-request-id"] in text for text in printed) == 1
     if form == "text":
-        accesses = [text for text in printed if " INFO linpix.access " in text]
+        accesses = [text for text in printed if " linpix.access " in text]
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO linpix\.access "
                             r"POST /v1/images/generations 200 request_id=[0-9a-f]{16} duration_s=[\d.e-]+ "
                             r"client=alice model=tiny images=2", accesses[0])
         assert len(accesses) == len(answers)
         return
     entries = [json.loads(text) for text in printed]
-    assert entries[0]["message"].startswith("LinPix serves tiny at http://127.0.0.1:")
+    assert entries[1]["message"].startswith("LinPix serves tiny at http://127.0.0.1:")
     entries = [entry for entry in entries if entry["logger"] == "linpix.access"]
     assert len(entries) == len(answers)
     for entry, answer in zip(entries, answers, strict=True):
         assert entry["request_id"] == answer.headers["x-request-id"]
-        assert (entry["status"], entry["method"], entry["level"]) == (answer.status_code, answer.request.method, "info")
+        quiet = entry["route"] == "/healthz"
+        assert (entry["status"], entry["method"]) == (answer.status_code, answer.request.method)
+        assert entry["level"] == ("debug" if quiet else "info")
         assert 0 < entry["duration_s"] < 60
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entry["time"])
     generations, edits = "/v1/images/generations", "/v1/images/edits"
@@ -96,16 +101,88 @@ def test_every_request_is_a_line_of_the_log_and_none_has_a_secret_or_a_picture_i
         (generations, "alice", "tiny", 2), (generations, "alice", None, None), (generations, "alice", "tiny", 1),
         (generations, "alice", None, None), (edits, "alice", "tiny", 1), (edits, "alice", "tiny", 1),
         ("/v1/models", "alice", None, None), ("/v1/models/{model}", "alice", None, None),
-        *[(None, "127.0.0.1", None, None)] * 4, *[("/healthz", "127.0.0.1", None, None)] * 2,
+        (None, "127.0.0.1", None, None), ("/v1/models", "127.0.0.1", None, None), ("/", "127.0.0.1", None, None),
+        (generations, "127.0.0.1", None, None), *[("/healthz", "127.0.0.1", None, None)] * 2,
         ("/static", "127.0.0.1", None, None)]
+
+
+def test_what_is_asked_for_all_the_time_is_logged_at_level_debug_unless_it_fails(tiny):
+    def routes(*flags: str) -> list[str]:
+        with serving(tiny.parent, *flags) as server, server.client() as client:
+            for path in ("/healthz", "/metrics", "/v1/status", "/static/page.js", "/static/nothing.js", "/",
+                         "/v1/models"):
+                client.get(path)
+        server._reader.join(30)
+        return [" ".join(line.split()[1:6:2]) for line in server.printed if "linpix.access" in line]
+
+    loud = ["INFO GET 404", "INFO GET 200", "INFO GET 200"]
+    assert routes() == loud
+    assert routes("--log-level", "debug") == ["DEBUG GET 200"] * 4 + loud
+    assert routes("--log-level", "warning") == []
+
+
+def test_a_server_says_what_it_is_and_how_it_ends(slow):
+    flags = (*EAGER, "--slots", "2", "--drain-timeout", "500ms")
+    with serving(slow, *flags) as server, server.client() as client:
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(client.post, "/v1/images/generations", json={})
+            assert eventually(lambda: server.metric("linpix_requests_running") == 1)
+            assert server.stop() == 0
+            assert answer.result().status_code == 503
+        server._reader.join(30)
+    said = [line.split(" linpix ")[1] for line in server.printed if " INFO linpix " in line]
+    version, digest = release(), checkpoint.digest_of(next(slow.iterdir()))[:16]
+    assert said[0].startswith(f"LinPix {version}, kernel eager: slow (eager")
+    assert said[0].endswith(f", fp32, cpu, checkpoint {digest})\n")
+    assert said[1] == "SIGTERM: draining, for up to 0.5 s; requests in progress: 1\n"
+    assert re.fullmatch(r"drained in 0\.\d s; requests that were not finished: 1\n", said[2])
+
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_ids_of_a_trusted_proxy_are_kept_sent_back_and_logged(tiny):
+    sent = {"x-request-id": "edge-7f:1", "traceparent": TRACE}
+    with serving(tiny.parent, "--trusted-proxies", "127.0.0.1", "--log-format", "json") as server:
+        with server.client() as client:
+            answers = [client.post("/v1/images/generations", json={"n": n}, headers=sent) for n in (1, 0)]
+            odd = [client.get("/v1/models", headers={"x-request-id": id, "traceparent": trace}) for id, trace in (
+                ("a b", TRACE.upper()), ("x" * 129, TRACE.replace("4bf92f3577b34da6a3ce929d0e0e4736", "0" * 32)),
+                ("-", f"{TRACE}-more"), ('"', "ff" + TRACE[2:]))]
+        server.stop()
+        server._reader.join(30)
+    for answer in answers:
+        assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == ("edge-7f:1", TRACE)
+    for answer in odd:
+        assert re.fullmatch("[0-9a-f]{16}", answer.headers["x-request-id"]) and "traceparent" not in answer.headers
+    lines = [json.loads(line) for line in server.printed if "linpix.access" in line]
+    assert [(line["request_id"], line["traceparent"]) for line in lines[:2]] == [("edge-7f:1", TRACE)] * 2
+    assert all(line["traceparent"] is None for line in lines[2:])
+
+
+def test_an_id_that_a_request_in_progress_has_is_not_given_twice(slow):
+    with serving(slow, *EAGER, "--trusted-proxies", "*") as server, server.client() as client:
+        with ThreadPoolExecutor(2) as pool:
+            both = list(pool.map(lambda _: client.post("/v1/images/generations", json={},
+                                                       headers={"x-request-id": "twice"}), range(2)))
+        assert [answer.status_code for answer in both] == [200, 200]
+        assert sorted(answer.headers["x-request-id"] == "twice" for answer in both) == [False, True]
+        again = client.get("/v1/models", headers={"x-request-id": "twice"})
+        assert again.headers["x-request-id"] == "twice"
+
+
+def test_ids_of_others_are_not_believed(server):
+    with server.client() as client:
+        answer = client.get("/v1/models", headers={"x-request-id": "mine", "traceparent": TRACE})
+    assert answer.headers["x-request-id"] != "mine" and "traceparent" not in answer.headers
 
 
 def test_a_client_is_not_believed_where_it_comes_from_unless_its_proxy_is_trusted(tiny):
     for flags, client in (((), "127.0.0.1"), (("--trusted-proxies", "127.0.0.1"), "10.1.2.3")):
         with serving(tiny.parent, "--log-format", "json", *flags) as server:
-            server.client().get("/healthz", headers={"x-forwarded-for": "10.1.2.3"})
-            assert eventually(lambda: len(server.printed) > 1)
-        assert json.loads(server.printed[1])["client"] == client
+            server.client().get("/v1/models", headers={"x-forwarded-for": "10.1.2.3"})
+            assert eventually(lambda: len(server.printed) > 2)
+        assert json.loads(server.printed[2])["client"] == client
 
 
 def test_what_an_unexpected_exception_says_is_logged_without_keys_and_pictures(tiny):

@@ -28,8 +28,9 @@ def test_the_listening_address_is_accepted_and_a_wildcard_accepts_every_address(
 
 
 def test_allowed_hosts_are_exactly_those():
-    hosts = Hosts("127.0.0.1", "Pix.example, *.pix.test,10.0.0.9, [2001:db8::1]")
-    for host in ("pix.example", "PIX.EXAMPLE:443", "a.pix.test", "a.b.pix.test", "10.0.0.9", "[2001:db8::1]:80"):
+    hosts = Hosts("127.0.0.1", "Pix.example, *.pix.test,10.0.0.9, [2001:DB8:0::1],fd00::0:1")
+    for host in ("pix.example", "PIX.EXAMPLE:443", "a.pix.test", "a.b.pix.test", "10.0.0.9", "[2001:db8::1]:80",
+                 "[fd00::1]"):
         assert hosts.accept(host), host
     for host in (*NAMES, "a.pix.example", "pix.test", "xpix.test", "10.0.0.8"):
         assert not hosts.accept(host), host

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urljoin
 
 import httpx
 import pytest
@@ -28,6 +29,7 @@ from linpix.server.settings import Settings
 from linpix.server.web import answers
 from tests.server.conftest import EAGER, eventually, serving
 from tests.server.web.routes.test_images import events_of, occluded
+from tests.server.web.test_keys import bearer, line, private
 
 
 def test_every_route_and_method_that_is_not_there_answers_the_envelope(server):
@@ -42,11 +44,47 @@ def test_every_route_and_method_that_is_not_there_answers_the_envelope(server):
             assert answer.headers["x-request-id"]
 
 
-def test_probes_and_pages_answer_HEAD_as_they_answer_GET(server):
+def test_a_slash_at_the_end_of_a_path_is_too_many_wherever_a_proxy_serves_it(server):
     with server.client() as client:
-        for path in ("/", "/docs", "/healthz", "/readyz", "/static/page.js"):
+        for asked, found in (("/v1/models/", "../models"), ("/docs/", "../docs"), ("/%0d%0ax:y/", "../%0D%0Ax%3Ay"),
+                             ("/v1/models/a%20b/?c=d", "../a%20b?c=d")):
+            answer = client.get(asked)
+            assert (answer.status_code, answer.headers["location"]) == (307, found)
+        assert client.post("/v1/images/generations/", json={}, follow_redirects=True).status_code == 200
+
+
+@pytest.mark.parametrize("removed", [False, True], ids=["the proxy keeps the path", "the proxy removes the path"])
+def test_all_is_found_under_the_path_of_a_proxy(tiny, removed):
+    with serving(tiny.parent, "--root-path", "/pix/") as server, server.client() as client:
+        def ask(url: str) -> httpx.Response:
+            assert url.startswith("/pix/"), f"{url} is not under the path"
+            return client.get(url.removeprefix("/pix" if removed else ""))
+
+        for page in ("/pix/", "/pix/docs"):
+            links = re.findall(r'(?:href|src)="([^"#]+)"|fetch\("([^"]+)"', ask(page).text)
+            assert len(links) > 3
+            for link in ("".join(pair) for pair in links):
+                if not link.startswith("https://"):
+                    assert ask(urljoin(page, link)).status_code == 200, link
+        assert client.post("/pix/v1/images/generations", json={}).status_code == 200
+        assert client.get("/pix").headers["location"] == "pix/"
+        assert client.get("/pixels/v1/models").status_code == 404
+        assert ask("/pix/openapi.json").json()["servers"] == [{"url": "/pix"}]
+
+
+def test_a_path_of_a_proxy_does_not_lead_past_the_keys(tiny, tmp_path):
+    path = private(tmp_path / "keys", line("alice", "secret"))
+    with serving(tiny.parent, "--root-path", "/pix", "--api-keys", str(path)) as server, server.client() as client:
+        assert client.get("/pix/v1/models").status_code == 401
+        assert client.get("/pix/v1/models", headers=bearer("secret")).status_code == 200
+
+
+def test_HEAD_is_answered_as_GET_is(server):
+    with server.client() as client:
+        for path in ("/", "/docs", "/healthz", "/readyz", "/static/page.js", "/v1/models", "/v1/status", "/metrics",
+                     "/openapi.json", "/v1/models/nothing"):
             asked, head = client.get(path), client.head(path)
-            assert (head.status_code, head.content) == (200, b"")
+            assert (head.status_code, head.content) == (asked.status_code, b"")
             assert head.headers["content-type"] == asked.headers["content-type"]
 
 
@@ -219,8 +257,8 @@ def test_the_status_agrees_with_the_metrics(tiny):
 
 def test_the_page_and_the_documentation_are_served(server):
     with server.client() as client:
-        assert "/docs" in client.get("/").text
-        assert "/static/swagger-ui-bundle.js" in client.get("/docs").text
+        assert 'href="docs"' in client.get("/").text
+        assert "static/swagger-ui-bundle.js" in client.get("/docs").text
         assert client.get("/openapi.json").json()["info"]["title"] == "LinPix"
 
 
@@ -376,7 +414,7 @@ def test_a_bad_comparison_is_refused(server, body, param, words):
     (["--slots", "10000000", "--models", "SLOW"], "lower --slots"),  # 629 GiB, at 66 KiB a slot
     (["--engine", "eager", "--precision", "bf16"], "--precision fp32"),
     (["--state", "fp16"], "use it with --defer 8"),
-    (["--api-keys", "missing"], "missing"),
+    (["--api-keys", "missing"], "no such file can be found"),
     (["--faults", "burn:at=1"], "--faults (LINPIX_FAULTS): 'burn:at=1': expected one of throw"),
     (["--watchdog-timeout", "0"], "--watchdog-timeout"),
     (["--checkpoints", "missing"], "--checkpoints"),

@@ -7,7 +7,7 @@ import asyncio
 import re
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from httptools import HttpParserError
@@ -25,11 +25,15 @@ _ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#]+)(.*)")
 _UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade:[^\r]*\r\n")  # the parser would take the body for another protocol
 
 
-def connection(head_timeout_s: float, headers: Mapping[str, str]) -> type[HttpToolsProtocol]:
+def connection(head_timeout_s: float, headers: Mapping[str, str], trusts: Callable[[str], bool] = lambda peer: False
+               ) -> type[HttpToolsProtocol]:
     """uvicorn's protocol, but a connection is closed if the head of its next request is not complete in time.
 
     Large heads are refused, and wishes for another protocol ignored. What is not HTTP is answered with our envelope.
-    Reads are small, so that other connections have their turn. headers: of answers to what is not HTTP.
+    Reads are small, so that other connections have their turn.
+
+    headers: of answers to what is not HTTP · trusts: whether a peer is a proxy to be believed; scope["state"] has
+    the answer as `trusted`
     """
 
     class Connection(HttpToolsProtocol):
@@ -71,6 +75,7 @@ def connection(head_timeout_s: float, headers: Mapping[str, str]) -> type[HttpTo
         def on_message_begin(self) -> None:
             self._inside = True
             super().on_message_begin()
+            self.scope["state"]["trusted"] = self.client is not None and trusts(self.client[0])
 
         def on_header(self, name: bytes, value: bytes) -> None:
             if self._head >= 0:

@@ -6,13 +6,17 @@ bodies that are too large or of another type before they are read.
 """
 
 import logging
+import re
 import secrets
 import time
-from collections.abc import Mapping
+import urllib.parse
+from collections.abc import Iterable, Mapping
 
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import RedirectResponse
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import (
@@ -34,6 +38,8 @@ from .headers import SECURITY_HEADERS
 logger = logging.getLogger("linpix")
 
 _SECURITY_HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+_ID = re.compile(r"[A-Za-z0-9][\w.:=+/@-]{0,127}", re.ASCII)
+_TRACE = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -42,11 +48,15 @@ class Gate:
 
     Refuses hosts that are not this service's, and pages of origins that may not use it. scope["linpix.body"] is the
     Body. scope["state"]["client"] is the peer's address, or the name of its key once HeadChecks has checked it. Routes
-    may set `model` and `images` in scope["state"], to be logged.
+    may set `model` and `images` in scope["state"], to be logged. X-Request-Id and traceparent of trusted proxies are
+    kept. HEAD is answered as GET is; uvicorn sends no body then.
     """
 
-    def __init__(self, app: ASGIApp, *, hosts: Hosts, origins: Origins, bodies: BodyBudget) -> None:
+    def __init__(self, app: ASGIApp, *, hosts: Hosts, origins: Origins, bodies: BodyBudget, root_path: str) -> None:
+        """root_path: under which a proxy serves all of this; the paths of requests may begin with it."""
         self.app, self.hosts, self.origins, self.bodies = app, hosts, origins, bodies
+        self._root_path = root_path
+        self._ids = set[str]()  # that callers have given, of requests in progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,19 +64,31 @@ class Gate:
             return
         began, status = time.monotonic(), 0
         method = scope["method"] if scope["method"] in _METHODS else "OTHER"
-        request_id = secrets.token_hex(8)
-        REQUEST_ID.set(request_id)
-        peer = scope.get("client")
-        state = scope.setdefault("state", {})
-        state.update(request_id=request_id, client=peer[0][:64] if peer else "unknown", began=began)
+        if method == "HEAD":
+            scope = {**scope, "method": "GET"}
+        path = scope["path"]
+        if self._root_path and path.startswith(f"{self._root_path}/"):
+            scope["path"] = path.removeprefix(self._root_path)
+        state, peer = scope.setdefault("state", {}), scope.get("client")
         body = scope["linpix.body"] = Body(self.bodies, scope, receive, send)
+        given = body.headers if state.get("trusted") else {}
+        request_id, trace = given.get("x-request-id", ""), given.get("traceparent", "")
+        if not _ID.fullmatch(request_id) or request_id in self._ids:  # requests need different ones
+            request_id = secrets.token_hex(8)
+        self._ids.add(request_id)
+        REQUEST_ID.set(request_id)
+        state.update(request_id=request_id, client=peer[0][:64] if peer else "unknown", began=began)
+        kept = [(b"x-request-id", request_id.encode())]
+        if _TRACE.fullmatch(trace):
+            state["traceparent"] = trace
+            kept.append((b"traceparent", trace.encode()))
 
         async def send_recorded(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 given = {name for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()),
+                message["headers"] = [*message["headers"], *kept,
                                       *(header for header in _SECURITY_HEADERS if header[0] not in given)]
                 if self.bodies.drain.closed:  # so that no client sends a request to a process that ends
                     MutableHeaders(scope=message)["connection"] = "close"
@@ -76,6 +98,8 @@ class Gate:
             if refusal := self._refusal(scope, body.headers):
                 self.bodies.metrics.requests_rejected.labels(refusal.code).inc()
                 await response_of(refusal)(scope, receive, send_recorded)
+            elif (scope["path"].endswith("/") and scope["path"].strip("/")) or path == self._root_path != "":
+                await _redirect(path, scope)(scope, receive, send_recorded)
             else:
                 await self.app(scope, body.receive, send_recorded)
         except Exception:
@@ -86,8 +110,9 @@ class Gate:
         finally:
             access(method=method, route=_route(scope), status=status,
                    duration_s=round(time.monotonic() - began, 6), client=state["client"], model=state.get("model"),
-                   images=state.get("images"))
+                   images=state.get("images"), traceparent=state.get("traceparent"))
             body.release_all()
+            self._ids.discard(request_id)
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> ServiceError | None:
         for name, host in scope["headers"]:
@@ -100,10 +125,25 @@ class Gate:
 def _route(scope: Scope) -> str | None:
     """The template of the route that was found, such as /v1/models/{model}: the path itself may contain anything.
 
-    Files of the page have no route in FastAPI; here they are /static.
+    A refused request has not found its route yet, and routes that are not FastAPI's do not say theirs: look it up.
     """
-    found = getattr(scope.get("route"), "path", None) or None
-    return "/static" if found is None and scope["path"].startswith("/static/") else found
+    return getattr(scope.get("route"), "path", None) or _template(scope["app"].routes, {**scope, "root_path": ""})
+
+
+def _redirect(path: str, scope: Scope) -> RedirectResponse:
+    """To the same path without a slash at its end, or with one if it has none. Relative, since a proxy may have removed
+    the beginning of the path."""
+    there = "../" * path.endswith("/") + path.removesuffix("/").rsplit("/", 1)[1] + "/" * (not path.endswith("/"))
+    query = scope["query_string"].decode("latin-1")
+    return RedirectResponse(urllib.parse.quote(there) + (f"?{query}" if query else ""))
+
+
+def _template(routes: Iterable[BaseRoute], scope: Scope) -> str | None:
+    for route in routes:
+        if route.matches(scope)[0] is not Match.NONE:  # one without a path holds those of a file of web/routes
+            included = getattr(route, "original_router", None)
+            return _template(included.routes, scope) if included else getattr(route, "path", None)
+    return None
 
 
 class HeadChecks:
@@ -140,10 +180,11 @@ class HeadChecks:
         return key.name
 
 
-def install(app: FastAPI, *, hosts: Hosts, origins: Origins, bodies: BodyBudget, keys: Keys | None) -> None:
+def install(app: FastAPI, *, hosts: Hosts, origins: Origins, bodies: BodyBudget, keys: Keys | None,
+            root_path: str = "") -> None:
     """Put all of it before an app's routes; the last one added is the outermost."""
     app.add_middleware(HeadChecks, keys=keys, metrics=bodies.metrics)
     if origins.allowed:  # between the two: a page that may use the service must be able to read its refusals
         app.add_middleware(CORSMiddleware, allow_origins=origins.allowed, allow_methods=["*"], allow_headers=["*"],
                            expose_headers=["*"], allow_private_network=True)
-    app.add_middleware(Gate, hosts=hosts, origins=origins, bodies=bodies)
+    app.add_middleware(Gate, hosts=hosts, origins=origins, bodies=bodies, root_path=root_path)

@@ -123,14 +123,12 @@ def _status_of(served: ServedModel, values: dict[tuple[str, ...], float]) -> Mod
         quanta=int(values[f"{_STEP}_count", name, backend]), step_seconds_sum=values[f"{_STEP}_sum", name, backend])
 
 
-@probes.head("/healthz", include_in_schema=False)
 @probes.get("/healthz", summary="Whether the process is alive", responses=ok_response("the process is alive"))
 async def healthz() -> Health:
     """The process is alive."""
     return Health(status="alive")
 
 
-@probes.head("/readyz", include_in_schema=False)
 @probes.get("/readyz", summary="Whether requests are accepted",
             responses=ok_response("requests are accepted", example={"status": "ready"})
             | error_responses(*LEAVING, Starting()))

@@ -56,7 +56,7 @@ _DOCS = """<!DOCTYPE html>
 <head>
 <meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>LinPix: the API</title>
-<link rel="icon" href="/static/favicon.svg"><link rel="stylesheet" href="/static/swagger-ui.css">
+<link rel="icon" href="static/favicon.svg"><link rel="stylesheet" href="static/swagger-ui.css">
 <style>
 html.dark-mode, html.dark-mode body { background: #1c2022; color-scheme: dark }
 html.dark-mode noscript { color: #eee }
@@ -65,7 +65,7 @@ html.dark-mode noscript { color: #eee }
 <body>
 <div id="swagger-ui"></div>
 <noscript>This page needs JavaScript; /openapi.json has the same description.</noscript>
-<script src="/static/swagger-ui-bundle.js"></script>
+<script src="static/swagger-ui-bundle.js"></script>
 <script>
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const dress = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
@@ -73,6 +73,7 @@ dress();
 dark.addEventListener("change", dress);
 
 function withEmptyForms(spec) {
+  spec.servers = [{url: new URL(".", location).href.slice(0, -1)}];  // a proxy may have put it under a path
   const named = (schema) => schema.$ref ? spec.components.schemas[schema.$ref.split("/").pop()] : schema;
   for (const operations of Object.values(spec.paths))
     for (const {requestBody} of Object.values(operations)) {
@@ -87,7 +88,7 @@ function withEmptyForms(spec) {
   return spec;
 }
 
-fetch("/openapi.json").then((answer) => answer.json()).then((spec) => SwaggerUIBundle({
+fetch("openapi.json").then((answer) => answer.json()).then((spec) => SwaggerUIBundle({
   spec: withEmptyForms(spec), dom_id: "#swagger-ui", deepLinking: true, displayRequestDuration: true,
   presets: [SwaggerUIBundle.presets.apis], layout: "BaseLayout",
 }));
@@ -97,7 +98,6 @@ fetch("/openapi.json").then((answer) => answer.json()).then((spec) => SwaggerUIB
 """
 
 
-@router.head("/docs", include_in_schema=False)
 @router.get("/docs", include_in_schema=False)
 async def docs() -> HTMLResponse:
     return HTMLResponse(_DOCS, headers={"content-security-policy": content_policy(_DOCS, style_attributes=True)})

@@ -1,21 +1,38 @@
-"""deploy/ray.yaml and deploy/kubernetes.yaml, against their schemas and against LinPix's settings."""
+"""deploy/ray.yaml, deploy/kubernetes.yaml and kustomizations of it, against their schemas and LinPix's settings."""
 
 import importlib
+import re
+import shutil
+import subprocess
 
 import kubernetes_validate
 import pytest
 import yaml
 
+from linpix.server.origins import Hosts
 from linpix.server.settings import Settings
 from tests.server.conftest import ROOT
 
 OBJECTS = {found["kind"]: found for found in yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text())}
 POD = OBJECTS["Deployment"]["spec"]["template"]["spec"]
 [CONTAINER] = POD["containers"]
-ENVIRONMENT = {variable["name"]: variable["value"] for variable in CONTAINER["env"]}
 
 
-@pytest.mark.parametrize("version", ["1.33", "1.37"])
+def environment(container: dict, namespace: str) -> dict[str, str]:
+    """The variables of LinPix, as Kubernetes fills them in."""
+    found: dict[str, str] = {}
+    for variable in container["env"]:
+        if "valueFrom" in variable:
+            assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
+        value = variable.get("value", namespace)
+        found[variable["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], value)  # only earlier ones
+    return {name: value for name, value in found.items() if name.startswith("LINPIX_")}
+
+
+ENVIRONMENT = environment(CONTAINER, "default")
+
+
+@pytest.mark.parametrize("version", ["1.27", "1.33", "1.37"])
 @pytest.mark.parametrize("kind", OBJECTS)
 def test_kubernetes_takes_each_object(kind, version):
     kubernetes_validate.validate(OBJECTS[kind], version, strict=True)
@@ -42,14 +59,51 @@ def test_the_objects_belong_together():
 def test_a_pod_has_the_settings_probes_and_time_that_the_server_needs():
     settings = Settings(**{name.removeprefix("LINPIX_").lower(): value for name, value in ENVIRONMENT.items()})
     assert {name.removeprefix("LINPIX_").lower() for name in ENVIRONMENT} <= set(Settings.model_fields)
-    pause = CONTAINER["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert POD["terminationGracePeriodSeconds"] >= pause + settings.drain_timeout + 10
+    sleep, pause = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]  # Debian's, which the image has
+    assert sleep == "sleep" and POD["terminationGracePeriodSeconds"] >= int(pause) + settings.drain_timeout + 10
     assert {CONTAINER[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness")} == {"/readyz"}
     assert CONTAINER["livenessProbe"]["httpGet"]["path"] == "/healthz"
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert f"USER {POD['securityContext']['runAsUser']}:" in dockerfile
     assert f"EXPOSE {CONTAINER['ports'][0]['containerPort']}" in dockerfile
     assert settings.upload_space <= 512 * 2**20
+
+
+def test_a_pod_answers_to_every_name_of_its_service_in_its_own_namespace():
+    hosts = Hosts("0.0.0.0", environment(CONTAINER, "pictures")["LINPIX_ALLOWED_HOSTS"])
+    for name in ("linpix", "linpix.pictures", "linpix.pictures.svc", "linpix.pictures.svc.cluster.local", "10.1.2.3"):
+        assert hosts.accept(f"{name}:80")
+    for name in ("linpix.default", "other.pictures", "linpix.example"):
+        assert not hosts.accept(name)
+
+
+def kustomized(folder: str) -> dict[str, dict]:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl, which has kustomize, is not installed")
+    made = subprocess.run(["kubectl", "kustomize", str(ROOT / folder)], capture_output=True, text=True, check=False)
+    assert made.returncode == 0 and not made.stderr, made.stderr
+    return {found["kind"]: found for found in yaml.safe_load_all(made.stdout)}
+
+
+def test_the_base_of_kustomizations_is_the_manifest():
+    assert kustomized("deploy") == OBJECTS
+
+
+def test_the_example_of_a_kustomization_has_an_image_a_namespace_and_keys():
+    objects = kustomized("examples/kubernetes")
+    assert objects.keys() == OBJECTS.keys()
+    for found in objects.values():
+        kubernetes_validate.validate(found, "1.33", strict=True)
+        assert found["metadata"]["namespace"] == "pictures"
+    pod = objects["Deployment"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["image"] == "registry.example.com/linpix:cpu"
+    settings = Settings(**{name.removeprefix("LINPIX_").lower(): value for name, value
+                           in environment(container, "pictures").items()})
+    [mounted] = [mount for mount in container["volumeMounts"] if str(settings.api_keys).startswith(mount["mountPath"])]
+    [volume] = [volume for volume in pod["volumes"] if volume["name"] == mounted["name"]]
+    assert volume["secret"] == {"secretName": "linpix-keys", "defaultMode": 0o440}  # which a file of keys may have
+    assert "linpix-keys" in (ROOT / "examples/kubernetes/kustomization.yaml").read_text().split("apiVersion")[0]
 
 
 def test_it_scales_by_a_metric_that_there_is():

@@ -107,7 +107,8 @@ class Head(Cluster):
 
     def deploy(self, **settings: Any) -> None:
         path = self.folder / "ray.yaml"
-        path.write_text(yaml.safe_dump(config(self.port, self.checkpoints, metrics_targets=str(self.targets), **settings)))
+        settings["metrics_targets"] = str(self.targets)
+        path.write_text(yaml.safe_dump(config(self.port, self.checkpoints, **settings)))
         ended = subprocess.run([BIN / "serve", "deploy", path, "--address", self.api], env=self.environment,
                                timeout=WITHIN_S, check=False, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -72,6 +72,19 @@ def test_no_file_that_others_may_touch_is_accepted(tmp_path, mode):
         assert [key.name for key in keys.read(path)] == ["a"]
 
 
+def test_a_byte_order_mark_before_the_first_line_changes_nothing(tmp_path):
+    path = private(tmp_path / "file", "\ufeff" + line("a", "x"))
+    assert [key.name for key in keys.read(path)] == ["a"]
+
+
+@pytest.mark.parametrize("given", ["lpx_secret", "secret/with/slashes", "secret" * 100, "a sha256:secret\n"])
+def test_a_key_in_the_place_of_its_file_is_not_printed(given):
+    ended = linpix("serve", "--port", "0", LINPIX_API_KEYS=given)
+    assert ended.returncode == 2
+    assert "--api-keys (LINPIX_API_KEYS) must be the path of a file" in ended.stderr
+    assert "secret," in ended.stderr and ended.stderr.count("secret") == 1  # the word of the message
+
+
 def test_a_link_is_as_private_as_what_it_names_and_what_is_no_file_is_refused(tmp_path):
     path = private(tmp_path / "file", line("a", "x"))
     (tmp_path / "link").symlink_to(path)
