@@ -14,15 +14,13 @@ from linpix.model.philox import MAX_SEED
 from .image import Image
 
 
-def recognised(image: Image) -> bool:
-    return image.recognised is None or image.recognised.log_prob >= math.log(RECOGNISED)
-
-
 def again(image: Image) -> Image | None:
     """The next attempt at an image that is done; None if it is the last one, and `chosen` is to be returned."""
-    job = image.job
+    job, checked = image.job, image.recognised
+    if image.attempt >= job.attempts or checked is None or checked.log_prob >= math.log(RECOGNISED):
+        return None
     known = job.known is not None and job.known.any()
-    if recognised(image) or image.attempt >= job.attempts or (known and job.known is not None and job.known.all()):
+    if known and job.known is not None and job.known.all():
         return None
     # a completion draws its class again, since the last one may not have fitted what is known
     return Image(image.request, job, image.index, image.seed + MAX_SEED + 1, job.label if known else image.label,

@@ -21,21 +21,17 @@ class Pace:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
-        self._measured = 0
+        self.measured = 0  # images
 
     def learn(self, images: int, seconds: float) -> None:
         size = images.bit_length()
         before = self._seconds.get(size, seconds)
         self._seconds[size] = before + NEW * (seconds - before)
-        self._measured += 1
+        self.measured += 1
 
     def forget(self) -> None:
         self._seconds.clear()
-        self._measured = 0
-
-    @property
-    def confident(self) -> bool:
-        return self._measured >= CONFIDENT
+        self.measured = 0
 
     def __call__(self, images: int) -> float:
         """Seconds per token with so many images in slots; 0 when nothing is known.
@@ -85,11 +81,3 @@ def ends(slots: int, running: Sequence[Remaining], waiting: Sequence[Remaining],
         at, now = at + (end - now) * pace(min(len(in_tokens) - ended, slots)), end
         found.append((at, request))
     return found
-
-
-def latest_end(slots: int, tokens: float, longest: float) -> float:
-    """A bound on the tokens after which all admitted images are done, much faster to compute than `ends`.
-
-    tokens: of all images together · longest: of one image. Graham, "Bounds on multiprocessing timing anomalies", 1969.
-    """
-    return longest + tokens / slots

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ..errors import DeadlineUnreachable, QueueFull
 from .decode.engine import Engine
 from .decode.scheduler import QUANTUM_S
-from .forecast import SAFETY, Pace, Remaining, ends, latest_end, queue_order
+from .forecast import CONFIDENT, SAFETY, Pace, Remaining, ends, queue_order
 from .image import Image, State
 from .request import Request, ServedModel
 
@@ -61,20 +61,16 @@ class Model(ServedModel):
             raise QueueFull(self.waiting(job.bulk if bulk else None), job.images, self.queue_of(bulk),
                             until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
         if not job.scored:
-            self._check_deadline(request)
+            each = job.tokens(self.config)
+            tokens = sum(image.left or self.config.length for image in self.images) + each * job.images
+            # all work divided among all slots, and one image more: Graham, "Bounds on multiprocessing timing anomalies"
+            bound_s = (self.config.length + tokens / self.slots) * self.seconds_per_token(self.slots)
+            if bound_s * SAFETY > request.left_s:  # hardly ever
+                new = [Remaining(request.id, each)] * job.images
+                needed_s = SAFETY * max(end for end, id in self.ends(new, bulk=job.bulk) if id == request.id)
+                if needed_s > request.left_s:
+                    raise DeadlineUnreachable(request.left_s, needed_s, sum(1 for _ in self.images))
         self.requests[request.id] = request
-
-    def _check_deadline(self, request: Request) -> None:
-        """Raise DeadlineUnreachable if a request would probably not be done in time."""
-        job, each = request.job, request.job.tokens(self.config)
-        tokens = sum(image.left or self.config.length for image in self.images) + each * job.images
-        bound = latest_end(self.slots, tokens, self.config.length) * self.seconds_per_token(self.slots)
-        if bound * SAFETY <= request.left_s:  # nearly always
-            return
-        new = [Remaining(request.id, each)] * job.images
-        needed_s = SAFETY * max(end for end, id in self.ends(new, bulk=job.bulk) if id == request.id)
-        if needed_s > request.left_s:
-            raise DeadlineUnreachable(request.left_s, needed_s, sum(1 for _ in self.images))
 
     def ends(self, new: Sequence[Remaining] = (), *, bulk: bool = False) -> list[tuple[float, str]]:
         """Seconds until each image will be done, and its request. new: images that would come last in their class."""
@@ -92,7 +88,7 @@ class Model(ServedModel):
 
     def seconds_per_token(self, images: int) -> float:
         """The pace with so many images in slots; until images have finished, that of the running ones; else 0."""
-        if not self.pace.confident:
+        if self.pace.measured < CONFIDENT:
             drawn, seconds, now, running = 0, 0.0, time.monotonic(), 0
             for request in self.requests.values():
                 for index, began in request.begun.items():

@@ -153,7 +153,7 @@ class AskedImages(Asked):
         if self.array and self.stream:
             raise InvalidRequest(f"Accept: {encode.NPY} returns all pictures at once, so it works only without stream",
                                  param="stream")
-        size = n * math.prod(self.shape)
+        size = n * math.prod(self.shape) if self.array else 0
         if self.array and (n > ARRAY_IMAGES or size > ARRAY_BYTES):
             raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {n} "
                                  f"images of {self.frame.size} have {size:,} bytes. Request fewer or smaller "

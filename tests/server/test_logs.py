@@ -11,11 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi.testclient import TestClient
-from linpix.server.core import release
 
 from linpix.model import checkpoint
 from linpix.server import logs
-from linpix.server.app import create_app
+from linpix.server.app import create_app, release
 from linpix.server.settings import Settings
 from tests.server.conftest import EAGER, Process, eventually, serving
 from tests.server.web.routes.test_images import occluded

@@ -39,7 +39,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return self.scheduler.busy
+        return bool(self.scheduler.running or self.scheduler.interactive or self.scheduler.bulk)
 
     def submit(self, images: Sequence[Image]) -> None:
         """Queue images."""

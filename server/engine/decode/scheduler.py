@@ -37,10 +37,6 @@ class Scheduler:
         self._free = [*range(1, slots + 1)]   # a heap
 
     @property
-    def busy(self) -> bool:
-        return bool(self.running or self.interactive or self.bulk)
-
-    @property
     def waiting(self) -> Iterator[Image]:
         return itertools.chain(self.interactive, self.bulk)
 

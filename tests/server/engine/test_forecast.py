@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linpix.server.engine.forecast import CONFIDENT, Pace, Remaining, ends, latest_end, queue_order
+from linpix.server.engine.forecast import CONFIDENT, Pace, Remaining, ends, queue_order
 from tests.server.engine.decode.test_scheduler import advance, arrive, crowds, join, scheduler, turn
 
 
@@ -37,7 +37,7 @@ def test_forecasts_come_true_when_no_other_request_arrives(crowd, slots):
     join(s)
     foretold = forecast(s)
     images = [*s.running.values(), *s.waiting]
-    bound = latest_end(slots, sum(s.length - image.position for image in images), s.length)
+    bound = s.length + sum(s.length - image.position for image in images) / slots  # as admission computes it
     steps, found = 0, []
     while s.running:
         finished = advance(s, s.plan(1))
@@ -55,13 +55,13 @@ def test_one_slot_of_four_is_for_bulk_images():
 
 def test_a_pace_is_smoothed_by_number_of_images_and_guessed_from_the_nearest():
     pace = Pace()
-    assert pace(1) == 0 and not pace.confident
+    assert pace(1) == 0 and not pace.measured
     for seconds in (1.0, 2.0):
         pace.learn(1, seconds)
     assert pace(1) == pytest.approx(1.2)
     assert pace(4) == pytest.approx(1.2 * 2), "twice the images take 1.4 times as long"
     pace.learn(16, 8.0)
     assert (pace(16), pace(8)) == (8.0, pytest.approx(8.0 / 2**0.5))
-    assert pace.confident and CONFIDENT <= 3
+    assert pace.measured == 3 > CONFIDENT
     pace.forget()
-    assert pace(16) == 0 and not pace.confident
+    assert pace(16) == 0 and not pace.measured
