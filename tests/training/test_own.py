@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from linpix.training import commands
 from linpix.training.datasets import Dataset
 from linpix.training.evaluate import Evaluation
 from linpix.training.export import with_rows
+from linpix.training.folders import read_pictures
 from linpix.training.own import automatic, judge
 from linpix.training.own.inherit import differences, inherited, inverted, negative
 from linpix.training.own.look import Look, look_of
@@ -229,6 +231,36 @@ def test_pictures_are_looked_at_and_made_one_size(tmp_path, colour, plain, prese
     assert len(made) == 12 and {path.parent.name for path in made} == {"round", "square"}
     with Image.open(made[0]) as picture:
         assert (picture.size, picture.mode) == (size, mode)
+
+
+def test_no_more_pictures_are_in_memory_at_once_than_are_looked_at(tmp_path, monkeypatch):
+    put(tmp_path / "mine", 150, False)
+    pictures, most, read = [], [], automatic._picture
+
+    def counted(path):
+        picture = read(path)
+        pictures.append(weakref.ref(picture))
+        most.append(sum(each() is not None for each in pictures))
+        return picture
+
+    monkeypatch.setattr(automatic, "_picture", counted)
+    assert automatic.plan(tmp_path / "mine", tmp_path / "made").pictures == 150
+    assert max(most) <= automatic._LOOKED_AT + 2
+
+
+def test_what_a_training_has_written_among_the_pictures_is_left_out_and_named(tmp_path):
+    mine = tmp_path / "mine"
+    put(mine, 24, False)
+    for name in ("run.training/samples-00000032.png", "run.training/pictures/round/1.png.png", "run/samples.png",
+                 "round/exported/samples.png", "run2/samples.png", "run2.training/plan.json", "new.training/a/1.png"):
+        (mine / name).parent.mkdir(parents=True, exist_ok=True)
+        (mine / name).write_bytes((mine / "square" / "0.jpg").read_bytes())
+    for name in ("config.json", "SHA256SUMS"):
+        (mine / "round" / "exported" / name).touch()
+    plan = automatic.plan(mine, mine / "new.training")
+    assert plan.pictures == 24 and plan.left_out == ["exported", "run", "run.training", "run2", "run2.training"]
+    images, _, classes = read_pictures(mine / "new.training", "train", (28, 28, 1))
+    assert len(images) == 22 and classes == ("round", "square")
 
 
 def test_more_pictures_get_more_minutes_up_to_45(tmp_path, monkeypatch):
