@@ -281,7 +281,7 @@ def import_(given: argparse.Namespace) -> None:
     net, facts = import_reference(Path(given.reference), given.heads, given.attention, marginal if given.data else None)
     source = provenance("unknown", (), command=given.command_line, **facts)
     checkpoints.save(out, net, source, card(out.name, net.config, source))
-    print(f"written to {out}", file=sys.stderr)
+    print("; ".join([f"written to {out}", *([facts["history"]] if "history" in facts else [])]), file=sys.stderr)
 
 
 def experiment(given: argparse.Namespace) -> None:
