@@ -4,8 +4,8 @@ The reference reads x_0 .. x_{T-2} and predicts x_1 .. x_{T-1}: it has no start 
 is for t = p + 1 here. It concatenates the embeddings of value and position. Here they are summed, and each table is
 padded with zeros where the other one has its numbers. Row 256 (the start) and position 0 are never used.
 
-Trainers wrap a model in their own ways: dicts around the tensors, and words before or in their names. So the tensors are
-looked for anywhere in the file, by the ends of their names.
+Trainers wrap a model in their own ways: dicts around the tensors, and words before or in their names. So the tensors
+are looked for anywhere in the file, by the ends of their names.
 """
 
 import hashlib

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import os
 import pydoc
 import re
 import shutil
@@ -197,3 +198,18 @@ def test_other_modules_with_the_names_of_our_rooms_do_not_conflict(tmp_path, pla
     ended = subprocess.run([sys.executable, "-m", "linpix", "doctor", "--json"], cwd=tmp_path, capture_output=True,
                            text=True, timeout=60)
     assert ended.returncode == 0 and json.loads(ended.stdout), ended.stderr
+
+
+def test_linpix_is_found_beside_a_clone_of_that_name(tmp_path):
+    """Python would take the clone for a package without content, were there no real one later on its path."""
+    (tmp_path / "linpix").symlink_to(ROOT)
+    told = subprocess.run([sys.executable, "-c", "import linpix; print(linpix.sample.__name__)"], cwd=tmp_path,
+                          env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True)
+    assert told.stdout == "sample\n", told.stderr
+
+
+def test_an_editable_install_adds_nothing_but_linpix_to_the_path():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert settings["package-dir"] == {"": "src"}
+    assert [path.name for path in (ROOT / "src").iterdir() if path.suffix != ".egg-info"] == ["linpix"]
+    assert (ROOT / "src" / "linpix").samefile(ROOT / "linpix")
