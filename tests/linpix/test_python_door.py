@@ -2,8 +2,11 @@
 
 import dataclasses
 import inspect
+import io
 import json
+import multiprocessing
 import os
+import pickle
 import pydoc
 import re
 import shutil
@@ -15,6 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from IPython.core.formatters import DisplayFormatter
+from PIL import Image
 from starlette.testclient import TestClient
 
 import linpix
@@ -29,12 +34,13 @@ from tests.server.web.routes.test_images import encode, images_of, occluded
 GENERATE = "/v1/images/generations"
 
 
-@pytest.mark.parametrize("function", [linpix.load, linpix.sample, linpix.complete, linpix.score])
+@pytest.mark.parametrize("function", [linpix.load, linpix.models, linpix.sample, linpix.complete,
+                                      linpix.score])
 def test_every_option_of_a_function_has_a_name_and_a_type_and_is_explained(function):
     parameters = inspect.signature(function).parameters.values()
     assert all(one.kind is not one.VAR_KEYWORD and one.annotation is not one.empty for one in parameters)
     told = pydoc.render_doc(function) + ("" if function is not linpix.complete else pydoc.render_doc(linpix.sample))
-    assert function is linpix.load or all(re.search(rf"^ +{one.name}: ", told, re.M) or one.name == "count"
+    assert function is linpix.models or all(re.search(rf"^ +{one.name}: ", told, re.M) or one.name == "count"
                                           for one in parameters)
 
 
@@ -85,7 +91,7 @@ def test_score_gives_what_a_server_gives(tiny, server):
 
 
 @pytest.mark.parametrize(("known", "options", "message"), [
-    (np.ones((8, 8), bool), {}, "known hides no pixel.*leave it out"), (np.ones((8, 8)), {}, "known must be bool"),
+    (np.ones((8, 8), bool), {}, "known hides nothing.*leave out known"), (np.ones((8, 8)), {}, "known must be bool"),
     (None, {"label": "cat"}, "label must be a class")])
 def test_a_score_that_cannot_be_is_refused(tiny, known, options, message):
     with pytest.raises(ValueError, match=message):
@@ -167,12 +173,134 @@ def test_a_photographed_digit_is_prepared_and_completed(tmp_path):
         linpix.complete(str(tmp_path / "colour"), paper, known, prepare="mnist")
 
 
+def test_images_say_of_each_its_seed_its_class_and_how_sure_the_model_is(tiny, class_first):
+    drawn = linpix.sample(str(tiny), 3, seed=np.int64(7), label=4)
+    assert (drawn.seeds, drawn.labels, drawn.confidences) == ([7, 8, 9], ["4"] * 3, [None] * 3)
+    assert repr(drawn) == "<3 images of 8 x 8, seeds from 7, classes 4, 4, 4>"
+    assert repr(linpix.sample(str(tiny), seed=7)) == "<1 image of 8 x 8, seeds from 7>"
+    found = linpix.sample(str(class_first), 4, seed=7, candidates=12)
+    assert found.seeds != [7, 8, 9, 10] and all(name in "0123456789" for name in found.labels)
+    for seed, name, sure, image in zip(found.seeds, found.labels, found.confidences, found, strict=True):
+        again = linpix.sample(str(class_first), seed=seed, candidates=1)
+        assert np.array_equal(again[0], image) and again.labels == [name] and again.confidences == [sure]
+
+
+def test_images_are_shown_in_a_notebook_and_their_numbers_are_those_of_an_array(tiny, tmp_path):
+    drawn, show = linpix.sample(str(tiny), 3, seed=7), DisplayFormatter().format
+    with Image.open(io.BytesIO(show(drawn)[0]["image/png"])) as shown:
+        assert shown.size == (560 // 28 * 28, 560 // 28 * 10) and np.array_equal(shown, drawn.grid())
+    sheet = np.asarray(drawn.grid(columns=2, scale=1))
+    assert sheet.shape == (19, 19) and np.array_equal(sheet[1:9, 10:18], drawn[1])
+    for one in (drawn[0], 255 - drawn[1:]):
+        assert "image/png" in show(one)[0] and not one.seeds and repr(one) == repr(np.asarray(one))
+    for other in (drawn[:, :3], drawn == 0, drawn / 255, drawn.reshape(3, -1), drawn[0, 0, 0]):
+        assert "image/png" not in show(other)[0]
+    assert drawn.sum() == np.asarray(drawn).sum() and bool((drawn == drawn).all())
+    again = pickle.loads(pickle.dumps(drawn))
+    assert np.array_equal(again, drawn) and again.seeds == drawn.seeds and repr(again) == repr(drawn)
+    assert np.array_equal(pickle.loads(pickle.dumps(drawn[0])), drawn[0])
+    score = linpix.score(str(tiny), drawn[0], posterior=True)
+    assert len(repr(score)) < 100 and f"{score.bits_per_dim:.4f} bits/dim" in repr(score)
+    with Image.open(io.BytesIO(show(score)[0]["image/png"])) as shown:
+        assert shown.size == (280, 280)
+
+
+def test_pictures_come_as_paths_pil_images_and_arrays_of_any_size_as_uploads_do(tiny, server, tmp_path):
+    values = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
+    photo, turned = Image.fromarray(values), Image.Exif()
+    turned[0x112] = 6
+    photo.save(tmp_path / "photo.png")
+    photo.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.jpg", quality=100, subsampling=0, exif=turned)
+    expected = images_of(server.client().post(
+        "/v1/images/edits", files={"image": ("a.png", (tmp_path / "photo.png").read_bytes())},
+        data={"seed": "7", "keep_rows": "3"}))
+    for image in (tmp_path / "photo.png", str(tmp_path / "photo.png"), photo, values, photo.convert("RGBA")):
+        assert np.array_equal(linpix.complete(str(tiny), image, 3, seed=7), expected)
+    known = np.arange(30)[:, None].repeat(40, axis=1) < 12
+    upright = [linpix.complete(str(tiny), each, 8)[0].astype(int)
+               for each in (tmp_path / "turned.jpg", Image.open(tmp_path / "turned.jpg"), photo)]
+    assert np.array_equal(*upright[:2]) and np.abs(upright[0] - upright[2]).max() < 8
+    with pytest.warns(UserWarning, match="25 % of the hidden pixels are outside"):
+        linpix.complete(str(tiny), photo, known)
+    known[:, :5] = known[:, -5:] = True  # what is cropped away
+    holes = np.dstack([values, np.where(known, 255, 0).astype(np.uint8)])
+    seen = linpix.complete(str(tiny), holes, seed=7)
+    assert np.array_equal(seen, linpix.complete(str(tiny), photo, Image.fromarray(holes), seed=7))
+    assert np.array_equal(seen, linpix.complete(str(tiny), photo, known, seed=7))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "PA", "RGBX", "CMYK", "YCbCr", "HSV", "I;16", "I"])
+def test_pil_images_of_every_mode_are_taken(tiny, mode):
+    grey = np.full((20, 20), 40, np.uint8)
+    picture = Image.fromarray(grey.astype(np.uint16) * 257) if mode.startswith("I") else Image.fromarray(grey)
+    picture = picture.convert("RGB").convert("CMYK") if mode == "CMYK" else picture
+    [kept] = linpix.complete(str(tiny), picture if picture.mode == mode else picture.convert(mode), 8)
+    assert mode == "1" or (np.abs(kept.astype(int) - 40) <= 1).all(), kept
+
+
+def test_a_picture_of_more_pixels_than_an_upload_may_have_is_reduced(tiny):
+    [kept] = linpix.complete(str(tiny), np.full((5000, 5000), 40, np.uint8), 8)
+    assert (kept == 40).all()
+
+
+def test_models_are_known_and_loaded_by_name(tiny):
+    assert "mnist-conditional" in linpix.models()
+    assert linpix.models(tiny.parent) == ["tiny"]
+    assert linpix.load("tiny", tiny.parent).config == linpix.load(tiny).config
+    with pytest.raises(ValueError, match=r"there is no model 'huge'.* which has: tiny"):
+        linpix.load("huge", tiny.parent)
+
+
+def test_the_version_is_that_of_the_package():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert settings["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "linpix.__version__"}
+    assert re.fullmatch(r"\d+\.\d+\.\d+", linpix.__version__)
+
+
+def test_settings_of_torch_are_left_alone_and_do_not_matter(tiny):
+    expected = linpix.sample(str(tiny), 2, seed=7)
+    torch.manual_seed(0)
+    number = torch.rand(1)
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert np.array_equal(linpix.sample(str(tiny), 2, seed=7), expected)
+        assert linpix.score(str(tiny), expected[0]).bits_per_dim > 0
+        assert linpix.load(tiny).head.weight.dtype == torch.float32
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.rand(1) == number
+
+
+def _draw_in_a_fork(folder: str, answers: "multiprocessing.Queue[np.ndarray]") -> None:
+    answers.put(linpix.sample(folder, 2, seed=7))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_draws_the_same_images():
+    """OpenMP's threads are not in it, so torch would wait for ever; mnist-small is large enough to use them."""
+    drawn = linpix.sample("mnist-small", 2, seed=7)
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    process = context.Process(target=_draw_in_a_fork, args=("mnist-small", answers))
+    process.start()
+    try:
+        assert np.array_equal(answers.get(timeout=40), drawn)
+    finally:
+        process.kill()
+        process.join()
+
+
 def test_seeds_are_drawn_where_none_is_given(tiny):
     assert not np.array_equal(linpix.sample(str(tiny)), linpix.sample(str(tiny)))
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"count": 0}, "count must be at least 1"), ({"batch": 0}, "batch must be at least 1"),
+    ({"count": 2.0}, "count must be a whole number, got 2.0"), ({"seed": "1"}, "seed must be a whole number, got '1'"),
+    ({"temperature": "1"}, "temperature must be a number, got '1'"), ({"count": 0}, "count must be at least 1"),
+    ({"batch": 0}, "batch must be at least 1"),
     ({"temperature": -1}, "temperature must be a number"),
     ({"label": "ten"}, r"label must be a class of tiny: 0\.\.9 or one of 0, 1"),
     ({"seed": 2**53}, "image i uses seed \\+ i"), ({"model": "none"}, "there is no model 'none'")])
@@ -182,11 +310,16 @@ def test_what_cannot_be_drawn_is_a_value_error_that_says_why(tiny, options, word
 
 
 @pytest.mark.parametrize(("image", "known", "words"), [
-    (np.zeros((8, 9), np.uint8), np.ones((8, 8), bool), "image must be uint8 of shape"),
+    (np.zeros((8, 9, 2), np.uint8), np.ones((8, 8), bool), r"image must be a path, .* got uint8 of shape \(8, 9, 2\)"),
+    (np.zeros((7, 9), np.uint8), np.ones((7, 9), bool), "image must have at least the model's 8x8 pixels"),
+    (np.zeros((9, 20), np.uint8), np.ones((20, 9), bool), r"known must be bool of shape \(9, 20\) or \(8, 8\), true"),
+    (np.zeros((8, 8), np.uint8), 9, "known must be from 0 to 8, the height of the model's image, got 9"),
+    (np.zeros((8, 8), np.uint8), None, "not clear what to fill in: .* or known"),
+    ("no file.png", None, "No such file"), (Image.new("F", (8, 8)), 3, "got float32"),
     (np.zeros((8, 8)), np.ones((8, 8), bool), "got float64"),
     (np.zeros((8, 8), np.uint8), np.ones((8, 8)), "known must be bool of shape")])
 def test_arrays_of_another_shape_or_kind_are_refused(tiny, image, known, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
         linpix.complete(str(tiny), image, known)
 
 
