@@ -61,6 +61,9 @@ class Images(np.ndarray[Any, np.dtype[np.uint8]]):
         return (f"<{len(self)} image{'s' * (len(self) > 1)} of {self._model.width} x {self._model.height}, seeds from "
                 f"{self.seeds[0]}" + (f", classes {classes}" if any(self.labels) else "") + ">")
 
+    def __str__(self) -> str:
+        return repr(self) if self.seeds else str(np.asarray(self))
+
     def _repr_png_(self) -> bytes | None:
         """For notebooks. None for arrays that are not images, and are shown as numbers."""
         out = io.BytesIO()

@@ -176,7 +176,7 @@ def test_a_photographed_digit_is_prepared_and_completed(tmp_path):
 def test_images_say_of_each_its_seed_its_class_and_how_sure_the_model_is(tiny, class_first):
     drawn = linpix.sample(str(tiny), 3, seed=np.int64(7), label=4)
     assert (drawn.seeds, drawn.labels, drawn.confidences) == ([7, 8, 9], ["4"] * 3, [None] * 3)
-    assert repr(drawn) == "<3 images of 8 x 8, seeds from 7, classes 4, 4, 4>"
+    assert str(drawn) == repr(drawn) == "<3 images of 8 x 8, seeds from 7, classes 4, 4, 4>"
     assert repr(linpix.sample(str(tiny), seed=7)) == "<1 image of 8 x 8, seeds from 7>"
     found = linpix.sample(str(class_first), 4, seed=7, candidates=12)
     assert found.seeds != [7, 8, 9, 10] and all(name in "0123456789" for name in found.labels)
@@ -192,7 +192,7 @@ def test_images_are_shown_in_a_notebook_and_their_numbers_are_those_of_an_array(
     sheet = np.asarray(drawn.grid(columns=2, scale=1))
     assert sheet.shape == (19, 19) and np.array_equal(sheet[1:9, 10:18], drawn[1])
     for one in (drawn[0], 255 - drawn[1:]):
-        assert "image/png" in show(one)[0] and not one.seeds and repr(one) == repr(np.asarray(one))
+        assert "image/png" in show(one)[0] and not one.seeds and (repr(one), str(one)) == (repr(np.asarray(one)), str(np.asarray(one)))
     for other in (drawn[:, :3], drawn == 0, drawn / 255, drawn.reshape(3, -1), drawn[0, 0, 0]):
         assert "image/png" not in show(other)[0]
     assert drawn.sum() == np.asarray(drawn).sum() and bool((drawn == drawn).all())
