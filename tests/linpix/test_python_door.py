@@ -192,7 +192,8 @@ def test_images_are_shown_in_a_notebook_and_their_numbers_are_those_of_an_array(
     sheet = np.asarray(drawn.grid(columns=2, scale=1))
     assert sheet.shape == (19, 19) and np.array_equal(sheet[1:9, 10:18], drawn[1])
     for one in (drawn[0], 255 - drawn[1:]):
-        assert "image/png" in show(one)[0] and not one.seeds and (repr(one), str(one)) == (repr(np.asarray(one)), str(np.asarray(one)))
+        plain = np.asarray(one)
+        assert "image/png" in show(one)[0] and not one.seeds and (repr(one), str(one)) == (repr(plain), str(plain))
     for other in (drawn[:, :3], drawn == 0, drawn / 255, drawn.reshape(3, -1), drawn[0, 0, 0]):
         assert "image/png" not in show(other)[0]
     assert drawn.sum() == np.asarray(drawn).sum() and bool((drawn == drawn).all())
