@@ -103,7 +103,8 @@ def _png(data: bytes) -> Pixels:
         frames = struct.unpack_from(">I", first[b"acTL"])[0] + (b"fcTL" not in first)
     kept = [_chunk(name, first[name]) for name in (b"IHDR", b"PLTE", b"tRNS") if name in first]
     return Pixels(b"".join([_SIGNATURES["PNG"][1], *kept, _chunk(b"IDAT", b"".join(rows)), _chunk(b"IEND", b"")]),
-                  frames=max(1, frames), orientation=orientation, profile=_inflated(first.get(b"iCCP", b"")))
+                  frames=max(1, frames), orientation=orientation,
+                  profile=_inflated(first[b"iCCP"]) if b"iCCP" in first else b"")
 
 
 def _inflated(body: bytes | memoryview) -> bytes:
