@@ -30,8 +30,8 @@ LOGS = sorted((ROOT / "docs" / "log").glob("*.md"))
 LINKED = [*PAGES, DECISIONS, ROOT / "CHANGELOG.md", *LOGS]
 FOLDERS = ("csrc", "deploy", "docs", "examples", "linpix", "model", "server", "tests", "training")
 NOT_RUN = [
-    ("README.md", "make run     # in a clone of this repository: installs, compiles, and serves on http://127.0.0.1:8000; "
-                  "needs Python 3.11"),
+    ("README.md", "make run     # in a clone of this repository: installs, compiles, and serves on "
+                  "http://127.0.0.1:8000; needs Python 3.11"),
     ("run.md", "make run"),
     ("run.md", "docker compose up"),
     ("scale.md", "pip install '.[ray]'"),
